@@ -1,0 +1,94 @@
+# Everything runs in virtual environments that are made on first use: .venv, and .venv-sanitize for `make sanitize`.
+
+PYTHON ?= python3
+WERROR ?= OFF  # ON: a compiler warning in core/ fails the build
+SANITIZE_CXX ?= g++
+SOAK_OPS ?= 1000000
+
+BIN := .venv/bin
+SANITIZE_BIN := .venv-sanitize/bin
+
+# Directories too, so that a deleted file counts as a change.
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find core src -type d -o -type f)
+CXX_SOURCES := $(shell find core -name '*.[ch]pp')
+
+# Build tools live in the environment (no build isolation), so that a second build compiles only what changed.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PIP_BUILD := $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint sanitize bench soak clean
+
+help:
+	@echo 'make demo      the block manager at work, in one table'
+	@echo 'make test      the test suite'
+	@echo 'make lint      ruff, mypy --strict, clang-format'
+	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
+	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
+	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations'
+	@echo 'make clean     remove environments, builds and caches'
+
+# --- targets ------------------------------------------------------------------------------------------
+
+demo: .venv/installed
+	@$(BIN)/understudy demo
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest -n auto
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+# The interpreter is not built for ASan, so the runtimes are loaded ahead of it. CPython keeps memory until exit:
+# leaks are the pure C++ driver's to prove.
+sanitize: .venv-sanitize/installed
+	build/sanitize/understudy_soak
+	LD_PRELOAD="$$(ldd $$(find .venv-sanitize -name '_core*.so') | awk '/lib(asan|ubsan|stdc)/ {print $$3}' | xargs)" \
+	  ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  PYTHONMALLOC=malloc $(SANITIZE_BIN)/python -m pytest -n auto -p no:cacheprovider
+
+# A benchmark that needs another system installed lives in a folder of benchmarks/ and is run by hand.
+bench: .venv/installed-dev
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+soak: .venv/installed-dev
+	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak
+
+clean:
+	rm -rf .venv .venv-sanitize build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- environments -------------------------------------------------------------------------------------
+
+.venv/created .venv-sanitize/created: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit("Understudy needs Python 3.11 or newer, \
+	and $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v)'
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], \
+	  sep="\n")' > $(@D)/build-requires.txt
+	@$(@D)/bin/python $(PIP_INSTALL) -r $(@D)/build-requires.txt
+	@# CMake and Ninja, where the system has none that will do.
+	@$(@D)/bin/python -c 'from scikit_build_core.build import get_requires_for_build_wheel as needs; \
+	  print(*needs(), sep="\n")' > $(@D)/build-requires.txt
+	@$(@D)/bin/python $(PIP_INSTALL) -r $(@D)/build-requires.txt
+	@touch $@
+
+.venv/installed: .venv/created $(SOURCES)
+	@echo 'building understudy (a minute or two the first time)'
+	@$(BIN)/python $(PIP_BUILD) .
+	@touch $@
+
+.venv/installed-dev: .venv/created $(SOURCES)
+	@echo 'building understudy (a minute or two the first time)'
+	@$(BIN)/python $(PIP_BUILD) '.[dev]'
+	@touch .venv/installed $@
+
+.venv-sanitize/installed: .venv-sanitize/created $(SOURCES)
+	@echo 'building understudy under ASan and UBSan (a minute or two the first time)'
+	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(PIP_BUILD) -C build-dir=build/sanitize \
+	  -C cmake.define.UNDERSTUDY_WERROR=ON -C cmake.define.UNDERSTUDY_SANITIZE=ON '.[dev]'
+	@touch $@

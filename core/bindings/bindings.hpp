@@ -1,0 +1,15 @@
+// What each binding file offers to the module, one function per file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace understudy {
+
+void bind_errors(nanobind::module_& m);
+void bind_identities(nanobind::module_& m);
+void bind_tokens(nanobind::module_& m);
+void bind_events(nanobind::module_& m);
+void bind_guards(nanobind::module_& m);
+void bind_store(nanobind::module_& m);
+
+}  // namespace understudy

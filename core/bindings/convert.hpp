@@ -1,0 +1,62 @@
+// Python values in and out of the core. Every reader raises InvalidArgument naming the argument, and holds
+// the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lineage_hash.hpp"
+#include "token_blocks.hpp"
+
+namespace understudy {
+
+namespace nb = nanobind;
+
+// An int (or anything with __index__) from 0 to `max`.
+std::uint64_t read_uint(nb::handle value, const std::string& name,
+                        std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
+
+// Unsigned integers from an array or a sequence. A contiguous array of the right type is read in place and
+// kept alive; anything else is converted with every element checked. Must be destroyed with the GIL held.
+template <typename T>
+class IntArray {
+ public:
+  IntArray(nb::handle value, const std::string& name);
+  std::span<const T> span() const noexcept { return view_; }
+
+ private:
+  nb::ndarray<nb::ro, nb::device::cpu> array_;
+  std::vector<T> copy_;
+  std::span<const T> view_;
+};
+extern template class IntArray<std::uint32_t>;
+extern template class IntArray<std::uint64_t>;
+
+// A lineage hash is a Python int of 128 bits.
+LineageHash read_lineage(nb::handle value, const std::string& name);
+nb::object lineage_to_int(const LineageHash& lineage);
+nb::object wide_to_int(std::uint64_t hi, std::uint64_t lo);
+
+// Multimodal runs from a sequence of (mm_hash, offset, length).
+std::vector<MultimodalRun> read_runs(nb::handle value, const std::string& name);
+
+// Hands the values to numpy without a copy, as a one-dimensional array.
+template <typename T>
+nb::object to_array(std::vector<T> values) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  T* const data = owned->data();
+  const std::size_t size = owned->size();
+  nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  (void)owned.release();
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
+}
+
+}  // namespace understudy

@@ -1,0 +1,206 @@
+#include "guards.hpp"
+
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+
+namespace understudy {
+
+// ── Guard ──
+
+void Guard::require_live() const {
+  if (released_) throw Error(ErrorKind::WrongState, "these blocks were released or handed on; the guard holds nothing");
+}
+
+void Guard::release(bool tail_first) {
+  released_ = true;
+  const std::vector<SlotId> ids = std::exchange(ids_, {});
+  if (ids.empty()) return;
+  without_gil(manager_, ids.size(), [&] { manager_.store->release(manager_.pool, ids, tail_first); });
+}
+
+std::vector<SlotId> Guard::consume() {
+  require_live();
+  released_ = true;
+  return std::exchange(ids_, {});
+}
+
+std::vector<SlotId> Guard::split(std::size_t count) {
+  require_live();
+  if (count > ids_.size()) {
+    throw Error(ErrorKind::InvalidArgument, "count must be at most the ", ids_.size(), " blocks held, got ", count);
+  }
+  const auto cut = ids_.begin() + static_cast<std::ptrdiff_t>(count);
+  std::vector<SlotId> head(ids_.begin(), cut);
+  ids_.erase(ids_.begin(), cut);
+  return head;
+}
+
+Guard::~Guard() {
+  if (ids_.empty()) return;
+  manager_.store->note_leak(manager_.pool);
+  manager_.store->release(manager_.pool, ids_, true);
+  if (Py_IsInitialized() == 0) return;
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);  // a finalizer may run while an exception is on its way
+  if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "%zu blocks were dropped without release(); use `with` or release()",
+                       ids_.size()) < 0) {
+    PyErr_WriteUnraisable(nullptr);
+  }
+  PyErr_Restore(type, value, trace);
+}
+
+namespace {
+
+using namespace nb::literals;
+
+nb::object ids_array(const Guard& self) {
+  std::vector<std::int32_t> ids(self.size());
+  std::transform(self.ids().begin(), self.ids().end(), ids.begin(),
+                 [](SlotId id) { return static_cast<std::int32_t>(id); });
+  return to_array(std::move(ids));
+}
+
+// Consumes the guard, runs `work(ids)`, and gives the blocks back to the guard if that fails.
+template <typename Work>
+std::vector<SlotId> transfer(Guard& self, Work work) {
+  std::vector<SlotId> ids = self.consume();
+  const std::vector<SlotId> before = ids;
+  try {
+    without_gil(self.manager(), ids.size(), [&] { work(ids); });
+  } catch (...) {
+    self.give_back(before);
+    throw;
+  }
+  return ids;
+}
+
+std::optional<IntArray<Token>> read_tokens(nb::handle token_ids) {
+  std::optional<IntArray<Token>> tokens;
+  if (!token_ids.is_none()) tokens.emplace(token_ids, "token_ids");
+  return tokens;
+}
+std::span<const Token> span_of(const std::optional<IntArray<Token>>& tokens) {
+  return tokens ? tokens->span() : std::span<const Token>{};
+}
+
+StagedBlocks stage(MutableBlocks& self, const Identities& identities) {
+  std::vector<SlotId> ids = transfer(self, [&](std::vector<SlotId>& slots) {
+    self.manager().store->stage(self.manager().pool, slots, identities.span());
+  });
+  return {self.manager(), std::move(ids), identities};
+}
+
+RegisteredBlocks commit(MutableBlocks& self, const Identities& identities, nb::handle token_ids) {
+  const auto tokens = read_tokens(token_ids);
+  std::vector<SlotId> ids = transfer(self, [&](std::vector<SlotId>& slots) {
+    self.manager().store->commit(self.manager().pool, slots, identities.span(), span_of(tokens));
+  });
+  return {self.manager(), std::move(ids), identities};
+}
+
+RegisteredBlocks register_staged(StagedBlocks& self, nb::handle token_ids) {
+  const auto tokens = read_tokens(token_ids);
+  std::vector<SlotId> ids = transfer(self, [&](std::vector<SlotId>& slots) {
+    self.manager().store->register_staged(self.manager().pool, slots, span_of(tokens));
+  });
+  return {self.manager(), std::move(ids), self.identities()};
+}
+
+MutableBlocks unstage(StagedBlocks& self) {
+  std::vector<SlotId> ids = transfer(
+      self, [&](std::vector<SlotId>& slots) { self.manager().store->unstage(self.manager().pool, slots); });
+  return {self.manager(), std::move(ids)};
+}
+
+RegisteredBlocks clone(const RegisteredBlocks& self) {
+  self.require_live();
+  const std::vector<SlotId> ids = self.ids();
+  without_gil(self.manager(), ids.size(), [&] { self.manager().store->retain(self.manager().pool, ids); });
+  return {self.manager(), ids, self.identities()};
+}
+
+std::optional<RegisteredBlocks> upgrade(const WeakBlocks& self) {
+  std::vector<SlotId> ids = self.ids;
+  const bool all_here = without_gil(self.manager, ids.size(), [&] {
+    return self.manager.store->upgrade(self.manager.pool, ids, self.identities.span());
+  });
+  if (!all_here) return std::nullopt;
+  return RegisteredBlocks(self.manager, std::move(ids), self.identities);
+}
+
+}  // namespace
+
+void bind_guards(nb::module_& m) {
+  nb::class_<Guard>(m, "BlockGuard", "References to blocks, given back by release() or at the end of a `with`.")
+      .def("__len__", &Guard::size)
+      .def_prop_ro("ids", &ids_array, "Block ids, in order. Empty once released.")
+      .def_prop_ro("released", &Guard::released, "Whether the blocks were released or handed on.")
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](Guard& self, nb::args) { self.release(true); });
+
+  nb::class_<MutableBlocks, Guard> mutable_blocks(m, "MutableBlocks", "Freshly allocated blocks that one owner writes.");
+  nb::class_<StagedBlocks, Guard> staged(m, "StagedBlocks", "Complete blocks with a hash, not visible to others yet.");
+  nb::class_<RegisteredBlocks, Guard> registered(m, "RegisteredBlocks", "References to registered, matchable blocks.");
+  nb::class_<WeakBlocks> weak(m, "WeakBlocks", "Remembers blocks without holding them.");
+
+  mutable_blocks
+      .def_prop_ro("evicted", &MutableBlocks::evicted, "What the allocation evicted, in eviction order.")
+      .def("stage", &stage, "identities"_a, "Give each block its identity; consumes this guard.")
+      .def("register", &commit, "identities"_a, "token_ids"_a.none() = nb::none(),
+           "Stage and register in one call; consumes this guard.")
+      .def(
+          "take",
+          [](MutableBlocks& self, nb::handle count) {
+            return MutableBlocks(self.manager(), self.split(read_uint(count, "count")));
+          },
+          "count"_a, "Move the first `count` blocks into a guard of their own.")
+      .def("release", [](MutableBlocks& self) { self.release(true); }, "Return the blocks. Idempotent.");
+
+  staged.def_prop_ro("identities", &StagedBlocks::identities)
+      .def("register", &register_staged, "token_ids"_a.none() = nb::none(),
+           "Make the blocks matchable; consumes this guard. Under `reject` the result may hold other ids.")
+      .def("reset", &unstage, "Back to mutable blocks with the same ids; consumes this guard.")
+      .def("release", [](StagedBlocks& self) { self.release(true); }, "Return the blocks unregistered. Idempotent.");
+
+  registered.def_prop_ro("identities", &RegisteredBlocks::identities)
+      .def("clone", &clone, "A second guard over the same blocks, with references of its own.")
+      .def(
+          "take",
+          [](RegisteredBlocks& self, nb::handle count) {
+            const Identities all = self.identities();
+            std::vector<SlotId> head = self.split(read_uint(count, "count"));
+            const std::size_t cut = head.size();
+            self.drop_identities(cut);
+            return RegisteredBlocks(self.manager(), std::move(head), all.slice(0, cut));
+          },
+          "count"_a, "Move the first `count` blocks into a guard of their own.")
+      .def(
+          "weak",
+          [](const RegisteredBlocks& self) {
+            self.require_live();
+            return WeakBlocks{self.manager(), self.ids(), self.identities()};
+          },
+          "Remember the blocks without holding them.")
+      .def(
+          "set_reset_on_release",
+          [](const RegisteredBlocks& self, bool value) {
+            self.require_live();
+            self.manager().store->set_reset_on_release(self.manager().pool, self.ids(), value);
+          },
+          "value"_a, "Whether the blocks are emptied, not cached, when the last reference goes.")
+      .def("release", [](RegisteredBlocks& self, bool tail_first) { self.release(tail_first); },
+           "tail_first"_a = true,
+           "Drop the references, by default from the last block to the first, so that a tail is evicted before "
+           "its head. Idempotent.");
+
+  weak.def("__len__", [](const WeakBlocks& self) { return self.ids.size(); })
+      .def_ro("identities", &WeakBlocks::identities)
+      .def("upgrade", &upgrade,
+           "References to all of the blocks, possibly in other copies, or None if any is gone. Counts as no use.");
+}
+
+}  // namespace understudy

@@ -1,0 +1,108 @@
+// Guards: Python objects that own references to blocks until they are released.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "block_store.hpp"
+#include "identities.hpp"
+
+namespace understudy {
+
+namespace nb = nanobind;
+
+// A pool of a store: what Python calls a block manager.
+struct Manager {
+  std::shared_ptr<BlockStore> store;
+  std::size_t pool = 0;
+};
+
+// Runs `work` without the GIL when it is long, and always when the pool's policy is Python's: the store must never
+// wait for the GIL, nor a thread that holds the GIL for the policy.
+template <typename Work>
+auto without_gil(const Manager& manager, std::size_t blocks, Work work) {
+  constexpr std::size_t kLongCallBlocks = 32;
+  std::optional<nb::gil_scoped_release> release;
+  if (blocks >= kLongCallBlocks || manager.store->advised(manager.pool)) release.emplace();
+  return work();
+}
+
+// Owns one reference to each of `ids`. Moving out (take) leaves it empty, under the GIL, so that two threads with
+// one guard cannot both release it.
+class Guard {
+ public:
+  Guard(Manager manager, std::vector<SlotId> ids) : manager_(std::move(manager)), ids_(std::move(ids)) {}
+  Guard(Guard&& other) noexcept : manager_(std::move(other.manager_)), ids_(std::exchange(other.ids_, {})) {
+    released_ = std::exchange(other.released_, true);
+  }
+  Guard& operator=(Guard&&) = delete;
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  ~Guard();  // the safety net: gives the blocks back and warns of the leak
+
+  const Manager& manager() const noexcept { return manager_; }
+  const std::vector<SlotId>& ids() const noexcept { return ids_; }
+  std::size_t size() const noexcept { return ids_.size(); }
+  bool released() const noexcept { return released_; }
+
+  // Idempotent, legal in every state.
+  void release(bool tail_first = false);
+  // The ids, which the caller now owns. WrongState when the guard was released or consumed.
+  std::vector<SlotId> consume();
+  // The first `count` ids leave with the caller; the rest stay.
+  std::vector<SlotId> split(std::size_t count);
+  void give_back(std::vector<SlotId> ids) noexcept {
+    ids_ = std::move(ids);
+    released_ = false;
+  }
+  void require_live() const;
+
+ private:
+  Manager manager_;
+  std::vector<SlotId> ids_;
+  bool released_ = false;
+};
+
+class MutableBlocks : public Guard {
+ public:
+  MutableBlocks(Manager manager, std::vector<SlotId> ids, Identities evicted = {})
+      : Guard(std::move(manager), std::move(ids)), evicted_(std::move(evicted)) {}
+  const Identities& evicted() const noexcept { return evicted_; }
+
+ private:
+  Identities evicted_;
+};
+
+class StagedBlocks : public Guard {
+ public:
+  StagedBlocks(Manager manager, std::vector<SlotId> ids, Identities identities)
+      : Guard(std::move(manager), std::move(ids)), identities_(std::move(identities)) {}
+  const Identities& identities() const noexcept { return identities_; }
+
+ private:
+  Identities identities_;
+};
+
+class RegisteredBlocks : public Guard {
+ public:
+  RegisteredBlocks(Manager manager, std::vector<SlotId> ids, Identities identities)
+      : Guard(std::move(manager), std::move(ids)), identities_(std::move(identities)) {}
+  Identities identities() const { return identities_; }
+  void drop_identities(std::size_t count) { identities_ = identities_.slice(count, identities_.size()); }
+
+ private:
+  Identities identities_;
+};
+
+// Remembers blocks without holding them.
+struct WeakBlocks {
+  Manager manager;
+  std::vector<SlotId> ids;
+  Identities identities;
+};
+
+}  // namespace understudy

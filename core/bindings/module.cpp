@@ -1,0 +1,13 @@
+#include <nanobind/nanobind.h>
+
+#include "bindings.hpp"
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native core of Understudy. Use the typed modules of the package, which re-export what is public.";
+  understudy::bind_errors(m);
+  understudy::bind_identities(m);
+  understudy::bind_tokens(m);
+  understudy::bind_store(m);
+  understudy::bind_events(m);
+  understudy::bind_guards(m);
+}

@@ -1,0 +1,343 @@
+// Construction, allocation and release. Filling and finding are in block_store_fill.cpp, reports in block_store_watch.cpp.
+#include "block_store.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <ranges>
+
+#include "block_pool.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::size_t kSentinelsPerPool = 5;
+constexpr std::size_t kWarmBatch = 16;  // index lines brought in together
+
+std::uint64_t total_blocks(const StoreConfig& config) {
+  return std::accumulate(config.pools.begin(), config.pools.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PoolConfig& pool) { return sum + pool.num_blocks; });
+}
+
+const StoreConfig& checked(const StoreConfig& config) {
+  if (config.block_size < 1 || config.block_size > BlockStore::kMaxBlockSize) {
+    throw Error(ErrorKind::ConfigError, "block_size must be in 1..", BlockStore::kMaxBlockSize, ", got ",
+                config.block_size);
+  }
+  if (config.pools.empty()) throw Error(ErrorKind::ConfigError, "pools must name at least one tier");
+  std::array<bool, 5> seen{};
+  for (const PoolConfig& pool : config.pools) {
+    const auto tier = static_cast<std::size_t>(pool.tier);
+    if (tier < 1 || tier > 4) throw Error(ErrorKind::ConfigError, "tier must be G1..G4, got ", tier);
+    if (seen[tier]) throw Error(ErrorKind::ConfigError, "tier G", tier, " is given twice");
+    seen[tier] = true;
+    if (pool.num_blocks < 1 || pool.num_blocks > BlockStore::kMaxBlocks) {
+      throw Error(ErrorKind::ConfigError, "num_blocks must be in 1..", BlockStore::kMaxBlocks, ", got ",
+                  pool.num_blocks);
+    }
+  }
+  const std::uint64_t total = total_blocks(config);
+  if (total > BlockStore::kMaxBlocks) {
+    throw Error(ErrorKind::ConfigError, "num_blocks of all tiers together must be at most ", BlockStore::kMaxBlocks,
+                ", got ", total);
+  }
+  return config;
+}
+
+}  // namespace
+
+BlockStore::BlockStore(const StoreConfig& config)
+    : block_size_(static_cast<std::uint32_t>(checked(config).block_size)),
+      dp_rank_(config.dp_rank),
+      events_on_(config.events.enabled),
+      token_ids_(config.events.token_ids),
+      num_slots_(total_blocks(config)),
+      slots_(num_slots_ + kSentinelsPerPool * config.pools.size()),
+      events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
+  std::uint64_t sketch_capacity = 0;
+  for (const PoolConfig& pool : config.pools) {
+    if (pool.policy.kind == PolicyKind::MultiLru) sketch_capacity += pool.num_blocks;
+  }
+  sketch_capacity = config.sketch_capacity.value_or(sketch_capacity);
+  if (sketch_capacity != 0) sketch_ = std::make_unique<FrequencySketch>(sketch_capacity);
+
+  index_ = std::make_unique<BlockIndex>(slots_.get(), num_slots_);
+
+  SlotId first = 0;
+  auto sentinel = static_cast<SlotId>(num_slots_);
+  for (const PoolConfig& pool_config : config.pools) {
+    auto pool = std::make_unique<Pool>(pool_config, static_cast<std::uint8_t>(pools_.size()), first);
+    PolicySpace space{slots_.get(), pool->first, pool->count, {}, sketch_.get()};
+    for (SlotId& s : space.sentinels) s = sentinel++;
+    pool->policy = make_policy(pool_config.policy, space);
+    if (pool_config.policy.kind == PolicyKind::Advised) pool->advised = static_cast<AdvisedOrder*>(pool->policy.get());
+    for (SlotId id = first; id < first + pool->count; ++id) slots_[id].pool = pool->index;
+    pool->in_state[static_cast<std::size_t>(SlotState::Reset)] = pool->count;
+    std::vector<SlotId> all(pool->count);
+    std::iota(all.begin(), all.end(), first);
+    pool->policy->insert(all);
+    first += pool->count;
+    pools_.push_back(std::move(pool));
+  }
+}
+
+BlockStore::~BlockStore() = default;
+
+std::size_t BlockStore::pool_of(Tier tier) const {
+  for (std::size_t i = 0; i < pools_.size(); ++i) {
+    if (pools_[i]->config.tier == tier) return i;
+  }
+  throw Error(ErrorKind::ConfigError, "this store has no tier G", static_cast<int>(tier));
+}
+
+Tier BlockStore::tier(std::size_t pool) const noexcept { return pools_[pool]->config.tier; }
+std::uint64_t BlockStore::num_blocks(std::size_t pool) const noexcept { return pools_[pool]->count; }
+DuplicatePolicy BlockStore::duplicates(std::size_t pool) const noexcept { return pools_[pool]->config.duplicates; }
+bool BlockStore::advised(std::size_t pool) const noexcept { return pools_[pool]->advised != nullptr; }
+
+SlotId BlockStore::global(const Pool& pool, SlotId id) const {
+  if (id >= pool.count) {
+    throw Error(ErrorKind::UnknownBlock, "block ", id, " is not in 0..", pool.count - 1, " of tier G",
+                static_cast<int>(pool.config.tier));
+  }
+  return pool.first + id;
+}
+
+// ── Allocate ──
+
+bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+  Pool& pool = *pools_[pool_index];
+  if (pool.advised != nullptr) return take_advised(pool, out, evicted);
+  Lock lock(mutex_);
+  if (pool.available() < out.size()) return false;
+  pool.policy->take(out);
+  hand_out(pool, out, evicted);
+  return true;
+}
+
+void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+  if (try_allocate(pool_index, out, evicted)) return;
+  throw Error(ErrorKind::CapacityExhausted, "asked for ", out.size(), " blocks of tier G",
+              static_cast<int>(tier(pool_index)), " but only ", available(pool_index), " of ", num_blocks(pool_index),
+              " are available");
+}
+
+// The advisor is asked between two critical sections; if the pool moved meanwhile so that its answer no longer
+// holds, it is told and asked again.
+bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+  if (pool.advisor_caller.load() == std::this_thread::get_id()) {
+    throw Error(ErrorKind::PolicyError, "an eviction policy must not allocate from its own pool");
+  }
+  std::lock_guard<std::mutex> turn(pool.advisor_mutex);
+  struct Caller {
+    explicit Caller(Pool& p) : pool(p) { pool.advisor_caller = std::this_thread::get_id(); }
+    ~Caller() { pool.advisor_caller = std::thread::id{}; }
+    Pool& pool;
+  } caller(pool);
+
+  for (;;) {
+    std::vector<PolicyChange> news;
+    {
+      Lock lock(mutex_);
+      if (pool.available() < out.size()) return false;
+      if (out.empty()) return true;
+      news = pool.advised->pending();
+    }
+    std::vector<PolicyChange> local = news;
+    for (PolicyChange& change : local) change.slot -= pool.first;
+    std::size_t learnt = 0;
+    try {
+      pool.config.policy.advisor->observe(local, learnt);
+    } catch (...) {
+      Lock lock(mutex_);
+      pool.advised->untold(std::span(news).subspan(learnt));
+      throw;
+    }
+    const std::vector<SlotId> chosen = pool.config.policy.advisor->select(out.size());
+
+    Lock lock(mutex_);
+    std::string why;
+    if (!validate_choice(pool, chosen, out.size(), &why)) {
+      if (pool.advised->has_pending()) continue;
+      throw Error(ErrorKind::PolicyError, "the eviction policy was asked for ", out.size(), " blocks and ", why);
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = pool.first + chosen[i];
+      pool.policy->remove(out[i]);
+    }
+    hand_out(pool, out, evicted);
+    return true;
+  }
+}
+
+bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why) {
+  if (chosen.size() != count) {
+    *why = "named " + std::to_string(chosen.size());
+    return false;
+  }
+  std::size_t good = 0;
+  for (; good < count; ++good) {
+    const SlotId id = chosen[good];
+    if (id >= pool.count) {
+      *why = "named block " + std::to_string(id) + ", which the pool does not have";
+      break;
+    }
+    Slot& slot = slots_[pool.first + id];
+    if (slot.marked || !slot.available()) {
+      *why = "named block " + std::to_string(id) + (slot.marked ? " twice" : ", which is in use");
+      break;
+    }
+    slot.marked = true;
+  }
+  for (std::size_t i = 0; i < good; ++i) slots_[pool.first + chosen[i]].marked = false;
+  return good == count;
+}
+
+// `out` holds global ids that have just left the policy's order; it ends with local ones.
+void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+  std::uint64_t evictions = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (i % kWarmBatch == 0) {
+      for (const SlotId ahead : out.subspan(i, std::min(kWarmBatch, out.size() - i))) {
+        const Slot& slot = slots_[ahead];
+        if (slot.state == SlotState::Inactive) (void)index_->warm(BlockIndex::tag(slot.identity.lineage, pool.index));
+      }
+    }
+    const SlotId id = out[i];
+    Slot& slot = slots_[id];
+    if (slot.state == SlotState::Inactive) {
+      ++evictions;
+      if (evicted != nullptr) evicted->push_back(slot.identity);
+      forget(pool, id, true);
+    }
+    pool.move(slot, SlotState::Mutable);
+    slot.refs = 1;
+    slot.reset_on_release = pool.config.reset_on_release;
+    slot.identity = {};
+    out[i] = id - pool.first;
+  }
+  pool.counters.allocations += out.size();
+  pool.counters.evictions += evictions;
+  pool.counters.allocations_from_reset += out.size() - evictions;
+}
+
+// ── Hold and let go ──
+
+void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  for (const SlotId id : slots) {
+    const Slot& slot = slots_[global(pool, id)];
+    if (!slot.registered() || slot.refs == 0) {
+      throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
+    }
+  }
+  for (const SlotId id : slots) ++slots_[pool.first + id].refs;
+  pool.references += slots.size();
+}
+
+void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, bool tail_first) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto at = [&](std::size_t i) { return slots[tail_first ? slots.size() - 1 - i : i]; };
+
+  // Dropping is undone if a later id is bad. The drop that reaches 0 is the slot's last, repeats included.
+  std::size_t last = 0;
+  std::uint64_t references = 0;
+  try {
+    for (; last < slots.size(); ++last) {
+      const SlotId id = global(pool, at(last));
+      Slot& slot = slots_[id];
+      if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but nobody holds it");
+      references += slot.registered() ? 1 : 0;
+      if (--slot.refs == 0) freed_.push_back(id);
+    }
+  } catch (...) {
+    freed_.clear();
+    for (std::size_t i = 0; i < last; ++i) ++slots_[pool.first + at(i)].refs;
+    throw;
+  }
+  pool.references -= references;
+  const std::size_t dropped = freed_.size();
+  for (std::size_t i = 0; i < dropped; ++i) let_go(pool, freed_[i]);
+  pool.policy->insert(freed_);
+  freed_.clear();
+}
+
+// The last reference is gone. A duplicate's keep-alive goes with it, and may free its primary in turn.
+void BlockStore::let_go(Pool& pool, SlotId id) {
+  Slot& slot = slots_[id];
+  if (slot.state == SlotState::Primary && !slot.reset_on_release) {
+    pool.move(slot, SlotState::Inactive);
+    return;
+  }
+  SlotId primary = kNoSlot;
+  if (slot.registered()) {
+    if (slot.state == SlotState::Duplicate) primary = index_->find(slot.identity.lineage, pool.index);
+    forget(pool, id, true);
+  }
+  make_reset(pool, id);
+  if (primary == kNoSlot) return;
+  --pool.references;
+  if (--slots_[primary].refs == 0) {
+    freed_.push_back(primary);
+    let_go(pool, primary);
+  }
+}
+
+void BlockStore::make_reset(Pool& pool, SlotId id) {
+  Slot& slot = slots_[id];
+  pool.move(slot, SlotState::Reset);
+  slot.identity = {};
+  slot.generation = 0;
+  slot.refs = 0;
+  slot.reset_on_release = false;
+}
+
+// Takes the slot's hash out of the index and the ring of its copies.
+void BlockStore::forget(Pool& pool, SlotId id, bool announce) {
+  Slot& slot = slots_[id];
+  const std::uint32_t tag = BlockIndex::tag(slot.identity.lineage, pool.index);
+  const bool last = slot.twin_next == id;
+  if (last) {
+    index_->erase(tag, id);
+  } else {
+    if (index_->find(slot.identity.lineage, pool.index, tag) == id) index_->replace(tag, id, slot.twin_next);
+    slots_[slot.twin_prev].twin_next = slot.twin_next;
+    slots_[slot.twin_next].twin_prev = slot.twin_prev;
+  }
+  slot.twin_prev = slot.twin_next = kNoSlot;
+  if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
+    events_.removed(slot, pool.config.tier, last);
+  }
+}
+
+void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  for (const SlotId id : slots) {
+    const Slot& slot = slots_[global(pool, id)];
+    if (!slot.registered() || slot.refs == 0) {
+      throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
+    }
+  }
+  for (const SlotId id : slots) slots_[pool.first + id].reset_on_release = value;
+}
+
+std::size_t BlockStore::clear_inactive(std::size_t pool_index) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
+    if (slots_[id].state != SlotState::Inactive) continue;
+    pool.policy->remove(id);
+    forget(pool, id, true);
+    make_reset(pool, id);
+    freed_.push_back(id);
+  }
+  const std::size_t cleared = freed_.size();
+  pool.policy->insert(freed_);
+  freed_.clear();
+  return cleared;
+}
+
+}  // namespace understudy

@@ -1,0 +1,190 @@
+// The store: every block of one worker, on all its tiers, behind one lock. There is no other hash-to-block map.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "block_index.hpp"
+#include "event_ring.hpp"
+#include "eviction/policy.hpp"
+#include "frequency_sketch.hpp"
+#include "huge_array.hpp"
+#include "slot.hpp"
+
+namespace understudy {
+
+// What registering a hash that is already there does.
+enum class DuplicatePolicy : std::uint8_t {
+  Allow,   // the newcomer keeps its slot as a duplicate; an inactive twin gives way to it
+  Reject,  // the newcomer's slot is freed and the existing block returned
+  Keep,    // equal blocks live side by side, each matchable; lookups return the earliest
+};
+
+struct PoolConfig {
+  Tier tier = Tier::G1;
+  std::uint64_t num_blocks = 0;
+  PolicyConfig policy;
+  DuplicatePolicy duplicates = DuplicatePolicy::Allow;
+  bool reset_on_release = false;  // default for blocks: do not cache what nobody references
+};
+
+struct EventConfig {
+  bool enabled = false;
+  std::size_t capacity = 0;  // 0: unbounded
+  bool token_ids = false;
+};
+
+struct StoreConfig {
+  std::uint64_t block_size = 16;
+  std::uint32_t dp_rank = 0;
+  std::vector<PoolConfig> pools;
+  EventConfig events;
+  std::optional<std::uint64_t> sketch_capacity;  // default: the slots of the pools that need frequencies
+};
+
+// Counters since construction and gauges of now, of one pool.
+struct PoolMetrics {
+  std::uint64_t allocations = 0;  // blocks handed out = from_reset + evictions
+  std::uint64_t allocations_from_reset = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t stagings = 0;
+  std::uint64_t registrations = 0;  // blocks offered, duplicates and dedups included
+  std::uint64_t duplicate_blocks = 0;
+  std::uint64_t registration_dedup = 0;
+  std::uint64_t match_hashes_requested = 0;
+  std::uint64_t match_blocks_returned = 0;
+  std::uint64_t scan_hashes_requested = 0;
+  std::uint64_t scan_blocks_returned = 0;
+  std::uint64_t leaked_guards = 0;  // returned by a finalizer instead of release()
+
+  std::uint64_t total_blocks = 0;
+  std::uint64_t reset_blocks = 0;
+  std::uint64_t mutable_blocks = 0;
+  std::uint64_t staged_blocks = 0;
+  std::uint64_t active_blocks = 0;  // distinct registered blocks that are referenced
+  std::uint64_t inactive_blocks = 0;
+  std::uint64_t active_references = 0;  // references to them, keep-alives of duplicates included
+};
+
+// Thread-safe. Slot ids in this interface are local to the pool: 0 .. num_blocks - 1. Every call checks all of its
+// arguments and then acts, or throws with nothing changed.
+class BlockStore {
+ public:
+  static constexpr std::uint64_t kMaxBlocks = std::uint64_t{1} << 30;
+  static constexpr std::uint64_t kMaxBlockSize = std::uint64_t{1} << 20;
+
+  explicit BlockStore(const StoreConfig& config);
+  ~BlockStore();
+  BlockStore(const BlockStore&) = delete;
+  BlockStore& operator=(const BlockStore&) = delete;
+
+  std::uint32_t block_size() const noexcept { return block_size_; }
+  std::uint32_t dp_rank() const noexcept { return dp_rank_; }
+  std::size_t num_pools() const noexcept { return pools_.size(); }
+  std::size_t pool_of(Tier tier) const;  // ConfigError when the store has no such tier
+  Tier tier(std::size_t pool) const noexcept;
+  std::uint64_t num_blocks(std::size_t pool) const noexcept;
+  DuplicatePolicy duplicates(std::size_t pool) const noexcept;
+  bool emits_token_ids() const noexcept { return events_on_ && token_ids_; }
+  // Calls may run Python code, so the caller must not hold the GIL (or anything else) across them.
+  bool advised(std::size_t pool) const noexcept;
+
+  // ── Allocate ──
+  // Fills `out` with Mutable slots, or returns false (fewer available) with nothing changed. Evicted blocks are
+  // appended to `evicted` in eviction order.
+  bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr);
+  void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr);
+
+  // ── Fill: Mutable → Staged → Registered ──
+  void stage(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  void unstage(std::size_t pool, std::span<const SlotId> slots);
+  // Staged → registered, in order; later blocks see earlier ones. slots[i] becomes the id that now holds block i.
+  void register_staged(std::size_t pool, std::span<SlotId> slots, std::span<const Token> tokens = {});
+  // Mutable → registered in one call.
+  void commit(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities,
+              std::span<const Token> tokens = {});
+
+  // ── Find ──
+  // References the longest contiguous run of hits; returns its length.
+  std::size_t match_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
+  // References every hit, kNoSlot at misses; returns the number of hits.
+  std::size_t match_scattered(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
+  // As match_scattered over distinct hashes (repeats after the first give kNoSlot), counted as a scan.
+  std::size_t scan(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, bool touch);
+  // Reads only: how many leading blocks are there, and which.
+  std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
+  void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const;
+  void touch(std::size_t pool, std::span<const BlockIdentity> identities);
+  // References every block: the copy in slots[i] if it still holds the hash, else the earliest, whose id slots[i]
+  // becomes. False, with nothing changed, when one of them is gone. Counts as no use.
+  bool upgrade(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities);
+
+  // ── Hold and let go ──
+  void retain(std::size_t pool, std::span<const SlotId> slots);
+  // Drops one reference each, in this order (or from the last to the first).
+  void release(std::size_t pool, std::span<const SlotId> slots, bool tail_first = false);
+  void set_reset_on_release(std::size_t pool, std::span<const SlotId> slots, bool value);
+  // Forgets every inactive block; returns how many. Not counted as evictions.
+  std::size_t clear_inactive(std::size_t pool);
+
+  // ── Watch ──
+  std::uint64_t available(std::size_t pool) const;
+  PoolMetrics metrics(std::size_t pool) const;
+  void note_leak(std::size_t pool);
+  DrainedEvents drain_events(std::size_t limit);
+  std::vector<SlotId> eviction_order(std::size_t pool, std::size_t limit) const;
+  unsigned frequency(const LineageHash& lineage) const;
+  std::size_t memory_bytes() const;
+  std::uint64_t operations() const;  // index probes and policy steps so far
+  // Every observable bit of state as text, for before/after comparisons.
+  std::string dump() const;
+  // Raises InvariantViolated when the state is inconsistent. O(slots).
+  void check() const;
+
+ private:
+  struct Pool;
+  using Lock = std::lock_guard<std::mutex>;
+
+  // Block ids are checked before they are used as indices.
+  SlotId global(const Pool& pool, SlotId id) const;
+
+  bool take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted);
+  bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why);
+  void hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted);
+
+  void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
+  void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);
+  SlotId register_one(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens);
+
+  void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
+  SlotId acquire(Pool& pool, SlotId id);
+  void let_go(Pool& pool, SlotId id);
+  void insert_twin(Pool& pool, SlotId id, BlockIndex::Place place, std::uint32_t tag, const Token* tokens);
+  void forget(Pool& pool, SlotId id, bool announce);
+  void make_reset(Pool& pool, SlotId id);
+  bool present_elsewhere(const Pool& pool, const LineageHash& lineage) const;
+
+  std::uint32_t block_size_;
+  std::uint32_t dp_rank_;
+  bool events_on_;
+  bool token_ids_;
+  mutable std::mutex mutex_;
+  std::size_t num_slots_ = 0;
+  HugeArray<Slot> slots_;
+  std::vector<std::unique_ptr<Pool>> pools_;
+  std::unique_ptr<BlockIndex> index_;
+  std::unique_ptr<FrequencySketch> sketch_;
+  EventRing events_;
+  std::uint64_t next_generation_ = 1;
+  std::vector<SlotId> freed_;  // slots whose last reference went in the current call, for the policy
+};
+
+}  // namespace understudy

@@ -1,0 +1,348 @@
+// Filling blocks (stage, register) and finding them (match, scan, touch).
+#include <algorithm>
+#include <array>
+
+#include "block_pool.hpp"
+#include "block_store.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::size_t kTagBatch = 16;
+
+// Computes the tags of a few blocks and brings their cache lines in together before the first is visited.
+template <typename Warm, typename Visit>
+void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identities, std::uint8_t pool, Warm warm,
+                  Visit visit) {
+  std::array<std::uint32_t, kTagBatch> tags;
+  std::array<SlotId, kTagBatch> guesses;
+  for (std::size_t start = 0; start < identities.size(); start += kTagBatch) {
+    const std::size_t count = std::min(kTagBatch, identities.size() - start);
+    for (std::size_t i = 0; i < count; ++i) {
+      tags[i] = BlockIndex::tag(identities[start + i].lineage, pool);
+      guesses[i] = index.warm(tags[i]);
+    }
+    warm(std::span<const SlotId>(guesses.data(), count));
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!visit(start + i, tags[i])) return;
+    }
+  }
+}
+
+}  // namespace
+
+// ── Fill ──
+
+void BlockStore::check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const {
+  if (!emits_token_ids() && tokens.empty()) return;
+  const std::size_t expected = slots.size() * block_size_;
+  if (tokens.size() != expected) {
+    throw Error(ErrorKind::InvalidArgument, "token_ids must hold ", expected, " tokens for ", slots.size(),
+                " blocks of ", block_size_, ", got ", tokens.size());
+  }
+}
+
+void BlockStore::stage(std::size_t pool_index, std::span<const SlotId> slots,
+                       std::span<const BlockIdentity> identities) {
+  Lock lock(mutex_);
+  stage_locked(*pools_[pool_index], slots, identities);
+}
+
+void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities) {
+  if (slots.size() != identities.size()) {
+    throw Error(ErrorKind::InvalidArgument, "identities must name each of the ", slots.size(), " blocks, got ",
+                identities.size());
+  }
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      Slot& slot = slots_[global(pool, slots[done])];
+      if (slot.state != SlotState::Mutable) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable (or is named twice)");
+      }
+      pool.move(slot, SlotState::Staged);
+      slot.identity = identities[done];
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) {
+      Slot& slot = slots_[pool.first + slots[i]];
+      pool.move(slot, SlotState::Mutable);
+      slot.identity = {};
+    }
+    throw;
+  }
+  pool.counters.stagings += slots.size();
+}
+
+void BlockStore::unstage(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  for (const SlotId id : slots) {
+    if (slots_[global(pool, id)].state != SlotState::Staged) {
+      throw Error(ErrorKind::WrongState, "block ", id, " is not staged");
+    }
+  }
+  for (const SlotId id : slots) {
+    Slot& slot = slots_[pool.first + id];
+    pool.move(slot, SlotState::Mutable);
+    slot.identity = {};
+    slot.reset_on_release = pool.config.reset_on_release;
+  }
+}
+
+void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots, std::span<const Token> tokens) {
+  Pool& pool = *pools_[pool_index];
+  check_tokens(slots, tokens);
+  Lock lock(mutex_);
+  std::size_t good = 0;
+  const char* fault = nullptr;
+  SlotId faulty = 0;
+  for (; good < slots.size(); ++good) {
+    faulty = slots[good];
+    if (faulty >= pool.count) {
+      fault = " is not in the pool";
+      break;
+    }
+    Slot& slot = slots_[pool.first + faulty];
+    if (slot.state != SlotState::Staged || slot.marked) {
+      fault = slot.marked ? " is named twice" : " is not staged";
+      break;
+    }
+    slot.marked = true;
+  }
+  for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
+  if (fault != nullptr) {
+    throw Error(faulty >= pool.count ? ErrorKind::UnknownBlock : ErrorKind::WrongState, "block ", faulty, fault);
+  }
+  register_locked(pool, slots, tokens);
+}
+
+void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::span<const BlockIdentity> identities,
+                        std::span<const Token> tokens) {
+  Pool& pool = *pools_[pool_index];
+  check_tokens(slots, tokens);
+  Lock lock(mutex_);
+  stage_locked(pool, slots, identities);
+  register_locked(pool, slots, tokens);
+}
+
+void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens) {
+  std::array<std::uint32_t, kTagBatch> tags;
+  for (std::size_t start = 0; start < slots.size(); start += kTagBatch) {
+    const std::span<SlotId> batch = slots.subspan(start, std::min(kTagBatch, slots.size() - start));
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      tags[i] = BlockIndex::tag(slots_[pool.first + batch[i]].identity.lineage, pool.index);
+      (void)index_->warm(tags[i]);
+    }
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + (start + i) * block_size_;
+      batch[i] = register_one(pool, pool.first + batch[i], tags[i], block_tokens) - pool.first;
+    }
+  }
+  pool.counters.registrations += slots.size();
+  pool.policy->insert(freed_);
+  freed_.clear();
+}
+
+SlotId BlockStore::register_one(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens) {
+  Slot& slot = slots_[id];
+  const BlockIndex::Place place = index_->place(slot.identity.lineage, pool.index, tag);
+  const SlotId head = place.slot;
+  const DuplicatePolicy policy = pool.config.duplicates;
+
+  if (head != kNoSlot && policy == DuplicatePolicy::Reject) {
+    make_reset(pool, id);
+    freed_.push_back(id);
+    ++pool.counters.registration_dedup;
+    return acquire(pool, head);
+  }
+  insert_twin(pool, id, place, tag, tokens);
+  ++pool.references;
+  if (head == kNoSlot || policy == DuplicatePolicy::Keep) {
+    pool.move(slot, SlotState::Primary);
+  } else if (slots_[head].state == SlotState::Primary) {
+    pool.move(slot, SlotState::Duplicate);
+    ++slots_[head].refs;  // keep-alive: a duplicate never outlives its primary
+    ++pool.references;
+    ++pool.counters.duplicate_blocks;
+  } else {
+    // Pinning the inactive twin too would take a slot that nobody reserved; it gives way to the newcomer instead.
+    pool.policy->remove(head);
+    forget(pool, head, false);
+    make_reset(pool, head);
+    freed_.push_back(head);
+    pool.move(slot, SlotState::Primary);
+  }
+  return id;
+}
+
+// Adds the slot as the latest copy of its hash; `place` is where the index has, or wants, the earliest.
+void BlockStore::insert_twin(Pool& pool, SlotId id, BlockIndex::Place place, std::uint32_t tag, const Token* tokens) {
+  Slot& slot = slots_[id];
+  const SlotId head = place.slot;
+  const bool first = head == kNoSlot;
+  if (first) {
+    if (sketch_ && !present_elsewhere(pool, slot.identity.lineage)) sketch_->touch(slot.identity.lineage);
+    index_->insert(place, tag, id);
+    slot.twin_prev = slot.twin_next = id;
+    slot.generation = next_generation_++;
+  } else {
+    const SlotId tail = slots_[head].twin_prev;
+    slot.twin_prev = tail;
+    slot.twin_next = head;
+    slots_[tail].twin_next = slots_[head].twin_prev = id;
+    slot.generation = slots_[head].generation;
+  }
+  if (events_on_ && (first || pool.config.duplicates == DuplicatePolicy::Keep)) {
+    events_.stored(slot, pool.config.tier, first, tokens);
+  }
+}
+
+bool BlockStore::present_elsewhere(const Pool& pool, const LineageHash& lineage) const {
+  return std::any_of(pools_.begin(), pools_.end(), [&](const auto& other) {
+    return other.get() != &pool && index_->find(lineage, other->index) != kNoSlot;
+  });
+}
+
+// ── Find ──
+
+void BlockStore::warm_slots(const Pool& pool, std::span<const SlotId> guesses) const {
+  for (const SlotId id : guesses) {
+    if (id != kNoSlot) __builtin_prefetch(&slots_[id], 1);
+  }
+  pool.policy->warm(guesses);
+}
+
+SlotId BlockStore::acquire(Pool& pool, SlotId id) {
+  Slot& slot = slots_[id];
+  if (slot.state == SlotState::Inactive) {
+    pool.policy->remove(id);
+    pool.move(slot, SlotState::Primary);
+  }
+  ++slot.refs;
+  ++pool.references;
+  return id;
+}
+
+std::size_t BlockStore::match_prefix(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
+  std::size_t hits = 0;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+    if (id == kNoSlot) return false;
+    out[hits++] = acquire(pool, id) - pool.first;
+    if (sketch_) sketch_->touch(identities[i].lineage);
+    return true;
+  });
+  pool.counters.match_hashes_requested += identities.size();
+  pool.counters.match_blocks_returned += hits;
+  return hits;
+}
+
+std::size_t BlockStore::match_scattered(std::size_t pool_index, std::span<const BlockIdentity> identities,
+                                        SlotId* out) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
+  std::size_t hits = 0;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+    out[i] = id == kNoSlot ? kNoSlot : acquire(pool, id) - pool.first;
+    if (id != kNoSlot) {
+      ++hits;
+      if (sketch_) sketch_->touch(identities[i].lineage);
+    }
+    return true;
+  });
+  pool.counters.match_hashes_requested += identities.size();
+  pool.counters.match_blocks_returned += hits;
+  return hits;
+}
+
+std::size_t BlockStore::scan(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
+                             bool touch) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
+  std::size_t distinct = 0;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+    out[i] = kNoSlot;
+    if (id == kNoSlot) return true;
+    if (touch && sketch_) sketch_->touch(identities[i].lineage);
+    if (!slots_[id].marked) {
+      slots_[id].marked = true;
+      out[i] = acquire(pool, id) - pool.first;
+      ++distinct;
+    }
+    return true;
+  });
+  for (std::size_t i = 0; i < identities.size(); ++i) {
+    if (out[i] != kNoSlot) slots_[pool.first + out[i]].marked = false;
+  }
+  pool.counters.scan_hashes_requested += identities.size();
+  pool.counters.scan_blocks_returned += distinct;
+  return distinct;
+}
+
+std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const BlockIdentity> identities) const {
+  const Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto warm = [](std::span<const SlotId>) {};
+  std::size_t hits = 0;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    const bool hit = index_->find(identities[i].lineage, pool.index, tag) != kNoSlot;
+    hits += hit ? 1 : 0;
+    return hit;
+  });
+  return hits;
+}
+
+void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
+  const Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto warm = [](std::span<const SlotId>) {};
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    out[i] = index_->find(identities[i].lineage, pool.index, tag) != kNoSlot;
+    return true;
+  });
+}
+
+void BlockStore::touch(std::size_t pool_index, std::span<const BlockIdentity> identities) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto warm = [](std::span<const SlotId>) {};
+  std::vector<SlotId> unreferenced;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+    if (id == kNoSlot) return true;
+    if (sketch_) sketch_->touch(identities[i].lineage);
+    if (slots_[id].state == SlotState::Inactive) unreferenced.push_back(id);
+    return true;
+  });
+  pool.policy->touch(unreferenced);
+}
+
+bool BlockStore::upgrade(std::size_t pool_index, std::span<SlotId> slots, std::span<const BlockIdentity> identities) {
+  if (slots.size() != identities.size()) {
+    throw Error(ErrorKind::InvalidArgument, "identities must name each of the ", slots.size(), " blocks, got ",
+                identities.size());
+  }
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  std::vector<SlotId> found(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const LineageHash& lineage = identities[i].lineage;
+    const SlotId same = global(pool, slots[i]);
+    const bool still = slots_[same].registered() && slots_[same].identity.lineage == lineage;
+    found[i] = still ? same : index_->find(lineage, pool.index);
+    if (found[i] == kNoSlot) return false;
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = acquire(pool, found[i]) - pool.first;
+  return true;
+}
+
+}  // namespace understudy

@@ -1,0 +1,167 @@
+// What the store tells about itself: numbers, events, a dump and a self-check.
+#include <iomanip>
+#include <sstream>
+#include <unordered_map>
+
+#include "block_pool.hpp"
+#include "block_store.hpp"
+
+namespace understudy {
+
+namespace {
+
+const char* name_of(SlotState state) {
+  constexpr const char* kNames[] = {"reset", "mutable", "staged", "primary", "duplicate", "inactive"};
+  return kNames[static_cast<std::size_t>(state)];
+}
+
+}  // namespace
+
+std::uint64_t BlockStore::available(std::size_t pool_index) const {
+  Lock lock(mutex_);
+  return pools_[pool_index]->available();
+}
+
+PoolMetrics BlockStore::metrics(std::size_t pool_index) const {
+  Lock lock(mutex_);
+  const Pool& pool = *pools_[pool_index];
+  PoolMetrics out = pool.counters;
+  out.total_blocks = pool.count;
+  out.reset_blocks = pool.in(SlotState::Reset);
+  out.mutable_blocks = pool.in(SlotState::Mutable);
+  out.staged_blocks = pool.in(SlotState::Staged);
+  out.active_blocks = pool.in(SlotState::Primary) + pool.in(SlotState::Duplicate);
+  out.inactive_blocks = pool.in(SlotState::Inactive);
+  out.active_references = pool.references;
+  return out;
+}
+
+void BlockStore::note_leak(std::size_t pool_index) {
+  Lock lock(mutex_);
+  ++pools_[pool_index]->counters.leaked_guards;
+}
+
+DrainedEvents BlockStore::drain_events(std::size_t limit) {
+  Lock lock(mutex_);
+  return events_.drain(limit);
+}
+
+std::vector<SlotId> BlockStore::eviction_order(std::size_t pool_index, std::size_t limit) const {
+  Lock lock(mutex_);
+  const Pool& pool = *pools_[pool_index];
+  if (pool.advised != nullptr) {
+    throw Error(ErrorKind::WrongState, "the order of this pool is known to its policy alone");
+  }
+  std::vector<SlotId> order = pool.policy->order(limit);
+  for (SlotId& id : order) id -= pool.first;
+  return order;
+}
+
+unsigned BlockStore::frequency(const LineageHash& lineage) const {
+  Lock lock(mutex_);
+  return sketch_ ? sketch_->estimate(lineage) : 0;
+}
+
+std::size_t BlockStore::memory_bytes() const {
+  Lock lock(mutex_);
+  std::size_t total = num_slots_ * sizeof(Slot) + index_->memory_bytes();
+  if (sketch_) total += sketch_->memory_bytes();
+  for (const auto& pool : pools_) total += pool->policy->memory_bytes();
+  return total;
+}
+
+std::uint64_t BlockStore::operations() const {
+  Lock lock(mutex_);
+  std::uint64_t total = index_->probes();
+  for (const auto& pool : pools_) total += pool->policy->steps();
+  return total;
+}
+
+std::string BlockStore::dump() const {
+  Lock lock(mutex_);
+  std::ostringstream out;
+  out << "events " << events_.size() << " next " << events_.next_id() << " generation " << next_generation_ << '\n';
+  for (const auto& pool : pools_) {
+    const PoolMetrics& m = pool->counters;
+    out << "tier G" << static_cast<int>(pool->config.tier) << " references " << pool->references << " counters "
+        << m.allocations << ' ' << m.allocations_from_reset << ' ' << m.evictions << ' ' << m.stagings << ' '
+        << m.registrations << ' ' << m.duplicate_blocks << ' ' << m.registration_dedup << ' '
+        << m.match_hashes_requested << ' ' << m.match_blocks_returned << ' ' << m.scan_hashes_requested << ' '
+        << m.scan_blocks_returned << ' ' << m.leaked_guards << '\n';
+    if (pool->advised == nullptr) {
+      out << "order";
+      for (const SlotId id : pool->policy->order(pool->count)) out << ' ' << id - pool->first;
+      out << '\n';
+    }
+    for (SlotId id = pool->first; id < pool->first + pool->count; ++id) {
+      const Slot& slot = slots_[id];
+      out << id - pool->first << ' ' << name_of(slot.state) << " refs " << slot.refs;
+      if (slot.reset_on_release) out << " reset-on-release";
+      if (slot.state >= SlotState::Staged) {
+        const BlockIdentity& block = slot.identity;
+        out << " lineage " << std::hex << block.lineage.hi << ':' << block.lineage.lo << " local " << block.local_hash
+            << " parent " << block.parent_hash << std::dec << " generation " << slot.generation << " uses "
+            << (sketch_ ? sketch_->estimate(block.lineage) : 0);
+      }
+      out << '\n';
+    }
+  }
+  return std::move(out).str();
+}
+
+void BlockStore::check() const {
+  Lock lock(mutex_);
+  const auto require = [](bool ok, const auto&... what) {
+    if (!ok) throw Error(ErrorKind::InvariantViolated, what...);
+  };
+  std::size_t hashes = 0;
+  for (const auto& pool : pools_) {
+    std::array<std::uint64_t, 6> seen{};
+    std::uint64_t references = 0;
+    std::unordered_map<SlotId, std::uint32_t> keep_alives;
+    for (SlotId id = pool->first; id < pool->first + pool->count; ++id) {
+      const Slot& slot = slots_[id];
+      ++seen[static_cast<std::size_t>(slot.state)];
+      require(!slot.marked && slot.pool == pool->index, "slot ", id, " carries scratch state");
+      require(slot.available() == (slot.refs == 0), "slot ", id, " is ", name_of(slot.state), " with ", slot.refs,
+              " references");
+      if (slot.state == SlotState::Mutable || slot.state == SlotState::Staged) {
+        require(slot.refs == 1, "slot ", id, " has ", slot.refs, " owners");
+      }
+      if (!slot.registered()) continue;
+      references += slot.refs;
+      const SlotId head = index_->find(slot.identity.lineage, pool->index);
+      require(head != kNoSlot, "slot ", id, " is registered but not in the index");
+      require(slots_[slot.twin_next].twin_prev == id && slots_[slot.twin_prev].twin_next == id, "slot ", id,
+              " has a broken ring of copies");
+      require(slots_[head].generation == slot.generation, "copies of one hash differ in generation at slot ", id);
+      if (head == id) ++hashes;
+      if (pool->config.duplicates != DuplicatePolicy::Keep) {
+        require((head == id) == (slot.state != SlotState::Duplicate), "slot ", id, " is a second primary");
+        if (slot.state == SlotState::Duplicate) ++keep_alives[head];
+      }
+      if (slot.state == SlotState::Duplicate) {
+        require(pool->config.duplicates == DuplicatePolicy::Allow, "slot ", id, " is a duplicate in a pool without");
+        require(slots_[head].state == SlotState::Primary, "the primary of duplicate ", id, " is not alive");
+      }
+    }
+    for (const auto& [head, count] : keep_alives) {
+      require(slots_[head].refs >= count, "primary ", head, " is kept alive by more duplicates than references");
+    }
+    require(seen == pool->in_state, "state counts of tier G", static_cast<int>(pool->config.tier), " are off");
+    require(references == pool->references, "references are ", references, ", counted ", pool->references);
+    if (pool->advised != nullptr) continue;
+    const std::vector<SlotId> order = pool->policy->order(pool->count + std::size_t{1});
+    std::vector<bool> ordered(pool->count, false);
+    for (const SlotId id : order) {
+      require(id >= pool->first && id < pool->first + pool->count, "the policy orders a foreign slot ", id);
+      require(slots_[id].available(), "the policy orders slot ", id, " which is ", name_of(slots_[id].state));
+      require(!ordered[id - pool->first], "the policy orders slot ", id, " twice");
+      ordered[id - pool->first] = true;
+    }
+    require(order.size() == pool->available(), "the policy orders ", order.size(), " of ", pool->available(), " slots");
+  }
+  require(hashes == index_->count(), "the index holds ", index_->count(), " hashes, the slots ", hashes);
+}
+
+}  // namespace understudy

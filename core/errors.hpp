@@ -1,0 +1,39 @@
+// Typed errors of the core. Every kind has a Python class of the same name in understudy.errors.
+#pragma once
+
+#include <exception>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace understudy {
+
+enum class ErrorKind {
+  ConfigError,        // a setting that cannot be honoured
+  InvalidArgument,    // a value, length or id that the call cannot take
+  WrongState,         // the object is not in the state that the call needs
+  UnknownBlock,       // a block id outside the pool
+  CapacityExhausted,  // fewer blocks available than asked for
+  PolicyError,        // an eviction policy broke its contract
+  InvariantViolated,  // a self-check found the store inconsistent
+};
+
+// Thrown by the core; the bindings turn it into the Python class named after `kind`.
+class Error : public std::exception {
+ public:
+  template <typename... Parts>
+  explicit Error(ErrorKind kind, const Parts&... parts) : kind_(kind) {
+    std::ostringstream text;
+    (text << ... << parts);
+    message_ = std::move(text).str();
+  }
+
+  ErrorKind kind() const noexcept { return kind_; }
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  ErrorKind kind_;
+  std::string message_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,74 @@
+// The family of policies that hand out empty slots first, oldest first, and then evict cached ones.
+#pragma once
+
+#include <utility>
+
+#include "eviction/policy.hpp"
+
+namespace understudy {
+
+// `Cached` owns the order of the cached slots: insert(id), remove(id), touch(id), pop(), empty(), append_order(out,
+// limit), memory_bytes(), and a public `steps` counter.
+template <typename Cached>
+class FreeThenCached final : public EvictionPolicy {
+ public:
+  FreeThenCached(const PolicySpace& space, Cached cached)
+      : slots_(space.slots), free_(space.slots, space.sentinels[0]), cached_(std::move(cached)) {}
+
+  void insert(std::span<const SlotId> slots) override {
+    for (const SlotId id : slots) {
+      if (slots_[id].state == SlotState::Inactive) {
+        cached_.insert(id);
+      } else {
+        free_.push_back(id);
+      }
+    }
+    count(slots.size());
+  }
+
+  void remove(SlotId id) override {
+    if (slots_[id].state == SlotState::Inactive) {
+      cached_.remove(id);
+    } else {
+      SlotList::unlink(slots_, id);
+    }
+    count(1);
+  }
+
+  void warm(std::span<const SlotId> slots) const override {
+    if constexpr (requires { cached_.warm(slots); }) cached_.warm(slots);
+  }
+
+  void touch(std::span<const SlotId> slots) override {
+    for (const SlotId id : slots) {
+      if (slots_[id].state == SlotState::Inactive) cached_.touch(id);
+    }
+    count(slots.size());
+  }
+
+  void take(std::span<SlotId> out) override {
+    for (SlotId& id : out) id = free_.empty() ? cached_.pop() : free_.pop_front();
+    count(out.size());
+  }
+
+  std::vector<SlotId> order(std::size_t limit) const override {
+    std::vector<SlotId> out;
+    for (SlotId id = free_.front(); id != free_.end() && out.size() < limit; id = free_.after(id)) out.push_back(id);
+    cached_.append_order(out, limit);
+    return out;
+  }
+
+  std::size_t memory_bytes() const override { return cached_.memory_bytes(); }
+
+ private:
+  void count(std::size_t n) {
+    steps_ += n + cached_.steps;
+    cached_.steps = 0;
+  }
+
+  Slot* slots_;
+  SlotList free_;
+  Cached cached_;
+};
+
+}  // namespace understudy

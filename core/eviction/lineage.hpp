@@ -1,0 +1,81 @@
+// Leaf-first order of cached slots: a block goes only when no cached block continues it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "eviction/policy.hpp"
+
+namespace understudy {
+
+enum class LeafOrder : std::uint8_t {
+  Tick,  // by the time of release, kept while the node is not a leaf: a parent returns to its old place
+  Fifo,  // by arrival among the leaves: a parent that becomes a leaf again goes last
+};
+
+// A graph of nodes keyed by (position, own hash fragment as a child remembers it). A node is real while it holds cached
+// slots and a ghost while it only stands for the parent of some. Copies of one hash, and different hashes whose
+// fragments collide, share a node and leave it first in, first out. Children are counted, not listed, so unlinking
+// one costs the same however many siblings it has.
+class LineageOrder {
+ public:
+  LineageOrder(const PolicySpace& space, LeafOrder leaf_order);
+
+  void insert(SlotId id);
+  void remove(SlotId id);
+  void warm(std::span<const SlotId> slots) const;
+  void touch(SlotId id) {
+    remove(id);
+    insert(id);
+  }
+  SlotId pop();
+  void append_order(std::vector<SlotId>& out, std::size_t limit) const;
+  std::size_t memory_bytes() const noexcept;
+
+  std::uint64_t steps = 0;
+
+ private:
+  using NodeId = std::uint32_t;
+  static constexpr NodeId kNone = 0xFFFFFFFFu;
+
+  struct Node {
+    std::uint64_t key = 0;
+    std::uint64_t tick = 0;
+    SlotId first = kNoSlot;  // its slots, linked through Slot::prev/next
+    SlotId last = kNoSlot;
+    std::uint32_t children = 0;
+    NodeId parent = kNone;
+    NodeId heap_at = kNone;  // kNone unless it is a leaf
+    NodeId chain = kNone;    // next node of its bucket, or of the list of unused nodes
+
+    bool real() const noexcept { return first != kNoSlot; }
+  };
+
+  static std::uint64_t key_of(const LineageHash& lineage) noexcept;
+  static std::uint64_t parent_key_of(const LineageHash& lineage) noexcept;
+  std::size_t bucket_of(std::uint64_t key) const noexcept;
+
+  NodeId find(std::uint64_t key);
+  NodeId find_or_add(std::uint64_t key);
+  void unlink_slot(Node& node, SlotId id) noexcept;
+  void emptied(NodeId id);
+  void drop(NodeId id);
+
+  bool earlier(NodeId a, NodeId b) const noexcept { return nodes_[a].tick < nodes_[b].tick; }
+  void enter_leaves(NodeId id);
+  void leave_leaves(NodeId id);
+  void place(std::size_t at, NodeId id) noexcept;
+  void sift_up(std::size_t at, NodeId id) noexcept;
+  void sift_down(std::size_t at, NodeId id) noexcept;
+
+  Slot* slots_;
+  LeafOrder leaf_order_;
+  std::uint64_t next_tick_ = 0;
+  std::vector<Node> nodes_;
+  NodeId unused_ = kNone;
+  NodeId recent_parent_ = kNone;  // releasing tail first, the next slot is the parent of the last one
+  std::vector<NodeId> buckets_;
+  std::vector<NodeId> heap_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,81 @@
+// List orders of cached slots: LRU, FIFO and multi-level LRU.
+#pragma once
+
+#include <array>
+
+#include "eviction/policy.hpp"
+#include "frequency_sketch.hpp"
+
+namespace understudy {
+
+// Least recently released first. A use without a reference (touch) refreshes when `kRefresh` is set: that is LRU;
+// without it, FIFO.
+template <bool kRefresh>
+class ListOrder {
+ public:
+  explicit ListOrder(const PolicySpace& space) : slots_(space.slots), list_(space.slots, space.sentinels[1]) {}
+
+  void insert(SlotId id) noexcept { list_.push_back(id); }
+  void remove(SlotId id) noexcept { SlotList::unlink(slots_, id); }
+  void touch(SlotId id) noexcept {
+    if constexpr (kRefresh) {
+      remove(id);
+      insert(id);
+    }
+  }
+  SlotId pop() noexcept { return list_.pop_front(); }
+  void append_order(std::vector<SlotId>& out, std::size_t limit) const {
+    for (SlotId id = list_.front(); id != list_.end() && out.size() < limit; id = list_.after(id)) out.push_back(id);
+  }
+  std::size_t memory_bytes() const noexcept { return 0; }
+
+  std::uint64_t steps = 0;
+
+ private:
+  Slot* slots_;
+  SlotList list_;
+};
+
+// Four LRU lists. A slot's level is chosen once, when it becomes unreferenced, from how often its hash was used.
+class MultiLruOrder {
+ public:
+  MultiLruOrder(const PolicySpace& space, std::array<std::uint8_t, 3> thresholds)
+      : slots_(space.slots),
+        sketch_(space.sketch),
+        thresholds_(thresholds),
+        levels_{SlotList(space.slots, space.sentinels[1]), SlotList(space.slots, space.sentinels[2]),
+                SlotList(space.slots, space.sentinels[3]), SlotList(space.slots, space.sentinels[4])} {}
+
+  void insert(SlotId id) noexcept {
+    const unsigned uses = sketch_->estimate(slots_[id].identity.lineage);
+    std::size_t level = 0;
+    while (level < thresholds_.size() && uses >= thresholds_[level]) ++level;
+    levels_[level].push_back(id);
+  }
+  void remove(SlotId id) noexcept { SlotList::unlink(slots_, id); }
+  void touch(SlotId id) noexcept {
+    remove(id);
+    insert(id);
+  }
+  SlotId pop() noexcept {
+    std::size_t level = 0;
+    while (levels_[level].empty()) ++level;
+    return levels_[level].pop_front();
+  }
+  void append_order(std::vector<SlotId>& out, std::size_t limit) const {
+    for (const SlotList& list : levels_) {
+      for (SlotId id = list.front(); id != list.end() && out.size() < limit; id = list.after(id)) out.push_back(id);
+    }
+  }
+  std::size_t memory_bytes() const noexcept { return 0; }
+
+  std::uint64_t steps = 0;
+
+ private:
+  Slot* slots_;
+  const FrequencySketch* sketch_;
+  std::array<std::uint8_t, 3> thresholds_;
+  std::array<SlotList, 4> levels_;
+};
+
+}  // namespace understudy

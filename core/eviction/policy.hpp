@@ -1,0 +1,80 @@
+// What an eviction policy is: the owner of one order over all unreferenced slots of a pool.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "slot.hpp"
+
+namespace understudy {
+
+class FrequencySketch;
+
+enum class PolicyKind : std::uint8_t { Lineage, LineageFifo, Lru, MultiLru, Fifo, Vllm, VllmAppend, Advised };
+
+// A slot that became unreferenced (freed) or left the order (taken): what a policy outside the lock is told.
+struct PolicyChange {
+  SlotId slot = kNoSlot;
+  bool freed = false;
+  bool cached = false;  // it carries a block, `lineage`
+  LineageHash lineage;
+};
+
+// A policy that runs outside the store's lock (one written in Python). It never blocks the store.
+class PolicyAdvisor {
+ public:
+  virtual ~PolicyAdvisor() = default;
+  // Learn `changes`, in order, and count them in `learnt`, which holds even when it throws half-way.
+  virtual void observe(std::span<const PolicyChange> changes, std::size_t& learnt) = 0;
+  // Name the next `count` slots to hand out, without forgetting them: the store tells when they are gone.
+  virtual std::vector<SlotId> select(std::size_t count) = 0;
+};
+
+struct PolicyConfig {
+  PolicyKind kind = PolicyKind::Lineage;
+  std::array<std::uint8_t, 3> thresholds = {3, 8, 15};  // MultiLru: warm, hot, very hot
+  std::shared_ptr<PolicyAdvisor> advisor;               // Advised only
+};
+
+// The part of the store that a policy works on. Slots of the pool are [first, first + count).
+struct PolicySpace {
+  Slot* slots = nullptr;
+  SlotId first = 0;
+  std::uint32_t count = 0;
+  std::array<SlotId, 5> sentinels{};  // for SlotLists
+  const FrequencySketch* sketch = nullptr;
+};
+
+// All calls come under the store's lock. A slot that is Inactive when inserted is cached; one that is Reset is empty.
+class EvictionPolicy {
+ public:
+  virtual ~EvictionPolicy() = default;
+
+  // `slots` have just lost their last reference, in this order.
+  virtual void insert(std::span<const SlotId> slots) = 0;
+  // `slot` is referenced or reset again; its identity is still in place.
+  virtual void remove(SlotId slot) = 0;
+  // Bring in what removing `slots` will need. kNoSlot and slots that are not in the order may be among them.
+  virtual void warm(std::span<const SlotId>) const {}
+  // `slots` were used without being referenced.
+  virtual void touch(std::span<const SlotId> slots) = 0;
+  // Hand out the next out.size() slots; the caller has checked that there are as many.
+  virtual void take(std::span<SlotId> out) = 0;
+  // The order in which the next `limit` slots would go. For tests and reports: may cost O(n log n).
+  virtual std::vector<SlotId> order(std::size_t limit) const = 0;
+
+  virtual std::size_t memory_bytes() const { return 0; }
+  std::uint64_t steps() const noexcept { return steps_; }
+
+ protected:
+  std::uint64_t steps_ = 0;  // list and heap operations, so that complexity can be tested
+};
+
+// Raises ConfigError for thresholds out of order or a missing advisor.
+std::unique_ptr<EvictionPolicy> make_policy(const PolicyConfig& config, const PolicySpace& space);
+
+}  // namespace understudy

@@ -1,0 +1,80 @@
+// A slot: the physical place of one block, and the intrusive lists that slots hang in.
+#pragma once
+
+#include <cstdint>
+
+#include "lineage_hash.hpp"
+
+namespace understudy {
+
+enum class Tier : std::uint8_t { G1 = 1, G2 = 2, G3 = 3, G4 = 4 };
+
+enum class SlotState : std::uint8_t {
+  Reset,      // empty and unreferenced
+  Mutable,    // being written by its one owner
+  Staged,     // complete and hashed, not yet visible to others
+  Primary,    // registered, matchable and referenced
+  Duplicate,  // registered and referenced; lookups return its primary, which it keeps alive
+  Inactive,   // registered, matchable, unreferenced: cached until evicted
+};
+
+// One cache line. `prev`/`next` belong to the pool's eviction policy while the slot is unreferenced.
+struct alignas(64) Slot {
+  BlockIdentity identity;        // meaningful from Staged on
+  std::uint64_t generation = 0;  // of the hash's present residency on this tier
+  SlotId prev = kNoSlot;
+  SlotId next = kNoSlot;
+  SlotId twin_prev = kNoSlot;  // circular list of the copies of one hash on one tier, earliest first
+  SlotId twin_next = kNoSlot;
+  std::uint32_t refs = 0;
+  SlotState state = SlotState::Reset;
+  std::uint8_t pool = 0;
+  bool reset_on_release = false;
+  bool marked = false;  // scratch for all-or-nothing checks; false between calls
+
+  bool registered() const noexcept { return state >= SlotState::Primary; }
+  bool available() const noexcept { return state == SlotState::Reset || state == SlotState::Inactive; }
+};
+static_assert(sizeof(Slot) == 64);
+
+// A doubly linked list through Slot::prev/next with a sentinel slot, so that unlinking needs no list.
+class SlotList {
+ public:
+  SlotList(Slot* slots, SlotId sentinel) : slots_(slots), sentinel_(sentinel) {
+    slots_[sentinel_].prev = slots_[sentinel_].next = sentinel_;
+  }
+
+  bool empty() const noexcept { return front() == sentinel_; }
+  SlotId front() const noexcept { return slots_[sentinel_].next; }
+  SlotId end() const noexcept { return sentinel_; }
+  SlotId after(SlotId id) const noexcept { return slots_[id].next; }
+
+  void push_back(SlotId id) noexcept { link(id, slots_[sentinel_].prev, sentinel_); }
+  void push_front(SlotId id) noexcept { link(id, sentinel_, slots_[sentinel_].next); }
+
+  SlotId pop_front() noexcept {
+    const SlotId id = front();
+    unlink(slots_, id);
+    return id;
+  }
+
+  static void unlink(Slot* slots, SlotId id) noexcept {
+    Slot& slot = slots[id];
+    slots[slot.prev].next = slot.next;
+    slots[slot.next].prev = slot.prev;
+    slot.prev = slot.next = kNoSlot;
+  }
+
+ private:
+  void link(SlotId id, SlotId before, SlotId after) noexcept {
+    slots_[id].prev = before;
+    slots_[id].next = after;
+    slots_[before].next = id;
+    slots_[after].prev = id;
+  }
+
+  Slot* slots_;
+  SlotId sentinel_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,274 @@
+// Random operations on stores of every policy and duplicate rule, without Python, so that LeakSanitizer sees
+// all of the core's memory. Usage: understudy_soak [operations per store]
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "block_store.hpp"
+#include "errors.hpp"
+#include "identities.hpp"
+#include "token_blocks.hpp"
+
+namespace understudy {
+namespace {
+
+constexpr std::uint64_t kBlockSize = 4;
+constexpr std::size_t kCheckEvery = 256;
+
+[[noreturn]] void fail(const char* what) { throw Error(ErrorKind::InvariantViolated, "soak: ", what); }
+
+// Least recently freed first, outside the store's lock: what a policy written in Python does.
+class QueueAdvisor final : public PolicyAdvisor {
+ public:
+  void observe(std::span<const PolicyChange> changes) override {
+    for (const PolicyChange& change : changes) {
+      std::erase(order_, change.slot);
+      if (change.freed) order_.push_back(change.slot);
+    }
+  }
+  std::vector<SlotId> select(std::size_t count) override {
+    return {order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(count)};
+  }
+
+ private:
+  std::deque<SlotId> order_;
+};
+
+enum class Stage { Mutable, Staged, Registered };
+
+struct Held {
+  std::size_t pool = 0;
+  Stage stage = Stage::Mutable;
+  std::vector<SlotId> slots;
+};
+
+class Soak {
+ public:
+  Soak(PolicyKind kind, DuplicatePolicy duplicates, std::uint64_t seed)
+      : store_(config(kind, duplicates)), random_(seed) {}
+
+  void run(std::size_t operations) {
+    for (std::size_t i = 0; i < operations; ++i) {
+      step();
+      if (i % kCheckEvery == 0) store_.check();
+    }
+    finish();
+  }
+
+ private:
+  static StoreConfig config(PolicyKind kind, DuplicatePolicy duplicates) {
+    StoreConfig config;
+    config.block_size = kBlockSize;
+    config.events = {.enabled = true, .capacity = 64, .token_ids = true};
+    for (const Tier tier : {Tier::G1, Tier::G2}) {
+      PoolConfig pool;
+      pool.tier = tier;
+      pool.num_blocks = tier == Tier::G1 ? 48 : 96;
+      pool.policy.kind = kind;
+      if (kind == PolicyKind::Advised) pool.policy.advisor = std::make_shared<QueueAdvisor>();
+      pool.duplicates = duplicates;
+      config.pools.push_back(pool);
+    }
+    return config;
+  }
+
+  std::size_t below(std::size_t bound) {
+    return std::uniform_int_distribution<std::size_t>(0, bound - 1)(random_);
+  }
+
+  // Prompts over two token values: prefixes are shared, and equal blocks meet each other, all the time.
+  TokenBlocks prompt(std::size_t blocks) {
+    std::vector<Token> tokens(blocks * kBlockSize);
+    for (std::size_t b = 0; b < blocks; ++b) {
+      std::fill_n(tokens.begin() + static_cast<std::ptrdiff_t>(b * kBlockSize), kBlockSize, Token(below(2)));
+    }
+    return TokenBlocks(tokens, kBlockSize);
+  }
+
+  void step() {
+    switch (below(10)) {
+      case 0:
+      case 1:
+        return allocate();
+      case 2:
+      case 3:
+        return fill();
+      case 4:
+      case 5:
+        return match();
+      case 6:
+      case 7:
+        return let_go();
+      case 8:
+        return watch();
+      default:
+        return misuse();
+    }
+  }
+
+  void allocate() {
+    Held held{.pool = below(store_.num_pools()), .stage = Stage::Mutable, .slots = {}};
+    held.slots.resize(1 + below(10));
+    std::vector<BlockIdentity> evicted;
+    if (store_.try_allocate(held.pool, held.slots, &evicted)) held_.push_back(std::move(held));
+  }
+
+  void fill() {
+    Held* held = pick();
+    if (held == nullptr || held->stage == Stage::Registered) return;
+    TokenBlocks tokens = prompt(held->slots.size());
+    if (held->stage == Stage::Staged) {
+      if (below(4) == 0) {
+        store_.unstage(held->pool, held->slots);
+        held->stage = Stage::Mutable;
+        return;
+      }
+      store_.register_staged(held->pool, held->slots, tokens.tokens());
+    } else if (below(2) == 0) {
+      store_.stage(held->pool, held->slots, tokens.blocks());
+      held->stage = Stage::Staged;
+      return;
+    } else {
+      store_.commit(held->pool, held->slots, tokens.blocks(), tokens.tokens());
+    }
+    held->stage = Stage::Registered;
+  }
+
+  void match() {
+    const std::size_t pool = below(store_.num_pools());
+    const TokenBlocks tokens = prompt(1 + below(10));
+    Held held{.pool = pool, .stage = Stage::Registered, .slots = std::vector<SlotId>(tokens.num_blocks())};
+    switch (below(3)) {
+      case 0:
+        held.slots.resize(store_.match_prefix(pool, tokens.blocks(), held.slots.data()));
+        break;
+      case 1:
+        store_.match_scattered(pool, tokens.blocks(), held.slots.data());
+        break;
+      default:
+        store_.scan(pool, tokens.blocks(), held.slots.data(), below(2) == 0);
+        break;
+    }
+    std::erase(held.slots, kNoSlot);
+    if (held.slots.empty()) return;
+    if (below(4) == 0) {
+      store_.retain(pool, held.slots);
+      held_.push_back(held);
+    }
+    held_.push_back(std::move(held));
+  }
+
+  void let_go() {
+    Held* held = pick();
+    if (held == nullptr) return;
+    if (held->stage == Stage::Registered && below(8) == 0) {
+      store_.set_reset_on_release(held->pool, held->slots, below(2) == 0);
+    }
+    store_.release(held->pool, held->slots, below(2) == 0);
+    std::swap(*held, held_.back());
+    held_.pop_back();
+  }
+
+  void watch() {
+    const std::size_t pool = below(store_.num_pools());
+    const TokenBlocks tokens = prompt(1 + below(10));
+    const auto there = std::make_unique<bool[]>(tokens.num_blocks());
+    store_.has_blocks(pool, tokens.blocks(), there.get());
+    const std::size_t length = store_.prefix_length(pool, tokens.blocks());
+    if (!std::all_of(there.get(), there.get() + length, [](bool hit) { return hit; }))
+      fail("a prefix with a hole");
+    store_.touch(pool, tokens.blocks());
+    if (!store_.advised(pool) && store_.eviction_order(pool, 8).size() > 8)
+      fail("an eviction order past its limit");
+    if (below(2) == 0) store_.drain_events(1 + below(100));
+    if (below(32) == 0) store_.clear_inactive(pool);
+  }
+
+  // A refused call changes nothing, and its error carries no memory away.
+  void misuse() {
+    const std::size_t pool = below(store_.num_pools());
+    const std::string before = store_.dump();
+    bool refused = false;
+    try {
+      std::vector<SlotId> slots(store_.num_blocks(pool) + 1);
+      switch (below(3)) {
+        case 0:
+          store_.allocate(pool, slots);
+          break;
+        case 1:
+          slots.back() = SlotId(store_.num_blocks(pool));
+          store_.release(pool, slots);
+          break;
+        default:
+          slots.assign(2, 0);
+          store_.stage(pool, slots, prompt(1).blocks());
+          break;
+      }
+    } catch (const Error&) {
+      refused = true;
+    }
+    if (!refused) fail("a wrong call was accepted");
+    if (store_.dump() != before) fail("a refused call changed the store");
+  }
+
+  void finish() {
+    while (!held_.empty()) let_go();
+    store_.check();
+    for (std::size_t pool = 0; pool < store_.num_pools(); ++pool) {
+      if (store_.available(pool) != store_.num_blocks(pool))
+        fail("blocks are missing after everything was released");
+      if (store_.metrics(pool).active_references != 0)
+        fail("references are left after everything was released");
+    }
+  }
+
+  Held* pick() { return held_.empty() ? nullptr : &held_[below(held_.size())]; }
+
+  BlockStore store_;
+  std::mt19937_64 random_;
+  std::vector<Held> held_;
+};
+
+int soak(std::size_t operations) {
+  std::size_t stores = 0;
+  for (const PolicyKind kind :
+       {PolicyKind::Lineage, PolicyKind::LineageFifo, PolicyKind::Lru, PolicyKind::MultiLru, PolicyKind::Fifo,
+        PolicyKind::Vllm, PolicyKind::VllmAppend, PolicyKind::Advised}) {
+    for (const DuplicatePolicy duplicates :
+         {DuplicatePolicy::Allow, DuplicatePolicy::Reject, DuplicatePolicy::Keep}) {
+      Soak(kind, duplicates, ++stores).run(operations);
+    }
+  }
+  std::printf("soak: %zu stores, %zu random operations each: consistent, and nothing is held\n", stores,
+              operations);
+  return 0;
+}
+
+}  // namespace
+}  // namespace understudy
+
+int main(int argc, char** argv) {
+  std::size_t operations = 5'000;
+  if (argc > 1) {
+    const char* end = argv[1] + std::strlen(argv[1]);
+    if (const auto parsed = std::from_chars(argv[1], end, operations);
+        parsed.ec != std::errc() || parsed.ptr != end) {
+      std::fprintf(stderr, "usage: %s [operations per store]\n", argv[0]);
+      return 2;
+    }
+  }
+  try {
+    return understudy::soak(operations);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,78 @@
+"""The `understudy` command. One module per verb; `main` parses, runs the verb, turns errors into exit codes.
+
+A verb module has `add_parser(verbs)`, which describes its arguments, and `run(args)`, which does the work and
+returns the exit code. Help must come at once, so a verb imports what it works with inside `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from understudy import __version__
+from understudy.cli import demo
+from understudy.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EXIT_ERROR = 2  # bad usage or a typed error; anything else is a defect and shows its traceback
+EXIT_INTERRUPTED = 130
+
+EXAMPLES = """\
+examples:
+  understudy demo                    the block manager at work, in one table
+  understudy demo --policy vllm      the same, with vLLM's eviction order
+  understudy VERB --help             what a verb does and takes
+"""
+
+
+class Verb(Protocol):
+    """What a verb module offers."""
+
+    def add_parser(self, verbs: Verbs, /) -> None:
+        """Describe the verb and its arguments."""
+
+    def run(self, args: argparse.Namespace, /) -> int:
+        """Do the work; return the exit code. An UnderstudyError becomes its message and exit code 2."""
+
+
+VERBS: dict[str, Verb] = {"demo": demo}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="understudy",
+        description="An LLM-serving fleet without its GPUs: engines simulated down to the KV-cache block.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"understudy {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
+    for verb in VERBS.values():
+        verb.add_parser(verbs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (`sys.argv` unless given) and return its exit code."""
+    args = parser().parse_args(argv)
+    try:
+        code = VERBS[args.verb].run(args)
+        sys.stdout.flush()
+    except UnderstudyError as error:
+        print(f"understudy {args.verb}: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; keep the interpreter from failing once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    return code

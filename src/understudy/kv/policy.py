@@ -1,0 +1,36 @@
+"""Eviction policies written in Python."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+class EvictionPolicy(ABC):
+    """Owns one order over all unreferenced blocks of a pool, cached or empty, and says which go next.
+
+    The manager calls it once per allocation, never while it holds its lock: first with what happened since the last
+    call, in order, then with `select`. Calls never overlap, but may come from any thread that allocates. An exception
+    propagates to that caller and the allocation changes nothing; news whose call raised are told again next time.
+    """
+
+    @abstractmethod
+    def on_freed(self, blocks: npt.NDArray[np.int32], lineage_hashes: list[int | None]) -> None:
+        """`blocks` became unreferenced, in this order. A lineage hash is given where the block is cached.
+
+        At first every block of the pool is freed, empty.
+        """
+
+    @abstractmethod
+    def on_taken(self, blocks: npt.NDArray[np.int32]) -> None:
+        """`blocks` left the order: handed out as selected, matched again, or emptied."""
+
+    @abstractmethod
+    def select(self, count: int) -> Sequence[int] | npt.NDArray[np.integer]:
+        """Name `count` distinct blocks of the order to hand out next. `on_taken` follows for those that went."""

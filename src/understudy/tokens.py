@@ -1,0 +1,49 @@
+"""Token blocks and their hashes.
+
+A request's tokens are cut into blocks of `block_size`. Every complete block has
+
+- a **local hash**: XXH3-64 of its tokens (little-endian u32), seeded with the request's salt hash;
+- a **sequence hash**: of itself and every block before it, so that equal hashes mean equal prefixes;
+- a **lineage hash** (PLH): 128 bits of position, sequence hash and a fragment of the parent's sequence hash,
+  carried as a Python int. It is what the block manager calls a block by.
+
+`TokenBlocks` computes them while tokens come and go. `Identities` is the immutable run of them that the block
+manager takes; it can also be built without tokens, from hashes that a trace or another process supplies.
+Hash 0 stands for "not known" and is refused as the hash of a block.
+
+Bad arguments raise `understudy.errors.InvalidArgument`, which names the argument, and change nothing.
+"""
+
+from __future__ import annotations
+
+from understudy._core import (
+    Identities,
+    Identity,
+    TokenBlocks,
+    lineage_bytes,
+    lineage_extend,
+    lineage_from_bytes,
+    lineage_hash,
+    lineage_parts,
+    lineage_sort_key,
+    lineage_text,
+    positional_sequence_hash,
+    salt_hash,
+    xxh3_64,
+)
+
+__all__ = [
+    "Identities",
+    "Identity",
+    "TokenBlocks",
+    "lineage_bytes",
+    "lineage_extend",
+    "lineage_from_bytes",
+    "lineage_hash",
+    "lineage_parts",
+    "lineage_sort_key",
+    "lineage_text",
+    "positional_sequence_hash",
+    "salt_hash",
+    "xxh3_64",
+]

@@ -1,0 +1,46 @@
+"""Workloads: what a replay consumes, from trace files or made to order.
+
+`read_trace` reads a file, `synthesise` makes a workload from a `SyntheticSpec`, `write_mooncake` writes one;
+`OpenLoop` and `ClosedLoop` say how a replay plays it. Times inside are int64 nanoseconds.
+"""
+
+from understudy.workload.arrivals import ArrivalProcess, Burst, ClosedLoop, Constant, Gamma, OpenLoop, Poisson
+from understudy.workload.columns import RowError
+from understudy.workload.combine import concat, repeat
+from understudy.workload.distributions import Distribution, Fixed, LogNormal, Normal
+from understudy.workload.files import open_trace
+from understudy.workload.formats import TraceReader, read_trace, register_format, trace_formats
+from understudy.workload.mooncake import DEFAULT_TRACE_BLOCK_SIZE, read_mooncake
+from understudy.workload.synthetic import SharedRatio, SyntheticSpec, SystemPrompts, synthesise
+from understudy.workload.workload import Workload
+from understudy.workload.write import write_mooncake
+
+__all__ = [
+    "DEFAULT_TRACE_BLOCK_SIZE",
+    "ArrivalProcess",
+    "Burst",
+    "ClosedLoop",
+    "Constant",
+    "Distribution",
+    "Fixed",
+    "Gamma",
+    "LogNormal",
+    "Normal",
+    "OpenLoop",
+    "Poisson",
+    "RowError",
+    "SharedRatio",
+    "SyntheticSpec",
+    "SystemPrompts",
+    "TraceReader",
+    "Workload",
+    "concat",
+    "open_trace",
+    "read_mooncake",
+    "read_trace",
+    "register_format",
+    "repeat",
+    "synthesise",
+    "trace_formats",
+    "write_mooncake",
+]

@@ -1,0 +1,116 @@
+"""Helpers for the columns of a workload: checked, read-only numpy arrays and ragged (CSR) ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from understudy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+BoolColumn = NDArray[np.bool_]
+Int32Column = NDArray[np.int32]
+Int64Column = NDArray[np.int64]
+UInt32Column = NDArray[np.uint32]
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class RowError(InvalidArgument):
+    """A value that a column cannot hold; says which `field`, which `row` (from 0) and the `reason`."""
+
+    def __init__(self, field: str, row: int, reason: str) -> None:
+        super().__init__(f"{field}[{row}] {reason}")
+        self.field = field
+        self.row = row
+        self.reason = reason
+
+
+def first_row(bad: BoolColumn) -> int | None:
+    """Index of the first true entry, None when there is none."""
+    return int(bad.argmax()) if bad.any() else None
+
+
+def column(field: str, values: ArrayLike, dtype: type[_Scalar], rows: int | None = None) -> NDArray[_Scalar]:
+    """Return `values` as a contiguous read-only array of `dtype`, without ever changing a value.
+
+    Errors: InvalidArgument when it is not one-dimensional, not of integers (or bools), or not `rows` long;
+    RowError on the first value that `dtype` cannot hold.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise InvalidArgument(f"{field} must be one-dimensional, got {array.ndim} dimensions")
+    if rows is not None and len(array) != rows:
+        raise InvalidArgument(f"{field} must have {rows} entries, got {len(array)}")
+    wanted = np.dtype(dtype)
+    if array.dtype != wanted and len(array):
+        if array.dtype.kind not in ("b" if wanted.kind == "b" else "iu"):
+            kind = "booleans" if wanted.kind == "b" else "integers"
+            raise InvalidArgument(f"{field} must hold {kind}, got {array.dtype}")
+        if wanted.kind in "iu":
+            limits = np.iinfo(wanted)
+            bad = first_row((array < limits.min) | (array > limits.max))
+            if bad is not None:
+                raise RowError(field, bad, f"must fit {wanted}, got {array[bad]}")
+    result = np.ascontiguousarray(array, dtype=wanted).view()
+    result.flags.writeable = False
+    return result
+
+
+def offsets_of(counts: NDArray[np.integer]) -> Int64Column:
+    """Return CSR offsets for rows of these lengths."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def check_offsets(field: str, offsets: Int64Column, values: int) -> None:
+    """Check that `offsets` start at 0, never fall and end at `values`."""
+    if offsets[0] != 0:
+        raise RowError(field, 0, f"must be 0, got {offsets[0]}")
+    bad = first_row(np.diff(offsets) < 0)
+    if bad is not None:
+        raise RowError(
+            field, bad + 1, f"must not be below the one before, got {offsets[bad + 1]} < {offsets[bad]}"
+        )
+    if offsets[-1] != values:
+        raise RowError(
+            field, len(offsets) - 1, f"must equal the number of values, {values}, got {offsets[-1]}"
+        )
+
+
+def ragged_positions(starts: Int64Column, counts: NDArray[np.integer]) -> Int64Column:
+    """Return counts[0] numbers from starts[0] on, then counts[1] from starts[1] on, …, as one array."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+
+
+def take_ragged(
+    offsets: Int64Column, values: NDArray[_Scalar], rows: Int64Column
+) -> tuple[Int64Column, NDArray[_Scalar]]:
+    """Return the CSR pair that holds only `rows`, in that order."""
+    counts = np.diff(offsets)[rows]
+    return offsets_of(counts), values[ragged_positions(offsets[:-1][rows], counts)]
+
+
+def intern_ids(ids: NDArray[np.integer]) -> UInt32Column:
+    """Rename ids to 0, 1, 2, … in order of first appearance.
+
+    Errors: InvalidArgument when there are more than 2^32 distinct ones.
+    """
+    if not len(ids):
+        return np.empty(0, np.uint32)
+    highest = np.maximum.accumulate(ids)
+    if highest[0] == 0 and bool((highest[1:] - highest[:-1] <= 1).all()) and int(highest[-1]) < 2**32:
+        return ids.astype(np.uint32)  # already numbered so, as most published traces are
+    _, first_seen, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    if len(first_seen) > 2**32:
+        raise InvalidArgument(f"hash_ids has {len(first_seen)} distinct ids, at most 2^32 are supported")
+    names = np.empty(len(first_seen), np.uint32)
+    names[np.argsort(first_seen)] = np.arange(len(first_seen), dtype=np.uint32)
+    return names[inverse]

@@ -1,0 +1,186 @@
+"""Workloads made of others: one after the other, or the same one many times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from understudy.errors import InvalidArgument
+from understudy.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.workload.columns import BoolColumn, Int32Column, Int64Column, UInt32Column
+
+_T = TypeVar("_T")
+
+
+def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> Workload:
+    """Put workloads one after the other, row by row; arrivals stay as they are (see `sorted_by_arrival`).
+
+    With `shared_prefixes` equal hash ids mean equal content across the parts; without, each part's tokens
+    (exact outputs included) are moved to numbers of their own, so that no part can hit what another cached.
+
+    Errors: InvalidArgument when there is no part, when the parts differ in trace_block_size or in what they
+    carry (arrivals, names), when two names are equal, or when the token numbers no longer fit 32 bits.
+    """
+    if not workloads:
+        raise InvalidArgument("concat needs at least one workload")
+    size = _common("trace_block_size", [part.trace_block_size for part in workloads])
+    has_arrivals = _common("has_arrivals", [part.has_arrivals for part in workloads])
+    for name in ("request_ids", "session_ids"):
+        _common(f"presence of {name}", [getattr(part, name) is not None for part in workloads])
+    spaces = [0 if shared_prefixes else part.token_space for part in workloads]
+    if sum(spaces) >= 2**32:
+        raise InvalidArgument(
+            f"concat needs {sum(spaces)} token numbers, they must fit 32 bits: use shared_prefixes"
+        )
+    token_bases = _bases(spaces)
+    hash_bases = _bases([len(part.hash_ids) for part in workloads])
+    session_bases = _bases([part.sessions for part in workloads])
+    policy_class, policy_classes = _concat_policy_classes(workloads)
+    output_offsets, output_ids = _concat_outputs(workloads, token_bases)
+    return Workload(
+        arrival_ns=np.concatenate([part.arrival_ns for part in workloads]),
+        prompt_tokens=np.concatenate([part.prompt_tokens for part in workloads]),
+        output_tokens=np.concatenate([part.output_tokens for part in workloads]),
+        hash_offsets=np.concatenate(
+            [np.zeros(1, np.int64)]
+            + [part.hash_offsets[1:] + base for part, base in zip(workloads, hash_bases, strict=True)]
+        ),
+        hash_ids=np.concatenate(
+            [part.hash_ids + np.uint32(base) for part, base in zip(workloads, token_bases, strict=True)]
+        ),
+        trace_block_size=size,
+        has_arrivals=has_arrivals,
+        session=np.concatenate(
+            [part.session + np.int32(base) for part, base in zip(workloads, session_bases, strict=True)]
+        ),
+        turn=np.concatenate([part.turn for part in workloads]),
+        delay_ns=np.concatenate([part.delay_ns for part in workloads]),
+        priority=np.concatenate([part.priority for part in workloads]),
+        output_token_offsets=output_offsets,
+        output_token_ids=output_ids,
+        output_in_next=_concat_flags(workloads),
+        strict_priority=_concat_strict(workloads),
+        policy_class=policy_class,
+        policy_classes=policy_classes,
+        request_ids=_concat_names([part.request_ids for part in workloads]),
+        session_ids=_concat_names([part.session_ids for part in workloads]),
+        clamped_prompts=sum(part.clamped_prompts for part in workloads),
+        dropped_hash_ids=sum(part.dropped_hash_ids for part in workloads),
+    )
+
+
+def repeat(workload: Workload, times: int, *, gap_ns: int = 0, shared_prefixes: bool = False) -> Workload:
+    """Play the workload `times` times, each copy `gap_ns` after the last arrival of the one before.
+
+    Copies after the first append `#1`, `#2`, … to the names. `shared_prefixes` as in `concat`.
+
+    Errors: InvalidArgument when times < 1, gap_ns < 0, a gap is asked for without arrivals, or the last copy
+    would arrive past 2^63 ns.
+    """
+    if times < 1:
+        raise InvalidArgument(f"times must be at least 1, got {times}")
+    if gap_ns < 0:
+        raise InvalidArgument(f"gap_ns must be at least 0, got {gap_ns}")
+    if gap_ns and not workload.has_arrivals:
+        raise InvalidArgument("gap_ns has no meaning for a workload without arrivals")
+    last_ns = int(workload.arrival_ns.max(initial=0))
+    period_ns = last_ns - (int(workload.arrival_ns.min()) if len(workload) else 0) + gap_ns
+    if last_ns + period_ns * (times - 1) >= 2**63:
+        raise InvalidArgument(f"{times} copies of {period_ns} ns reach past 2^63 ns: call normalised() first")
+    return concat(
+        [workload]
+        + [
+            replace(
+                workload,
+                arrival_ns=workload.arrival_ns + copy * period_ns,
+                request_ids=_suffixed(workload.request_ids, copy),
+                session_ids=_suffixed(workload.session_ids, copy),
+            )
+            for copy in range(1, times)
+        ],
+        shared_prefixes=shared_prefixes,
+    )
+
+
+def _common(what: str, values: list[_T]) -> _T:
+    for part, value in enumerate(values):
+        if value != values[0]:
+            raise InvalidArgument(f"concat: {what} is {values[0]} in part 0 but {value} in part {part}")
+    return values[0]
+
+
+def _bases(sizes: list[int]) -> list[int]:
+    return list(accumulate(sizes[:-1], initial=0))
+
+
+def _suffixed(names: list[str] | None, copy: int) -> list[str] | None:
+    return None if names is None else [f"{name}#{copy}" for name in names]
+
+
+def _concat_names(parts: list[list[str] | None]) -> list[str] | None:
+    names: list[str] = []
+    for part in parts:
+        if part is None:
+            return None
+        names += part
+    return names
+
+
+def _concat_outputs(
+    workloads: Sequence[Workload], token_bases: list[int]
+) -> tuple[Int64Column | None, UInt32Column | None]:
+    if all(part.output_token_ids is None for part in workloads):
+        return None, None
+    offsets, ids = [np.zeros(1, np.int64)], [np.empty(0, np.uint32)]
+    end = 0
+    for part, base in zip(workloads, token_bases, strict=True):
+        if part.output_token_ids is None or part.output_token_offsets is None:
+            offsets.append(np.full(len(part), end))
+        else:
+            offsets.append(part.output_token_offsets[1:] + end)
+            ids.append(part.output_token_ids + np.uint32(base))
+            end += len(part.output_token_ids)
+    return np.concatenate(offsets), np.concatenate(ids)
+
+
+def _concat_flags(workloads: Sequence[Workload]) -> BoolColumn | None:
+    if all(part.output_in_next is None for part in workloads):
+        return None
+    return np.concatenate(
+        [
+            np.zeros(len(part), bool) if part.output_in_next is None else part.output_in_next
+            for part in workloads
+        ]
+    )
+
+
+def _concat_strict(workloads: Sequence[Workload]) -> Int64Column | None:
+    if all(part.strict_priority is None for part in workloads):
+        return None
+    return np.concatenate(
+        [
+            np.zeros(len(part), np.int64) if part.strict_priority is None else part.strict_priority
+            for part in workloads
+        ]
+    )
+
+
+def _concat_policy_classes(workloads: Sequence[Workload]) -> tuple[Int32Column | None, tuple[str, ...]]:
+    names = tuple(dict.fromkeys(name for part in workloads for name in part.policy_classes))
+    if not names:
+        return None, ()
+    columns = []
+    for part in workloads:
+        if part.policy_class is None:
+            columns.append(np.full(len(part), -1, np.int32))
+        else:  # entry −1 of the lookup is its last, which stands for "none"
+            lookup = np.array([*(names.index(name) for name in part.policy_classes), -1], np.int32)
+            columns.append(lookup[part.policy_class])
+    return np.concatenate(columns), names

@@ -1,0 +1,69 @@
+"""Trace formats by name. A format is a callable that reads one file; users may add their own.
+
+A reader raises InvalidArgument, with the line, for a bad row; `files.open_trace` opens plain and gzipped
+files.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from understudy.errors import ConfigError
+from understudy.workload.mooncake import read_mooncake
+from understudy.workload.workload import Workload
+
+if TYPE_CHECKING:
+    import os
+
+
+TraceReader = Callable[..., Workload]
+"""`reader(path, **options)`; its keyword-only parameters are the format's options."""
+
+_readers: dict[str, TraceReader] = {}
+
+
+def trace_formats() -> tuple[str, ...]:
+    """Return the known format names, sorted."""
+    return tuple(sorted(_readers))
+
+
+def register_format(name: str, reader: TraceReader, *, replace: bool = False) -> None:
+    """Make `reader` available as `format=name`.
+
+    Errors: ConfigError when the name is empty, or known and `replace` is false.
+    """
+    if not name:
+        raise ConfigError("format: the name must not be empty")
+    if name in _readers and not replace:
+        raise ConfigError(f"format {name!r} is registered already: pass replace=True to replace it")
+    _readers[name] = reader
+
+
+def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options: object) -> Workload:  # noqa: A002
+    """Read a trace, in file order, with the reader of `format`; `options` are that reader's.
+
+    Errors: ConfigError for an unknown format or option (it lists the known ones); InvalidArgument for a bad
+    row or a file that cannot be read.
+    """
+    if format not in _readers:
+        raise ConfigError(f"format {format!r} is unknown; known are {', '.join(trace_formats())}")
+    reader = _readers[format]
+    parameters = inspect.signature(reader).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        for option in options:
+            if option not in known:
+                choices = ", ".join(known) or "none"
+                raise ConfigError(f"option {option!r} is unknown to format {format!r}; known are {choices}")
+    workload = reader(Path(path), **options)
+    if not isinstance(workload, Workload):
+        raise ConfigError(
+            f"format {format!r}: the reader must return a Workload, got {type(workload).__name__}"
+        )
+    return workload
+
+
+register_format("mooncake", read_mooncake)

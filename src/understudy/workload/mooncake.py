@@ -1,0 +1,285 @@
+"""Mooncake JSONL: one request per line, its prompt described by the hash ids of its blocks.
+
+Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_length` (or `input_tokens`),
+`timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
+`output_token_ids`, `priority`, `strict_priority`, `policy_class` are optional; so is our own
+`output_in_next_turn` (the next turn's prompt is this prompt, this output, and more). null means absent. Any
+other key is an error.
+
+Rules: rows with the same `session_id` are the turns of one session, in file order; a row without is its own
+session. Either every first turn has a timestamp or none has (then the workload can only run closed loop). A
+first turn has no delay; a later turn waits for its explicit delay, else for the difference of its timestamp
+and that of the turn before, else not at all. Times are rounded once, to whole nanoseconds. A missing
+`input_length` means that the prompt fills its blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import numpy as np
+
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.workload.columns import (
+    Int32Column,
+    Int64Column,
+    RowError,
+    UInt32Column,
+    column,
+    first_row,
+    intern_ids,
+    offsets_of,
+    ragged_positions,
+)
+from understudy.workload.files import open_trace
+from understudy.workload.mooncake_rows import TraceChunk, read_chunks
+from understudy.workload.times import milliseconds_to_ns
+from understudy.workload.validation import next_turn_rows
+from understudy.workload.workload import Workload
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from understudy.workload.columns import BoolColumn
+
+DEFAULT_TRACE_BLOCK_SIZE = 512
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+# How the file calls the columns.
+_KEYS = {
+    "prompt_tokens": "input_length",
+    "output_tokens": "output_length",
+    "output_in_next": "output_in_next_turn",
+}
+
+
+def read_mooncake(
+    path: str | os.PathLike[str],
+    *,
+    trace_block_size: int = DEFAULT_TRACE_BLOCK_SIZE,
+    clamp_input_length: bool = False,
+    drop_surplus_hash_ids: bool = False,
+) -> Workload:
+    """Read a Mooncake trace (`.gz` is decompressed) in file order; the module describes the format.
+
+    An `input_length` above len(hash_ids)·trace_block_size is an error, and so are more hash ids than the
+    prompt has blocks: both hint at a wrong `trace_block_size`. `clamp_input_length` and
+    `drop_surplus_hash_ids` accept them instead; the workload counts what they changed.
+
+    Errors: InvalidArgument `FILE:LINE: …` for a bad row, or when the file cannot be read; ConfigError for a
+    bad option.
+    """
+    if isinstance(trace_block_size, bool) or not isinstance(trace_block_size, int) or trace_block_size < 1:
+        raise ConfigError(f"trace_block_size must be an integer of at least 1, got {trace_block_size!r}")
+    with open_trace(path) as file:
+        chunks = list(read_chunks(file, str(path)))
+    trace = _Trace(str(path), chunks)
+    clamped, dropped = trace.fit_prompts(trace_block_size, clamp_input_length, drop_surplus_hash_ids)
+    trace.find_sessions()
+    trace.find_times()
+    return trace.workload(trace_block_size, clamped, dropped)
+
+
+class _Trace:
+    """The joined chunks of one file, on their way to a workload."""
+
+    def __init__(self, name: str, chunks: Sequence[TraceChunk]) -> None:
+        self._name = name
+        self._chunks = chunks
+        self._lines = _join([chunk.lines for chunk in chunks], np.int64)
+        self._prompt = _join([chunk.input_length for chunk in chunks], np.int64)
+        self._counts = _join([chunk.hash_counts for chunk in chunks], np.int64)
+        self._ids = _join([chunk.hash_ids for chunk in chunks], np.uint64)
+
+    def fit_prompts(self, block_size: int, clamp: bool, drop_surplus: bool) -> tuple[int, int]:
+        """Make prompt lengths and numbers of hash ids agree; return how many were clamped and dropped."""
+        capacity = self._counts * block_size
+        prompt = np.where(self._prompt < 0, capacity, self._prompt)
+        too_long = prompt > capacity
+        row = first_row(too_long)
+        if row is not None and not clamp:
+            self._fail(
+                row,
+                f"input_length {prompt[row]} exceeds {self._counts[row]} hash_ids of {block_size} tokens: is "
+                "trace_block_size right? clamp_input_length=True shortens such prompts",
+            )
+        self._prompt = np.minimum(prompt, capacity)
+        counts = -(-self._prompt // block_size)
+        dropped = len(self._ids) - int(counts.sum())
+        if dropped:
+            row = first_row(self._counts > counts)
+            if row is not None and not drop_surplus:
+                self._fail(
+                    row,
+                    f"input_length {prompt[row]} needs {counts[row]} hash_ids of {block_size} tokens, got "
+                    f"{self._counts[row]}: is trace_block_size right? drop_surplus_hash_ids=True helps",
+                )
+            self._ids = self._ids[ragged_positions(offsets_of(self._counts)[:-1], counts)]
+            self._counts = counts
+        return int(too_long.sum()), dropped
+
+    def find_sessions(self) -> None:
+        """Number the sessions and their turns in file order."""
+        rows = len(self._lines)
+        names = self._names("session_id")
+        self._session: Int32Column = np.arange(rows, dtype=np.int32)
+        self._turn: Int32Column = np.zeros(rows, np.int32)
+        self._session_ids: list[str] | None = None
+        if names is None:
+            return
+        self._session_ids = []
+        known: dict[str, int] = {}
+        turns: list[int] = []
+        for row, name in enumerate(names):
+            session = len(turns) if name is None else known.setdefault(name, len(turns))
+            if session == len(turns):
+                turns.append(0)
+                self._session_ids.append(self._default_name(row) if name is None else name)
+            self._session[row] = session
+            self._turn[row] = turns[session]
+            turns[session] += 1
+        for row, name in enumerate(names):
+            if name is None and self._default_name(row) in known:
+                self._fail(row, f"has no session_id, and its own name {self._default_name(row)!r} is taken")
+
+    def find_times(self) -> None:
+        """Arrivals of the sessions and delays of the later turns."""
+        timestamp_ms = _join([chunk.timestamp_ms for chunk in self._chunks], np.float64)
+        delay_ms = _join([chunk.delay_ms for chunk in self._chunks], np.float64)
+        has_timestamp, has_delay = ~np.isnan(timestamp_ms), ~np.isnan(delay_ms)
+        time_ns = milliseconds_to_ns(timestamp_ms)
+        first = self._turn == 0
+        row = first_row(first & has_delay & (delay_ms != 0))
+        if row is not None:
+            self._fail(row, f"delay must be absent or 0 on a session's first turn, got {delay_ms[row]}")
+        self._has_arrivals = bool(has_timestamp[first].any()) or not len(first)
+        row = first_row(first & ~has_timestamp)
+        if row is not None and self._has_arrivals:
+            self._fail(row, "timestamp is missing, though other first turns have one: give all or none")
+        self._arrival_ns = time_ns[first][self._session]
+
+        self._delay_ns = milliseconds_to_ns(delay_ms)
+        following = next_turn_rows(self._session)
+        before = np.flatnonzero(following >= 0)
+        later = following[before]
+        from_timestamp = has_timestamp[later] & ~has_delay[later]
+        before, later = before[from_timestamp], later[from_timestamp]
+        bad = first_row(~has_timestamp[before])
+        if bad is not None:
+            self._fail(
+                int(later[bad]),
+                "timestamp gives no delay, since the turn before has no timestamp: give a delay",
+            )
+        difference_ns = time_ns[later] - time_ns[before]
+        bad = first_row(difference_ns < 0)
+        if bad is not None:
+            line = self._lines[before[bad]]
+            self._fail(int(later[bad]), f"timestamp lies before that of the turn before, in line {line}")
+        self._delay_ns[later] = difference_ns
+
+    def workload(self, block_size: int, clamped: int, dropped: int) -> Workload:
+        """Build the workload; what it refuses is reported with the line."""
+        output = _join([chunk.output_length for chunk in self._chunks], np.int64)
+        priority = self._ints("priority")
+        output_offsets, output_ids = self._output_tokens()
+        policy_class, policy_classes = self._policy_classes()
+        try:
+            return Workload(
+                arrival_ns=self._arrival_ns,
+                prompt_tokens=column("prompt_tokens", self._prompt, np.int32),
+                output_tokens=column("output_tokens", output, np.int32),
+                hash_offsets=offsets_of(self._counts),
+                hash_ids=intern_ids(self._ids),
+                trace_block_size=block_size,
+                has_arrivals=self._has_arrivals,
+                session=self._session,
+                turn=self._turn,
+                delay_ns=self._delay_ns,
+                priority=column(
+                    "priority", np.zeros(len(output), np.int32) if priority is None else priority, np.int32
+                ),
+                output_token_offsets=output_offsets,
+                output_token_ids=output_ids,
+                output_in_next=self._output_in_next(),
+                strict_priority=self._ints("strict_priority"),
+                policy_class=policy_class,
+                policy_classes=policy_classes,
+                request_ids=self._request_ids(),
+                session_ids=self._session_ids,
+                clamped_prompts=clamped,
+                dropped_hash_ids=dropped,
+            )
+        except RowError as error:
+            self._fail(error.row, f"{_KEYS.get(error.field, error.field)} {error.reason}")
+
+    def _fail(self, row: int, reason: str) -> NoReturn:
+        raise InvalidArgument(f"{self._name}:{self._lines[row]}: {reason}") from None
+
+    def _default_name(self, row: int) -> str:
+        return f"request_{self._lines[row]}"
+
+    def _names(self, key: str) -> list[str | None] | None:
+        parts: list[list[str | None] | None] = [getattr(chunk, key) for chunk in self._chunks]
+        if all(part is None for part in parts):
+            return None
+        joined: list[str | None] = []
+        for part, chunk in zip(parts, self._chunks, strict=True):
+            joined += [None] * len(chunk.lines) if part is None else part
+        return joined
+
+    def _ints(self, key: str) -> Int64Column | None:
+        parts: list[Int64Column | None] = [getattr(chunk, key) for chunk in self._chunks]
+        return _join_optional(parts, self._chunks, np.int64)
+
+    def _output_in_next(self) -> BoolColumn | None:
+        return _join_optional([chunk.output_in_next for chunk in self._chunks], self._chunks, np.bool_)
+
+    def _output_tokens(self) -> tuple[Int64Column | None, UInt32Column | None]:
+        counts = _join_optional([chunk.output_token_counts for chunk in self._chunks], self._chunks, np.int64)
+        if counts is None:
+            return None, None
+        ids = _join([c.output_token_ids for c in self._chunks if c.output_token_ids is not None], np.uint64)
+        offsets = offsets_of(counts)
+        bad = first_row(ids >= 2**32)
+        if bad is not None:
+            row = int(np.searchsorted(offsets, bad, side="right")) - 1
+            self._fail(row, f"output_token_ids must lie in 0 … 2^32−1, got {ids[bad]}")
+        return offsets, ids.astype(np.uint32)
+
+    def _policy_classes(self) -> tuple[Int32Column | None, tuple[str, ...]]:
+        names = self._names("policy_class")
+        if names is None:
+            return None, ()
+        known: dict[str, int] = {}
+        index = [-1 if name is None else known.setdefault(name, len(known)) for name in names]
+        return np.array(index, np.int32), tuple(known)
+
+    def _request_ids(self) -> list[str] | None:
+        given = self._names("request_id")
+        if given is None:
+            return None
+        names = [self._default_name(row) if name is None else name for row, name in enumerate(given)]
+        if len(set(names)) < len(names):
+            rows: dict[str, int] = {}
+            for row, name in enumerate(names):
+                if name in rows:
+                    self._fail(row, f"request_id {name!r} was already used in line {self._lines[rows[name]]}")
+                rows[name] = row
+        return names
+
+
+def _join(parts: list[NDArray[_Scalar]], dtype: type[_Scalar]) -> NDArray[_Scalar]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _join_optional(
+    parts: list[NDArray[_Scalar] | None], chunks: Sequence[TraceChunk], dtype: type[_Scalar]
+) -> NDArray[_Scalar] | None:
+    if all(part is None for part in parts):
+        return None
+    zeros = [np.zeros(len(chunk.lines), dtype) for chunk in chunks]
+    return np.concatenate([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])

@@ -1,0 +1,305 @@
+"""The lines of a Mooncake trace, decoded a megabyte at a time into columns.
+
+A chunk is decoded in one call and its numbers are converted in bulk; line by line happens only to say which
+line is wrong. Hash ids are by far the most of a trace, so they never become Python integers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from understudy.errors import InvalidArgument, InvariantViolated
+from understudy.workload.columns import BoolColumn, Int64Column, first_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_CHUNK_BYTES = 1 << 20  # small enough for temporary arrays to stay in the cache
+_ABSENT = msgspec.Raw(b"")
+_WHITESPACE = b" \t\r\n"
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    timestamp: float | int | None = None
+    created_time: float | int | None = None
+    input_length: int | None = None
+    input_tokens: int | None = None
+    output_length: int | None = None
+    output_tokens: int | None = None
+    hash_ids: msgspec.Raw = _ABSENT
+    delay: float | int | None = None
+    delay_ms: float | int | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    output_token_ids: msgspec.Raw = _ABSENT
+    priority: int | None = None
+    strict_priority: int | None = None
+    policy_class: str | None = None
+    output_in_next_turn: bool | None = None
+
+
+class _LeanRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What most traces have and no more: decoded in half the time."""
+
+    timestamp: float | int | None = None
+    input_length: int | None = None
+    output_length: int | None = None
+    hash_ids: msgspec.Raw = _ABSENT
+
+
+_ROWS = msgspec.json.Decoder(_Row)
+_LEAN_ROWS = msgspec.json.Decoder(_LeanRow)
+_ID_LIST = msgspec.json.Decoder(list[int])
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(frozen=True, eq=False)
+class TraceChunk:
+    """Consecutive rows of a trace; a column that no row has is None."""
+
+    lines: Int64Column
+    """Line number of each row, from 1."""
+    input_length: Int64Column
+    """−1 where absent, else ≥ 1."""
+    output_length: Int64Column
+    hash_counts: Int64Column
+    hash_ids: NDArray[np.uint64]
+    timestamp_ms: NDArray[np.float64]
+    """NaN where absent."""
+    delay_ms: NDArray[np.float64]
+    """NaN where absent."""
+    session_id: list[str | None] | None
+    request_id: list[str | None] | None
+    policy_class: list[str | None] | None
+    priority: Int64Column | None
+    strict_priority: Int64Column | None
+    output_in_next: BoolColumn | None
+    output_token_counts: Int64Column | None
+    output_token_ids: NDArray[np.uint64] | None
+
+
+def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
+    """Yield the rows of `file`, in order; `name` stands in front of errors.
+
+    Errors: InvalidArgument `NAME:LINE: …` for a row that cannot be decoded or lacks a required key.
+    """
+    line = 1
+    rest = b""
+    while data := file.read(_CHUNK_BYTES):
+        cut = data.rfind(b"\n") + 1
+        if not cut:
+            rest += data
+            continue
+        decoding = _Decoding(rest + data[:cut], line, name)
+        if len(decoding):
+            yield decoding.columns()
+        rest = data[cut:]
+        line += decoding.newlines
+    decoding = _Decoding(rest, line, name)
+    if len(decoding):
+        yield decoding.columns()
+
+
+class _Decoding:
+    """One chunk of whole lines on its way into columns."""
+
+    def __init__(self, data: bytes, first_line: int, name: str) -> None:
+        self._data = data
+        self._first_line = first_line
+        self._name = name
+        self.newlines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
+        self._rows: Sequence[_LeanRow | _Row]
+        try:
+            self._rows = _LEAN_ROWS.decode_lines(data)
+            self._keys = _LeanRow.__struct_fields__
+        except _DECODE_ERRORS:
+            self._keys = _Row.__struct_fields__
+            try:
+                self._rows = _ROWS.decode_lines(data)
+            except _DECODE_ERRORS:
+                self._explain_undecodable()
+        self._lines = self._line_numbers()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def columns(self) -> TraceChunk:
+        """Convert the rows; raises on the first key that has a bad value."""
+        hash_counts, hash_ids = self._id_lists("hash_ids", self._raws("hash_ids"))
+        output_counts: Int64Column | None = None
+        output_ids: NDArray[np.uint64] | None = None
+        outputs = self._raws("output_token_ids")
+        if any(raw is not _ABSENT for raw in outputs):
+            output_counts, output_ids = self._id_lists("output_token_ids", outputs, required=False)
+        in_next = self._values("output_in_next_turn")
+        return TraceChunk(
+            lines=self._lines,
+            input_length=self._input_lengths(),
+            output_length=self._required_ints("output_length", "output_tokens"),
+            hash_counts=hash_counts,
+            hash_ids=hash_ids,
+            timestamp_ms=self._milliseconds("timestamp", "created_time"),
+            delay_ms=self._milliseconds("delay", "delay_ms"),
+            session_id=self._values("session_id"),
+            request_id=self._values("request_id"),
+            policy_class=self._values("policy_class"),
+            priority=self._optional_ints("priority"),
+            strict_priority=self._optional_ints("strict_priority"),
+            output_in_next=None if in_next is None else np.array([bool(flag) for flag in in_next]),
+            output_token_counts=output_counts,
+            output_token_ids=output_ids,
+        )
+
+    def _line_numbers(self) -> Int64Column:
+        if self.newlines + (not self._data.endswith(b"\n")) == len(self._rows):
+            return np.arange(self._first_line, self._first_line + len(self._rows))
+        lines = [line for line, text in self._texts() if text.strip(_WHITESPACE)]
+        if len(lines) != len(self._rows):  # an object over several lines, or several on one
+            self._explain_undecodable()
+        return np.array(lines, np.int64)
+
+    def _texts(self) -> Iterator[tuple[int, bytes]]:
+        return enumerate(self._data.split(b"\n"), self._first_line)
+
+    def _explain_undecodable(self) -> NoReturn:
+        for line, text in self._texts():
+            if not text.strip(_WHITESPACE):
+                continue
+            try:
+                _ROWS.decode(text)
+            except _DECODE_ERRORS as error:
+                raise InvalidArgument(f"{self._name}:{line}: {_in_our_words(error)}") from None
+        raise InvariantViolated(
+            f"{self._name}: the lines from {self._first_line} on decode alone, not together"
+        )
+
+    def _fail(self, row: int, reason: str) -> NoReturn:
+        raise InvalidArgument(f"{self._name}:{self._lines[row]}: {reason}")
+
+    def _raws(self, key: str) -> list[msgspec.Raw]:
+        return list(map(attrgetter(key), self._rows)) if key in self._keys else []
+
+    def _values(self, key: str, alias: str | None = None) -> list[Any] | None:
+        """Values of one key, or of its other name; None when no row has either."""
+        values: list[Any] | None = list(map(attrgetter(key), self._rows)) if key in self._keys else None
+        if values is not None and values.count(None) == len(values):
+            values = None
+        others = None if alias is None else self._values(alias)
+        if values is None or others is None:
+            return others if values is None else values
+        for row, (value, other) in enumerate(zip(values, others, strict=True)):
+            if value is None:
+                values[row] = other
+            elif other is not None:
+                self._fail(row, f"has both {key} and {alias}: give one")
+        return values
+
+    def _required_ints(self, key: str, alias: str) -> Int64Column:
+        values = self._values(key, alias)
+        if values is None or None in values:
+            self._fail(0 if values is None else values.index(None), f"{key} is required")
+        return self._int64(key, values)
+
+    def _optional_ints(self, key: str) -> Int64Column | None:
+        values = self._values(key)
+        return None if values is None else self._int64(key, [value or 0 for value in values])
+
+    def _input_lengths(self) -> Int64Column:
+        values = self._values("input_length", "input_tokens")
+        if values is None:
+            return np.full(len(self._rows), -1)
+        if None not in values:
+            lengths = self._int64("input_length", values)
+        else:
+            lengths = self._int64("input_length", [-1 if value is None else value for value in values])
+        bad = next((row for row in np.flatnonzero(lengths < 1) if values[row] is not None), None)
+        if bad is not None:
+            self._fail(int(bad), f"input_length must be at least 1, got {values[bad]}")
+        return lengths
+
+    def _int64(self, key: str, values: list[int]) -> Int64Column:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            row = next(row for row, value in enumerate(values) if not -(2**63) <= value < 2**63)
+            self._fail(row, f"{key} must fit 64 bits, got {values[row]}")
+
+    def _milliseconds(self, key: str, alias: str) -> NDArray[np.float64]:
+        values = self._values(key, alias)
+        if values is None:
+            return np.full(len(self._rows), np.nan)
+        try:
+            times_ms = np.array(values, np.float64)  # None becomes NaN
+        except OverflowError:
+            row = next(row for row, value in enumerate(values) if value is not None and abs(value) >= 2**63)
+            self._fail(row, f"{key} must be below 2^63 ns, got {values[row]} ms")
+        bad = first_row((times_ms < 0) | (times_ms >= 2**63 / 1e6))
+        if bad is not None:
+            self._fail(bad, f"{key} must be at least 0 ms and below 2^63 ns, got {values[bad]}")
+        return times_ms
+
+    def _id_lists(
+        self, key: str, raws: Sequence[msgspec.Raw], *, required: bool = True
+    ) -> tuple[Int64Column, NDArray[np.uint64]]:
+        fast = _plain_id_lists(raws)
+        if fast is not None:
+            return fast
+        lists: list[list[int]] = []
+        for row, raw in enumerate(raws):
+            if raw is _ABSENT or bytes(raw) == b"null":
+                if required:
+                    self._fail(row, f"{key} is required")
+                lists.append([])
+                continue
+            try:
+                ids = _ID_LIST.decode(raw)
+            except _DECODE_ERRORS as error:
+                self._fail(row, _in_our_words(error, key))
+            if required and not ids:
+                self._fail(row, f"{key} must not be empty")
+            for value in ids:
+                if not 0 <= value < 2**64:
+                    self._fail(row, f"{key} must lie in 0 … 2^64−1, got {value}")
+            lists.append(ids)
+        counts = np.array([len(ids) for ids in lists], np.int64)
+        return counts, np.array([value for ids in lists for value in ids], np.uint64)
+
+
+def _plain_id_lists(raws: Sequence[msgspec.Raw]) -> tuple[Int64Column, NDArray[np.uint64]] | None:
+    """Convert lists of plain non-negative integers, none empty, in bulk; None when they are anything else."""
+    text = b",".join(raws)
+    characters = np.frombuffer(text, np.uint8)
+    digit = characters - np.uint8(ord("0")) < 10
+    comma, opening, closing, blank = (characters == ord(character) for character in ",[] ")
+    known = sum(np.count_nonzero(mask) for mask in (digit, comma, opening, closing, blank))
+    starts = np.flatnonzero(opening)
+    if known != len(text) or len(starts) != len(raws) or starts[0] != 0 or not digit[starts + 1].all():
+        return None
+    if not (closing[starts[1:] - 2].all() and comma[starts[1:] - 1].all()):  # lists within lists
+        return None
+    # Every id but the last is followed by a comma; the one between two lists belongs to the first of them.
+    commas = np.flatnonzero(comma)
+    bounds = np.append(np.searchsorted(commas, starts), len(commas) + 1)
+    ids = np.fromstring(text.replace(b"[", b" ").replace(b"]", b" "), np.uint64, sep=",")
+    if len(ids) != len(commas) + 1 or ids.max() == 2**64 - 1:  # 2^64−1 also stands for anything above
+        return None
+    return np.diff(bounds), ids
+
+
+def _in_our_words(error: Exception, key: str | None = None) -> str:
+    text = str(error)
+    if unknown := re.match(r"Object contains unknown field `(.*?)`", text):
+        return f"unknown key {unknown[1]!r}; known are {', '.join(_Row.__struct_fields__)}"
+    where = re.search(r" - at `\$(.*)`$", text)
+    if where is None:
+        return text if key is None else f"{key}: {text}"
+    place = f"{key or ''}{where[1]}".lstrip(".")
+    return f"{place}: {text[: where.start()]}"

@@ -1,0 +1,206 @@
+"""The invariants of a workload, checked once when it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.errors import InvalidArgument
+from understudy.workload.columns import (
+    BoolColumn,
+    Int32Column,
+    Int64Column,
+    RowError,
+    check_offsets,
+    first_row,
+    ragged_positions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from understudy.workload.workload import Workload
+
+
+def check_workload(workload: Workload) -> None:
+    """Raise InvalidArgument or RowError on the first broken invariant of `Workload`."""
+    _check_minimum("prompt_tokens", workload.prompt_tokens, 1)
+    _check_minimum("output_tokens", workload.output_tokens, 0)
+    _check_minimum("arrival_ns", workload.arrival_ns, 0)
+    _check_minimum("delay_ns", workload.delay_ns, 0)
+    _check_hash_ids(workload)
+    _check_sessions(workload)
+    _check_outputs(workload)
+    _check_router_columns(workload)
+    check_names("request_ids", workload.request_ids, len(workload))
+    check_names("session_ids", workload.session_ids, workload.sessions)
+
+
+def next_turn_rows(session: Int32Column) -> Int64Column:
+    """Row of the next entry with the same session, −1 where there is none."""
+    following = np.full(len(session), -1, np.int64)
+    order = np.argsort(session, kind="stable")
+    same = session[order[1:]] == session[order[:-1]]
+    following[order[:-1][same]] = order[1:][same]
+    following.flags.writeable = False
+    return following
+
+
+def check_names(field: str, names: list[str] | None, count: int) -> None:
+    """Check that there are `count` names and that no two are equal."""
+    if names is None:
+        return
+    if len(names) != count:
+        raise InvalidArgument(f"{field} must have {count} entries, got {len(names)}")
+    if len(set(names)) == count:
+        return
+    seen: dict[str, int] = {}
+    for row, name in enumerate(names):
+        if name in seen:
+            raise RowError(field, row, f"{name!r} was already used by row {seen[name]}")
+        seen[name] = row
+
+
+def _fail_first(field: str, bad: BoolColumn, reason: Callable[[int], str]) -> None:
+    row = first_row(bad)
+    if row is not None:
+        raise RowError(field, row, reason(row))
+
+
+def _check_minimum(field: str, values: NDArray[np.integer], minimum: int) -> None:
+    _fail_first(field, values < minimum, lambda row: f"must be at least {minimum}, got {values[row]}")
+
+
+def _check_hash_ids(workload: Workload) -> None:
+    check_offsets("hash_offsets", workload.hash_offsets, len(workload.hash_ids))
+    size = workload.trace_block_size
+    counts = np.diff(workload.hash_offsets)
+    blocks = -(-workload.prompt_tokens.astype(np.int64) // size)
+    _fail_first(
+        "hash_ids",
+        counts != blocks,
+        lambda row: (
+            f"must have {blocks[row]} ids for a prompt of {workload.prompt_tokens[row]} tokens "
+            f"in blocks of {size}, got {counts[row]}"
+        ),
+    )
+
+
+def _check_sessions(workload: Workload) -> None:
+    session, turn = workload.session, workload.turn
+    firsts = np.flatnonzero(turn == 0)
+    expected = np.arange(len(firsts))
+    bad = first_row(session[firsts] != expected)
+    if bad is not None:
+        row = int(firsts[bad])
+        raise RowError("session", row, f"must be {bad}, the next new session, got {session[row]}")
+    _fail_first(
+        "session",
+        (session < 0) | (session >= len(firsts)),
+        lambda row: f"must be one of the {len(firsts)} sessions that have a first turn, got {session[row]}",
+    )
+    if len(firsts) == len(session):
+        order = expected
+    else:
+        order = np.argsort(session, kind="stable")
+        starts = np.searchsorted(session[order], expected)
+        place = np.empty(len(session), np.int64)
+        place[order] = np.arange(len(session)) - starts[session[order]]
+        _fail_first(
+            "turn",
+            turn != place,
+            lambda row: f"must be {place[row]}, counting the rows of session {session[row]}, got {turn[row]}",
+        )
+    _fail_first(
+        "delay_ns",
+        (turn == 0) & (workload.delay_ns != 0),
+        lambda row: f"must be 0 for a first turn, got {workload.delay_ns[row]}",
+    )
+    arrival_ns = workload.arrival_ns
+    first_arrival_ns = arrival_ns[firsts][session]
+    _fail_first(
+        "arrival_ns",
+        arrival_ns != first_arrival_ns,
+        lambda row: (
+            f"must be that of its session's first turn, {first_arrival_ns[row]}, got {arrival_ns[row]}"
+        ),
+    )
+    if not workload.has_arrivals:
+        _fail_first(
+            "arrival_ns", arrival_ns != 0, lambda row: f"must be 0 without arrivals, got {arrival_ns[row]}"
+        )
+
+
+def _check_outputs(workload: Workload) -> None:
+    offsets, ids = workload.output_token_offsets, workload.output_token_ids
+    if (offsets is None) != (ids is None):
+        raise InvalidArgument("output_token_offsets and output_token_ids go together: give both or none")
+    in_next = workload.output_in_next
+    if offsets is not None and ids is not None:
+        check_offsets("output_token_offsets", offsets, len(ids))
+        counts = np.diff(offsets)
+        _fail_first(
+            "output_token_ids",
+            (counts != 0) & (counts != workload.output_tokens),
+            lambda row: (
+                f"must have one entry per output token, {workload.output_tokens[row]}, got {counts[row]}"
+            ),
+        )
+        if in_next is not None:
+            _fail_first(
+                "output_in_next", in_next & (counts != 0), lambda _: "contradicts the row's output_token_ids"
+            )
+    if in_next is not None and in_next.any():
+        _check_continuations(workload, np.flatnonzero(in_next))
+
+
+def _check_continuations(workload: Workload, rows: Int64Column) -> None:
+    """The next prompt must hold this prompt and this output, block for block."""
+    following = workload.next_turn[rows]
+    bad = first_row(following < 0)
+    if bad is not None:
+        raise RowError("output_in_next", int(rows[bad]), "needs a following turn in the session")
+    prompt = workload.prompt_tokens.astype(np.int64)
+    needed = prompt[rows] + workload.output_tokens[rows]
+    bad = first_row(prompt[following] < needed)
+    if bad is not None:
+        raise RowError(
+            "output_in_next",
+            int(rows[bad]),
+            f"needs a next prompt of at least {needed[bad]} tokens (this prompt and output), "
+            f"got {prompt[following[bad]]}",
+        )
+    starts = workload.hash_offsets[:-1]
+    counts = np.diff(workload.hash_offsets)[rows]
+    ours = workload.hash_ids[ragged_positions(starts[rows], counts)]
+    theirs = workload.hash_ids[ragged_positions(starts[following], counts)]
+    bad = first_row(ours != theirs)
+    if bad is not None:
+        which = int(np.searchsorted(np.cumsum(counts), bad, side="right"))
+        raise RowError(
+            "output_in_next", int(rows[which]), "needs a next prompt that begins with this row's hash ids"
+        )
+
+
+def _check_router_columns(workload: Workload) -> None:
+    strict = workload.strict_priority
+    if strict is not None:
+        _fail_first(
+            "strict_priority",
+            (strict < 0) | (strict >= 2**32),
+            lambda row: f"must lie in 0 … 2^32−1, got {strict[row]}",
+        )
+    if (workload.policy_class is None) != (not workload.policy_classes):
+        raise InvalidArgument("policy_class and policy_classes go together: give both or none")
+    check_names("policy_classes", list(workload.policy_classes), len(workload.policy_classes))
+    classes = workload.policy_class
+    if classes is not None:
+        count = len(workload.policy_classes)
+        _fail_first(
+            "policy_class",
+            (classes < -1) | (classes >= count),
+            lambda row: f"must be −1 or an index below {count}, got {classes[row]}",
+        )

@@ -1,0 +1,276 @@
+"""A workload: the requests that a replay consumes, as columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.workload.columns import (
+    BoolColumn,
+    Int32Column,
+    Int64Column,
+    UInt32Column,
+    column,
+    intern_ids,
+    take_ragged,
+)
+from understudy.workload.validation import check_workload, next_turn_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+# Marks "not given"; recognised by identity, never by content.
+_ABSENT_INT32: Int32Column = np.empty(0, np.int32)
+_ABSENT_INT64: Int64Column = np.empty(0, np.int64)
+
+_EXACT_DOUBLE = 2**53
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Workload:
+    """Requests as columns: row i of each describes request i. Arrays are read-only; transformations copy.
+
+    Sessions: every request is a turn of a session. Session indices count in order of first appearance and the
+    turns of a session stand in row order, so a single-turn workload has session = 0, 1, 2, … and turn = 0. A
+    first turn arrives at `arrival_ns`; turn k becomes ready `delay_ns` after turn k−1 completed. A later turn
+    carries the `arrival_ns` of its session's first turn.
+
+    Content: token p of a prompt is `hash_ids[hash_offsets[i] + p // trace_block_size]`: equal ids at equal
+    positions are equal tokens. A row has exactly as many ids as its prompt has blocks; the last may be partly
+    used. Ids are small (interned by the readers), not necessarily without gaps.
+
+    Output tokens of row i are the exact `output_token_ids` when the row has them; the tokens that the next
+    turn's prompt has at their positions when `output_in_next[i]`; else unique to the request. A row has at
+    most one of both.
+
+    The constructor takes anything array-like and raises InvalidArgument or RowError, naming field and row,
+    before an inconsistent workload exists.
+    """
+
+    arrival_ns: Int64Column
+    """Arrival of the session's first turn, ≥ 0; all 0 when `has_arrivals` is false."""
+    prompt_tokens: Int32Column
+    """Prompt length in tokens, ≥ 1."""
+    output_tokens: Int32Column
+    """Tokens to generate, ≥ 0."""
+    hash_offsets: Int64Column
+    """CSR offsets into `hash_ids`, one more than there are requests."""
+    hash_ids: UInt32Column
+    """Content of the prompts, one id for `trace_block_size` tokens."""
+    trace_block_size: int
+    """Tokens that one hash id stands for, ≥ 1; independent of an engine's block size."""
+
+    has_arrivals: bool = True
+    """False when the source had no timestamps: such a workload can only run closed loop."""
+    session: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
+    """Session index; default: each request its own."""
+    turn: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
+    """Position within the session; default 0."""
+    delay_ns: Int64Column = field(default_factory=lambda: _ABSENT_INT64)
+    """Think time after the previous turn completed; 0 for a first turn and by default."""
+    priority: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
+    """Handed to the engine as it is; default 0."""
+    output_token_offsets: Int64Column | None = None
+    """CSR offsets into `output_token_ids`; a row has either none or exactly `output_tokens`."""
+    output_token_ids: UInt32Column | None = None
+    """Exact output tokens, where the source has them."""
+    output_in_next: BoolColumn | None = None
+    """Where true, the next turn's prompt is this prompt, this output, and more."""
+    strict_priority: Int64Column | None = None
+    """Router tier (0 … 2^32−1)."""
+    policy_class: Int32Column | None = None
+    """Index into `policy_classes`, −1 for none."""
+    policy_classes: tuple[str, ...] = ()
+    """Names of the router's policy classes."""
+    request_ids: list[str] | None = None
+    """Unique names of the requests, where the source has them."""
+    session_ids: list[str] | None = None
+    """Unique names of the sessions, where the source has them."""
+    clamped_prompts: int = 0
+    """How many prompts the reader shortened to the length that their hash ids cover (it was told to)."""
+    dropped_hash_ids: int = 0
+    """How many hash ids past the end of their prompt the reader dropped (it was told to)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.trace_block_size, bool) or not isinstance(self.trace_block_size, int):
+            raise InvalidArgument(f"trace_block_size must be an integer, got {self.trace_block_size!r}")
+        if self.trace_block_size < 1:
+            raise InvalidArgument(f"trace_block_size must be at least 1, got {self.trace_block_size}")
+        arrival_ns = column("arrival_ns", self.arrival_ns, np.int64)
+        rows = len(arrival_ns)
+        self._set("arrival_ns", arrival_ns, np.int64, rows)
+        self._set("prompt_tokens", self.prompt_tokens, np.int32, rows)
+        self._set("output_tokens", self.output_tokens, np.int32, rows)
+        self._set("hash_offsets", self.hash_offsets, np.int64, rows + 1)
+        self._set("hash_ids", self.hash_ids, np.uint32, None)
+        own_session = self.session is _ABSENT_INT32
+        self._set("session", np.arange(rows) if own_session else self.session, np.int32, rows)
+        for name in ("turn", "priority"):
+            given = getattr(self, name)
+            self._set(name, np.zeros(rows, np.int32) if given is _ABSENT_INT32 else given, np.int32, rows)
+        no_delay = self.delay_ns is _ABSENT_INT64
+        self._set("delay_ns", np.zeros(rows, np.int64) if no_delay else self.delay_ns, np.int64, rows)
+        self._set_optional("output_token_offsets", np.int64, rows + 1)
+        self._set_optional("output_token_ids", np.uint32, None)
+        self._set_optional("output_in_next", np.bool_, rows)
+        self._set_optional("strict_priority", np.int64, rows)
+        self._set_optional("policy_class", np.int32, rows)
+        check_workload(self)
+
+    def _set(self, name: str, values: ArrayLike, dtype: type[np.generic], rows: int | None) -> None:
+        object.__setattr__(self, name, column(name, values, dtype, rows))
+
+    def _set_optional(self, name: str, dtype: type[np.generic], rows: int | None) -> None:
+        if getattr(self, name) is not None:
+            self._set(name, getattr(self, name), dtype, rows)
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.arrival_ns)
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions."""
+        return int(self.session.max()) + 1 if len(self) else 0
+
+    @property
+    def total_prompt_tokens(self) -> int:
+        """Sum of the prompt lengths."""
+        return int(self.prompt_tokens.sum(dtype=np.int64))
+
+    @property
+    def total_output_tokens(self) -> int:
+        """Sum of the output lengths."""
+        return int(self.output_tokens.sum(dtype=np.int64))
+
+    @property
+    def token_space(self) -> int:
+        """One more than the largest token that a prompt or an exact output can hold; 0 when there is none."""
+        largest = [
+            int(ids.max()) for ids in (self.hash_ids, self.output_token_ids) if ids is not None and len(ids)
+        ]
+        return max(largest, default=-1) + 1
+
+    @cached_property
+    def next_turn(self) -> Int64Column:
+        """Row of the following turn of the same session, −1 for a last turn."""
+        return next_turn_rows(self.session)
+
+    def prompt_hash_ids(self, row: int) -> UInt32Column:
+        """Hash ids of one prompt, as a view."""
+        return self.hash_ids[self.hash_offsets[row] : self.hash_offsets[row + 1]]
+
+    def known_output_tokens(self, row: int) -> UInt32Column | None:
+        """Output tokens of `row` as the class describes them, None when they are the request's own."""
+        length = int(self.output_tokens[row])
+        if self.output_token_ids is not None and self.output_token_offsets is not None:
+            begin, end = self.output_token_offsets[row], self.output_token_offsets[row + 1]
+            if end > begin or length == 0:
+                return self.output_token_ids[begin:end]
+        if self.output_in_next is None or not self.output_in_next[row]:
+            return None
+        positions = np.arange(length) + int(self.prompt_tokens[row])
+        return self.prompt_hash_ids(int(self.next_turn[row]))[positions // self.trace_block_size]
+
+    def normalised(self) -> Workload:
+        """Shift the arrivals so that the first is 0."""
+        if not len(self) or not (first := self.arrival_ns.min()):
+            return self
+        return replace(self, arrival_ns=self.arrival_ns - first)
+
+    def speed_up(self, ratio: float) -> Workload:
+        """Divide arrivals and delays by `ratio`, each rounded once to a whole nanosecond (half to even).
+
+        Errors: ConfigError unless `ratio` is finite and above 0, or when a time is or becomes too large to be
+        exact.
+        """
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise ConfigError(f"speed_up must be finite and above 0, got {ratio}")
+        if ratio == 1:
+            return self
+        arrival_ns = _divide("arrival_ns", self.arrival_ns, ratio)
+        return replace(self, arrival_ns=arrival_ns, delay_ns=_divide("delay_ns", self.delay_ns, ratio))
+
+    def sorted_by_arrival(self) -> Workload:
+        """Order the rows by arrival; equal arrivals, hence the turns of a session, keep their order.
+
+        Errors: InvalidArgument when the workload has no arrivals.
+        """
+        if not self.has_arrivals:
+            raise InvalidArgument("the workload has no arrivals to sort by: run it closed loop as it is")
+        if bool((self.arrival_ns[1:] >= self.arrival_ns[:-1]).all()):
+            return self
+        return self.take(np.argsort(self.arrival_ns, kind="stable"))
+
+    def head(self, requests: int) -> Workload:
+        """Keep the first `requests` rows (all of them when there are fewer)."""
+        if requests < 0:
+            raise InvalidArgument(f"requests must be at least 0, got {requests}")
+        return self.take(np.arange(min(requests, len(self))))
+
+    def take(self, rows: ArrayLike) -> Workload:
+        """Keep these rows, in this order; sessions are numbered anew, hash ids keep their numbers.
+
+        Errors: InvalidArgument for a row that does not exist, or rows that leave a session without an earlier
+        turn, out of order, or twice.
+        """
+        index = column("rows", rows, np.int64)
+        if len(index) and not (index.min() >= 0 and index.max() < len(self)):
+            raise InvalidArgument(f"rows must lie in 0 … {len(self) - 1}, got {index.min()} … {index.max()}")
+        hash_offsets, hash_ids = take_ragged(self.hash_offsets, self.hash_ids, index)
+        old_session = self.session[index]
+        session = intern_ids(old_session).astype(np.int32)
+        output_offsets, output_ids = self.output_token_offsets, self.output_token_ids
+        if output_offsets is not None and output_ids is not None:
+            output_offsets, output_ids = take_ragged(output_offsets, output_ids, index)
+        output_in_next = _pick(self.output_in_next, index)
+        if (
+            output_in_next is not None
+        ):  # a turn whose successor is gone has an output that nobody can meet again
+            output_in_next = output_in_next & (next_turn_rows(session) >= 0)
+        session_ids = self.session_ids
+        if session_ids is not None:
+            firsts = np.flatnonzero(self.turn[index] == 0)
+            session_ids = [session_ids[old_session[row]] for row in firsts]
+        request_ids = self.request_ids
+        if request_ids is not None:
+            request_ids = [request_ids[row] for row in index]
+        return replace(
+            self,
+            arrival_ns=self.arrival_ns[index],
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            hash_offsets=hash_offsets,
+            hash_ids=hash_ids,
+            session=session,
+            turn=self.turn[index],
+            delay_ns=self.delay_ns[index],
+            priority=self.priority[index],
+            output_token_offsets=output_offsets,
+            output_token_ids=output_ids,
+            output_in_next=output_in_next,
+            strict_priority=_pick(self.strict_priority, index),
+            policy_class=_pick(self.policy_class, index),
+            request_ids=request_ids,
+            session_ids=session_ids,
+        )
+
+
+def _pick(values: NDArray[_Scalar] | None, index: Int64Column) -> NDArray[_Scalar] | None:
+    return None if values is None else values[index]
+
+
+def _divide(name: str, times_ns: Int64Column, ratio: float) -> Int64Column:
+    longest = int(times_ns.max(initial=0))
+    if longest > _EXACT_DOUBLE:
+        raise ConfigError(f"speed_up: {name} reaches {longest} ns, past 2^53: call normalised() first")
+    if longest / ratio >= 2**63:
+        raise ConfigError(f"speed_up {ratio} stretches {name} past 2^63 ns")
+    return np.rint(times_ns / ratio).astype(np.int64)

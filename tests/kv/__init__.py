@@ -1,0 +1,5 @@
+"""Tests of the block manager."""
+
+import pytest
+
+pytest.register_assert_rewrite("model.block_manager", "model.side_by_side")

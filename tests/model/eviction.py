@@ -1,0 +1,248 @@
+"""Slow, obvious eviction orders: lists that are searched from end to end.
+
+An order holds every unreferenced block of a pool. A block is cached (it has an identity) or empty (None).
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from model.hashing import fragment_bits
+from understudy.kv import EvictionPolicy
+from understudy.tokens import lineage_parts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Lineage = int
+Freed = tuple[int, Lineage | None]  # block id, what it caches
+
+
+class Order(ABC):
+    """The order in which a pool hands out its unreferenced blocks."""
+
+    @abstractmethod
+    def insert(self, freed: list[Freed]) -> None:
+        """These became unreferenced together, in this order."""
+
+    @abstractmethod
+    def remove(self, block: int) -> None:
+        """Take one block out of the order."""
+
+    @abstractmethod
+    def touch(self, blocks: list[int]) -> None:
+        """These cached blocks were used without being referenced."""
+
+    @abstractmethod
+    def order(self) -> list[int]:
+        """Every block, the next to go first."""
+
+
+class Queue(Order):
+    """One list; what is freed goes to its end."""
+
+    def __init__(self) -> None:
+        self.queue: list[Freed] = []
+
+    def insert(self, freed: list[Freed]) -> None:
+        self.queue.extend(freed)
+
+    def remove(self, block: int) -> None:
+        self.queue = [entry for entry in self.queue if entry[0] != block]
+
+    def touch(self, blocks: list[int]) -> None:
+        for block in blocks:
+            entry = next(entry for entry in self.queue if entry[0] == block)
+            self.remove(block)
+            self.queue.append(entry)
+
+    def order(self) -> list[int]:
+        return [block for block, _ in self.queue]
+
+
+class VllmAppend(Queue):
+    """vLLM of old: one queue over empty and cached blocks alike."""
+
+
+class Vllm(Queue):
+    """vLLM: cached blocks at the end, empty ones to the front as a group that keeps its order."""
+
+    def insert(self, freed: list[Freed]) -> None:
+        empty = [entry for entry in freed if entry[1] is None]
+        cached = [entry for entry in freed if entry[1] is not None]
+        self.queue = empty + self.queue + cached
+
+
+class LastFreedFirst(Queue):
+    """A stack: for policies written in Python, unlike any native one."""
+
+    def order(self) -> list[int]:
+        return super().order()[::-1]
+
+
+class Lru(Queue):
+    """Empty blocks first, oldest first; then cached ones, least recently used first."""
+
+    def order(self) -> list[int]:
+        empty = [block for block, lineage in self.queue if lineage is None]
+        cached = [block for block, lineage in self.queue if lineage is not None]
+        return empty + cached
+
+
+class Fifo(Lru):
+    """As LRU, but only being released counts as use."""
+
+    def touch(self, blocks: list[int]) -> None:
+        pass
+
+
+class MultiLru(Queue):
+    """Empty blocks first; then four LRU lists, the least used first. The level is fixed when a block is freed."""
+
+    def __init__(self, uses: Callable[[Lineage], int], thresholds: tuple[int, int, int] = (3, 8, 15)) -> None:
+        super().__init__()
+        self.uses = uses
+        self.thresholds = thresholds
+        self.level: dict[int, int] = {}
+
+    def insert(self, freed: list[Freed]) -> None:
+        super().insert(freed)
+        for block, lineage in freed:
+            self.level[block] = -1 if lineage is None else self.level_of(lineage)
+
+    def level_of(self, lineage: Lineage) -> int:
+        return sum(self.uses(lineage) >= threshold for threshold in self.thresholds)
+
+    def touch(self, blocks: list[int]) -> None:
+        super().touch(blocks)
+        for block, lineage in self.queue:
+            if block in blocks and lineage is not None:
+                self.level[block] = self.level_of(lineage)
+
+    def order(self) -> list[int]:
+        return sorted(super().order(), key=lambda block: self.level[block])  # stable: each level keeps its order
+
+
+@dataclass
+class Node:
+    """A place in the tree of prefixes: real while it caches blocks, a ghost while it only has children."""
+
+    blocks: list[int] = field(default_factory=list)
+    tick: int = 0  # when it became real
+    parent: tuple[int, int] | None = None
+
+
+class LeafFirst(Order):
+    """Empty blocks first; then leaf first: a cached block goes only when no cached block continues it.
+
+    Blocks with the same position and hash fragment share a node and leave it first in, first out.
+    """
+
+    def __init__(self, *, fifo: bool = False) -> None:
+        self.fifo = fifo
+        self.empty: list[int] = []
+        self.lineage: dict[int, Lineage] = {}
+        self.nodes: dict[tuple[int, int], Node] = {}
+        self.leaves: dict[tuple[int, int], int] = {}  # when it joined the leaves
+        self.clock = 0
+
+    def insert(self, freed: list[Freed]) -> None:
+        for block, lineage in freed:
+            if lineage is None:
+                self.empty.append(block)
+            else:
+                self.lineage[block] = lineage
+                self.insert_cached(block)
+
+    def insert_cached(self, block: int) -> None:
+        _, position, current, parent = lineage_parts(self.lineage[block])
+        node = self.nodes.setdefault((position, current % 2 ** fragment_bits(position + 1)), Node())
+        node.blocks.append(block)
+        if len(node.blocks) == 1:
+            node.tick = self.clock = self.clock + 1
+            if position > 0 and node.parent is None:
+                node.parent = (position - 1, parent)
+                self.nodes.setdefault(node.parent, Node())
+        self.settle()
+
+    def remove(self, block: int) -> None:
+        if block in self.empty:
+            self.empty.remove(block)
+            return
+        for node in self.nodes.values():
+            if block in node.blocks:
+                node.blocks.remove(block)
+        del self.lineage[block]
+        self.settle()
+
+    def settle(self) -> None:
+        """Drop ghosts without children, and note who is a leaf now."""
+        while True:
+            parents = {node.parent for node in self.nodes.values()}
+            childless = [key for key in self.nodes if key not in parents]
+            ghosts = [key for key in childless if not self.nodes[key].blocks]
+            for key in ghosts:
+                del self.nodes[key]
+            if not ghosts:
+                break
+        self.leaves = {key: joined for key, joined in self.leaves.items() if key in childless}
+        for key in childless:
+            if key not in self.leaves:
+                self.leaves[key] = self.clock = self.clock + 1
+
+    def touch(self, blocks: list[int]) -> None:
+        for block in blocks:
+            lineage = self.lineage[block]
+            self.remove(block)
+            self.insert([(block, lineage)])
+
+    def next_cached(self) -> int:
+        def rank(key: tuple[int, int]) -> int:
+            return self.leaves[key] if self.fifo else self.nodes[key].tick
+
+        return self.nodes[min(self.leaves, key=rank)].blocks[0]
+
+    def order(self) -> list[int]:
+        rehearsal = copy.deepcopy(self)
+        out = list(rehearsal.empty)
+        while rehearsal.lineage:
+            out.append(rehearsal.next_cached())
+            rehearsal.remove(out[-1])
+        return out
+
+
+class AsPolicy(EvictionPolicy):
+    """Plays an order as an eviction policy written in Python."""
+
+    def __init__(self, order: Order) -> None:
+        self.own = order
+
+    def on_freed(self, blocks: npt.NDArray[np.int32], lineage_hashes: list[int | None]) -> None:
+        self.own.insert(list(zip(blocks.tolist(), lineage_hashes, strict=True)))
+
+    def on_taken(self, blocks: npt.NDArray[np.int32]) -> None:
+        for block in blocks.tolist():
+            self.own.remove(block)
+
+    def select(self, count: int) -> list[int]:
+        return self.own.order()[:count]
+
+
+def order_named(name: str, uses: Callable[[Lineage], int]) -> Order:
+    """The order of a policy by its name; `uses` tells how often a hash was used (for multi_lru)."""
+    orders: dict[str, Callable[[], Order]] = {
+        "lineage": LeafFirst,
+        "lineage_fifo": lambda: LeafFirst(fifo=True),
+        "lru": Lru,
+        "multi_lru": lambda: MultiLru(uses),
+        "fifo": Fifo,
+        "vllm": Vllm,
+        "vllm_append": VllmAppend,
+        "python": LastFreedFirst,
+    }
+    return orders[name]()

@@ -1,0 +1,74 @@
+"""Settings of the vLLM scheduler model, and what differs between vLLM versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FreeOrder = Literal["unkeyed_first", "all_last", "uncached_last"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What differs between vLLM versions, as data.
+
+    `free_order` says where a freed block enters the free list:
+
+    * ``unkeyed_first``: blocks without a key in front, blocks with one at the end (v0.24 to v0.26);
+    * ``all_last``: every block at the end (up to v0.23);
+    * ``uncached_last``: every block at the end if prefix caching is off, else as ``unkeyed_first`` (v0.27).
+
+    `phantom_hit`: a priority victim that was already scheduled in the same step keeps the keys its allocation
+    just registered, although nobody will compute those blocks. All versions here do. Without it such blocks
+    lose their keys again (one removed event each, in table order) before the victim's blocks are freed.
+    """
+
+    name: str
+    free_order: FreeOrder = "unkeyed_first"
+    has_watermark: bool = True
+    has_reserve_full_isl: bool = True
+    phantom_hit: bool = True
+
+
+RECORDED = Profile("recorded")
+V0_27 = Profile("v0.27", free_order="uncached_last")
+V0_24 = Profile("v0.24")
+V0_23 = Profile("v0.23", free_order="all_last", has_watermark=False)
+V0_18 = Profile("v0.18", free_order="all_last", has_watermark=False, has_reserve_full_isl=False)
+PROFILES = (RECORDED, V0_27, V0_24, V0_23, V0_18)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The scheduler's settings, named as in scenarios; `num_blocks` counts the unusable block 0."""
+
+    block_size: int = 16
+    num_blocks: int = 1024
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+    max_model_len: int = 131072
+    async_scheduling: bool = False
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any], profile: Profile = RECORDED) -> Config:
+        """Fill in the defaults. An unknown name, or a feature the profile lacks, is a ValueError."""
+        unknown = set(settings) - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"unknown scheduler settings: {sorted(unknown)}")
+        values = dict(settings)
+        if not profile.has_reserve_full_isl and values.setdefault("scheduler_reserve_full_isl", False):
+            raise ValueError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
+        if not profile.has_watermark and values.get("watermark"):
+            raise ValueError(f"watermark: vLLM {profile.name} does not have it")
+        if values.get("policy", "fcfs") not in ("fcfs", "priority"):
+            raise ValueError(f"policy: {values['policy']!r} is neither 'fcfs' nor 'priority'")
+        return cls(**values)

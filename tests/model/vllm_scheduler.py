@@ -1,0 +1,337 @@
+"""A slow, obvious model of the vLLM v1 scheduler: the oracle for the simulated engine.
+
+One worker, one full-attention KV cache group, text prompts, no speculation. No clock: `VllmModel.step`
+does one engine step, and `run_scenario` turns a scenario file into the lines of its golden file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from .vllm_blocks import Block, BlockPool
+from .vllm_config import RECORDED, Config, Profile
+from .vllm_format import KvEvent, RequestSpec, Scenario, StepRecord, expand_prompt, output_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass(eq=False)
+class Request:
+    """A request and what the scheduler knows of it."""
+
+    id: str
+    index: int
+    tokens: list[int]  # prompt, then the outputs received so far
+    max_tokens: int
+    priority: int
+    arrival_time: float
+    prompt_tokens: int = field(init=False)
+    computed: int = 0  # tokens that have, or are being given, KV
+    table: list[Block] = field(default_factory=list)
+    keyed: int = 0  # leading blocks of the table known to be in the prefix index
+    ahead: int = 0  # tokens sampled but not yet received (asynchronous scheduling only)
+    status: Literal["new", "running", "preempted", "finished"] = "new"
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+
+    def outputs(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+
+@dataclass(eq=False)
+class Plan:
+    """What one schedule decided."""
+
+    budget: int
+    scheduled: dict[Request, int] = field(default_factory=dict)
+    samples: set[Request] = field(default_factory=set)  # those of `scheduled` that will yield a token
+    new: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    cached: dict[Request, int] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+    keyed_before: dict[Request, int] = field(default_factory=dict)  # `keyed` before this step's allocation
+
+
+class VllmModel:
+    """The scheduler. Call `add` and `cancel` between steps only."""
+
+    def __init__(self, config: Mapping[str, Any] | Config, profile: Profile = RECORDED) -> None:
+        self.config = config if isinstance(config, Config) else Config.parse(config, profile)
+        self.profile = profile
+        self.pool = BlockPool(self.config, profile)
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []  # in the order in which they will be tried
+        self.steps = 0
+        self.phantom_hit_blocks = 0  # hits on blocks that nobody ever computed
+        self._unreceived: Plan | None = None  # asynchronous: scheduled, its outputs not yet received
+
+    def add(self, spec: RequestSpec, index: int) -> None:
+        """Queue a request; `index` is its position in the scenario and decides its output tokens."""
+        tokens = expand_prompt(spec["prompt"])
+        if not tokens or spec["max_tokens"] < 1:
+            raise ValueError(f"request {spec['id']}: needs a prompt and max_tokens of at least 1")
+        if len(tokens) >= self.config.max_model_len:
+            raise ValueError(f"request {spec['id']}: the prompt leaves no room for outputs in max_model_len")
+        if any(request.id == spec["id"] for request in self.running + self.waiting):
+            raise ValueError(f"request {spec['id']}: this id is already in use")
+        priority, arrival_time = spec.get("priority", 0), spec.get("arrival_time", index)
+        self._enqueue(Request(spec["id"], index, tokens, spec["max_tokens"], priority, arrival_time))
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a running or waiting request; its blocks are freed and a token in flight is ignored."""
+        for queue in (self.running, self.waiting):
+            for request in queue:
+                if request.id == request_id:
+                    queue.remove(request)
+                    self._free(request)
+                    request.status = "finished"
+                    return
+        raise KeyError(request_id)
+
+    def step(self) -> StepRecord:
+        """One engine step: schedule, then the update for this schedule (asynchronous: for the one before)."""
+        plan = self._schedule()
+        free_after_schedule = self.pool.free_count()
+
+        received: Plan | None = plan
+        if self.config.async_scheduling:
+            received, self._unreceived = self._unreceived, plan
+        finished: list[Request] = []
+        kv_events: list[KvEvent] = []
+        if received is not None:
+            finished = self._update(received)
+            kv_events = self.pool.publish()
+
+        record: StepRecord = {
+            "step": self.steps,
+            "scheduled": {request.id: count for request, count in plan.scheduled.items()},
+            "new": _ids(plan.new),
+            "cached": {request.id: plan.cached[request] for request in plan.new + plan.resumed},
+            "resumed": _ids(plan.resumed),
+            "preempted": _ids(plan.preempted),
+            "finished": _ids(finished),
+            "running": _ids(self.running),
+            "waiting": len(self.waiting),
+            "waiting_head": _ids(self.waiting[:4]),
+            "free_blocks": self.pool.free_count(),
+            "free_after_schedule": free_after_schedule,
+            "free_head": self.pool.free_head(4),
+            "kv_events": kv_events,
+        }
+        self.steps += 1
+        return record
+
+    # --- schedule -----------------------------------------------------------------------------------------
+
+    def _schedule(self) -> Plan:
+        plan = Plan(budget=self.config.max_num_batched_tokens)
+        self._schedule_running(plan)
+        if not plan.preempted:
+            self._admit(plan)
+        for request, count in plan.scheduled.items():
+            request.computed += count
+            if request.computed == len(request.tokens) + request.ahead:
+                plan.samples.add(request)
+                if self.config.async_scheduling:
+                    request.ahead += 1
+        return plan
+
+    def _schedule_running(self, plan: Plan) -> None:
+        """Phase 1: give every running request its next tokens, preempting where blocks are short."""
+        cursor = 0
+        while cursor < len(self.running) and plan.budget > 0:
+            request = self.running[cursor]
+            count = self._next_tokens(request, plan.budget)
+            if count == 0:
+                cursor += 1
+                continue
+            keyed_before = request.keyed
+            while not self._allocate(request, count, hits=[], admission=False):
+                victim = self._choose_victim()
+                if self.running.index(victim) < cursor:
+                    cursor -= 1
+                self._preempt(victim, plan)
+                if victim is request:
+                    return
+            plan.keyed_before[request] = keyed_before
+            plan.scheduled[request] = count
+            plan.budget -= count
+            cursor += 1
+
+    def _next_tokens(self, request: Request, budget: int) -> int:
+        """How many tokens a running request may compute now; 0: it is passed over."""
+        if request.ahead > 0 and (
+            request.computed + 2 - request.ahead >= request.prompt_tokens + request.max_tokens
+        ):
+            return 0  # its last token is in flight
+        count = self._cap_prefill(len(request.tokens) + request.ahead - request.computed)
+        return min(count, budget, self.config.max_model_len - request.computed - 1)
+
+    def _cap_prefill(self, count: int) -> int:
+        threshold = self.config.long_prefill_token_threshold
+        return min(count, threshold) if threshold > 0 else count
+
+    def _choose_victim(self) -> Request:
+        if self.config.policy == "fcfs":
+            return self.running[-1]
+        # max returns the first of equals: the one nearest the front.
+        return max(self.running, key=lambda request: (request.priority, request.arrival_time))
+
+    def _preempt(self, victim: Request, plan: Plan) -> None:
+        self.running.remove(victim)
+        if victim in plan.scheduled:  # undo its turn, but not what its allocation did to the index
+            plan.budget += plan.scheduled.pop(victim)
+            for block in victim.table[plan.keyed_before[victim] : victim.keyed]:
+                if self.profile.phantom_hit:
+                    block.phantom = True
+                else:
+                    self.pool.remove_key(block)
+        self._free(victim)
+        victim.computed = 0
+        victim.ahead = 0
+        victim.status = "preempted"
+        self._enqueue(victim)
+        plan.preempted.append(victim)
+
+    def _enqueue(self, request: Request) -> None:
+        if self.config.policy == "priority":
+            self.waiting.append(request)
+            self.waiting.sort(key=lambda waiting: (waiting.priority, waiting.arrival_time, waiting.id))
+        elif request.status == "preempted":
+            self.waiting.insert(0, request)
+        else:
+            self.waiting.append(request)
+
+    def _admit(self, plan: Plan) -> None:
+        """Phase 2: admit from the head of waiting until something does not fit; nobody overtakes."""
+        # Asynchronous: no request here has a token in flight. It would have had to be preempted in this very
+        # schedule, and then phase 2 does not take place.
+        while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            hits = self.pool.find(request.tokens)
+            hit_tokens = len(hits) * self.config.block_size
+            count = self._cap_prefill(len(request.tokens) - hit_tokens)
+            if count > plan.budget and not self.config.enable_chunked_prefill:
+                return
+            count = min(count, plan.budget)
+            phantoms = sum(block.phantom for block in hits)
+            if not self._allocate(request, count, hits, admission=True):
+                return
+            self.phantom_hit_blocks += phantoms
+            self.waiting.pop(0)
+            self.running.append(request)
+            (plan.new if request.status == "new" else plan.resumed).append(request)
+            request.status = "running"
+            request.computed = hit_tokens
+            plan.cached[request] = hit_tokens
+            plan.scheduled[request] = count
+            plan.budget -= count
+
+    # --- blocks of a request ------------------------------------------------------------------------------
+
+    def _allocate(self, request: Request, count: int, hits: list[Block], admission: bool) -> bool:
+        """Make room for `count` tokens after those computed and hit. False: no room, and nothing changed."""
+        config, pool = self.config, self.pool
+        total = request.computed + len(hits) * config.block_size + count
+        extra = sum(block.refs == 0 for block in hits)  # in the free list, but about to leave it
+        if admission and self.running:
+            extra += int(config.watermark * config.num_blocks)
+        if admission and config.scheduler_reserve_full_isl:
+            whole = max(0, self._blocks_for(len(request.tokens)) - len(hits))
+            if whole + extra > pool.free_count():
+                return False
+        missing = max(0, self._blocks_for(total) - len(request.table) - len(hits))
+        if missing + extra > pool.free_count():
+            return False
+
+        if hits:
+            pool.take_hits(hits)
+            request.table += hits
+            request.keyed = len(hits)
+        request.table += pool.take_free(missing)
+        self._store_full_blocks(request, total)
+        return True
+
+    def _store_full_blocks(self, request: Request, total: int) -> None:
+        """Key the blocks that `total` tokens fill, as far as those tokens are known."""
+        if not self.config.enable_prefix_caching:
+            return
+        full = min(total, len(request.tokens)) // self.config.block_size
+        if full > request.keyed:
+            self.pool.store(request.table, request.tokens, request.keyed, full)
+            request.keyed = full
+
+    def _free(self, request: Request) -> None:
+        self.pool.release(request.table)
+        request.table = []
+        request.keyed = 0
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_size)
+
+    # --- update -------------------------------------------------------------------------------------------
+
+    def _update(self, plan: Plan) -> list[Request]:
+        """Receive the tokens that `plan` sampled; returns the requests that finish, in order."""
+        finished = []
+        for request in plan.scheduled:
+            if request not in plan.samples or request.status == "finished":
+                continue
+            request.tokens.append(output_token(request.index, request.outputs()))
+            if request.status == "running" and self.config.async_scheduling:
+                request.ahead -= 1
+                self._store_full_blocks(request, request.computed - request.ahead)
+            if request.outputs() >= request.max_tokens or len(request.tokens) >= self.config.max_model_len:
+                self._free(request)
+                if request.status == "preempted":
+                    self.waiting.remove(request)
+                request.status = "finished"
+                finished.append(request)
+        self.running = [request for request in self.running if request.status != "finished"]
+        return finished
+
+    # --- self-check ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert that references, free list and index agree with each other and with the tables."""
+        refs = dict.fromkeys((block.id for block in self.pool.blocks), 0)
+        for request in self.running:
+            for block in request.table:
+                refs[block.id] += 1
+        assert all(not request.table for request in self.waiting)
+        assert all(block.refs == refs[block.id] for block in self.pool.blocks)
+        assert set(self.pool.free) == {block_id for block_id, count in refs.items() if count == 0}
+        keyed = {(block.key, block.id) for block in self.pool.blocks if block.key is not None}
+        assert keyed == {(key, block_id) for key, found in self.pool.index.items() for block_id in found}
+
+
+def _ids(requests: Sequence[Request]) -> list[str]:
+    return [request.id for request in requests]
+
+
+def run_scenario(scenario: Scenario, profile: Profile = RECORDED) -> Iterator[dict[str, Any]]:
+    """The lines of the scenario's golden file after the header: one a step, then the totals."""
+    model = VllmModel(scenario["config"], profile)
+    requests = scenario["requests"]
+    to_come = list(enumerate(requests))
+    totals = dict.fromkeys(
+        ["finished", "preemptions", "scheduled_tokens", "cached_tokens", "stored_blocks", "removed_blocks"], 0
+    )
+    while totals["finished"] < len(requests) and model.steps < scenario["max_steps"]:
+        for index, spec in to_come:
+            if spec["arrival_step"] <= model.steps:
+                model.add(spec, index)
+        to_come = [(index, spec) for index, spec in to_come if spec["arrival_step"] > model.steps]
+        record = model.step()
+        totals["finished"] += len(record["finished"])
+        totals["preemptions"] += len(record["preempted"])
+        totals["scheduled_tokens"] += sum(record["scheduled"].values())
+        totals["cached_tokens"] += sum(record["cached"].values())
+        for event in record["kv_events"]:
+            totals[f"{event['type']}_blocks"] += event["n"]
+        yield dict(record)
+    reason = "done" if totals["finished"] == len(requests) else "max_steps"
+    yield {"end": {"reason": reason, "steps": model.steps, **totals}}

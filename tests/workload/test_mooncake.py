@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.workload import mooncake_rows, read_mooncake
+from workload.building import row, trace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read(directory: Path, *rows: dict[str, Any] | str, **options: Any) -> Any:
+    return read_mooncake(trace_file(directory, *rows), **options)
+
+
+def test_a_row_becomes_a_request(tmp_path: Path) -> None:
+    w = read(tmp_path, row(timestamp=7, input_length=600, output_length=3, hash_ids=[40, 41]))
+    assert (w.arrival_ns.tolist(), w.prompt_tokens.tolist(), w.output_tokens.tolist()) == (
+        [7_000_000],
+        [600],
+        [3],
+    )
+    assert (w.hash_ids.tolist(), w.hash_offsets.tolist()) == ([0, 1], [0, 2])
+    assert w.trace_block_size == 512
+    assert w.has_arrivals
+    assert w.request_ids is w.session_ids is w.output_token_ids is w.strict_priority is w.policy_class is None
+
+
+def test_aliases_mean_the_same(tmp_path: Path) -> None:
+    w = read(
+        tmp_path,
+        row(session_id="s"),
+        {
+            "created_time": 9, "input_tokens": 600, "output_tokens": 3, "hash_ids": [0, 1], "delay_ms": 2,
+            "session_id": "s",
+        },
+        row(timestamp=..., created_time=5),
+    )  # fmt: skip
+    assert w.prompt_tokens.tolist() == [600, 600, 600]
+    assert w.output_tokens.tolist() == [3, 3, 3]
+    assert w.delay_ns.tolist() == [0, 2_000_000, 0]
+    assert w.arrival_ns.tolist() == [0, 0, 5_000_000]
+
+
+@pytest.mark.parametrize(
+    ("key", "alias", "value"),
+    [
+        ("input_length", "input_tokens", 600),
+        ("output_length", "output_tokens", 3),
+        ("timestamp", "created_time", 0),
+        ("delay", "delay_ms", 0),
+    ],
+)
+def test_a_key_and_its_alias_together_are_refused(tmp_path: Path, key: str, alias: str, value: int) -> None:
+    with pytest.raises(InvalidArgument, match=rf"trace\.jsonl:2: has both {key} and {alias}"):
+        read(tmp_path, row(), row(**{key: value, alias: value}))
+
+
+def test_blank_lines_are_skipped_and_still_counted(tmp_path: Path) -> None:
+    w = read(tmp_path, "", row(), "  ", "\t", row(), "")
+    assert len(w) == 2
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:4: output_length must be at least 0, got -3"):
+        read(tmp_path, "", row(), "  ", row(output_length=-3))
+
+
+def test_windows_line_ends_and_a_missing_last_newline_are_fine(tmp_path: Path) -> None:
+    path = trace_file(tmp_path, row(), row())
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n").rstrip())
+    assert len(read_mooncake(path)) == 2
+
+
+def test_an_empty_trace_is_an_empty_workload(tmp_path: Path) -> None:
+    assert len(read(tmp_path)) == 0
+    assert len(read(tmp_path, "", "   ")) == 0
+
+
+def test_a_gzipped_trace_reads_like_the_plain_one(tmp_path: Path) -> None:
+    plain = trace_file(tmp_path, row(), row(timestamp=4))
+    zipped = tmp_path / "trace.jsonl.gz"
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    assert (
+        read_mooncake(zipped).arrival_ns.tolist()
+        == read_mooncake(plain).arrival_ns.tolist()
+        == [0, 4_000_000]
+    )
+
+
+def test_a_broken_gzip_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    whole = gzip.compress(b'{"output_length": 1, "hash_ids": [1]}\n' * 100)
+    for content in (b"plain text", whole[:-12], whole[:20] + b"\xff" * 9 + whole[29:]):
+        path.write_bytes(content)
+        with pytest.raises(InvalidArgument, match=r"cannot read trace .*trace\.jsonl\.gz"):
+            read_mooncake(path)
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"cannot read trace .*nowhere\.jsonl"):
+        read_mooncake(tmp_path / "nowhere.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (row(output_length=-3), "output_length must be at least 0, got -3"),
+        (row(output_length=...), "output_length is required"),
+        (row(output_length=2**31), "output_length must fit int32, got 2147483648"),
+        (row(output_length=2**70), "output_length must fit 64 bits, got 1180591620717411303424"),
+        (row(output_length="3"), r"output_length: Expected `int \| null`, got `str`"),
+        (row(output_length=2.5), r"output_length: Expected `int \| null`, got `float`"),
+        (row(output_length=True), r"output_length: Expected `int \| null`, got `bool`"),
+        (row(input_length=0), "input_length must be at least 1, got 0"),
+        (row(input_length=-1), "input_length must be at least 1, got -1"),
+        (row(input_length=1025), "input_length 1025 exceeds 2 hash_ids of 512 tokens.*clamp_input_length"),
+        (row(input_length=512), "input_length 512 needs 1 hash_ids of 512 tokens, got 2.*drop_surplus"),
+        (row(hash_ids=...), "hash_ids is required"),
+        (row(hash_ids=None), "hash_ids is required"),
+        (row(hash_ids=[]), "hash_ids must not be empty"),
+        (row(hash_ids=[1, -2]), "hash_ids must lie in 0 … 2^64−1, got -2"),
+        (row(hash_ids=[1, 2**64]), "hash_ids must lie in 0 … 2^64−1, got 18446744073709551616"),
+        (row(hash_ids=[1, 2.5]), r"hash_ids\[1\]: Expected `int`, got `float`"),
+        (row(hash_ids=[1, [2]]), r"hash_ids\[1\]: Expected `int`, got `array`"),
+        (row(hash_ids=7), "hash_ids: Expected `array`, got `int`"),
+        (row(timestamp=-1), "timestamp must be at least 0 ms"),
+        (row(timestamp=1e13), "timestamp must be at least 0 ms and below 2^63 ns"),
+        (row(timestamp=10**400), "timestamp"),
+        (row(timestamp=...), "timestamp is missing, though other first turns have one"),
+        (row(delay=5), "delay must be absent or 0 on a session's first turn, got 5"),
+        (row(delay=-5), "delay must be at least 0 ms"),
+        (row(priority=2**31), "priority must fit int32"),
+        (row(strict_priority=-1), "strict_priority must lie in"),
+        (row(output_token_ids=[1, 2]), "output_token_ids must have one entry per output token, 3, got 2"),
+        (row(output_token_ids=[1, 2, 2**32]), "output_token_ids must lie in 0 … 2^32−1, got 4294967296"),
+        (row(output_token_ids=[1, 2, "a"]), r"output_token_ids\[2\]: Expected `int`, got `str`"),
+        (row(output_in_next_turn=True), "output_in_next_turn needs a following turn"),
+        (row(session_id=5), r"session_id: Expected `str \| null`, got `int`"),
+        (row(wait_for=[]), "unknown key 'wait_for'; known are timestamp, created_time, input_length"),
+        ("[]", "Expected `object`, got `array`"),
+        ("{", "Input data was truncated"),
+        ('{"timestamp": NaN}', "JSON is malformed"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_named_by_its_line(tmp_path: Path, bad: dict[str, Any] | str, message: str) -> None:
+    message = message.replace("2^", r"2\^")
+    with pytest.raises(InvalidArgument, match=rf"trace\.jsonl:3: .*({message})"):
+        read(tmp_path, row(), row(), bad, row())
+
+
+def test_text_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> None:
+    path = trace_file(tmp_path, row(), row(session_id="x"))
+    path.write_bytes(path.read_bytes().replace(b'"x"', b'"\xff"'))
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: "):
+        read_mooncake(path)
+
+
+def test_an_object_over_two_lines_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: "):
+        read(tmp_path, row(), '{"timestamp": 0, "output_length": 1,', '"hash_ids": [1]}')
+
+
+def test_two_objects_on_one_line_are_refused(tmp_path: Path) -> None:
+    good = '{"timestamp": 0, "output_length": 1, "hash_ids": [1]}'
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: "):
+        read(tmp_path, good, good + good)
+
+
+def test_one_bad_line_among_many_is_found(tmp_path: Path) -> None:
+    good = '{"timestamp": 12, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}'
+    lines = [good] * 100_000  # several chunks
+    path = trace_file(tmp_path, *lines)
+    assert len(read_mooncake(path)) == 100_000
+    for line, bad, message in (
+        (99_990, good.replace("3,", "-3,"), "output_length must be at least 0, got -3"),
+        (87_654, good.replace("12,", "12;"), "malformed"),
+        (70_001, good.replace("timestamp", "time"), "unknown key 'time'"),
+    ):
+        lines[line - 1] = bad
+        with pytest.raises(InvalidArgument, match=rf"trace\.jsonl:{line}: .*{message}"):
+            read_mooncake(trace_file(tmp_path, *lines))
+
+
+def test_a_line_longer_than_a_chunk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake_rows, "_CHUNK_BYTES", 16)
+    w = read(tmp_path, row(timestamp=1), "", row(timestamp=2, priority=3), row(timestamp=3, session_id="s"))
+    assert w.arrival_ns.tolist() == [1_000_000, 2_000_000, 3_000_000]
+    assert w.priority.tolist() == [0, 3, 0]
+    assert w.session_ids == ["request_1", "request_3", "s"]
+
+
+def test_input_length_above_the_blocks_is_clamped_only_when_asked_and_counted(tmp_path: Path) -> None:
+    w = read(tmp_path, row(input_length=2000), row(), clamp_input_length=True)
+    assert w.prompt_tokens.tolist() == [1024, 600]
+    assert (w.clamped_prompts, w.dropped_hash_ids) == (1, 0)
+
+
+def test_surplus_hash_ids_are_dropped_only_when_asked_and_counted(tmp_path: Path) -> None:
+    w = read(
+        tmp_path, row(input_length=100, hash_ids=[5, 6, 7]), row(hash_ids=[7, 8]), drop_surplus_hash_ids=True
+    )
+    assert w.hash_offsets.tolist() == [0, 1, 3]
+    assert w.hash_ids.tolist() == [0, 1, 2]
+    assert (w.clamped_prompts, w.dropped_hash_ids) == (0, 2)
+
+
+def test_surplus_and_too_few_hash_ids_do_not_cancel_out(tmp_path: Path) -> None:
+    rows = row(input_length=100, hash_ids=[5, 6]), row(input_length=600, hash_ids=[7])
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:1: input_length 100 needs 1 hash_ids"):
+        read(tmp_path, *rows, clamp_input_length=True)
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: input_length 600 exceeds"):
+        read(tmp_path, *rows, drop_surplus_hash_ids=True)
+
+
+def test_a_missing_input_length_fills_the_blocks(tmp_path: Path) -> None:
+    w = read(
+        tmp_path, row(input_length=...), row(input_length=None, hash_ids=[1]), row(), trace_block_size=512
+    )
+    assert w.prompt_tokens.tolist() == [1024, 512, 600]
+
+
+def test_zero_output_is_legal(tmp_path: Path) -> None:
+    assert read(tmp_path, row(output_length=0, output_token_ids=[])).output_tokens.tolist() == [0]
+
+
+def test_the_trace_block_size_is_an_option(tmp_path: Path) -> None:
+    assert read(tmp_path, row(input_length=5, hash_ids=[1, 2]), trace_block_size=4).trace_block_size == 4
+    for wrong in (0, -1, 2.0, True, "4"):
+        with pytest.raises(ConfigError, match="trace_block_size must be an integer of at least 1"):
+            read(tmp_path, trace_block_size=wrong)
+
+
+def test_hash_ids_are_numbered_by_first_appearance(tmp_path: Path) -> None:
+    w = read(tmp_path, row(hash_ids=[9, 3]), row(hash_ids=[9, 2**40]), row(hash_ids=[3, 0]))
+    assert w.hash_ids.tolist() == [0, 1, 0, 2, 1, 3]
+
+
+def test_ids_above_32_and_63_bits_stay_distinct(tmp_path: Path) -> None:
+    big = [2**32, 2**33, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
+    w = read(tmp_path, *(row(input_length=512, hash_ids=[value]) for value in [*big, *big]))
+    assert w.hash_ids.tolist() == [0, 1, 2, 3, 4, 5] * 2
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=4), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_bulk_conversion_of_ids_agrees_with_the_plain_one(lists: list[list[int]], spaced: bool) -> None:
+    text = [str(ids) if spaced else str(ids).replace(" ", "") for ids in lists]
+    fast = mooncake_rows._plain_id_lists([Raw(ids) for ids in text])
+    if any(value == 2**64 - 1 for ids in lists for value in ids):
+        assert fast is None
+    else:
+        assert fast is not None
+        assert fast[0].tolist() == [len(ids) for ids in lists]
+        assert fast[1].tolist() == [value for ids in lists for value in ids]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["[]"],
+        ["[1]", "[]"],
+        ["[ ]"],
+        ["[1,[2]]"],
+        ["[[1],[2]]"],
+        ["", "[1,[2]]"],
+        ["[1,[2]]", ""],
+        ["[-1]"],
+        ["null"],
+    ],
+)
+def test_bulk_conversion_declines_what_is_not_a_plain_list(texts: list[str]) -> None:
+    assert mooncake_rows._plain_id_lists([Raw(text) for text in texts]) is None
+
+
+def test_milliseconds_may_be_fractions_and_are_rounded_once(tmp_path: Path) -> None:
+    w = read(tmp_path, row(timestamp=0.1), row(timestamp=1234.5678901), row(timestamp=1_700_000_000_000.25))
+    assert w.arrival_ns.tolist() == [100_000, 1_234_567_890, 1_700_000_000_000_250_000]
+
+
+def test_rows_with_a_session_id_are_turns_in_file_order(tmp_path: Path) -> None:
+    w = read(
+        tmp_path,
+        row(timestamp=10, session_id="a"),
+        row(timestamp=11),
+        row(timestamp=..., session_id="a", delay=5),
+        row(timestamp=12, session_id="b"),
+        row(timestamp=..., session_id="a"),
+    )
+    assert w.session.tolist() == [0, 1, 0, 2, 0]
+    assert w.turn.tolist() == [0, 0, 1, 0, 2]
+    assert w.session_ids == ["a", "request_2", "b"]
+    assert w.delay_ns.tolist() == [0, 0, 5_000_000, 0, 0]
+    assert w.arrival_ns.tolist() == [10_000_000, 11_000_000, 10_000_000, 12_000_000, 10_000_000]
+
+
+def test_a_delay_is_explicit_else_the_timestamp_difference_else_zero(tmp_path: Path) -> None:
+    w = read(
+        tmp_path,
+        row(timestamp=100, session_id="a"),
+        row(timestamp=130, session_id="a"),
+        row(timestamp=190.5, session_id="a", delay=7),
+        row(timestamp=200, session_id="a"),
+        row(timestamp=..., session_id="a"),
+    )
+    assert (w.delay_ns / 1e6).tolist() == [0, 30, 7, 9.5, 0]
+
+
+def test_a_later_turn_may_not_go_back_in_time(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:3: timestamp lies before .* in line 1"):
+        read(tmp_path, row(timestamp=5, session_id="a"), row(), row(timestamp=4, session_id="a"))
+
+
+def test_a_timestamp_that_gives_no_delay_is_not_ignored(tmp_path: Path) -> None:
+    rows = row(timestamp=..., session_id="a"), row(timestamp=4, session_id="a")
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: timestamp gives no delay"):
+        read(tmp_path, *rows)
+
+
+def test_a_first_turn_with_a_zero_delay_is_fine(tmp_path: Path) -> None:
+    assert read(tmp_path, row(delay=0)).delay_ns.tolist() == [0]
+
+
+def test_a_trace_without_timestamps_has_no_arrivals(tmp_path: Path) -> None:
+    w = read(
+        tmp_path, row(timestamp=...), row(timestamp=None, session_id="a"), row(timestamp=..., session_id="a")
+    )
+    assert not w.has_arrivals
+    assert w.arrival_ns.tolist() == [0, 0, 0]
+
+
+def test_a_session_called_like_a_nameless_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: .*'request_2' is taken"):
+        read(tmp_path, row(session_id="request_2"), row())
+
+
+def test_request_ids_are_kept_and_must_be_unique(tmp_path: Path) -> None:
+    assert read(tmp_path, row(request_id="x"), row()).request_ids == ["x", "request_2"]
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:4: request_id 'x' was already used in line 1"):
+        read(tmp_path, row(request_id="x"), "", row(), row(request_id="x"))
+
+
+def test_priorities_and_policy_classes_are_kept(tmp_path: Path) -> None:
+    w = read(
+        tmp_path,
+        row(priority=-2, strict_priority=2**32 - 1),
+        row(policy_class="gold"),
+        row(policy_class="tin", priority=5),
+        row(policy_class="gold"),
+    )
+    assert w.priority.tolist() == [-2, 0, 5, 0]
+    assert w.strict_priority.tolist() == [2**32 - 1, 0, 0, 0]
+    assert w.policy_classes == ("gold", "tin")
+    assert w.policy_class.tolist() == [-1, 0, 1, 0]
+
+
+def test_exact_output_tokens_are_kept_where_given(tmp_path: Path) -> None:
+    w = read(tmp_path, row(), row(output_token_ids=[7, 8, 2**32 - 1]), row(output_token_ids=None))
+    assert w.output_token_offsets.tolist() == [0, 0, 3, 3]
+    assert w.output_token_ids.tolist() == [7, 8, 2**32 - 1]
+    assert w.output_token_ids.dtype == np.uint32
+
+
+def test_an_output_may_recur_in_the_next_turn(tmp_path: Path) -> None:
+    first = row(session_id="s", output_length=500, hash_ids=[0, 1], output_in_next_turn=True)
+    w = read(tmp_path, first, row(session_id="s", timestamp=..., input_length=1200, hash_ids=[0, 1, 2]))
+    assert w.output_in_next.tolist() == [True, False]
+    assert w.known_output_tokens(0).tolist() == [1] * 424 + [2] * 76
+    with pytest.raises(
+        InvalidArgument, match=r"trace\.jsonl:1: output_in_next_turn needs a next prompt of at least 1100"
+    ):
+        read(tmp_path, first, row(session_id="s", timestamp=..., input_length=1030, hash_ids=[0, 1, 2]))
