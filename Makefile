@@ -14,7 +14,7 @@ CXX_SOURCES := $(shell find core -name '*.[ch]pp')
 
 # Build tools live in the environment (no build isolation), so that a second build compiles only what changed.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-PIP_BUILD := $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
+PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint sanitize bench soak clean
@@ -87,8 +87,9 @@ clean:
 	@$(BIN)/python $(PIP_BUILD) '.[dev]'
 	@touch .venv/installed $@
 
+.venv-sanitize/installed: WERROR = ON
 .venv-sanitize/installed: .venv-sanitize/created $(SOURCES)
 	@echo 'building understudy under ASan and UBSan (a minute or two the first time)'
-	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(PIP_BUILD) -C build-dir=build/sanitize \
-	  -C cmake.define.UNDERSTUDY_WERROR=ON -C cmake.define.UNDERSTUDY_SANITIZE=ON '.[dev]'
+	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_SANITIZE=ON \
+	  -C build-dir=build/sanitize '.[dev]'
 	@touch $@

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <mutex>
-#include <thread>
 
 #include "block_store.hpp"
 #include "eviction/advised.hpp"
@@ -33,7 +31,6 @@ struct BlockStore::Pool {
   std::unique_ptr<EvictionPolicy> policy;
   AdvisedOrder* advised = nullptr;  // `policy`, when it is one
   std::mutex advisor_mutex;         // one thread at a time asks the advisor; taken before the store's lock
-  std::atomic<std::thread::id> advisor_caller;
   std::array<std::uint64_t, 6> in_state{};
   std::uint64_t references = 0;  // to registered blocks
   PoolMetrics counters;

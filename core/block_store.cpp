@@ -125,15 +125,17 @@ void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::ve
 // The advisor is asked between two critical sections; if the pool moved meanwhile so that its answer no longer
 // holds, it is told and asked again.
 bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
-  if (pool.advisor_caller.load() == std::this_thread::get_id()) {
-    throw Error(ErrorKind::PolicyError, "an eviction policy must not allocate from its own pool");
+  // Of any such pool: two that reach for each other's would wait for each other's turn.
+  static thread_local bool asking = false;
+  if (asking) {
+    throw Error(ErrorKind::PolicyError,
+                "an eviction policy must not allocate from its own pool, nor from another whose policy is Python's");
   }
   std::lock_guard<std::mutex> turn(pool.advisor_mutex);
-  struct Caller {
-    explicit Caller(Pool& p) : pool(p) { pool.advisor_caller = std::this_thread::get_id(); }
-    ~Caller() { pool.advisor_caller = std::thread::id{}; }
-    Pool& pool;
-  } caller(pool);
+  struct Asking {
+    Asking() { asking = true; }
+    ~Asking() { asking = false; }
+  } mark;
 
   for (;;) {
     std::vector<PolicyChange> news;
@@ -195,6 +197,7 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
 
 // `out` holds global ids that have just left the policy's order; it ends with local ones.
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+  events_.begin_call();
   std::uint64_t evictions = 0;
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (i % kWarmBatch == 0) {
@@ -222,6 +225,35 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockId
 }
 
 // ── Hold and let go ──
+
+void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  for (const SlotId id : slots) {
+    if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
+  }
+  for (const SlotId id : slots) acquire(pool, pool.first + id);
+}
+
+void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  for (const SlotId id : slots) {
+    const Slot& slot = slots_[global(pool, id)];
+    if (slot.state != SlotState::Primary || slot.refs != 1 || pool.config.duplicates == DuplicatePolicy::Allow) {
+      throw Error(ErrorKind::WrongState, "block ", id, " cannot be unregistered: it is shared or not registered");
+    }
+  }
+  for (const SlotId id : slots) {
+    Slot& slot = slots_[pool.first + id];
+    if (slot.state != SlotState::Primary) continue;  // named twice
+    forget(pool, pool.first + id, true);
+    pool.move(slot, SlotState::Mutable);
+    slot.identity = {};
+    slot.generation = 0;
+    --pool.references;
+  }
+}
 
 void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
@@ -258,6 +290,7 @@ void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, 
     throw;
   }
   pool.references -= references;
+  events_.begin_call();
   const std::size_t dropped = freed_.size();
   for (std::size_t i = 0; i < dropped; ++i) let_go(pool, freed_[i]);
   pool.policy->insert(freed_);
@@ -327,6 +360,7 @@ void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const Sl
 std::size_t BlockStore::clear_inactive(std::size_t pool_index) {
   Pool& pool = *pools_[pool_index];
   Lock lock(mutex_);
+  events_.begin_call();
   for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
     if (slots_[id].state != SlotState::Inactive) continue;
     pool.policy->remove(id);

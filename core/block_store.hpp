@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "block_index.hpp"
@@ -118,7 +117,9 @@ class BlockStore {
   std::size_t match_scattered(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
   // As match_scattered over distinct hashes (repeats after the first give kNoSlot), counted as a scan.
   std::size_t scan(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, bool touch);
-  // Reads only: how many leading blocks are there, and which.
+  // Reads only: the leading blocks that are there, and how many of them nobody references.
+  std::size_t peek_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out,
+                          std::size_t* unreferenced) const;
   std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const;
   void touch(std::size_t pool, std::span<const BlockIdentity> identities);
@@ -127,6 +128,10 @@ class BlockStore {
   bool upgrade(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities);
 
   // ── Hold and let go ──
+  // One more reference to each registered slot, cached ones included: a match by slot. Counts as no match.
+  void reference(std::size_t pool, std::span<const SlotId> slots);
+  // Registered and referenced once → mutable again: no longer matchable. Not under Allow, where twins hang on primaries.
+  void unregister(std::size_t pool, std::span<const SlotId> slots);
   void retain(std::size_t pool, std::span<const SlotId> slots);
   // Drops one reference each, in this order (or from the last to the first).
   void release(std::size_t pool, std::span<const SlotId> slots, bool tail_first = false);

@@ -128,6 +128,7 @@ void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::sp
 }
 
 void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens) {
+  events_.begin_call();
   std::array<std::uint32_t, kTagBatch> tags;
   for (std::size_t start = 0; start < slots.size(); start += kTagBatch) {
     const std::span<SlotId> batch = slots.subspan(start, std::min(kTagBatch, slots.size() - start));
@@ -297,6 +298,23 @@ std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const Bl
     const bool hit = index_->find(identities[i].lineage, pool.index, tag) != kNoSlot;
     hits += hit ? 1 : 0;
     return hit;
+  });
+  return hits;
+}
+
+std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
+                                    std::size_t* unreferenced) const {
+  const Pool& pool = *pools_[pool_index];
+  Lock lock(mutex_);
+  const auto warm = [](std::span<const SlotId>) {};
+  std::size_t hits = 0;
+  *unreferenced = 0;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+    if (id == kNoSlot) return false;
+    *unreferenced += slots_[id].state == SlotState::Inactive ? 1 : 0;
+    out[hits++] = id - pool.first;
+    return true;
   });
   return hits;
 }

@@ -5,12 +5,12 @@
 namespace understudy {
 
 void EventRing::stored(const Slot& slot, Tier tier, bool first, const Token* tokens) {
-  push({next_id_, slot.identity, slot.generation, EventKind::Stored, tier, first});
+  push({next_id_, slot.identity, slot.generation, EventKind::Stored, tier, starts_, first});
   if (tokens_per_block_ != 0) tokens_.insert(tokens_.end(), tokens, tokens + tokens_per_block_);
 }
 
 void EventRing::removed(const Slot& slot, Tier tier, bool last) {
-  push({next_id_, slot.identity, slot.generation, EventKind::Removed, tier, last});
+  push({next_id_, slot.identity, slot.generation, EventKind::Removed, tier, starts_, last});
 }
 
 void EventRing::push(const EventRecord& record) {
@@ -22,6 +22,7 @@ void EventRing::push(const EventRecord& record) {
     ++lost_;
   }
   records_.push_back(record);
+  starts_ = false;
   ++next_id_;
 }
 

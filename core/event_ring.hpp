@@ -20,6 +20,7 @@ struct EventRecord {
   std::uint64_t generation = 0;  // of this hash on this tier: grows with every residency
   EventKind kind = EventKind::Stored;
   Tier tier = Tier::G1;
+  bool starts = true;  // the first of the blocks that one call to the store registered or removed
   bool sole = true;  // Stored: the first copy on the tier. Removed: the last one. Others are raw-stream only.
 };
 
@@ -35,6 +36,8 @@ class EventRing {
  public:
   EventRing(std::size_t capacity, std::size_t tokens_per_block) : capacity_(capacity), tokens_per_block_(tokens_per_block) {}
 
+  // What follows belongs to another call than what came before.
+  void begin_call() noexcept { starts_ = true; }
   void stored(const Slot& slot, Tier tier, bool first, const Token* tokens);
   void removed(const Slot& slot, Tier tier, bool last);
   DrainedEvents drain(std::size_t limit);
@@ -51,6 +54,7 @@ class EventRing {
   std::deque<Token> tokens_;
   std::uint64_t next_id_ = 0;
   std::uint64_t lost_ = 0;
+  bool starts_ = true;
 };
 
 }  // namespace understudy

@@ -11,5 +11,7 @@ void bind_tokens(nanobind::module_& m);
 void bind_events(nanobind::module_& m);
 void bind_guards(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
+void bind_request_kv(nanobind::module_& m);
+void bind_engine(nanobind::module_& m);
 
 }  // namespace understudy

@@ -32,6 +32,9 @@ void bind_events(nb::module_& m) {
       .def_prop_ro("tiers", [](const DrainedEvents& self) {
         return column<std::uint8_t>(self, [](const EventRecord& r) { return r.tier; });
       })
+      .def_prop_ro("starts", [](const DrainedEvents& self) {
+        return column<std::uint8_t>(self, [](const EventRecord& r) { return r.starts; });
+      }, "1 on the first row of what one call to the store registered or removed.")
       .def_prop_ro("sole", [](const DrainedEvents& self) {
         return column<std::uint8_t>(self, [](const EventRecord& r) { return r.sole; });
       }, "1 where the event is the first copy's arrival or the last copy's departure.")

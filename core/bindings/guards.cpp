@@ -41,13 +41,17 @@ std::vector<SlotId> Guard::split(std::size_t count) {
 
 Guard::~Guard() {
   if (ids_.empty()) return;
-  manager_.store->note_leak(manager_.pool);
   manager_.store->release(manager_.pool, ids_, true);
+  report_leak(manager_, ids_.size());
+}
+
+void report_leak(const Manager& manager, std::size_t blocks) {
+  manager.store->note_leak(manager.pool);
   if (Py_IsInitialized() == 0) return;
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);  // a finalizer may run while an exception is on its way
   if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "%zu blocks were dropped without release(); use `with` or release()",
-                       ids_.size()) < 0) {
+                       blocks) < 0) {
     PyErr_WriteUnraisable(nullptr);
   }
   PyErr_Restore(type, value, trace);

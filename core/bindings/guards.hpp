@@ -31,6 +31,9 @@ auto without_gil(const Manager& manager, std::size_t blocks, Work work) {
   return work();
 }
 
+// Counts the leak and warns; for finalizers, with the GIL held.
+void report_leak(const Manager& manager, std::size_t blocks);
+
 // Owns one reference to each of `ids`. Moving out (take) leaves it empty, under the GIL, so that two threads with
 // one guard cannot both release it.
 class Guard {

@@ -10,4 +10,6 @@ NB_MODULE(_core, m) {
   understudy::bind_store(m);
   understudy::bind_events(m);
   understudy::bind_guards(m);
+  understudy::bind_request_kv(m);
+  understudy::bind_engine(m);
 }

@@ -79,8 +79,7 @@ PolicyConfig read_policy(nb::handle policy, nb::handle thresholds) {
     if (values.span().size() != config.thresholds.size()) {
       throw Error(ErrorKind::ConfigError, "thresholds must be three numbers, got ", values.span().size());
     }
-    std::transform(values.span().begin(), values.span().end(), config.thresholds.begin(),
-                   [](std::uint32_t v) { return static_cast<std::uint8_t>(std::min<std::uint32_t>(v, 255)); });
+    std::copy(values.span().begin(), values.span().end(), config.thresholds.begin());
   }
   if (nb::isinstance<nb::str>(policy)) {
     const std::string name = nb::cast<std::string>(policy);

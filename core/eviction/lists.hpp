@@ -39,7 +39,7 @@ class ListOrder {
 // Four LRU lists. A slot's level is chosen once, when it becomes unreferenced, from how often its hash was used.
 class MultiLruOrder {
  public:
-  MultiLruOrder(const PolicySpace& space, std::array<std::uint8_t, 3> thresholds)
+  MultiLruOrder(const PolicySpace& space, std::array<std::uint32_t, 3> thresholds)
       : slots_(space.slots),
         sketch_(space.sketch),
         thresholds_(thresholds),
@@ -74,7 +74,7 @@ class MultiLruOrder {
  private:
   Slot* slots_;
   const FrequencySketch* sketch_;
-  std::array<std::uint8_t, 3> thresholds_;
+  std::array<std::uint32_t, 3> thresholds_;
   std::array<SlotList, 4> levels_;
 };
 

@@ -36,7 +36,7 @@ class PolicyAdvisor {
 
 struct PolicyConfig {
   PolicyKind kind = PolicyKind::Lineage;
-  std::array<std::uint8_t, 3> thresholds = {3, 8, 15};  // MultiLru: warm, hot, very hot
+  std::array<std::uint32_t, 3> thresholds = {3, 8, 15};  // MultiLru: warm, hot, very hot
   std::shared_ptr<PolicyAdvisor> advisor;               // Advised only
 };
 

@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "block_store.hpp"
 #include "errors.hpp"
 #include "identities.hpp"
+#include "request_kv.hpp"
 #include "token_blocks.hpp"
 
 namespace understudy {
@@ -28,10 +30,11 @@ constexpr std::size_t kCheckEvery = 256;
 // Least recently freed first, outside the store's lock: what a policy written in Python does.
 class QueueAdvisor final : public PolicyAdvisor {
  public:
-  void observe(std::span<const PolicyChange> changes) override {
+  void observe(std::span<const PolicyChange> changes, std::size_t& learnt) override {
     for (const PolicyChange& change : changes) {
       std::erase(order_, change.slot);
       if (change.freed) order_.push_back(change.slot);
+      ++learnt;
     }
   }
   std::vector<SlotId> select(std::size_t count) override {
@@ -53,7 +56,7 @@ struct Held {
 class Soak {
  public:
   Soak(PolicyKind kind, DuplicatePolicy duplicates, std::uint64_t seed)
-      : store_(config(kind, duplicates)), random_(seed) {}
+      : shared_(std::make_shared<BlockStore>(config(kind, duplicates))), store_(*shared_), random_(seed) {}
 
   void run(std::size_t operations) {
     for (std::size_t i = 0; i < operations; ++i) {
@@ -94,7 +97,7 @@ class Soak {
   }
 
   void step() {
-    switch (below(10)) {
+    switch (below(11)) {
       case 0:
       case 1:
         return allocate();
@@ -109,6 +112,8 @@ class Soak {
         return let_go();
       case 8:
         return watch();
+      case 9:
+        return serve();
       default:
         return misuse();
     }
@@ -192,6 +197,43 @@ class Soak {
     if (below(32) == 0) store_.clear_inactive(pool);
   }
 
+  // A request that takes a few steps and is dropped in whatever state it has come to.
+  void serve() {
+    RequestKv request(shared_, below(store_.num_pools()), prompt(1 + below(6)), 1 + below(12), below(4) != 0);
+    try {
+      request.match_prefix();
+      for (std::size_t steps = below(8); steps > 0 && !request.finished(); --steps) {
+        if (request.computed_tokens() < request.prefill_target()) {
+          prefill(request);
+        } else {
+          decode(request);
+        }
+      }
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::CapacityExhausted) throw;
+    }
+  }
+
+  void prefill(RequestKv& request) {
+    const std::size_t left = request.prefill_target() - request.computed_tokens();
+    const std::size_t chunk = 1 + below(left);
+    request.schedule_prefill(chunk);
+    if (below(8) == 0) return request.revert();
+    const bool sampled = chunk == left && request.generated_tokens() < request.max_output_tokens();
+    request.apply_prefill(sampled ? std::optional<Token>(below(2)) : std::nullopt);
+    if (below(8) == 0) request.preempt();
+  }
+
+  void decode(RequestKv& request) {
+    if (below(2) == 0) {
+      request.schedule_decode();
+      request.apply_decode(Token(below(2)));
+      return;
+    }
+    std::vector<Token> accepted(1 + below(request.schedule_speculative(1 + below(6))), 1);
+    request.apply_speculative(accepted);
+  }
+
   // A refused call changes nothing, and its error carries no memory away.
   void misuse() {
     const std::size_t pool = below(store_.num_pools());
@@ -232,7 +274,8 @@ class Soak {
 
   Held* pick() { return held_.empty() ? nullptr : &held_[below(held_.size())]; }
 
-  BlockStore store_;
+  std::shared_ptr<BlockStore> shared_;
+  BlockStore& store_;
   std::mt19937_64 random_;
   std::vector<Held> held_;
 };

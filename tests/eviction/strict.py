@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+OWN_ORDER = object()
+
+
 class StrictLru(EvictionPolicy):
     """Empty blocks first, then the least recently freed. Any news that contradicts the old fails the caller.
 
@@ -22,7 +25,7 @@ class StrictLru(EvictionPolicy):
     def __init__(self) -> None:
         self.order: dict[int, int | None] = {}
         self.calls: list[tuple[str, int]] = []
-        self.answer: Callable[[int], object] | None = None
+        self.answer: object = OWN_ORDER
         self.hook: Callable[[str], None] = lambda _name: None
 
     def on_freed(self, blocks: npt.NDArray[np.int32], lineage_hashes: list[int | None]) -> None:
@@ -42,8 +45,8 @@ class StrictLru(EvictionPolicy):
     def select(self, count: int) -> Sequence[int]:
         self.hook("select")
         self.calls.append(("select", count))
-        if self.answer is not None:
-            return self.answer(count)  # type: ignore[return-value]  # wrong on purpose
+        if self.answer is not OWN_ORDER:
+            return self.answer  # type: ignore[return-value]  # wrong on purpose
         empty = [block for block, plh in self.order.items() if plh is None]
         cached = [block for block, plh in self.order.items() if plh is not None]
         return (empty + cached)[:count]

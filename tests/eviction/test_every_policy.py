@@ -146,7 +146,9 @@ def test_under_lineage_no_eviction_orphans_a_cached_child(lineage: PolicyName) -
 
 
 def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"mru.*lineage, lineage_fifo, lru, multi_lru, fifo, vllm, vllm_append"):
+    with pytest.raises(
+        ConfigError, match=r"mru.*lineage, lineage_fifo, lru, multi_lru, fifo, vllm, vllm_append"
+    ):
         BlockManager(4, policy="mru")  # type: ignore[arg-type]
 
 

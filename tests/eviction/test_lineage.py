@@ -102,7 +102,9 @@ def test_a_lone_block_is_a_leaf(policy: PolicyName) -> None:
 
 @pytest.mark.parametrize("policy", BOTH)
 @pytest.mark.parametrize("inserted", ["P C", "C P"])
-def test_a_child_goes_before_its_parent_in_whatever_order_they_came(policy: PolicyName, inserted: str) -> None:
+def test_a_child_goes_before_its_parent_in_whatever_order_they_came(
+    policy: PolicyName, inserted: str
+) -> None:
     with Cache(policy, 2) as cache:
         cache.chain("P C")
         cache.insert(inserted)
@@ -268,7 +270,9 @@ def test_a_recycled_place_is_ticked_anew() -> None:
 
 
 @pytest.mark.parametrize("policy", BOTH)
-def test_unlinking_a_child_costs_the_same_among_ten_siblings_and_a_hundred_thousand(policy: PolicyName) -> None:
+def test_unlinking_a_child_costs_the_same_among_ten_siblings_and_a_hundred_thousand(
+    policy: PolicyName,
+) -> None:
     cost = {}
     for siblings in (10, 100_000):
         root = Identities.from_local_hashes([7])

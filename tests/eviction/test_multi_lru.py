@@ -11,8 +11,6 @@ from understudy.kv import BlockManager, PoolConfig
 from understudy.tokens import Identities
 
 
-
-
 def roots(hashes: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> Identities:
     """Blocks at position 0, one for each hash."""
     return Identities.from_lineage_hashes([int(h) << 54 for h in hashes])

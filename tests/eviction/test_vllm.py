@@ -18,7 +18,7 @@ EVERY: list[PolicyName] = [*KVBM, "vllm", "vllm_append"]
 
 
 def order(manager: BlockManager) -> list[int]:
-    return manager.eviction_order().tolist()
+    return [int(block) for block in manager.eviction_order()]
 
 
 def chain(start: int, count: int) -> Identities:

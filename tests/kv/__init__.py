@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("model.block_manager", "model.side_by_side")
+pytest.register_assert_rewrite("model.block_manager", "model.driver", "model.side_by_side")

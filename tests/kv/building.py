@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from understudy.kv import MutableBlocks, RegisteredBlocks, StagedBlocks
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
-    from understudy.kv import BlockManager, RegisteredBlocks
+    from collections.abc import Callable
+
+    from understudy.kv import BlockManager, BlockStore
+
+AnyGuard = MutableBlocks | StagedBlocks | RegisteredBlocks
 
 
 def chain(count: int, seed: int = 1) -> Identities:
@@ -42,3 +49,12 @@ def pools(manager: BlockManager) -> tuple[int, int]:
     """(empty blocks, cached blocks)."""
     metrics = manager.metrics()
     return metrics.reset_blocks, metrics.inactive_blocks
+
+
+def refused(store: BlockStore, error: type[Exception], message: str, call: Callable[[], object]) -> None:
+    """`call` raises, with a message like this, and the store is as before to the last bit."""
+    before = store.dump()
+    with pytest.raises(error, match=message):
+        call()
+    assert store.dump() == before
+    store.check()

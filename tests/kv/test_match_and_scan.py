@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kv.building import cache, chain, ids, pools, register, roots
-from model.side_by_side import NATIVE_POLICIES, NativeName, join
+from model.side_by_side import NATIVE_POLICIES, NativeName
+from model.world import join
 from understudy.kv import BlockManager, RegisteredBlocks
 from understudy.tokens import Identities
 
@@ -25,7 +26,9 @@ def uses(manager: BlockManager, identities: Identities) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "cached", [{2, 3}, {0, 1}, {1}, {4, 5}, set(), {0, 1, 2, 3, 4, 5}], ids=lambda s: "".join(map(str, sorted(s)))
+    "cached",
+    [{2, 3}, {0, 1}, {1}, {4, 5}, set(), {0, 1, 2, 3, 4, 5}],
+    ids=lambda s: "".join(map(str, sorted(s))),
 )
 def test_a_prefix_of_held_and_cached_blocks_in_any_mixture_is_found_whole(cached: set[int]) -> None:
     manager = BlockManager(8)
@@ -77,9 +80,7 @@ def test_a_block_is_found_by_its_full_hash_only() -> None:
     root = chain(1)
     child = Identities.from_sequence_hashes([77], parent_hash=root[0].sequence_hash, start_position=1)
     stepchild = Identities.from_sequence_hashes([77], parent_hash=5, start_position=1)
-    near = Identities.from_sequence_hashes(
-        [77 + 2**54], parent_hash=root[0].sequence_hash, start_position=1
-    )
+    near = Identities.from_sequence_hashes([77 + 2**54], parent_hash=root[0].sequence_hash, start_position=1)
     elsewhere = Identities.from_sequence_hashes([77], start_position=2)
     cache(manager, child)
     assert manager.has_blocks(child + stepchild + near + elsewhere).tolist() == [True, False, False, False]
@@ -184,7 +185,7 @@ def test_a_question_of_many_blocks_is_answered_in_one_call() -> None:
 
 def test_a_first_registration_counts_as_one_use_and_a_repeated_one_as_none() -> None:
     for duplicates in ("allow", "reject", "keep"):
-        manager = BlockManager(8, sketch_capacity=1024, duplicates=duplicates)  # type: ignore[arg-type]
+        manager = BlockManager(8, sketch_capacity=1024, duplicates=duplicates)
         with register(manager, chain(2)), register(manager, chain(2)):
             assert uses(manager, chain(3)) == [1, 1, 0]
 

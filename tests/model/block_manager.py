@@ -138,7 +138,9 @@ class BlockManager:
         elif self.duplicates == "keep":
             copies.append(block)
             self.events.append(Event("stored", lineage, sole=False))
-        elif self.slots[copies[0]].state == "inactive":  # the twin gives way, so that no second slot is pinned
+        elif (
+            self.slots[copies[0]].state == "inactive"
+        ):  # the twin gives way, so that no second slot is pinned
             self.order.remove(copies[0])
             self.slots[copies[0]] = Slot()
             freed.append(copies[0])
@@ -194,11 +196,7 @@ class BlockManager:
         if not all(map(self.has, identities)):
             return None
         return [
-            self.reference(
-                block
-                if block in self.copies[identity.lineage_hash]
-                else self.earliest(identity)
-            )
+            self.reference(block if block in self.copies[identity.lineage_hash] else self.earliest(identity))
             for block, identity in zip(blocks, identities, strict=True)
         ]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,8 @@ from understudy.kv import EvictionPolicy
 from understudy.tokens import lineage_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
@@ -125,7 +126,9 @@ class MultiLru(Queue):
                 self.level[block] = self.level_of(lineage)
 
     def order(self) -> list[int]:
-        return sorted(super().order(), key=lambda block: self.level[block])  # stable: each level keeps its order
+        return sorted(
+            super().order(), key=lambda block: self.level[block]
+        )  # stable: each level keeps its order
 
 
 @dataclass

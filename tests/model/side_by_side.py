@@ -9,12 +9,14 @@ import pytest
 
 from model import block_manager as model
 from model.eviction import AsPolicy, LastFreedFirst
+from model.world import distinct, join
 from understudy.errors import CapacityExhausted, InvalidArgument, UnderstudyError, WrongState
 from understudy.kv import BlockManager, BlockStore, MutableBlocks, RegisteredBlocks, StagedBlocks, WeakBlocks
-from understudy.tokens import Identities, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from understudy.tokens import Identities, Identity
 
 DuplicatesName = Literal["allow", "reject", "keep"]
 NativeName = Literal["lineage", "lineage_fifo", "lru", "multi_lru", "fifo", "vllm", "vllm_append"]
@@ -22,53 +24,6 @@ DUPLICATES: tuple[DuplicatesName, ...] = get_args(DuplicatesName)
 NATIVE_POLICIES: tuple[NativeName, ...] = get_args(NativeName)
 PolicyName = NativeName | Literal["python"]
 POLICIES: tuple[PolicyName, ...] = (*NATIVE_POLICIES, "python")
-
-
-# ── A small world of blocks: trees with branches, and hashes whose lineage fragments collide ──
-
-
-def chain(*local_hashes: int, parent: Identities | None = None) -> Identities:
-    return Identities.from_local_hashes(local_hashes, parent=parent)
-
-
-def world(scale: int = 1) -> list[Identities]:
-    """Chains from their roots. The same blocks occur in several of them."""
-    chains = []
-    for tree in range(scale):
-        base = 1000 * (tree + 1)
-        trunk = chain(*range(base + 1, base + 6))
-        branch = trunk[:2] + chain(base + 11, base + 12, base + 13, parent=trunk[:2])
-        root = int(trunk[0].sequence_hash)
-        second = int(trunk[1].sequence_hash)
-        # The 54 low bits of the trunk's second block, and its full hash behind another root.
-        collision = trunk[:1] + Identities.from_sequence_hashes(
-            [second ^ (1 << 60), base + 21], parent_hash=root, start_position=1
-        )
-        other_root = chain(base + 31)
-        impostor = other_root + Identities.from_sequence_hashes(
-            [second, base + 32], parent_hash=int(other_root[0].sequence_hash), start_position=1
-        )
-        chains += [trunk, branch, collision, impostor]
-    return chains
-
-
-def join(parts: Sequence[Identities]) -> Identities:
-    out = Identities()
-    for part in parts:
-        out = out + part
-    return out
-
-
-def distinct(chains: Sequence[Identities]) -> Identities:
-    """Every block of the chains, once."""
-    seen: set[int] = set()
-    parts = []
-    for whole in chains:
-        for i, identity in enumerate(whole):
-            if identity.lineage_hash not in seen:
-                seen.add(identity.lineage_hash)
-                parts.append(whole[i : i + 1])
-    return join(parts)
 
 
 # ── Guards held at the moment ──
@@ -191,7 +146,9 @@ class SideBySide:
         guard, mask = self.manager.match_scattered(identities)
         found = self.model.match_scattered(list(identities))
         assert mask.tolist() == [block is not None for block in found]
-        hits = [(block, identity) for block, identity in zip(found, identities, strict=True) if block is not None]
+        hits = [
+            (block, identity) for block, identity in zip(found, identities, strict=True) if block is not None
+        ]
         self.now_registered(guard, [block for block, _ in hits], [identity for _, identity in hits])
 
     def scan(self, identities: Identities, *, touch: bool) -> None:
@@ -328,7 +285,11 @@ class SideBySide:
             calls.append((InvalidArgument, lambda: registered.take(len(registered) + 1)))
             spent = registered.clone()
             spent.release()
-            calls += [(WrongState, spent.clone), (WrongState, spent.weak), (WrongState, lambda: spent.take(0))]
+            calls += [
+                (WrongState, spent.clone),
+                (WrongState, spent.weak),
+                (WrongState, lambda: spent.take(0)),
+            ]
         error, call = calls[kind % len(calls)]
         self.refuses(error, call)
 
@@ -347,7 +308,9 @@ class SideBySide:
         assert self.manager.metrics().as_dict() == self.model.metrics()
         if self.policy != "python":
             assert self.manager.eviction_order().tolist() == self.model.order.order()
-        assert self.manager.has_blocks(self.all).tolist() == [self.model.has(identity) for identity in self.all]
+        assert self.manager.has_blocks(self.all).tolist() == [
+            self.model.has(identity) for identity in self.all
+        ]
 
     def compare_uses(self) -> None:
         for identity in self.all:
@@ -360,8 +323,12 @@ class SideBySide:
 
     def close(self) -> None:
         """Releases everything and checks that nothing is missing."""
-        for held in [*self.mutable, *self.staged, *self.registered]:
-            held.guard.release()
+        for mutable in self.mutable:
+            mutable.guard.release()
+        for staged in self.staged:
+            staged.guard.release()
+        for registered in self.registered:
+            registered.guard.release()
         metrics = self.manager.metrics()
         assert self.manager.available == metrics.total_blocks
         assert (metrics.mutable_blocks, metrics.staged_blocks, metrics.active_references) == (0, 0, 0)

@@ -41,7 +41,7 @@ def add_parser(verbs: Verbs) -> None:
         "--policy",
         default="lineage",
         metavar="NAME",
-        help="eviction policy: lineage (default), lineage_fifo, lru, multi_lru, fifo, vllm or vllm_append",
+        help="eviction policy (default: lineage); an unknown name lists those there are",
     )
 
 

@@ -9,21 +9,34 @@ from understudy._core import (
     PoolMetrics,
     RegisteredBlocks,
     StagedBlocks,
+    StepOutcome,
     Tier,
     WeakBlocks,
+    lifetime_blocks,
 )
+from understudy.kv.cache_manager import KvCacheManager
+from understudy.kv.layout import KvLayout
 from understudy.kv.policy import EvictionPolicy
+from understudy.kv.request import RequestKv
+from understudy.kv.view import KvView, KvViewDesc
 
 __all__ = [
     "BlockGuard",
     "BlockManager",
     "BlockStore",
     "EvictionPolicy",
+    "KvCacheManager",
+    "KvLayout",
+    "KvView",
+    "KvViewDesc",
     "MutableBlocks",
     "PoolConfig",
     "PoolMetrics",
     "RegisteredBlocks",
+    "RequestKv",
     "StagedBlocks",
+    "StepOutcome",
     "Tier",
     "WeakBlocks",
+    "lifetime_blocks",
 ]

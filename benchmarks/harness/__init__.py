@@ -1,0 +1,1 @@
+"""What the benchmarks share: timing, the pools that they compare, tables."""

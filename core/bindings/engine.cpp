@@ -1,0 +1,160 @@
+// The simulated engine in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/optional.h>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "engine/vllm_engine.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+template <typename Enum>
+Enum read_choice(const std::string& value, const char* field, std::initializer_list<std::pair<const char*, Enum>> choices) {
+  std::string known;
+  for (const auto& [name, choice] : choices) {
+    if (value == name) return choice;
+    known.append(known.empty() ? "" : ", ").append(name);
+  }
+  throw Error(ErrorKind::ConfigError, field, " must be one of ", known, "; got '", value, "'");
+}
+
+std::uint32_t read_limit(nb::handle value, const char* field) {
+  if (value.is_none()) return EngineConfig::kUnlimited;
+  return static_cast<std::uint32_t>(read_uint(value, field, EngineConfig::kUnlimited - 1));
+}
+
+void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_blocks, nb::handle max_num_seqs,
+                 nb::handle max_num_batched_tokens, nb::handle max_model_len, nb::handle long_prefill_token_threshold,
+                 bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
+                 const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
+                 bool async_scheduling, const std::string& free_order, bool phantom_hits, bool events) {
+  EngineConfig config;
+  config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
+  config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
+  config.max_num_seqs = read_limit(max_num_seqs, "max_num_seqs");
+  config.max_num_batched_tokens = read_limit(max_num_batched_tokens, "max_num_batched_tokens");
+  config.max_model_len = read_limit(max_model_len, "max_model_len");
+  config.long_prefill_token_threshold = static_cast<std::uint32_t>(
+      read_uint(long_prefill_token_threshold, "long_prefill_token_threshold", EngineConfig::kUnlimited - 1));
+  config.enable_prefix_caching = enable_prefix_caching;
+  config.enable_chunked_prefill = enable_chunked_prefill;
+  config.policy = read_choice<SchedulingPolicy>(
+      policy, "policy", {{"fcfs", SchedulingPolicy::Fcfs}, {"priority", SchedulingPolicy::Priority}});
+  config.preemption_mode = read_choice<PreemptionMode>(
+      preemption_mode, "preemption_mode", {{"lifo", PreemptionMode::Lifo}, {"fifo", PreemptionMode::Fifo}});
+  config.scheduler_reserve_full_isl = scheduler_reserve_full_isl;
+  config.watermark = watermark;
+  config.async_scheduling = async_scheduling;
+  config.free_order = read_choice<FreeOrder>(free_order, "free_order",
+                                             {{"unkeyed_first", FreeOrder::UnkeyedFirst},
+                                              {"all_last", FreeOrder::AllLast},
+                                              {"uncached_last", FreeOrder::UncachedLast}});
+  config.phantom_hits = phantom_hits;
+  config.events = events;
+  new (self) EngineConfig(config);
+}
+
+RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
+                 const Identities* identities, std::int64_t priority, double arrival_time) {
+  RequestSpec spec;
+  spec.name = name;
+  spec.prompt_tokens = static_cast<std::uint32_t>(read_uint(prompt_tokens, "prompt_tokens", 1u << 30));
+  spec.max_tokens = static_cast<std::uint32_t>(read_uint(max_tokens, "max_tokens", 1u << 30));
+  spec.priority = priority;
+  spec.arrival_time = arrival_time;
+  if (identities != nullptr) spec.identities = std::make_shared<GivenIdentities>(*identities);
+  return self.submit(std::move(spec));
+}
+
+std::vector<std::pair<RequestId, std::uint32_t>> scheduled(const VllmEngine& self) {
+  std::vector<std::pair<RequestId, std::uint32_t>> out;
+  for (const StepLog::Scheduled& turn : self.log().scheduled) out.emplace_back(turn.request, turn.tokens);
+  return out;
+}
+
+std::vector<std::tuple<RequestId, bool, std::uint32_t>> admitted(const VllmEngine& self) {
+  std::vector<std::tuple<RequestId, bool, std::uint32_t>> out;
+  const StepLog& log = self.log();
+  for (std::size_t i = 0; i < log.admitted.size(); ++i) out.emplace_back(log.admitted[i], log.resumed[i], log.cached[i]);
+  return out;
+}
+
+std::vector<RequestId> waiting_head(const VllmEngine& self, std::size_t count) {
+  const auto& ids = self.waiting();
+  return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(std::min(count, ids.size()))};
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::class_<StepTiming>(m, "StepTiming", "A timing model with its speed-ups.");
+  m.def(
+      "polynomial_timing",
+      [](double speedup_ratio, double decode_speedup_ratio) {
+        return StepTiming{std::make_shared<PolynomialTiming>(), speedup_ratio, decode_speedup_ratio};
+      },
+      "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
+  m.def(
+      "constant_timing",
+      [](double prefill_ms, double decode_ms, double speedup_ratio, double decode_speedup_ratio) {
+        return StepTiming{std::make_shared<ConstantTiming>(prefill_ms, decode_ms), speedup_ratio, decode_speedup_ratio};
+      },
+      "prefill_ms"_a, "decode_ms"_a, "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
+
+  nb::class_<EngineConfig>(m, "EngineConfig", "Settings of a vLLM-style engine, with vLLM's names.")
+      .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
+           "max_num_seqs"_a.none() = 256, "max_num_batched_tokens"_a.none() = 8192,
+           "max_model_len"_a.none() = nb::none(), "long_prefill_token_threshold"_a = 0,
+           "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
+           "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
+           "async_scheduling"_a = false, "free_order"_a = "unkeyed_first", "phantom_hits"_a = true,
+           "events"_a = false);
+
+  nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
+      .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
+      .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
+           nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0,
+           "Queue a request; returns its index. `identities` name its blocks, prompt and output.")
+      .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
+           "Why a request of this size could never run to its end, or None.")
+      .def("cancel", &VllmEngine::cancel, "request"_a, "now_ns"_a,
+           "Drop a request, freeing its blocks. False when it has already finished.")
+      .def("begin_step", &VllmEngine::begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
+      .def("end_step", &VllmEngine::end_step, "end_ns"_a, "Make the step's tokens visible.")
+      .def("advance", &VllmEngine::advance, "now_ns"_a, "until_ns"_a, "stop_on_finish"_a = false,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Whole steps while they start before `until_ns`; returns when the last one ended.")
+      .def("set_leaping", &VllmEngine::set_leaping, "on"_a)
+      .def_prop_ro("idle", &VllmEngine::idle)
+      .def_prop_ro("stuck", &VllmEngine::stuck)
+      .def("take_finished", &VllmEngine::take_finished)
+      .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
+      .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
+      .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })
+      .def_prop_ro("finished", [](const VllmEngine& self) { return self.log().finished; })
+      .def_prop_ro("free_after_schedule", [](const VllmEngine& self) { return self.log().free_after_schedule; })
+      .def_prop_ro("running", [](const VllmEngine& self) {
+        return std::vector<RequestId>(self.running().begin(), self.running().end());
+      })
+      .def_prop_ro("num_waiting", [](const VllmEngine& self) { return self.waiting().size(); })
+      .def("waiting_head", &waiting_head, "count"_a = 4)
+      .def_prop_ro("free_blocks", [](const VllmEngine& self) { return self.store().available(0); })
+      .def("free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
+           "count"_a = 4)
+      .def("drain_events", [](VllmEngine& self) { return self.store().drain_events(~std::size_t{0}); })
+      .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
+      .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
+      .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
+      .def("check", &VllmEngine::check);
+}
+
+}  // namespace understudy

@@ -1,0 +1,202 @@
+// The KV of one request in Python. understudy.kv.RequestKv adds the views.
+#include "request_kv.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <atomic>
+#include <utility>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "guards.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+// A request belongs to one thread at a time; long calls run without the GIL, so a second one is told.
+struct SharedRequest {
+  SharedRequest(std::shared_ptr<BlockStore> store, std::size_t pool, TokenBlocks tokens, std::uint64_t max_output,
+                bool register_blocks)
+      : manager{store, pool}, kv(std::move(store), pool, std::move(tokens), max_output, register_blocks) {}
+  ~SharedRequest();
+
+  Manager manager;
+  RequestKv kv;
+  std::atomic<bool> busy = false;
+};
+
+class Turn {
+ public:
+  explicit Turn(SharedRequest& request) : request_(request) {
+    if (request_.busy.exchange(true)) {
+      throw Error(ErrorKind::WrongState, "this request is in the middle of a call from another thread");
+    }
+  }
+  ~Turn() { request_.busy = false; }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  SharedRequest& request_;
+};
+
+// The safety net: blocks go back, and the leak is reported.
+SharedRequest::~SharedRequest() {
+  const std::size_t held = kv.held_blocks();
+  if (held == 0) return;
+  kv.close();
+  report_leak(manager, held);
+}
+
+// `blocks` tells how long the call is; it is asked once the turn is ours, since another thread may be changing it.
+template <typename Blocks, typename Work>
+auto on(SharedRequest& self, Blocks blocks, Work work) {
+  Turn turn(self);
+  const std::size_t count = blocks(std::as_const(self.kv));
+  return without_gil(self.manager, count, [&] { return work(self.kv); });
+}
+
+std::size_t known(const RequestKv& kv) { return kv.tokens().num_blocks(); }
+std::size_t held(const RequestKv& kv) { return kv.held_blocks(); }
+std::size_t scheduled(const RequestKv& kv) { return kv.scheduled_tokens() / kv.tokens().block_size(); }
+std::size_t one(const RequestKv&) { return 1; }
+
+void construct(SharedRequest* self, const Manager& manager, nb::handle prompt, nb::handle max_output_tokens,
+               const std::string& salt, const std::string& lora, nb::handle mm_runs, bool register_blocks) {
+  const IntArray<Token> tokens(prompt, "prompt");
+  const std::uint64_t max_output = read_uint(max_output_tokens, "max_output_tokens");
+  const std::vector<MultimodalRun> runs = read_runs(mm_runs, "mm_runs");
+  without_gil(manager, tokens.span().size() / manager.store->block_size(), [&] {
+    new (self) SharedRequest(
+        manager.store, manager.pool,
+        TokenBlocks(tokens.span(), manager.store->block_size(), salt_hash(salt, lora), runs), max_output, register_blocks);
+  });
+}
+
+std::size_t read_count(nb::handle value) { return read_uint(value, "tokens", TokenBlocks::kMaxTokens); }
+
+Token read_token(nb::handle value) { return static_cast<Token>(read_uint(value, "token", 0xFFFFFFFFu)); }
+
+nb::object pages(SharedRequest& self) {
+  Turn turn(self);
+  const std::size_t needed = (self.kv.view_length() + self.kv.tokens().block_size() - 1) / self.kv.tokens().block_size();
+  const auto held = self.kv.pages().first(needed);
+  return to_array(std::vector<std::int32_t>(held.begin(), held.end()));
+}
+
+nb::object tokens_array(SharedRequest& self) {
+  Turn turn(self);
+  const auto tokens = self.kv.tokens().tokens();
+  return to_array(std::vector<Token>(tokens.begin(), tokens.end()));
+}
+
+template <auto Read>
+auto read(SharedRequest& self) {
+  Turn turn(self);
+  return (self.kv.*Read)();
+}
+
+}  // namespace
+
+void bind_request_kv(nb::module_& m) {
+  nb::class_<RequestKv::Outcome>(m, "StepOutcome", "What applying a step did.")
+      .def_ro("blocks_registered", &RequestKv::Outcome::blocks_registered)
+      .def_ro("finished", &RequestKv::Outcome::finished, "The output budget is used up.");
+
+  m.def(
+      "lifetime_blocks",
+      [](nb::handle prompt_tokens, nb::handle max_output_tokens, nb::handle block_size) {
+        const std::uint64_t size = read_uint(block_size, "block_size", BlockStore::kMaxBlockSize);
+        if (size == 0) throw Error(ErrorKind::InvalidArgument, "block_size must be at least 1");
+        return lifetime_blocks(read_uint(prompt_tokens, "prompt_tokens", TokenBlocks::kMaxTokens),
+                               read_uint(max_output_tokens, "max_output_tokens", TokenBlocks::kMaxTokens), size);
+      },
+      "prompt_tokens"_a, "max_output_tokens"_a, "block_size"_a,
+      "Blocks that a request draws at its peak. The last output token is sampled but never written.");
+
+  nb::class_<SharedRequest>(m, "RequestKv", "The KV of one request: schedule, view, apply.")
+      .def("__init__", &construct, "manager"_a, "prompt"_a, "max_output_tokens"_a, nb::kw_only(), "salt"_a = "",
+           "lora"_a = "", "mm_runs"_a = nb::make_tuple(), "prefix_caching"_a = true)
+      .def("match_prefix",
+           [](SharedRequest& self) {
+             return on(self, known, [](RequestKv& kv) { return kv.match_prefix(); });
+           })
+      .def("schedule_prefill",
+           [](SharedRequest& self, nb::handle tokens) {
+             const std::size_t count = read_count(tokens);
+             on(
+                 self, [&](const RequestKv& kv) { return count / kv.tokens().block_size(); },
+                 [&](RequestKv& kv) { kv.schedule_prefill(count); });
+           },
+           "tokens"_a)
+      .def("schedule_decode",
+           [](SharedRequest& self) { on(self, one, [](RequestKv& kv) { kv.schedule_decode(); }); })
+      .def("schedule_speculative",
+           [](SharedRequest& self, nb::handle tokens) {
+             const std::size_t count = read_count(tokens);
+             return on(self, one, [&](RequestKv& kv) { return kv.schedule_speculative(count); });
+           },
+           "tokens"_a)
+      .def("revert",
+           [](SharedRequest& self) {
+             on(self, held, [](RequestKv& kv) { kv.revert(); });
+           })
+      .def_prop_ro("page_ids", &pages, "Pages of the scheduled step, in position order: exactly as many as it needs.")
+      .def_prop_ro("view_length", &read<&RequestKv::view_length>)
+      .def_prop_ro("scheduled_tokens", &read<&RequestKv::scheduled_tokens>)
+      .def("apply_prefill",
+           [](SharedRequest& self, nb::handle token) {
+             std::optional<Token> sampled;
+             if (!token.is_none()) sampled = read_token(token);
+             return on(self, scheduled, [&](RequestKv& kv) { return kv.apply_prefill(sampled); });
+           },
+           "token"_a.none() = nb::none())
+      .def("apply_decode",
+           [](SharedRequest& self, nb::handle token) {
+             const Token sampled = read_token(token);
+             return on(self, one, [&](RequestKv& kv) { return kv.apply_decode(sampled); });
+           },
+           "token"_a)
+      .def("apply_speculative",
+           [](SharedRequest& self, nb::handle accepted) {
+             const IntArray<Token> tokens(accepted, "accepted");
+             return on(self, one, [&](RequestKv& kv) { return kv.apply_speculative(tokens.span()); });
+           },
+           "accepted"_a)
+      .def("preempt",
+           [](SharedRequest& self) {
+             on(self, held, [](RequestKv& kv) { kv.preempt(); });
+           })
+      .def("close",
+           [](SharedRequest& self) {
+             on(self, held, [](RequestKv& kv) { kv.close(); });
+           })
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__",
+           [](SharedRequest& self, nb::args) {
+             on(self, held, [](RequestKv& kv) { kv.close(); });
+           })
+      .def_prop_ro("state",
+                   [](SharedRequest& self) {
+                     Turn turn(self);
+                     return name_of(self.kv.state());
+                   })
+      .def_prop_ro("tokens", &tokens_array, "Prompt and output tokens so far.")
+      .def_prop_ro("block_size", [](const SharedRequest& self) { return self.kv.tokens().block_size(); })
+      .def_prop_ro("prompt_tokens", &read<&RequestKv::prompt_tokens>)
+      .def_prop_ro("prefill_target", &read<&RequestKv::prefill_target>)
+      .def_prop_ro("computed_tokens", &read<&RequestKv::computed_tokens>)
+      .def_prop_ro("cached_tokens", &read<&RequestKv::cached_tokens>)
+      .def_prop_ro("generated_tokens", &read<&RequestKv::generated_tokens>)
+      .def_prop_ro("max_output_tokens", &read<&RequestKv::max_output_tokens>)
+      .def_prop_ro("finished", &read<&RequestKv::finished>)
+      .def_prop_ro("registered_blocks", &read<&RequestKv::registered_blocks>)
+      .def_prop_ro("held_blocks", &read<&RequestKv::held_blocks>);
+}
+
+}  // namespace understudy

@@ -1,0 +1,43 @@
+// Settings of a simulated vLLM-style engine, and what differs between vLLM versions.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace understudy {
+
+enum class SchedulingPolicy : std::uint8_t { Fcfs, Priority };
+enum class PreemptionMode : std::uint8_t { Lifo, Fifo };  // under Fcfs: the newest or the oldest running request goes
+
+// Where a freed block without a key enters the free list.
+enum class FreeOrder : std::uint8_t {
+  UnkeyedFirst,  // in front
+  AllLast,       // at the end, like every other
+  UncachedLast,  // at the end if prefix caching is off, else in front
+};
+
+struct EngineConfig {
+  static constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
+
+  std::uint32_t block_size = 64;
+  std::uint64_t num_gpu_blocks = 16384;  // usable ones; vLLM's own count has one more
+  std::uint32_t max_num_seqs = 256;
+  std::uint32_t max_num_batched_tokens = 8192;
+  std::uint32_t max_model_len = kUnlimited;
+  std::uint32_t long_prefill_token_threshold = 0;  // 0: off
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;
+  SchedulingPolicy policy = SchedulingPolicy::Fcfs;
+  PreemptionMode preemption_mode = PreemptionMode::Lifo;
+  bool scheduler_reserve_full_isl = true;
+  double watermark = 0.0;
+  bool async_scheduling = false;
+
+  // Version profile.
+  FreeOrder free_order = FreeOrder::UnkeyedFirst;
+  bool phantom_hits = true;  // a victim already scheduled keeps keys of blocks that nobody will compute
+
+  bool events = false;
+};
+
+}  // namespace understudy

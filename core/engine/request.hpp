@@ -1,0 +1,80 @@
+// A request inside a simulated engine. It has lengths and identities, never tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "identities.hpp"
+#include "slot.hpp"
+
+namespace understudy {
+
+using RequestId = std::uint32_t;
+
+// Where the identities of a request's blocks come from, computed when they are first needed.
+class IdentitySource {
+ public:
+  virtual ~IdentitySource() = default;
+  // Append identities until `out` holds `count` blocks.
+  virtual void extend(std::vector<BlockIdentity>& out, std::size_t count) const = 0;
+};
+
+// Identities that are known beforehand, prompt and output.
+class GivenIdentities final : public IdentitySource {
+ public:
+  explicit GivenIdentities(Identities blocks) : blocks_(std::move(blocks)) {}
+  void extend(std::vector<BlockIdentity>& out, std::size_t count) const override {
+    if (count > blocks_.size()) {
+      throw Error(ErrorKind::InvalidArgument, "identities name ", blocks_.size(), " blocks; block ", count - 1,
+                  " of the request is needed");
+    }
+    const auto more = blocks_.span().subspan(out.size(), count - out.size());
+    out.insert(out.end(), more.begin(), more.end());
+  }
+
+ private:
+  Identities blocks_;
+};
+
+struct RequestSpec {
+  std::string name;  // breaks ties under the priority policy
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t max_tokens = 0;
+  std::int64_t priority = 0;
+  double arrival_time = 0;
+  std::shared_ptr<const IdentitySource> identities;
+};
+
+enum class RequestStatus : std::uint8_t { Waiting, Running, Preempted, Finished };
+
+struct EngineRequest {
+  RequestSpec spec;
+  RequestStatus status = RequestStatus::Waiting;
+
+  std::uint32_t known = 0;     // prompt and the outputs that the scheduler has received
+  std::uint32_t computed = 0;  // of them (and of those in flight), with KV or being given it
+  std::uint32_t ahead = 0;     // sampled, not yet received (asynchronous scheduling)
+  std::uint32_t emitted = 0;   // outputs visible outside
+  std::uint32_t keyed = 0;     // leading blocks of `table` that are registered
+  std::uint32_t keyed_before = 0;  // `keyed` before this step's allocation
+  std::vector<SlotId> table;
+  std::vector<BlockIdentity> blocks;  // identities computed so far
+
+  std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
+
+  // What happened to it.
+  std::int64_t first_admit_ns = -1;
+  std::int64_t finish_ns = -1;
+  std::uint32_t preemptions = 0;
+  std::uint32_t cached_first = 0;
+  std::uint64_t cached_total = 0;
+  struct Segment {  // tokens in consecutive steps
+    std::uint64_t first_step;
+    std::uint32_t count;
+  };
+  std::vector<Segment> tokens;
+};
+
+}  // namespace understudy

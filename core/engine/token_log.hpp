@@ -1,0 +1,78 @@
+// When tokens became visible, kept as step ends and runs of steps; and samples of the engine's state over time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/request.hpp"
+
+namespace understudy {
+
+struct EngineSample {
+  std::int64_t time_ns;
+  std::uint32_t running;
+  std::uint32_t waiting;
+  std::uint32_t active_blocks;
+  std::uint32_t cached_blocks;
+};
+
+// Exact and small: all requests of a step get their tokens at its end, so a gap between two tokens is most often the
+// length of a step, and how many requests saw that gap is a running sum of changes.
+class TokenLog {
+ public:
+  std::uint64_t next_step() const noexcept { return ends_.size(); }
+  std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step]; }
+  void end_step(std::int64_t end_ns) {
+    ends_.push_back(end_ns);
+    gap_changes_.push_back(0);
+  }
+
+  // The request is complete: its gaps count.
+  void count_gaps(std::span<const EngineRequest::Segment> runs) {
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      ++gap_changes_[runs[i].first_step + 1];
+      --gap_changes_[runs[i].first_step + runs[i].count];
+      if (i > 0) odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
+    }
+  }
+  // Append every gap and how often it occurred.
+  void collect_gaps(std::vector<std::int64_t>& gaps, std::vector<std::int64_t>& counts) const {
+    std::int64_t requests = 0;
+    for (std::size_t step = 1; step < ends_.size(); ++step) {
+      requests += gap_changes_[step];
+      if (requests == 0) continue;
+      gaps.push_back(ends_[step] - ends_[step - 1]);
+      counts.push_back(requests);
+    }
+    for (const std::int64_t gap : odd_gaps_) {
+      gaps.push_back(gap);
+      counts.push_back(1);
+    }
+  }
+
+  bool wants_sample(std::int64_t now_ns) const noexcept { return now_ns >= next_sample_ns_; }
+  // Keeps a bounded number of samples: when full, every other one goes and the interval doubles.
+  void add_sample(const EngineSample& sample) {
+    samples_.push_back(sample);
+    if (samples_.size() == kMaxSamples) {
+      for (std::size_t i = 0; i < kMaxSamples / 2; ++i) samples_[i] = samples_[2 * i];
+      samples_.resize(kMaxSamples / 2);
+      sample_every_ns_ *= 2;
+    }
+    next_sample_ns_ = sample.time_ns + sample_every_ns_;
+  }
+  std::span<const EngineSample> samples() const noexcept { return samples_; }
+
+ private:
+  static constexpr std::size_t kMaxSamples = 2048;
+
+  std::vector<std::int64_t> ends_;
+  std::vector<std::int32_t> gap_changes_{0, 0};  // of the number of requests with a gap that ends with the step
+  std::vector<std::int64_t> odd_gaps_;           // between runs: a preemption, or a step without a turn
+  std::vector<EngineSample> samples_;
+  std::int64_t sample_every_ns_ = 1'000'000;
+  std::int64_t next_sample_ns_ = 0;
+};
+
+}  // namespace understudy

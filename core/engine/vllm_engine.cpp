@@ -1,0 +1,270 @@
+#include "engine/vllm_engine.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace understudy {
+
+namespace {
+
+const EngineConfig& checked(const EngineConfig& c) {
+  const auto at_least_one = [](std::uint64_t value, const char* field) {
+    if (value < 1) throw Error(ErrorKind::ConfigError, field, " must be at least 1, got ", value);
+  };
+  at_least_one(c.max_num_seqs, "max_num_seqs");
+  at_least_one(c.max_num_batched_tokens, "max_num_batched_tokens");
+  at_least_one(c.max_model_len, "max_model_len");
+  if (!(c.watermark >= 0 && c.watermark < 1)) {
+    throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1), got ", c.watermark);
+  }
+  if (c.policy == SchedulingPolicy::Priority && c.preemption_mode == PreemptionMode::Fifo) {
+    throw Error(ErrorKind::ConfigError, "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
+  }
+  return c;
+}
+
+StoreConfig store_config(const EngineConfig& c) {
+  StoreConfig store;
+  store.block_size = c.block_size;
+  PoolConfig pool;
+  pool.num_blocks = c.num_gpu_blocks;
+  pool.duplicates = DuplicatePolicy::Keep;
+  const bool append = c.free_order == FreeOrder::AllLast ||
+                      (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
+  pool.policy.kind = append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
+  store.pools = {pool};
+  store.events.enabled = c.events;
+  return store;
+}
+
+}  // namespace
+
+VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing)
+    : config_(checked(config)),
+      timing_(std::move(timing)),
+      store_(store_config(config)),
+      capacity_tokens_(config.num_gpu_blocks * config.block_size),
+      // vLLM's own count of blocks has one more, and the watermark is taken of that.
+      watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
+      waiting_(config.policy, requests_),
+      phantom_(config.num_gpu_blocks, 0) {}
+
+// ── Requests ──
+
+RequestId VllmEngine::submit(RequestSpec spec) {
+  if (spec.prompt_tokens == 0) throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": the prompt is empty");
+  if (!spec.identities && config_.enable_prefix_caching) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": prefix caching needs identities");
+  }
+  if (spec.prompt_tokens >= config_.max_model_len) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": a prompt of ", spec.prompt_tokens,
+                " tokens leaves no room for output in max_model_len=", config_.max_model_len);
+  }
+  const auto id = static_cast<RequestId>(requests_.size());
+  EngineRequest& request = requests_.emplace_back();
+  request.spec = std::move(spec);
+  request.known = request.spec.prompt_tokens;
+  waiting_.push(id, false);
+  blocked_.valid = false;
+  stuck_ = false;
+  return id;
+}
+
+std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
+  std::ostringstream why;
+  const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
+  const std::uint64_t blocks = (end - 1 + config_.block_size - 1) / config_.block_size;
+  if (prompt_tokens >= config_.max_model_len) {
+    why << "the prompt of " << prompt_tokens << " tokens leaves no room in max_model_len=" << config_.max_model_len;
+  } else if (blocks > config_.num_gpu_blocks) {
+    why << "prompt and output of " << end << " tokens need " << blocks << " blocks of " << config_.block_size
+        << ", num_gpu_blocks=" << config_.num_gpu_blocks;
+  } else if (!config_.enable_chunked_prefill && config_.long_prefill_token_threshold == 0 &&
+             prompt_tokens > config_.max_num_batched_tokens) {
+    why << "without chunked prefill a prompt of " << prompt_tokens
+        << " tokens exceeds max_num_batched_tokens=" << config_.max_num_batched_tokens;
+  } else {
+    return std::nullopt;
+  }
+  return std::move(why).str();
+}
+
+bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
+  if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
+  EngineRequest& request = requests_[id];
+  if (request.status == RequestStatus::Finished) return false;
+  if (request.status == RequestStatus::Running) {
+    running_.erase(std::find(running_.begin(), running_.end(), id));
+  } else {
+    waiting_.remove(id);
+  }
+  retire(request);
+  request.finish_ns = now_ns;
+  blocked_.valid = false;
+  stuck_ = false;
+  return true;
+}
+
+const EngineRequest& VllmEngine::request(RequestId id) const {
+  if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
+  return requests_[id];
+}
+
+std::vector<RequestId> VllmEngine::take_finished() { return std::exchange(finished_, {}); }
+
+// ── Steps ──
+
+std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
+  if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  schedule(now_ns);
+  const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
+  stuck_ = log_.scheduled.empty() && !unreceived_ && !(running_.empty() && waiting_.empty());
+  if (config_.async_scheduling) {
+    const auto received = std::exchange(unreceived_, std::nullopt);
+    if (!log_.scheduled.empty()) unreceived_ = log_.scheduled;
+    if (received) update(*received);
+  }
+  ++totals_.steps;
+  in_step_ = true;
+  return duration_ns;
+}
+
+void VllmEngine::end_step(std::int64_t end_ns) {
+  if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
+  in_step_ = false;
+  const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
+  if (!config_.async_scheduling) update(plan);
+  emit(plan, end_ns);
+  if (token_log_.wants_sample(end_ns)) {
+    const PoolMetrics m = store_.metrics(0);
+    token_log_.add_sample({end_ns, static_cast<std::uint32_t>(running_.size()), static_cast<std::uint32_t>(waiting_.size()),
+                           static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
+                           static_cast<std::uint32_t>(m.inactive_blocks)});
+  }
+}
+
+// The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
+void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
+  for (const StepLog::Scheduled& turn : plan) {
+    EngineRequest& request = requests_[turn.request];
+    if (!turn.samples || request.status == RequestStatus::Finished) continue;
+    if (request.spec.max_tokens > 0) ++request.known;
+    if (request.status == RequestStatus::Running && config_.async_scheduling) {
+      --request.ahead;
+      key_blocks(request, request.computed - request.ahead);
+    }
+    if (request.outputs() < request.spec.max_tokens && request.known < config_.max_model_len) continue;
+    if (request.status == RequestStatus::Preempted) waiting_.remove(turn.request);
+    retire(request);
+    log_.finished.push_back(turn.request);
+  }
+  if (log_.finished.empty()) return;
+  blocked_.valid = false;
+  std::erase_if(running_, [this](RequestId id) { return requests_[id].status == RequestStatus::Finished; });
+}
+
+void VllmEngine::retire(EngineRequest& request) {
+  free_blocks(request);
+  request.status = RequestStatus::Finished;
+  request.table = {};
+  request.blocks = {};
+  request.spec.identities = nullptr;
+}
+
+// Tokens become visible. Asynchronously, the scheduler may have asked for one more than there is.
+void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns) {
+  const std::uint64_t step = token_log_.next_step();
+  token_log_.end_step(end_ns);
+  for (const StepLog::Scheduled& turn : plan) {
+    EngineRequest& request = requests_[turn.request];
+    if (!turn.samples || request.finish_ns >= 0) continue;
+    const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.emitted;
+    if (request.emitted < request.spec.max_tokens && length < config_.max_model_len) {
+      ++request.emitted;
+      auto& runs = request.tokens;
+      if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
+        ++runs.back().count;
+      } else {
+        runs.push_back({step, 1});
+      }
+    }
+    if (request.emitted >= request.spec.max_tokens ||
+        std::uint64_t{request.spec.prompt_tokens} + request.emitted >= config_.max_model_len) {
+      complete(turn.request, end_ns);
+    }
+  }
+}
+
+void VllmEngine::complete(RequestId id, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  request.finish_ns = now_ns;
+  token_log_.count_gaps(request.tokens);
+  finished_.push_back(id);
+}
+
+StepLoad VllmEngine::measure() const {
+  StepLoad load;
+  for (const StepLog::Scheduled& turn : log_.scheduled) {
+    const EngineRequest& request = requests_[turn.request];
+    const std::uint32_t prompt = request.spec.prompt_tokens;
+    if (request.computed < prompt) {
+      ++load.prefill_requests;
+      load.prefill_input_tokens += std::min(request.computed + turn.tokens, prompt);
+      load.prefill_cached_tokens += request.computed;
+    }
+    const std::uint32_t length = request.known + request.ahead;
+    if (request.computed + turn.tokens == length && request.spec.max_tokens > 0) {
+      ++load.decode_requests;
+      load.decode_context_tokens += length;
+    }
+  }
+  return load;
+}
+
+std::int64_t VllmEngine::advance(std::int64_t now_ns, std::int64_t until_ns, bool stop_on_finish) {
+  while (now_ns < until_ns && !idle() && !stuck_) {
+    if (leaping_ && can_leap()) {
+      const std::size_t finished = finished_.size();
+      const std::int64_t reached = leap(now_ns, until_ns, stop_on_finish);
+      const bool moved = reached != now_ns;
+      now_ns = reached;
+      if (stop_on_finish && finished_.size() > finished) return now_ns;
+      if (moved) continue;
+    }
+    const std::size_t finished = finished_.size();
+    const std::int64_t duration_ns = begin_step(now_ns);
+    if (stuck_) {
+      in_step_ = false;
+      --totals_.steps;
+      return now_ns;
+    }
+    now_ns += duration_ns;
+    end_step(now_ns);
+    if (stop_on_finish && finished_.size() > finished) return now_ns;
+  }
+  return now_ns;
+}
+
+void VllmEngine::check() const {
+  store_.check();
+  std::uint64_t references = 0;
+  for (const RequestId id : running_) {
+    const EngineRequest& r = requests_[id];
+    references += r.table.size();
+    if (r.status != RequestStatus::Running || r.computed > r.known + r.ahead || r.keyed > r.table.size() ||
+        blocks_for(r.computed) > r.table.size()) {
+      throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
+    }
+  }
+  for (const RequestId id : waiting_.ids()) {
+    if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
+  }
+  const PoolMetrics m = store_.metrics(0);
+  if (references != m.active_references + m.mutable_blocks) {
+    throw Error(ErrorKind::InvariantViolated, "requests hold ", references, " blocks, the store counts ",
+                m.active_references + m.mutable_blocks);
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,144 @@
+// A vLLM-style engine as a state machine that never reads a clock.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "block_store.hpp"
+#include "engine/config.hpp"
+#include "engine/request.hpp"
+#include "engine/timing.hpp"
+#include "engine/token_log.hpp"
+#include "engine/waiting_queue.hpp"
+
+namespace understudy {
+
+// What one step did, in vLLM's order.
+struct StepLog {
+  struct Scheduled {
+    RequestId request;
+    std::uint32_t tokens;
+    bool samples;
+  };
+  std::vector<Scheduled> scheduled;
+  std::vector<RequestId> admitted;  // with `resumed` and `cached` of the same length
+  std::vector<bool> resumed;
+  std::vector<std::uint32_t> cached;
+  std::vector<RequestId> preempted;
+  std::vector<RequestId> finished;  // that the scheduler learnt of in this step
+  std::uint64_t free_after_schedule = 0;
+  StepLoad load;
+};
+
+struct EngineTotals {
+  std::uint64_t steps = 0;
+  std::uint64_t preemptions = 0;
+  std::uint64_t phantom_hit_blocks = 0;  // hits on blocks that no step ever computed
+};
+
+// Step-exact with the real scheduler of the configured version. One step is begin_step (schedule; what it admits is
+// visible at once) and end_step (its tokens are); requests may be submitted and cancelled in between.
+class VllmEngine {
+ public:
+  VllmEngine(const EngineConfig& config, StepTiming timing);
+
+  const EngineConfig& config() const noexcept { return config_; }
+  BlockStore& store() noexcept { return store_; }
+  const BlockStore& store() const noexcept { return store_; }
+
+  // ── Requests ──
+  RequestId submit(RequestSpec spec);
+  // Why the request could never run to its end, or nothing.
+  std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const;
+  // Frees its blocks at once; a token in flight is ignored. False when it has already finished.
+  bool cancel(RequestId id, std::int64_t now_ns);
+  const EngineRequest& request(RequestId id) const;
+  std::size_t num_requests() const noexcept { return requests_.size(); }
+  std::span<const RequestId> running() const noexcept { return running_; }
+  const std::deque<RequestId>& waiting() const noexcept { return waiting_.ids(); }
+  bool idle() const noexcept { return running_.empty() && waiting_.empty() && !unreceived_; }
+
+  // ── Steps ──
+  // Schedules, and returns the duration in nanoseconds (0 when there was nothing to compute).
+  std::int64_t begin_step(std::int64_t now_ns);
+  void end_step(std::int64_t end_ns);
+  bool in_step() const noexcept { return in_step_; }
+  const StepLog& log() const noexcept { return log_; }
+  // Whole steps, from `now_ns` on, as long as they start before `until_ns`; stops early when idle, stuck, or after a
+  // step in which a request finished if `stop_on_finish`. Returns when the last step ended. Leaps over runs of plain
+  // decode steps, with the same result.
+  std::int64_t advance(std::int64_t now_ns, std::int64_t until_ns, bool stop_on_finish);
+  void set_leaping(bool on) noexcept { leaping_ = on; }
+  // The last step computed nothing although requests wait: nothing will change without outside help.
+  bool stuck() const noexcept { return stuck_; }
+
+  // Requests whose last token became visible (or that ended without one) since the last call.
+  std::vector<RequestId> take_finished();
+
+  const EngineTotals& totals() const noexcept { return totals_; }
+  const TokenLog& token_log() const noexcept { return token_log_; }
+  void check() const;  // raises InvariantViolated
+
+ private:
+  struct Blocked {  // why the head of the queue could not be admitted, while that still holds
+    bool valid = false;
+    bool wants_key = false;
+    LineageHash missing;  // the key that would lengthen its hit
+  };
+
+  // vllm_schedule.cpp
+  void schedule(std::int64_t now_ns);
+  void schedule_running();
+  std::uint32_t next_tokens(const EngineRequest& request) const;
+  std::uint32_t cap_prefill(std::uint32_t tokens) const;
+  std::size_t choose_victim() const;
+  void preempt(std::size_t position);
+  void admit(std::int64_t now_ns);
+  bool grow(EngineRequest& request, std::uint32_t total);
+  bool place(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced);
+  void take_blocks(EngineRequest& request, std::size_t count);
+  void key_blocks(EngineRequest& request, std::uint32_t total);
+  void free_blocks(EngineRequest& request);
+  void need_identities(EngineRequest& request, std::size_t blocks);
+  std::uint32_t blocks_for(std::uint32_t tokens) const noexcept {
+    return (tokens + config_.block_size - 1) / config_.block_size;
+  }
+
+  // vllm_engine.cpp
+  void update(const std::vector<StepLog::Scheduled>& plan);
+  void emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns);
+  void retire(EngineRequest& request);
+  void complete(RequestId id, std::int64_t now_ns);
+  StepLoad measure() const;
+
+  // vllm_leap.cpp
+  bool can_leap() const;
+  std::int64_t leap(std::int64_t now_ns, std::int64_t until_ns, bool stop_on_finish);
+  std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
+
+  EngineConfig config_;
+  StepTiming timing_;
+  BlockStore store_;
+  std::uint64_t capacity_tokens_;
+  std::uint64_t watermark_blocks_;
+
+  std::vector<EngineRequest> requests_;
+  std::vector<RequestId> running_;
+  WaitingQueue waiting_;
+  std::uint64_t budget_ = 0;
+  StepLog log_;
+  std::optional<std::vector<StepLog::Scheduled>> unreceived_;  // asynchronous: scheduled, outputs not yet received
+  bool in_step_ = false;
+  bool stuck_ = false;
+  bool leaping_ = true;
+  Blocked blocked_;
+  std::vector<SlotId> hits_;           // scratch
+  std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone
+  std::vector<RequestId> finished_;
+  EngineTotals totals_;
+  TokenLog token_log_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,51 @@
+// Requests that wait for admission, in the order in which they will be tried.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <tuple>
+#include <vector>
+
+#include "engine/config.hpp"
+#include "engine/request.hpp"
+
+namespace understudy {
+
+class WaitingQueue {
+ public:
+  WaitingQueue(SchedulingPolicy policy, const std::vector<EngineRequest>& requests)
+      : policy_(policy), requests_(requests) {}
+
+  bool empty() const noexcept { return ids_.empty(); }
+  std::size_t size() const noexcept { return ids_.size(); }
+  RequestId head() const noexcept { return ids_.front(); }
+  const std::deque<RequestId>& ids() const noexcept { return ids_; }
+
+  // A preempted request returns to the front, unless priorities decide.
+  void push(RequestId id, bool preempted) {
+    if (policy_ == SchedulingPolicy::Priority) {
+      ids_.insert(std::upper_bound(ids_.begin(), ids_.end(), id,
+                                   [this](RequestId a, RequestId b) { return before(a, b); }),
+                  id);
+    } else if (preempted) {
+      ids_.push_front(id);
+    } else {
+      ids_.push_back(id);
+    }
+  }
+  void pop() { ids_.pop_front(); }
+  void remove(RequestId id) { ids_.erase(std::find(ids_.begin(), ids_.end(), id)); }
+
+ private:
+  bool before(RequestId a, RequestId b) const {
+    const RequestSpec& x = requests_[a].spec;
+    const RequestSpec& y = requests_[b].spec;
+    return std::tie(x.priority, x.arrival_time, x.name) < std::tie(y.priority, y.arrival_time, y.name);
+  }
+
+  SchedulingPolicy policy_;
+  const std::vector<EngineRequest>& requests_;
+  std::deque<RequestId> ids_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,1 @@
+"""Simulated engines: configuration, version profiles, timing models, conformance with recorded schedules."""

@@ -1,0 +1,113 @@
+"""The conformance format: scenarios that drive a scheduler step by step, and the lines that a recording holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from understudy._core import EngineConfig, Identities, TokenBlocks
+from understudy.engines.profiles import PROFILES, VersionProfile
+from understudy.errors import ConfigError, InvalidArgument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+OUTPUT_BASE = 1_000_000
+OUTPUT_STRIDE = 100_000
+
+
+class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The scheduler's settings with their defaults; `num_blocks` counts vLLM's reserved block 0."""
+
+    block_size: int = 16
+    num_blocks: int = 1024
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduler_reserve_full_isl: bool | None = None
+    watermark: float = 0.0
+    max_model_len: int = 131072
+    async_scheduling: bool = False
+
+    def engine_config(self, profile: VersionProfile) -> EngineConfig:
+        """The engine's settings under a version profile; ConfigError for a setting that the version lacks."""
+        reserve = self.scheduler_reserve_full_isl
+        if reserve and not profile.has_reserve_full_isl:
+            raise ConfigError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
+        if self.watermark and not profile.has_watermark:
+            raise ConfigError(f"watermark: vLLM {profile.name} does not have it")
+        return EngineConfig(
+            block_size=self.block_size,
+            num_gpu_blocks=self.num_blocks - 1,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            enable_prefix_caching=self.enable_prefix_caching,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            policy=self.policy,
+            scheduler_reserve_full_isl=profile.has_reserve_full_isl if reserve is None else reserve,
+            watermark=self.watermark,
+            async_scheduling=self.async_scheduling,
+            free_order=profile.free_order,
+            phantom_hits=profile.phantom_hits,
+            events=True,
+        )
+
+
+class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request. A prompt item `[start, len]` is the run start, start + 1, …; an int is one token."""
+
+    id: str
+    arrival_step: int
+    prompt: list[int | tuple[int, int]]
+    max_tokens: int
+    priority: int = 0
+    arrival_time: float | None = None
+
+    def tokens(self, index: int, max_model_len: int) -> npt.NDArray[np.uint32]:
+        """Prompt and output tokens of the request at position `index` of its scenario."""
+        prompt = self.prompt_tokens()
+        outputs = min(self.max_tokens, max_model_len)
+        first = OUTPUT_BASE + index * OUTPUT_STRIDE
+        return np.concatenate([prompt, np.arange(first, first + outputs, dtype=np.uint32)])
+
+    def prompt_tokens(self) -> npt.NDArray[np.uint32]:
+        """The prompt, expanded."""
+        runs = [(item, 1) if isinstance(item, int) else item for item in self.prompt]
+        parts = [np.arange(start, start + length, dtype=np.uint32) for start, length in runs]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A workload by steps: requests arrive before the step they name."""
+
+    name: str
+    config: ScenarioConfig
+    max_steps: int
+    requests: list[ScenarioRequest]
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Read a scenario file; InvalidArgument names the file and the field at fault."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Scenario)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+
+
+def blocks_of(tokens: npt.NDArray[np.uint32], block_size: int) -> tuple[Identities, dict[int, int]]:
+    """Identities of the full blocks, and the first token of each by its sequence hash."""
+    identities = TokenBlocks(tokens, block_size).identities
+    firsts = tokens[: len(identities) * block_size : block_size]
+    return identities, dict(zip(identities.sequence_hashes.tolist(), firsts.tolist(), strict=True))
+
+
+DEFAULT_PROFILE = PROFILES["recorded"]

@@ -1,0 +1,89 @@
+"""From the rows that a store's event ring holds, one per block, to events."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from understudy._core import Tier
+from understudy.errors import InvalidArgument
+from understudy.events.events import EventsLost, KvEvent, Removed, RemovedBlock, Stored, StoredBlock, Stream
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from understudy._core import EventBatch
+
+_STORED = 0
+
+
+def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) -> list[KvEvent]:
+    """Group the rows of a drained batch into events, in the order in which they happened.
+
+    Stored rows that continue each other (parent, position and tier) become one `Stored`; Removed rows on one tier
+    that follow each other become one `Removed`. An event's id is that of its first row, so ids rise strictly over
+    all tiers, though not by one. A batch that lost rows starts with `EventsLost`.
+
+    `stream="raw"` tells of every copy of a block, as vLLM does; `"consolidated"` of the first copy to arrive on a
+    tier and the last one to leave. They differ only under the duplicate policy `keep`.
+
+    `dp_rank` and `block_size` are the store's. InvalidArgument when the token ids do not fit `block_size`, or when
+    an argument is out of range; the batch is not consumed and can be decoded again.
+    """
+    if stream not in get_args(Stream):
+        raise InvalidArgument(f"stream must be 'raw' or 'consolidated', got {stream!r}")
+    if dp_rank < 0:
+        raise InvalidArgument(f"dp_rank must be at least 0, got {dp_rank}")
+    if block_size < 1:
+        raise InvalidArgument(f"block_size must be at least 1, got {block_size}")
+
+    events: list[KvEvent] = [EventsLost(batch.lost, dp_rank)] if batch.lost else []
+    rows = np.arange(len(batch)) if stream == "raw" else np.flatnonzero(batch.sole)
+    bounds = _bounds(batch, rows)
+    tokens = _token_ids(batch, block_size)
+    ids, kinds, tiers = batch.ids[rows].tolist(), batch.kinds[rows].tolist(), batch.tiers[rows].tolist()
+    hashes, parents = batch.sequence_hashes[rows].tolist(), batch.parent_hashes[rows].tolist()
+    positions, generations = batch.positions[rows].tolist(), batch.generations[rows].tolist()
+    local_hashes = [local or None for local in batch.local_hashes[rows].tolist()]
+    token_ids = [tokens.get(row) for row in rows.tolist()]
+    for start, stop in pairwise(bounds):
+        run = slice(start, stop)
+        tier = Tier(tiers[start])
+        if kinds[start] == _STORED:
+            stored = map(
+                StoredBlock, hashes[run], local_hashes[run], positions[run], generations[run], token_ids[run]
+            )
+            events.append(Stored(ids[start], parents[start] or None, tuple(stored), tier, dp_rank))
+        else:
+            removed = map(RemovedBlock, hashes[run], positions[run], generations[run])
+            events.append(Removed(ids[start], tuple(removed), tier, dp_rank))
+    return events
+
+
+def _bounds(batch: EventBatch, rows: npt.NDArray[np.intp]) -> list[int]:
+    """Where the events begin among `rows`, and the end of the last."""
+    if len(rows) == 0:
+        return []
+    before, after = rows[:-1], rows[1:]
+    kinds, tiers, positions = batch.kinds, batch.tiers, batch.positions
+    alike = (kinds[before] == kinds[after]) & (tiers[before] == tiers[after])
+    child = batch.parent_hashes[after] == batch.sequence_hashes[before]
+    child &= positions[after] == positions[before] + 1
+    cuts = np.flatnonzero(~(alike & (child | (kinds[after] != _STORED)))) + 1
+    return [0, *cuts.tolist(), len(rows)]
+
+
+def _token_ids(batch: EventBatch, block_size: int) -> dict[int, tuple[int, ...]]:
+    """Token ids by row of the batch; empty when the store keeps none."""
+    flat = batch.token_ids
+    if len(flat) == 0:
+        return {}
+    rows = np.flatnonzero(batch.kinds == _STORED).tolist()
+    if len(flat) != len(rows) * block_size:
+        raise InvalidArgument(
+            f"block_size {block_size} does not fit {len(flat)} token ids of {len(rows)} stored blocks; "
+            "give the block size of the store"
+        )
+    return dict(zip(rows, map(tuple, flat.reshape(-1, block_size).tolist()), strict=True))

@@ -1,0 +1,68 @@
+"""KV events: what a worker says about the blocks that it holds."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from understudy._core import Tier  # noqa: TC001  # msgspec reads the annotations at run time
+
+Stream: TypeAlias = Literal["raw", "consolidated"]
+
+
+class StoredBlock(msgspec.Struct, frozen=True, gc=False):
+    """A block that appeared.
+
+    `generation` grows with every residency of a hash on a tier, so that a late Removed cannot undo a newer Stored.
+    """
+
+    sequence_hash: int
+    local_hash: int | None  # None when the store was not told it
+    position: int  # index of the block in its prompt
+    generation: int
+    token_ids: tuple[int, ...] | None  # None unless the store was asked to keep them
+
+
+class RemovedBlock(msgspec.Struct, frozen=True, gc=False):
+    """A block that left, with the generation of its Stored."""
+
+    sequence_hash: int
+    position: int
+    generation: int
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """A run of blocks appeared on a tier, each the child of the one before it.
+
+    `parent_hash` is the sequence hash of the block in front of the first one: None at position 0, and also further
+    down when the store was not told it.
+    """
+
+    event_id: int
+    parent_hash: int | None
+    blocks: tuple[StoredBlock, ...]
+    tier: Tier
+    dp_rank: int
+
+
+class Removed(msgspec.Struct, frozen=True, tag="removed"):
+    """Blocks left a tier, in this order."""
+
+    event_id: int
+    blocks: tuple[RemovedBlock, ...]
+    tier: Tier
+    dp_rank: int
+
+
+class EventsLost(msgspec.Struct, frozen=True, tag="events_lost"):
+    """A bounded ring overflowed: `count` blocks' worth of events, older than what follows, are gone.
+
+    A view built from the stream is no longer exact; rebuild it.
+    """
+
+    count: int
+    dp_rank: int
+
+
+KvEvent: TypeAlias = Stored | Removed | EventsLost

@@ -1,0 +1,1 @@
+"""Replay: drives simulated workers through a workload and fills the timeline that reports are made of."""

@@ -1,0 +1,90 @@
+"""Goodput: what was served within the service-level objectives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.replay.timeline import Timeline
+    from understudy.workload.columns import BoolColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Latency objectives of a request; every one that is set must hold, and a value at the limit does.
+
+    Errors: ConfigError when none is set, or one is not a positive finite number.
+    """
+
+    ttft_ms: float | None = None
+    """Time to first token."""
+    itl_ms: float | None = None
+    """Mean gap between the request's tokens; holds for a request of one token."""
+    e2e_ms: float | None = None
+    """Arrival to last token."""
+
+    def __post_init__(self) -> None:
+        limits = {field.name: getattr(self, field.name) for field in fields(self)}
+        if all(limit is None for limit in limits.values()):
+            raise ConfigError(f"an SLO needs at least one of {', '.join(limits)}")
+        for name, limit in limits.items():
+            if limit is None:
+                continue
+            number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if not (number and math.isfinite(limit) and limit > 0):
+                raise ConfigError(f"{name} of an SLO must be a positive number of milliseconds, got {limit!r}")
+
+    def met(self, timeline: Timeline) -> BoolColumn:
+        """Which requests completed within the objectives.
+
+        A request without output has no token to time: it counts only when e2e_ms is the sole objective.
+        """
+        good = timeline.completed
+        tokens = timeline.output_tokens
+        if self.ttft_ms is not None:
+            good &= (tokens > 0) & (timeline.first_token_ns - timeline.arrival_ns <= _ns(self.ttft_ms))
+        if self.itl_ms is not None:
+            decode_ns = timeline.last_token_ns - timeline.first_token_ns
+            good &= (tokens == 1) | ((tokens > 1) & (decode_ns <= _ns(self.itl_ms) * (tokens - 1.0)))
+        if self.e2e_ms is not None:
+            good &= timeline.served_ns - timeline.arrival_ns <= _ns(self.e2e_ms)
+        return good
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What was served within `slo`. Rates are NaN for a run without duration."""
+
+    slo: Slo
+    requests: int
+    ratio: float
+    requests_per_s: float
+    output_tokens_per_s: float
+
+    @classmethod
+    def of(cls, timeline: Timeline, slo: Slo, duration_s: float) -> Goodput:
+        """Count the requests that met `slo` over a run of `duration_s`."""
+        good = slo.met(timeline)
+        requests = int(good.sum())
+        tokens = int(timeline.output_tokens[good].sum())
+        return cls(
+            slo=slo,
+            requests=requests,
+            ratio=ratio(requests, len(timeline)),
+            requests_per_s=ratio(requests, duration_s),
+            output_tokens_per_s=ratio(tokens, duration_s),
+        )
+
+
+def ratio(part: float, whole: float) -> float:
+    """Return part / whole, NaN when there is no whole."""
+    return part / whole if whole else math.nan
+
+
+def _ns(limit_ms: float) -> int:
+    # Rounded, so that a limit such as 33.3 ms, which no double equals, still includes its boundary.
+    return round(limit_ms * 1e6)

@@ -1,0 +1,7 @@
+"""The report as one self-contained HTML page: inline SVG, a little script, no network."""
+
+from __future__ import annotations
+
+from understudy.report.html.page import page
+
+__all__ = ["page"]

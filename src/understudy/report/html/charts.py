@@ -1,0 +1,251 @@
+"""The plots of a report's page. Each function returns a card, or None when the run has nothing to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.report.distribution import nearest_rank
+from understudy.report.html.plot import HoverSeries, Plot, Size
+from understudy.report.html.scale import LOG_FROM_RATIO, Scale, latency_label, latency_scale, time_unit
+from understudy.report.latency import NS_PER_MS, NS_PER_S, present
+from understudy.report.series import StepFunction, window_of, window_percentile, windows
+from understudy.report.text import compact, duration, significant
+
+if TYPE_CHECKING:
+    from understudy.report.distribution import Float64Column
+    from understudy.report.report import Report
+    from understudy.workload.columns import Int64Column
+
+SMALL, HALF, FULL = Size(404, 250), Size(624, 270), Size(1264, 280)
+
+SAMPLE_WINDOWS = 240
+LATENCY_WINDOWS = 120
+MOST_DOTS = 5_000
+CDF_POINTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A plot with its words; `legend` pairs style and name."""
+
+    title: str
+    subtitle: str
+    figure: str
+    legend: tuple[tuple[str, str], ...] = ()
+    span: str = "half"
+
+
+def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
+    """TTFT, E2E and ITL: the share of requests, or of gaps, that took at most so long."""
+    cards = []
+    for title, column, of in (
+        ("Time to first token", "ttft_ms", "requests"),
+        ("Request latency", "e2e_ms", "requests"),
+        ("Inter-token latency", "itl_ms", "gaps between tokens"),
+    ):
+        values, parts = _quantiles(*_pooled(report, column))
+        if not len(values):
+            continue
+        others, other_parts = _quantiles(*_pooled(baseline, column)) if baseline is not None else (values[:0],) * 2
+        everything = np.concatenate([values, others])
+        x = latency_scale(everything, SMALL.x, log=_wide(everything))
+        y = Scale.linear(1, SMALL.y, label=lambda share: f"{share:.0%}", target=4)
+        plot = Plot(SMALL, x, y, f"Cumulative distribution of {title}")
+        if len(others):
+            plot.steps(others, other_parts, "base")
+        plot.steps(values, parts, "s1")
+        for p in (50, 90, 99):
+            value = getattr(getattr(report, column), f"p{p}")
+            plot.marker(value, p / 100, f"p{p} {latency_label(value)}", "s1")
+        series = [HoverSeries("this run", "s1", [latency_label(value) for value in values.tolist()])]
+        if len(others):
+            at = np.minimum(np.searchsorted(other_parts, parts - 1e-12), len(others) - 1)
+            series.append(HoverSeries("baseline", "base", [latency_label(v) for v in others[at].tolist()]))
+        plot.on_hover(values, [f"{significant(100 * part, 4)} % of {of}" for part in parts.tolist()], series)
+        legend = (("s1", "this run"), ("base", "baseline")) if len(others) else ()
+        cards.append(Card(title, f"share of {of}{', log scale' if x.log else ''}", plot.svg(), legend, "third"))
+    return cards
+
+
+def ttft_over_time(report: Report) -> Card | None:
+    """TTFT by arrival: every request as a dot, or percentiles in windows when there are many."""
+    timeline = report.columns
+    rows = np.flatnonzero(~np.isnan(report.latencies.ttft_ms))
+    if not len(rows):
+        return None
+    ttft_ms = report.latencies.ttft_ms[rows]
+    arrival_ns = timeline.arrival_ns[rows]
+    x, seconds, unit = _time_axis(report, FULL)
+    y = latency_scale(ttft_ms, FULL.y, log=_wide(ttft_ms))
+    plot = Plot(FULL, x, y, "Time to first token by arrival time", unit)
+    scale = "log scale" if y.log else "linear scale"
+    if len(rows) <= MOST_DOTS:
+        xs = _since_start(report, arrival_ns) / seconds
+        plot.dots(xs, ttft_ms, "s1")
+        labels = [
+            f"request {row}: {latency_label(value)}" for row, value in zip(rows.tolist(), ttft_ms.tolist(), strict=True)
+        ]
+        plot.on_hover_dots(xs, ttft_ms, labels)
+        return Card("TTFT over time", f"a dot a request, by arrival; {scale}", plot.svg(), (), "full")
+    edges = windows(timeline, LATENCY_WINDOWS)
+    window = window_of(arrival_ns, edges)
+    p50, p90, p99 = (window_percentile(ttft_ms, window, LATENCY_WINDOWS, p) for p in (50, 90, 99))
+    xs = _middles(report, edges) / seconds
+    plot.area(xs, p50, p90, "s1")
+    plot.line(xs, p99, "s2")
+    plot.line(xs, p90, "s1 thin")
+    plot.line(xs, p50, "s1")
+    plot.on_hover(
+        xs,
+        _window_labels(report, edges),
+        [
+            HoverSeries(name, style, ["" if value != value else latency_label(value) for value in values.tolist()])
+            for name, style, values in (("p99", "s2", p99), ("p90", "s1 thin", p90), ("p50", "s1", p50))
+        ],
+    )
+    width = duration((edges[1] - edges[0]) / NS_PER_S)
+    legend = (("s1", "p50"), ("s1 thin", "p90"), ("s2", "p99"))
+    return Card("TTFT over time", f"percentiles by arrival in windows of {width}; {scale}", plot.svg(), legend, "full")
+
+
+def running_waiting(report: Report) -> Card | None:
+    """How many requests ran and waited on all workers together."""
+    timeline = report.columns
+    if not len(timeline.sample_time_ns):
+        return None
+    edges = windows(timeline, SAMPLE_WINDOWS)
+    running = StepFunction.fleet(timeline, timeline.sample_running).means(edges)
+    waiting = StepFunction.fleet(timeline, timeline.sample_waiting).means(edges)
+    x, seconds, unit = _time_axis(report, HALF)
+    y = Scale.linear(float(max(running.max(), waiting.max())), HALF.y)
+    plot = Plot(HALF, x, y, "Running and waiting requests over time", unit)
+    xs = _middles(report, edges) / seconds
+    plot.area(xs, np.zeros_like(running), running, "s1")
+    plot.line(xs, running, "s1")
+    plot.line(xs, waiting, "s2")
+    plot.on_hover(
+        xs,
+        _window_labels(report, edges),
+        [
+            HoverSeries("running", "s1", [compact(value) for value in running.tolist()]),
+            HoverSeries("waiting", "s2", [compact(value) for value in waiting.tolist()]),
+        ],
+    )
+    subtitle = "requests on all workers, mean of each window"
+    return Card("Running and waiting", subtitle, plot.svg(), (("s1", "running"), ("s2", "waiting")))
+
+
+def kv_usage(report: Report) -> Card | None:
+    """Active and cached blocks, stacked, as a share of all workers' capacity."""
+    timeline = report.columns
+    if not len(timeline.sample_time_ns):
+        return None
+    edges = windows(timeline, SAMPLE_WINDOWS)
+    capacity = timeline.num_workers * timeline.blocks_per_worker
+    active = StepFunction.fleet(timeline, timeline.sample_used_blocks).means(edges) / capacity
+    cached = StepFunction.fleet(timeline, timeline.sample_cached_blocks).means(edges) / capacity
+    x, seconds, unit = _time_axis(report, HALF)
+    top = float((active + cached).max())
+    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=_percent, target=4)
+    plot = Plot(HALF, x, y, "KV cache usage over time", unit)
+    xs = _middles(report, edges) / seconds
+    plot.area(xs, np.zeros_like(active), active, "s1 solid")
+    plot.area(xs, active, active + cached, "s3 solid")
+    plot.on_hover(
+        xs,
+        _window_labels(report, edges),
+        [
+            HoverSeries("cached", "s3 solid", [_percent(value) for value in cached.tolist()]),
+            HoverSeries("active", "s1 solid", [_percent(value) for value in active.tolist()]),
+        ],
+    )
+    subtitle = f"share of {capacity:,} blocks, mean of each window"
+    legend = (("s1 solid", "active"), ("s3 solid", "cached"))
+    return Card("KV cache", subtitle, plot.svg(), legend)
+
+
+def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | None:
+    """Prefix hit ratio at first admission, by arrival."""
+    timeline = report.columns
+    rows = np.flatnonzero((timeline.first_admit_ns >= 0) & (timeline.arrival_ns >= 0))
+    overall = report.prefix_hit_ratio.first_admission
+    if overall != overall:
+        return None
+    size = FULL if span == "full" else HALF
+    count = min(60, max(8, len(rows) // 40))
+    edges = windows(timeline, count)
+    window = window_of(timeline.arrival_ns[rows], edges)
+    cached = np.bincount(window, timeline.cached_tokens_first[rows], count)
+    prompt = np.bincount(window, timeline.prompt_tokens[rows], count)
+    hit = np.divide(cached, prompt, out=np.full(count, np.nan), where=prompt > 0)
+    x, seconds, unit = _time_axis(report, size)
+    before = baseline.prefix_hit_ratio.first_admission if baseline is not None else np.nan
+    top = float(np.nanmax(np.append(hit, [overall, before])))
+    y = Scale.linear(min(1.0, max(top, 0.01)), size.y, label=_percent, target=4)
+    plot = Plot(size, x, y, "Prefix hit ratio by arrival time", unit)
+    xs = _middles(report, edges) / seconds
+    plot.area(xs, np.zeros_like(hit), hit, "s4")
+    plot.line(xs, hit, "s4")
+    if before == before:
+        plot.rule(before, f"baseline {_percent(before)}", "base")
+    plot.rule(overall, f"overall {_percent(overall)}", "s4")
+    texts = ["" if value != value else _percent(value) for value in hit.tolist()]
+    plot.on_hover(xs, _window_labels(report, edges), [HoverSeries("prefix hit", "s4", texts)])
+    width = duration((edges[1] - edges[0]) / NS_PER_S)
+    subtitle = f"share of prompt tokens, first admission, by arrival in windows of {width}"
+    return Card("Prefix hit ratio", subtitle, plot.svg(), (), span)
+
+
+def _pooled(report: Report, column: str) -> tuple[Float64Column, Int64Column]:
+    """Ascending values and how often each occurs."""
+    if column == "itl_ms":
+        return report.columns.itl_ns / NS_PER_MS, report.columns.itl_count
+    values = np.sort(present(getattr(report.latencies, column)))
+    return values, np.ones(len(values), np.int64)
+
+
+def _quantiles(values: Float64Column, counts: Int64Column) -> tuple[Float64Column, Float64Column]:
+    """Points of the distribution function: every value when there are few, else evenly spaced and the tail."""
+    if not len(values):
+        return values, values
+    cumulative = np.cumsum(counts)
+    count = int(cumulative[-1])
+    if len(values) <= CDF_POINTS:
+        return values, cumulative / count
+    parts = sorted({*range(0, 10_001, 10_000 // CDF_POINTS), 9910, 9930, 9970, 9980, 9990, 9995, 9999})
+    ranks = np.array([nearest_rank(part, count, 10_000) for part in parts])
+    at = np.unique(np.searchsorted(cumulative, ranks, side="right"))
+    return values[at], cumulative[at] / count
+
+
+def _wide(values: Float64Column) -> bool:
+    positive = values[values > 0]
+    return bool(len(positive)) and float(positive.max() / positive.min()) > LOG_FROM_RATIO
+
+
+def _percent(share: float) -> str:
+    return f"{significant(100 * share)} %"
+
+
+def _time_axis(report: Report, size: Size) -> tuple[Scale, float, str]:
+    """Return the axis, the seconds in its unit, and the unit."""
+    span_s = max(report.duration_s, 1e-9)
+    seconds, unit = time_unit(span_s)
+    target = max(4, size.width // 110)
+    return Scale.linear(span_s / seconds, size.x, target=target, exact=True), seconds, unit
+
+
+def _since_start(report: Report, times_ns: Int64Column | Float64Column) -> Float64Column:
+    result: Float64Column = (times_ns - report.columns.start_ns) / NS_PER_S
+    return result
+
+
+def _middles(report: Report, edges_ns: Float64Column) -> Float64Column:
+    return _since_start(report, (edges_ns[:-1] + edges_ns[1:]) / 2)
+
+
+def _window_labels(report: Report, edges_ns: Float64Column) -> list[str]:
+    return [f"after {duration(second)}" for second in _middles(report, edges_ns).tolist()]

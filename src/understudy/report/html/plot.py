@@ -1,0 +1,195 @@
+"""A plot as inline SVG: axes, layers of marks, and the data that the page's script shows on hover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from understudy.report.html.scale import Scale
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.report.distribution import Float64Column
+
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 30
+LABEL_GAP = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Outer size of a plot and, derived, the box that its axes span."""
+
+    width: int
+    height: int
+
+    @property
+    def x(self) -> tuple[float, float]:
+        """Pixels of the x axis, left to right."""
+        return LEFT, self.width - RIGHT
+
+    @property
+    def y(self) -> tuple[float, float]:
+        """Pixels of the y axis, bottom to top."""
+        return self.height - BOTTOM, TOP
+
+
+@dataclass(slots=True)
+class Plot:
+    """Collects marks. `style` is a CSS class of the page: s1 … s4 are the palette, base is the baseline."""
+
+    size: Size
+    x: Scale
+    y: Scale
+    title: str
+    """Read out in place of the picture."""
+    x_unit: str = ""
+    """Written at the end of the x axis."""
+    marks: list[str] = field(default_factory=list)
+    hover: dict[str, Any] | None = None
+
+    def line(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
+        """Draw a line through the points; a NaN interrupts it."""
+        self.marks.append(
+            f'<path class="line {style}" d="{path(self.x.pixels(xs), self.y.pixels(ys))}"/>'
+        )
+
+    def steps(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
+        """Draw a staircase that takes height ys[i] at xs[i]."""
+        points = zip(tidy(self.x.pixels(xs)), tidy(self.y.pixels(ys)), strict=True)
+        stairs = "".join(f"H{x}V{y}" for x, y in points)
+        start = f"M{tidy(self.x.pixels(xs[:1]))[0]} {number(self.y.start)}"
+        self.marks.append(f'<path class="line {style}" d="{start}{stairs}"/>')
+
+    def area(self, xs: Float64Column, low: Float64Column, high: Float64Column, style: str) -> None:
+        """Fill between two lines; a NaN interrupts the area."""
+        valid = ~(np.isnan(low) | np.isnan(high))
+        pieces = np.split(np.arange(len(xs)), np.flatnonzero(np.diff(valid)) + 1)
+        shape = ""
+        for piece in pieces:
+            if len(piece) and valid[piece[0]]:
+                there = path(self.x.pixels(xs[piece]), self.y.pixels(high[piece]))
+                back = path(self.x.pixels(xs[piece][::-1]), self.y.pixels(low[piece][::-1]))
+                shape += f"{there}L{back[1:]}Z"
+        self.marks.append(f'<path class="area {style}" d="{shape}"/>')
+
+    def dots(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
+        """Draw a dot for each point."""
+        points = zip(tidy(self.x.pixels(xs)), tidy(self.y.pixels(ys)), strict=True)
+        self.marks.append(f'<path class="dots {style}" d="{"".join(f"M{x} {y}h0" for x, y in points)}"/>')
+
+    def rule(self, value: float, label: str, style: str) -> None:
+        """Draw a horizontal rule across the plot, labelled at its right end."""
+        left, right = self.size.x
+        y = self.y.pixel(value)
+        above = y - LABEL_GAP if y > TOP + 16 else y + 15
+        self.marks.append(
+            f'<path class="rule {style}" d="M{left} {number(y)}H{right}"/>'
+            f'<text class="note {style}" x="{right}" y="{number(above)}" text-anchor="end">{escape(label)}</text>'
+        )
+
+    def marker(self, x: float, y: float, label: str, style: str) -> None:
+        """Draw a labelled point."""
+        px, py = self.x.pixel(x), self.y.pixel(y)
+        near_end = px > self.size.width - RIGHT - 90
+        anchor, dx, dy = ("end", -8, -5) if near_end else ("start", 8, 13)
+        if near_end and py < TOP + 14:
+            dy = 13
+        self.marks.append(
+            f'<circle class="marker {style}" cx="{number(px)}" cy="{number(py)}" r="3"/>'
+            f'<text class="note halo" x="{number(px + dx)}" y="{number(py + dy)}" text-anchor="{anchor}">'
+            f"{escape(label)}</text>"
+        )
+
+    def on_hover(self, xs: Float64Column, labels: Sequence[str], series: Sequence[HoverSeries]) -> None:
+        """Let the nearest point in x be read: its label, and one line for each series."""
+        self.hover = {
+            "px": tidy(self.x.pixels(xs)),
+            "label": list(labels),
+            "series": [
+                {"name": one.name, "style": one.style, "text": list(one.texts)} for one in series
+            ],
+        }
+
+    def on_hover_dots(self, xs: Float64Column, ys: Float64Column, labels: Sequence[str]) -> None:
+        """Let the nearest dot be read."""
+        self.hover = {
+            "px": tidy(self.x.pixels(xs)),
+            "py": tidy(self.y.pixels(ys)),
+            "label": list(labels),
+            "series": [],
+        }
+
+    def svg(self) -> str:
+        """Return the figure: axes below, marks above, hover data behind."""
+        width, height = self.size.width, self.size.height
+        data = ""
+        if self.hover is not None:
+            text = msgspec.json.encode(self.hover).decode().replace("</", "<\\/")
+            data = f'<script type="application/json">{text}</script>'
+        return (
+            f'<div class="plot"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(self.title)}" '
+            f'data-top="{TOP}" data-bottom="{height - BOTTOM}">{self._axes()}{"".join(self.marks)}'
+            f'<path class="cross" d=""/></svg>{data}</div>'
+        )
+
+    def _axes(self) -> str:
+        left, right = self.size.x
+        bottom, _ = self.size.y
+        parts = []
+        for value, label in self.y.ticks:
+            y = number(self.y.pixel(value))
+            parts.append(
+                f'<path class="grid" d="M{left} {y}H{right}"/>'
+                f'<text class="tick" x="{left - 8}" y="{y}" dy=".32em" text-anchor="end">{escape(label)}</text>'
+            )
+        for value, label in self.x.ticks:
+            x = number(self.x.pixel(value))
+            parts.append(
+                f'<path class="tickmark" d="M{x} {number(bottom)}v4"/>'
+                f'<text class="tick" x="{x}" y="{number(bottom + 18)}" text-anchor="middle">{escape(label)}</text>'
+            )
+        if self.x_unit:
+            parts.append(
+                f'<text class="tick unit" x="{right}" y="{number(bottom - LABEL_GAP)}" text-anchor="end">'
+                f"{escape(self.x_unit)}</text>"
+            )
+        parts.append(f'<path class="axis" d="M{left} {number(bottom)}H{right}"/>')
+        return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HoverSeries:
+    """One line of a tooltip: a name, its colour, and the text at every point (empty: left out)."""
+
+    name: str
+    style: str
+    texts: Sequence[str]
+
+
+def path(xs: Float64Column, ys: Float64Column) -> str:
+    """Return an SVG path through pixels; NaN interrupts it."""
+    out = []
+    pen = "M"
+    for x, y in zip(tidy(xs), tidy(ys), strict=True):
+        if x is None or y is None:
+            pen = "M"
+        else:
+            out.append(f"{pen}{x} {y}")
+            pen = "L"
+    return "".join(out)
+
+
+def tidy(values: Float64Column) -> list[float | int | None]:
+    """Pixels to a tenth, NaN to None."""
+    return [None if value != value else number(value) for value in np.round(values, 1).tolist()]
+
+
+def number(value: float) -> float | int:
+    """Round to a tenth, written without a trailing .0."""
+    rounded = round(value, 1)
+    return int(rounded) if rounded == int(rounded) else rounded

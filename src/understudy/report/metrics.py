@@ -1,0 +1,140 @@
+"""What a report says, as data: name, unit and one-line definition of every number in it.
+
+Tables, JSON, the HTML page and docs/metrics.md all take their wording from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number, or one distribution, of a report. `key` is its dotted path in Report and in the JSON."""
+
+    key: str
+    name: str
+    unit: str
+    definition: str
+
+
+DISTRIBUTIONS = (
+    Metric(
+        "ttft_ms",
+        "Time to first token (TTFT)",
+        "ms",
+        "First output token − arrival, per request with at least one token.",
+    ),
+    Metric(
+        "ttst_ms",
+        "Time to second token (TTST)",
+        "ms",
+        "Second output token − first output token, per request with at least two tokens.",
+    ),
+    Metric(
+        "itl_ms",
+        "Inter-token latency (ITL)",
+        "ms",
+        "Every gap between neighbouring output tokens, pooled over all requests.",
+    ),
+    Metric(
+        "tpot_ms",
+        "Time per output token (TPOT)",
+        "ms",
+        "(Last token − first token) ÷ (output tokens − 1), per request with at least two tokens.",
+    ),
+    Metric(
+        "e2e_ms",
+        "Request latency (E2E)",
+        "ms",
+        "Last output token − arrival, per request; for a request that asked for no output, completion − arrival.",
+    ),
+    Metric("queue_ms", "Queue time", "ms", "Start of the step that first scheduled the request − arrival."),
+    Metric(
+        "output_tokens_per_s_per_user",
+        "Output token throughput per user",
+        "tokens/s",
+        "1 ÷ gap for every gap above zero between neighbouring output tokens, pooled over all requests.",
+    ),
+    Metric("prompt_tokens", "Input sequence length", "tokens", "Prompt tokens per request."),
+    Metric("output_tokens", "Output sequence length", "tokens", "Emitted tokens per request."),
+)
+"""Each is a Distribution over completed requests."""
+
+SCALARS = (
+    Metric(
+        "duration_s",
+        "Duration",
+        "s",
+        "First arrival to the last token of anybody; to the last completion when no token was emitted.",
+    ),
+    Metric("requests.total", "Requests", "requests", "All requests of the workload."),
+    Metric("requests.completed", "Completed", "requests", "Requests that got their whole output."),
+    Metric(
+        "requests.rejected", "Rejected", "requests", "Requests refused in front of the engine: they could never fit."
+    ),
+    Metric("requests.cancelled", "Cancelled", "requests", "Requests withdrawn before they were complete."),
+    Metric(
+        "requests.unfinished", "Unfinished", "requests", "Requests still without an end when the run was cut off."
+    ),
+    Metric("tokens.input", "Input tokens", "tokens", "Prompt tokens of completed requests."),
+    Metric("tokens.output", "Output tokens", "tokens", "Emitted tokens of completed requests."),
+    Metric("throughput.requests_per_s", "Request throughput", "requests/s", "Completed requests ÷ duration."),
+    Metric("throughput.input_tokens_per_s", "Input token throughput", "tokens/s", "Input tokens ÷ duration."),
+    Metric("throughput.output_tokens_per_s", "Output token throughput", "tokens/s", "Output tokens ÷ duration."),
+    Metric(
+        "throughput.total_tokens_per_s", "Total token throughput", "tokens/s", "(Input + output tokens) ÷ duration."
+    ),
+    Metric(
+        "goodput.requests",
+        "Good requests",
+        "requests",
+        "Completed requests within every objective that is set, limits included: TTFT, E2E, and (E2E − TTFT) ÷ "
+        "(output tokens − 1) against the ITL objective. One token meets any ITL; no output counts only under E2E alone.",
+    ),
+    Metric("goodput.ratio", "SLO attainment", "ratio", "Good requests ÷ all requests of the workload."),
+    Metric("goodput.requests_per_s", "Request goodput", "requests/s", "Good requests ÷ duration."),
+    Metric(
+        "goodput.output_tokens_per_s", "Output token goodput", "tokens/s", "Output tokens of good requests ÷ duration."
+    ),
+    Metric(
+        "prefix_hit_ratio.first_admission",
+        "Prefix hit, first admission",
+        "ratio",
+        "Prompt tokens found in the prefix cache at the first admission ÷ prompt tokens, over admitted requests.",
+    ),
+    Metric(
+        "prefix_hit_ratio.total",
+        "Prefix hit, all admissions",
+        "ratio",
+        "Tokens found in the prefix cache at any admission ÷ prompt tokens counted once for each admission "
+        "(1 + preemptions); what a preempted request finds again of its own counts as hit.",
+    ),
+    Metric(
+        "kv.usage_mean",
+        "KV usage, mean",
+        "ratio",
+        "Active blocks ÷ capacity, averaged over the duration and all workers.",
+    ),
+    Metric("kv.usage_max", "KV usage, max", "ratio", "Most active blocks ÷ capacity of any worker at any sample."),
+    Metric(
+        "kv.cached_mean",
+        "KV cached, mean",
+        "ratio",
+        "Inactive (cached, evictable) blocks ÷ capacity, averaged over the duration and all workers.",
+    ),
+    Metric("kv.stored_blocks", "Stored blocks", "blocks", "Blocks that entered the prefix cache."),
+    Metric("kv.evictions", "Evictions", "blocks", "Cached blocks that were evicted to make room."),
+    Metric(
+        "kv.phantom_hit_blocks",
+        "Phantom hit blocks",
+        "blocks",
+        "Blocks counted as hits that did not hold the tokens: a defect of the engine version that is simulated.",
+    ),
+    Metric("preemptions", "Preemptions", "preemptions", "How often a running request lost its blocks and had to wait."),
+    Metric("steps", "Steps", "steps", "Engine steps over all workers."),
+)
+"""Each is one number."""
+
+METRICS = DISTRIBUTIONS + SCALARS
+BY_KEY = {metric.key: metric for metric in METRICS}

@@ -1,0 +1,265 @@
+"""The report of a run: exact metrics, typed, with the timeline they come from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from understudy.errors import InvalidArgument
+from understudy.replay.timeline import Status
+from understudy.report.distribution import PERCENTILE_METHOD, Distribution
+from understudy.report.goodput import Goodput, ratio
+from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
+from understudy.report.metrics import METRICS
+from understudy.report.series import worker_means
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from os import PathLike
+
+    from rich.console import Console, RenderableType
+
+    from understudy.replay.timeline import Timeline
+    from understudy.report.goodput import Slo
+
+SCHEMA = "understudy.report/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Requests by how they ended."""
+
+    total: int
+    completed: int
+    rejected: int
+    cancelled: int
+    unfinished: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of completed requests."""
+
+    input: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Rates over the run's duration; NaN for a run without duration."""
+
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHitRatio:
+    """Share of prompt tokens found in the prefix cache; NaN when nothing was admitted."""
+
+    first_admission: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class KvUsage:
+    """How full the KV cache was (shares of capacity), and what went in and out of it."""
+
+    usage_mean: float
+    usage_max: float
+    cached_mean: float
+    stored_blocks: int
+    evictions: int
+    phantom_hit_blocks: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Report:
+    """What a run would have been like. Numbers that have no value (a mean of nothing) are NaN, in JSON null.
+
+    Every number is defined in `understudy.report.METRICS`.
+    """
+
+    columns: Timeline
+    run: dict[str, Any]
+    """Facts about the run: whatever it was built with, usually workload, config, digest and wall_time_s."""
+
+    ttft_ms: Distribution
+    ttst_ms: Distribution
+    itl_ms: Distribution
+    tpot_ms: Distribution
+    e2e_ms: Distribution
+    queue_ms: Distribution
+    output_tokens_per_s_per_user: Distribution
+    prompt_tokens: Distribution
+    output_tokens: Distribution
+
+    duration_s: float
+    requests: RequestCounts
+    tokens: TokenCounts
+    throughput: Throughput
+    goodput: Goodput | None
+    """None when no SLO was given."""
+    prefix_hit_ratio: PrefixHitRatio
+    kv: KvUsage
+    preemptions: int
+    steps: int
+
+    @classmethod
+    def build(cls, timeline: Timeline, run: Mapping[str, Any] | None = None, slo: Slo | None = None) -> Report:
+        """Compute every metric of `timeline`.
+
+        `run` is carried along: it must hold what JSON can. Errors: InvalidArgument when it does not.
+        """
+        latencies = Latencies.of(timeline)
+        done = timeline.completed
+        duration_s = (timeline.end_ns - timeline.start_ns) / NS_PER_S
+        requests = _requests(timeline)
+        tokens = TokenCounts(
+            input=int(timeline.prompt_tokens[done].sum(dtype=np.int64)),
+            output=int(timeline.output_tokens[done].sum(dtype=np.int64)),
+        )
+        gaps = slice(np.searchsorted(timeline.itl_ns, 1), None)
+        return cls(
+            columns=timeline,
+            run=_facts(run or {}),
+            ttft_ms=Distribution.of(present(latencies.ttft_ms)),
+            ttst_ms=Distribution.of(present(latencies.ttst_ms)),
+            itl_ms=Distribution.of(timeline.itl_ns / NS_PER_MS, timeline.itl_count),
+            tpot_ms=Distribution.of(present(latencies.tpot_ms)),
+            e2e_ms=Distribution.of(present(latencies.e2e_ms)),
+            queue_ms=Distribution.of(present(latencies.queue_ms)),
+            output_tokens_per_s_per_user=Distribution.of(
+                NS_PER_S / timeline.itl_ns[gaps][::-1], timeline.itl_count[gaps][::-1]
+            ),
+            prompt_tokens=Distribution.of(timeline.prompt_tokens[done].astype(np.float64)),
+            output_tokens=Distribution.of(timeline.output_tokens[done].astype(np.float64)),
+            duration_s=duration_s,
+            requests=requests,
+            tokens=tokens,
+            throughput=Throughput(
+                requests_per_s=ratio(requests.completed, duration_s),
+                input_tokens_per_s=ratio(tokens.input, duration_s),
+                output_tokens_per_s=ratio(tokens.output, duration_s),
+                total_tokens_per_s=ratio(tokens.input + tokens.output, duration_s),
+            ),
+            goodput=Goodput.of(timeline, slo, duration_s) if slo is not None else None,
+            prefix_hit_ratio=_prefix_hit_ratio(timeline),
+            kv=_kv_usage(timeline),
+            preemptions=int(timeline.preemptions.sum(dtype=np.int64)),
+            steps=timeline.steps,
+        )
+
+    def with_run(self, **facts: Any) -> Report:
+        """Return the same report with more facts about the run, such as wall_time_s, known only afterwards."""
+        return replace(self, run=_facts({**self.run, **facts}))
+
+    @cached_property
+    def latencies(self) -> Latencies:
+        """Latencies request by request."""
+        return Latencies.of(self.columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the columns as plain JSON values, with definitions; NaN becomes None."""
+        metrics = {}
+        for metric in METRICS:
+            root = metric.key.partition(".")[0]
+            if root not in metrics:
+                value = getattr(self, root)
+                metrics[root] = value if value is None or isinstance(value, (int, float)) else asdict(value)
+        definitions = {
+            metric.key: {"name": metric.name, "unit": metric.unit, "definition": metric.definition}
+            for metric in METRICS
+        }
+        result: dict[str, Any] = _without_nan(
+            {"schema": SCHEMA, "run": self.run, "percentile_method": PERCENTILE_METHOD, **metrics}
+        )
+        return {**result, "definitions": definitions}
+
+    def to_json(self, path: str | PathLike[str]) -> None:
+        """Write `to_dict` to `path` as indented JSON."""
+        text = msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2)
+        Path(path).write_bytes(text + b"\n")
+
+    def requests_jsonl(self, path: str | PathLike[str], request_ids: Sequence[str] | None = None) -> None:
+        """Write one JSON line per request, in workload order; `request_ids` names them."""
+        from understudy.report.requests import write_requests
+
+        write_requests(self, Path(path), request_ids)
+
+    def table(self) -> RenderableType:
+        """Return the metrics as a rich renderable that fits the width it is given."""
+        from understudy.report.table import ReportTable
+
+        return ReportTable(self)
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the metrics, to standard output unless a console is given."""
+        from rich.console import Console
+
+        (console or Console(highlight=False)).print(self.table())
+
+    def to_html(self, path: str | PathLike[str], baseline: Report | None = None) -> None:
+        """Write one self-contained page with plots; `baseline` is another run to compare with."""
+        from understudy.report.html import page
+
+        Path(path).write_text(page(self, baseline), encoding="utf-8")
+
+
+def _requests(timeline: Timeline) -> RequestCounts:
+    counts = np.bincount(timeline.status, minlength=len(Status))
+    return RequestCounts(
+        total=len(timeline),
+        completed=int(counts[Status.COMPLETED]),
+        rejected=int(counts[Status.REJECTED]),
+        cancelled=int(counts[Status.CANCELLED]),
+        unfinished=int(counts[Status.UNFINISHED]),
+    )
+
+
+def _prefix_hit_ratio(timeline: Timeline) -> PrefixHitRatio:
+    admitted = timeline.first_admit_ns >= 0
+    prompt_tokens = timeline.prompt_tokens[admitted].astype(np.int64)
+    looked_up = prompt_tokens * (1 + timeline.preemptions[admitted].astype(np.int64))
+    return PrefixHitRatio(
+        first_admission=ratio(
+            int(timeline.cached_tokens_first[admitted].sum(dtype=np.int64)), int(prompt_tokens.sum())
+        ),
+        total=ratio(int(timeline.cached_tokens_total[admitted].sum()), int(looked_up.sum())),
+    )
+
+
+def _kv_usage(timeline: Timeline) -> KvUsage:
+    used, cached = timeline.sample_used_blocks, timeline.sample_cached_blocks
+    used_mean, cached_mean = (float(means.mean()) for means in worker_means(timeline, used, cached))
+    return KvUsage(
+        usage_mean=used_mean / timeline.blocks_per_worker,
+        usage_max=int(used.max()) / timeline.blocks_per_worker if len(used) else math.nan,
+        cached_mean=cached_mean / timeline.blocks_per_worker,
+        stored_blocks=timeline.stored_blocks,
+        evictions=timeline.evictions,
+        phantom_hit_blocks=timeline.phantom_hit_blocks,
+    )
+
+
+def _facts(run: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(run)))
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise InvalidArgument(f"run must hold only what JSON can: {error}") from error
+    return facts
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,102 @@
+"""The rows of a report: one JSON line per request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from understudy.errors import InvalidArgument
+from understudy.replay.timeline import NEVER, Status
+from understudy.report.latency import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from understudy.report.distribution import Float64Column
+    from understudy.report.report import Report
+    from understudy.workload.columns import Int64Column
+
+CHUNK_ROWS = 50_000  # rows that are Python objects at one time
+
+
+class RequestRow(msgspec.Struct, frozen=True, gc=False):
+    """One request. Times are milliseconds on the run's clock; null is "never" or "has none"."""
+
+    request: int
+    request_id: str | None
+    session: int
+    turn: int
+    status: str
+    reason: str | None
+    worker: int | None
+    arrival_ms: float
+    first_admit_ms: float
+    first_token_ms: float
+    second_token_ms: float
+    last_token_ms: float
+    finish_ms: float
+    queue_ms: float
+    ttft_ms: float
+    ttst_ms: float
+    tpot_ms: float
+    e2e_ms: float
+    prompt_tokens: int
+    requested_output_tokens: int
+    output_tokens: int
+    cached_tokens_first: int
+    cached_tokens_total: int
+    preemptions: int
+
+
+def write_requests(report: Report, path: Path, request_ids: Sequence[str] | None) -> None:
+    """Write a RequestRow per request of `report`, in workload order.
+
+    Errors: InvalidArgument when `request_ids` has not one entry a request.
+    """
+    if request_ids is not None and len(request_ids) != len(report.columns):
+        raise InvalidArgument(f"request_ids has {len(request_ids)} entries for {len(report.columns)} requests")
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as file:
+        for start in range(0, len(report.columns), CHUNK_ROWS):
+            # NaN is written as null.
+            file.write(encoder.encode_lines(_rows(report, slice(start, start + CHUNK_ROWS), request_ids)))
+
+
+def _rows(report: Report, part: slice, request_ids: Sequence[str] | None) -> list[RequestRow]:
+    timeline, latencies = report.columns, report.latencies
+    numbers = range(len(timeline))[part]
+    names = [status.name.lower() for status in Status]
+    columns = (
+        numbers,
+        request_ids[part] if request_ids is not None else [None] * len(numbers),
+        timeline.session[part].tolist(),
+        timeline.turn[part].tolist(),
+        [names[status] for status in timeline.status[part].tolist()],
+        [timeline.reject_reasons.get(row) for row in numbers],
+        [worker if worker >= 0 else None for worker in timeline.worker[part].tolist()],
+        _ms(timeline.arrival_ns[part]).tolist(),
+        _ms(timeline.first_admit_ns[part]).tolist(),
+        _ms(timeline.first_token_ns[part]).tolist(),
+        _ms(timeline.second_token_ns[part]).tolist(),
+        _ms(timeline.last_token_ns[part]).tolist(),
+        _ms(timeline.finish_ns[part]).tolist(),
+        latencies.queue_ms[part].tolist(),
+        latencies.ttft_ms[part].tolist(),
+        latencies.ttst_ms[part].tolist(),
+        latencies.tpot_ms[part].tolist(),
+        latencies.e2e_ms[part].tolist(),
+        timeline.prompt_tokens[part].tolist(),
+        timeline.requested_output_tokens[part].tolist(),
+        timeline.output_tokens[part].tolist(),
+        timeline.cached_tokens_first[part].tolist(),
+        timeline.cached_tokens_total[part].tolist(),
+        timeline.preemptions[part].tolist(),
+    )
+    return list(map(RequestRow, *columns))
+
+
+def _ms(times_ns: Int64Column) -> Float64Column:
+    return np.where(times_ns == NEVER, np.nan, times_ns / NS_PER_MS)

@@ -1,0 +1,150 @@
+"""The report on a terminal: metric rows by statistic columns, as aiperf prints them, and a summary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.cells import cell_len
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from understudy.report.metrics import BY_KEY, DISTRIBUTIONS
+from understudy.report.text import duration, fixed, quantity
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from understudy.report.report import Report
+
+# Header and field of every statistic, in order of appearance.
+STATISTICS = {
+    "avg": "mean",
+    "min": "min",
+    "max": "max",
+    "p99": "p99",
+    "p95": "p95",
+    "p90": "p90",
+    "p75": "p75",
+    "p50": "p50",
+    "std": "std",
+}
+# What a narrow terminal goes without, first to go first.
+EXPENDABLE = ("p75", "p95", "std", "min", "max", "p90")
+COLUMN_GAP = 2
+
+SHORT_LABELS = {
+    "ttft_ms": "TTFT (ms)",
+    "ttst_ms": "TTST (ms)",
+    "itl_ms": "ITL (ms)",
+    "tpot_ms": "TPOT (ms)",
+    "e2e_ms": "E2E (ms)",
+    "queue_ms": "Queue (ms)",
+    "output_tokens_per_s_per_user": "Per user (tok/s)",
+    "prompt_tokens": "Input (tok)",
+    "output_tokens": "Output (tok)",
+}
+
+
+class ReportTable:
+    """Renders a report within the width that the console offers."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the table of distributions, then the summary."""
+        yield distributions(self.report, options.max_width)
+        yield Padding(summary(self.report, options.max_width - 2), (0, 1), expand=False)
+        if "digest" in self.report.run:
+            digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
+            yield Padding(digest, (0, 1), expand=False)
+
+
+def distributions(report: Report, width: int) -> Table:
+    """One row a metric, one column a statistic; drops names and columns that do not fit into `width`."""
+    labels = {metric.key: f"{metric.name} ({metric.unit})" for metric in DISTRIBUTIONS}
+    labels = {key: label.replace(") (", ", ") for key, label in labels.items()}
+    cells = {
+        key: {name: fixed(getattr(getattr(report, key), field)) for name, field in STATISTICS.items()}
+        for key in labels
+    }
+    widths = {name: max(len(row[name]) for row in cells.values()) + COLUMN_GAP for name in STATISTICS}
+
+    columns = list(STATISTICS)
+    spare = iter(EXPENDABLE)
+    while _width(labels, columns, widths) > width:
+        if labels is not SHORT_LABELS:
+            labels = SHORT_LABELS
+        elif (victim := next(spare, None)) is not None:
+            columns.remove(victim)
+        else:
+            break  # the rest wraps
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
+        header_style="bold",
+        caption=" percentiles exact, nearest rank",
+        caption_justify="left",
+    )
+    table.add_column("Metric", overflow="fold", style="cyan")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, row in cells.items():
+        table.add_row(Text(labels[key]), *(row[name] for name in columns))
+    return table
+
+
+def _width(labels: dict[str, str], columns: list[str], widths: dict[str, int]) -> int:
+    return max(map(cell_len, labels.values())) + sum(widths[name] for name in columns) + 2
+
+
+def summary(report: Report, width: int) -> Table:
+    """Headline numbers as label and value, in as many pairs side by side as fit into `width`."""
+    facts = _facts(report)
+    for pairs in (3, 2, 1):
+        rows = -(-len(facts) // pairs)
+        stacks = [facts[start : start + rows] for start in range(0, len(facts), rows)]
+        widths = [max(len(text) for text in texts) for stack in stacks for texts in zip(*stack, strict=True)]
+        if sum(widths) + COLUMN_GAP * (len(widths) - 1) <= width:
+            break
+    table = Table.grid(padding=(0, 0, 0, COLUMN_GAP), pad_edge=False)
+    for _ in stacks:
+        table.add_column(style="dim")
+        table.add_column(justify="right")
+    for row in range(rows):
+        table.add_row(*(Text(text) for stack in stacks for text in (stack[row] if row < len(stack) else ())))
+    return table
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    requests = report.requests
+    facts = [("Completed requests", f"{requests.completed:,} of {requests.total:,}")]
+    facts += [
+        (BY_KEY[f"requests.{name}"].name, f"{getattr(requests, name):,}")
+        for name in ("rejected", "cancelled", "unfinished")
+        if getattr(requests, name)
+    ]
+    facts.append(("Duration", duration(report.duration_s)))
+    if "wall_time_s" in report.run:
+        facts.append(("Wall time", duration(report.run["wall_time_s"])))
+    throughput = report.throughput
+    facts.append(("Request throughput", f"{fixed(throughput.requests_per_s)} req/s"))
+    facts.append(("Input throughput", f"{fixed(throughput.input_tokens_per_s)} tok/s"))
+    facts.append(("Output throughput", f"{fixed(throughput.output_tokens_per_s)} tok/s"))
+    facts.append(("Total throughput", f"{fixed(throughput.total_tokens_per_s)} tok/s"))
+    if report.goodput is not None:
+        facts.append(("Request goodput", f"{fixed(report.goodput.requests_per_s)} req/s"))
+        facts.append(("SLO attainment", quantity(report.goodput.ratio, "ratio")))
+    facts.append(("Prefix hit, first", quantity(report.prefix_hit_ratio.first_admission, "ratio")))
+    facts.append(("Prefix hit, all", quantity(report.prefix_hit_ratio.total, "ratio")))
+    usage = f"{quantity(report.kv.usage_mean, 'ratio')} / {quantity(report.kv.usage_max, 'ratio')}"
+    facts.append(("KV usage, mean / max", usage))
+    facts.append(("Preemptions", f"{report.preemptions:,}"))
+    facts.append(("Evicted blocks", f"{report.kv.evictions:,}"))
+    if report.kv.phantom_hit_blocks:
+        facts.append(("Phantom hit blocks", f"{report.kv.phantom_hit_blocks:,}"))
+    return facts

@@ -1,0 +1,59 @@
+"""How numbers are written for people, in tables and on pages."""
+
+from __future__ import annotations
+
+import math
+
+NONE = "–"
+
+
+def fixed(value: float, decimals: int = 2) -> str:
+    """Write with thousands separators: 1,234.50; a dash for NaN."""
+    return NONE if math.isnan(value) else f"{value:,.{decimals}f}"
+
+
+def quantity(value: float, unit: str) -> str:
+    """Write a metric of `unit`: ratios as percent, counts whole, everything else with two decimals."""
+    if math.isnan(value):
+        return NONE
+    if unit == "ratio":
+        return f"{value:.1%}".replace("%", " %")
+    if unit in ("requests", "tokens", "blocks", "preemptions", "steps") and value == int(value):
+        return f"{value:,.0f}"
+    return fixed(value)
+
+
+def compact(value: float) -> str:
+    """Write in few characters, three significant digits: 0.05, 12.3, 4.57k, 1.2M."""
+    if math.isnan(value):
+        return NONE
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scale = 1e3 if suffix == "k" else limit
+            return significant(value / scale) + suffix
+    return significant(value)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Write with `digits` significant digits, never in scientific notation, without trailing zeros."""
+    if value == 0 or math.isnan(value):
+        return "0" if value == 0 else NONE
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def duration(seconds: float) -> str:
+    """Write a time span in the unit that suits it: 850 µs, 12.3 ms, 4.5 s, 12 min 5 s, 3 h 20 min."""
+    if math.isnan(seconds):
+        return NONE
+    if seconds < 1e-3:
+        return f"{significant(seconds * 1e6)} µs"
+    if seconds < 1:
+        return f"{significant(seconds * 1e3)} ms"
+    if seconds < 120:
+        return f"{significant(seconds)} s"
+    whole = round(seconds)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"

@@ -1,0 +1,398 @@
+"""Rows of the ring become events: grouping, anchoring, the two streams, token ids and losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import pytest
+
+from understudy.errors import InvalidArgument
+from understudy.events import EventsLost, KvEvent, Removed, RemovedBlock, Stored, StoredBlock, decode
+from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
+from understudy.tokens import Identities, TokenBlocks, lineage_hash
+
+if TYPE_CHECKING:
+    from understudy._core import EventBatch, PolicyName
+
+BLOCK_SIZE = 4
+
+
+def chain(start: int, count: int, parent: Identities | None = None) -> Identities:
+    return Identities.from_local_hashes(range(start, start + count), parent=parent)
+
+
+def manager_of(num_blocks: int, policy: PolicyName = "lineage", **options: object) -> BlockManager:
+    return BlockManager(num_blocks, policy=policy, block_size=BLOCK_SIZE, events=True, **options)  # type: ignore[arg-type]
+
+
+def drained(
+    source: BlockManager | BlockStore, stream: Literal["raw", "consolidated"] = "consolidated"
+) -> list[KvEvent]:
+    store = source.store if isinstance(source, BlockManager) else source
+    return decode(store.drain_events(), dp_rank=store.dp_rank, block_size=BLOCK_SIZE, stream=stream)
+
+
+def hashes(event: KvEvent) -> list[int]:
+    assert not isinstance(event, EventsLost)
+    return [block.sequence_hash for block in event.blocks]
+
+
+def told(events: list[KvEvent]) -> list[tuple[str, list[int]]]:
+    return [(type(event).__name__, hashes(event)) for event in events]
+
+
+# --- grouping -------------------------------------------------------------------------------------
+
+
+def test_a_chain_registered_at_once_is_one_event_with_everything_in_it() -> None:
+    manager = manager_of(4, dp_rank=3)
+    run = chain(10, 3)
+    manager.allocate(3).register(run).release()
+    blocks = tuple(
+        StoredBlock(identity.sequence_hash, identity.local_hash, i, i + 1, None)
+        for i, identity in enumerate(run)
+    )
+    assert drained(manager) == [Stored(0, None, blocks, Tier.G1, 3)]
+    assert drained(manager) == []
+
+
+def test_a_suffix_is_anchored_at_its_parent() -> None:
+    manager = manager_of(4)
+    prefix = chain(10, 2)
+    suffix = chain(20, 2, parent=prefix)
+    manager.allocate(2).register(prefix).release()
+    drained(manager)
+    manager.allocate(2).register(suffix).release()
+    (event,) = drained(manager)
+    assert isinstance(event, Stored)
+    assert event.parent_hash == prefix[1].sequence_hash
+    assert [block.position for block in event.blocks] == [2, 3]
+
+
+def test_a_chain_registered_block_by_block_is_one_event_when_drained_at_once() -> None:
+    manager = manager_of(4)
+    run = chain(10, 3)
+    for i in range(3):
+        manager.allocate(1).register(run[i : i + 1]).release()
+    (event,) = drained(manager)
+    assert hashes(event) == run.sequence_hashes.tolist()
+
+
+def test_branches_are_events_of_their_own() -> None:
+    manager = manager_of(8)
+    root = chain(10, 2)
+    left, right = chain(20, 2, parent=root), chain(30, 1, parent=root)
+    manager.allocate(5).register(root + left + right).release()
+    first, second = drained(manager)
+    assert hashes(first) == (root + left).sequence_hashes.tolist()
+    assert hashes(second) == right.sequence_hashes.tolist()
+    assert isinstance(second, Stored)
+    assert second.parent_hash == root[1].sequence_hash
+    assert second.event_id == 4
+
+
+def test_two_prompts_are_two_events_even_at_neighbouring_positions() -> None:
+    manager = manager_of(8)
+    a, b = chain(10, 1), Identities.from_sequence_hashes([77], parent_hash=5, start_position=1)
+    manager.allocate(2).register(a + b).release()
+    assert told(drained(manager)) == [("Stored", [a[0].sequence_hash]), ("Stored", [77])]
+
+
+def test_a_parent_and_a_grandchild_are_not_one_run() -> None:
+    manager = manager_of(8)
+    far = Identities.from_sequence_hashes([77], parent_hash=chain(10, 1)[0].sequence_hash, start_position=2)
+    manager.allocate(2).register(chain(10, 1) + far).release()
+    assert len(drained(manager)) == 2
+
+
+def test_what_the_store_was_not_told_is_none() -> None:
+    manager = manager_of(4)
+    orphan = Identities.from_lineage_hashes([lineage_hash(77, 5, 3)])
+    manager.allocate(1).register(orphan).release()
+    assert drained(manager) == [Stored(0, None, (StoredBlock(77, None, 3, 1, None),), Tier.G1, 0)]
+
+
+def test_evictions_of_one_allocation_are_one_event_in_eviction_order() -> None:
+    manager = manager_of(4)
+    run = chain(10, 4)
+    manager.allocate(4).register(run).release()
+    drained(manager)
+    with manager.allocate(3) as blocks:
+        (event,) = drained(manager)
+        assert isinstance(event, Removed)
+        assert event.blocks == tuple(
+            RemovedBlock(run[i].sequence_hash, i, generation=i + 1) for i in (3, 2, 1)
+        )
+        assert hashes(event) == blocks.evicted.sequence_hashes.tolist()
+
+
+def test_removed_comes_before_the_stored_of_the_same_allocation() -> None:
+    manager = manager_of(2)
+    old, new = chain(10, 2), chain(20, 2)
+    manager.allocate(2).register(old).release()
+    manager.allocate(2).register(new).release()
+    assert told(drained(manager)) == [
+        ("Stored", old.sequence_hashes.tolist()),
+        ("Removed", old.sequence_hashes.tolist()[::-1]),
+        ("Stored", new.sequence_hashes.tolist()),
+    ]
+
+
+def test_going_inactive_and_coming_back_says_nothing() -> None:
+    manager = manager_of(2)
+    manager.allocate(2).register(chain(10, 2)).release()
+    drained(manager)
+    manager.match_prefix(chain(10, 2)).release()
+    manager.touch(chain(10, 2))
+    manager.allocate(0).release()
+    assert drained(manager) == []
+
+
+def test_blocks_that_are_not_cached_or_are_forgotten_are_removed() -> None:
+    manager = manager_of(4, "lru")
+    blocks = manager.allocate(2).register(chain(10, 2))
+    blocks.set_reset_on_release(True)
+    blocks.release()
+    manager.allocate(1).register(chain(30, 1)).release()
+    manager.clear_inactive()
+    assert [name for name, _ in told(drained(manager))] == ["Stored", "Removed", "Stored", "Removed"]
+
+
+def test_the_mocker_trace_is_told_with_its_parents() -> None:
+    manager = manager_of(10)
+    trunk = chain(100, 5)  # 0 1 2 3 4
+    branch = chain(200, 2, parent=trunk[:2])  # 5 6
+    late = chain(300, 3, parent=trunk[:3])  # 7 8 9
+    other = chain(400, 3)  # 10 11 12
+    names = {int(h): i for i, h in enumerate((trunk + branch + late + other).sequence_hashes)}
+
+    first = manager.allocate(5).register(trunk)
+    shared = manager.match_prefix(trunk[:2])
+    second = manager.allocate(2).register(branch)
+    first.release()
+    second.release()
+    shared.release()
+    third = manager.match_prefix(trunk[:3])
+    fourth = manager.allocate(3).register(late)
+    fifth = manager.allocate(3).register(other)
+    sixth = manager.allocate(1)
+    assert manager.metrics().inactive_blocks == 0
+
+    seen = []
+    for event in drained(manager):
+        parent = names.get(event.parent_hash or 0) if isinstance(event, Stored) else None
+        seen.append((type(event).__name__, parent, [names[h] for h in hashes(event)]))
+    assert seen == [
+        ("Stored", None, [0, 1, 2, 3, 4]),
+        ("Stored", 1, [5, 6]),
+        ("Stored", 2, [7, 8, 9]),
+        ("Removed", None, [4, 3, 6]),
+        ("Stored", None, [10, 11, 12]),
+        ("Removed", None, [5]),
+    ]
+    for guard in (third, fourth, fifth, sixth):
+        guard.release()
+
+
+# --- ids, tiers, generations ----------------------------------------------------------------------
+
+
+def two_tiers() -> BlockStore:
+    return BlockStore(
+        [PoolConfig(4, tier=Tier.G1, policy="lru"), PoolConfig(4, tier=Tier.G2, policy="lru")],
+        block_size=BLOCK_SIZE,
+        events=True,
+    )
+
+
+def test_ids_rise_strictly_over_all_tiers_and_an_event_stays_on_its_tier() -> None:
+    store = two_tiers()
+    device, host = store.manager(Tier.G1), store.manager(Tier.G2)
+    run = chain(10, 3)
+    device.allocate(2).register(run[:2]).release()
+    host.allocate(1).register(run[2:]).release()  # continues the run, but elsewhere
+    host.allocate(1).register(run[:1]).release()
+    device.clear_inactive()
+    host.clear_inactive()
+    events = drained(store)
+    assert [(type(e).__name__, e.event_id, e.tier) for e in events if not isinstance(e, EventsLost)] == [
+        ("Stored", 0, Tier.G1),
+        ("Stored", 2, Tier.G2),
+        ("Stored", 3, Tier.G2),
+        ("Removed", 4, Tier.G1),
+        ("Removed", 6, Tier.G2),
+    ]
+    device.allocate(1).register(run[:1]).release()
+    (event,) = drained(store)
+    assert isinstance(event, Stored)
+    assert event.event_id == 8
+
+
+def test_every_residency_of_a_hash_has_a_higher_generation_and_its_removed_names_it() -> None:
+    manager = manager_of(1)
+    generations: list[tuple[str, int]] = []
+    for _ in range(3):
+        manager.allocate(1).register(chain(10, 1)).release()
+        manager.clear_inactive()
+        for event in drained(manager):
+            assert isinstance(event, Stored | Removed)
+            generations.append((type(event).__name__, event.blocks[0].generation))
+    assert [name for name, _ in generations] == ["Stored", "Removed"] * 3
+    numbers = [generation for _, generation in generations]
+    assert numbers[0::2] == numbers[1::2]
+    assert numbers[0] < numbers[2] < numbers[4]
+
+
+# --- raw and consolidated -------------------------------------------------------------------------
+
+
+def test_under_keep_the_raw_stream_tells_of_every_copy_and_the_consolidated_one_of_first_and_last() -> None:
+    streams: dict[str, list[tuple[str, int]]] = {}
+    for stream in ("raw", "consolidated"):
+        manager = manager_of(2, "vllm", duplicates="keep")
+        first = manager.allocate(1).register(chain(10, 1))
+        second = manager.allocate(1).register(chain(10, 1))
+        first.release()
+        second.release()
+        for _ in range(2):
+            manager.allocate(1).register(chain(20, 1)).release()
+        events = drained(manager, stream)
+        streams[stream] = [(type(e).__name__, e.event_id) for e in events if not isinstance(e, EventsLost)]
+    assert streams["raw"] == [
+        ("Stored", 0),
+        ("Stored", 1),
+        ("Removed", 2),
+        ("Stored", 3),
+        ("Removed", 4),
+        ("Stored", 5),
+    ]
+    # 2: the first of two copies went. 4: the last. 5: a second copy of 20.
+    assert streams["consolidated"] == [("Stored", 0), ("Stored", 3), ("Removed", 4)]
+
+
+@pytest.mark.parametrize("duplicates", ["allow", "reject"])
+def test_without_side_by_side_copies_both_streams_are_the_same(duplicates: str) -> None:
+    batches = []
+    for stream in ("raw", "consolidated"):
+        manager = manager_of(4, duplicates=duplicates)
+        first = manager.allocate(1).register(chain(10, 1))
+        second = manager.allocate(1).register(chain(10, 1))
+        first.release()
+        second.release()
+        manager.allocate(1).register(chain(10, 1)).release()  # the twin is inactive now
+        manager.clear_inactive()
+        batches.append(drained(manager, stream))
+    assert batches[0] == batches[1]
+    assert [name for name, _ in told(batches[0])] == ["Stored", "Removed"]
+
+
+def test_consolidated_runs_close_over_the_rows_they_leave_out() -> None:
+    manager = manager_of(8, "vllm", duplicates="keep")
+    run = chain(10, 3)
+    a = manager.allocate(2).register(run[:2])
+    b = manager.allocate(3).register(run)  # 0 and 1 are second copies, 2 is new
+    batch = manager.store.drain_events()
+    raw = decode(batch, dp_rank=0, block_size=BLOCK_SIZE, stream="raw")
+    consolidated = decode(batch, dp_rank=0, block_size=BLOCK_SIZE, stream="consolidated")
+    assert [hashes(event) for event in raw] == [
+        run.sequence_hashes.tolist()[:2],
+        run.sequence_hashes.tolist(),
+    ]
+    assert [hashes(event) for event in consolidated] == [run.sequence_hashes.tolist()]
+    a.release()
+    b.release()
+
+
+# --- token ids ------------------------------------------------------------------------------------
+
+
+def test_token_ids_come_with_the_blocks_when_asked_for() -> None:
+    manager = manager_of(4, "vllm", duplicates="keep", event_token_ids=True)
+    prompt = TokenBlocks(range(1, 9), BLOCK_SIZE)
+    manager.allocate(2).register(prompt.identities, prompt.tokens).release()
+    manager.clear_inactive()
+    other = TokenBlocks(range(50, 54), BLOCK_SIZE)
+    manager.allocate(1).register(other.identities, other.tokens).release()
+    manager.allocate(1).register(other.identities, other.tokens).release()
+    batch = manager.store.drain_events()
+    for stream, copies in (("raw", 2), ("consolidated", 1)):
+        events = decode(batch, dp_rank=0, block_size=BLOCK_SIZE, stream=stream)  # type: ignore[arg-type]
+        tokens = [block.token_ids for event in events if isinstance(event, Stored) for block in event.blocks]
+        assert tokens == [(1, 2, 3, 4), (5, 6, 7, 8), *[(50, 51, 52, 53)] * copies]
+
+
+def test_token_ids_that_do_not_fit_the_block_size_are_refused_and_the_batch_is_kept() -> None:
+    manager = manager_of(4, event_token_ids=True)
+    prompt = TokenBlocks(range(1, 9), BLOCK_SIZE)
+    manager.allocate(2).register(prompt.identities, prompt.tokens).release()
+    batch = manager.store.drain_events()
+    with pytest.raises(InvalidArgument, match="block_size 16"):
+        decode(batch, dp_rank=0, block_size=16, stream="raw")
+    assert len(decode(batch, dp_rank=0, block_size=BLOCK_SIZE, stream="raw")) == 1
+
+
+# --- losses and bad arguments ---------------------------------------------------------------------
+
+
+def test_a_ring_that_overflowed_says_how_much_is_gone() -> None:
+    manager = manager_of(8, event_capacity=3, dp_rank=1)
+    run = chain(10, 5)
+    manager.allocate(5).register(run).release()
+    lost, event = drained(manager)
+    assert lost == EventsLost(2, 1)
+    assert isinstance(event, Stored)
+    assert (event.event_id, event.parent_hash) == (2, run[1].sequence_hash)
+    assert hashes(event) == run.sequence_hashes.tolist()[2:]
+    manager.clear_inactive()
+    assert drained(manager)[0] == EventsLost(2, 1)
+    assert drained(manager) == []
+
+
+def test_a_loss_is_told_even_when_no_row_of_the_stream_is_left() -> None:
+    manager = manager_of(8, "vllm", duplicates="keep", event_capacity=1)
+    with manager.allocate(1).register(chain(10, 1)), manager.allocate(1).register(chain(10, 1)):
+        assert drained(manager) == [EventsLost(1, 0)]
+
+
+def test_token_ids_of_lost_rows_are_lost_with_them() -> None:
+    manager = manager_of(8, event_capacity=2, event_token_ids=True)
+    prompt = TokenBlocks(range(1, 17), BLOCK_SIZE)
+    manager.allocate(4).register(prompt.identities, prompt.tokens).release()
+    lost, event = drained(manager)
+    assert lost == EventsLost(2, 0)
+    assert isinstance(event, Stored)
+    assert [block.token_ids for block in event.blocks] == [(9, 10, 11, 12), (13, 14, 15, 16)]
+
+
+def test_a_limited_drain_leaves_the_rest_in_the_ring() -> None:
+    manager = manager_of(8, event_token_ids=True)
+    prompt = TokenBlocks(range(1, 17), BLOCK_SIZE)
+    manager.allocate(4).register(prompt.identities, prompt.tokens).release()
+    seen: list[int] = []
+    for expected in (3, 1, 0):
+        batch = manager.store.drain_events(3)
+        assert len(batch) == expected
+        for event in decode(batch, dp_rank=0, block_size=BLOCK_SIZE, stream="raw"):
+            assert isinstance(event, Stored)
+            seen += [token for block in event.blocks for token in block.token_ids or ()]
+    assert seen == list(range(1, 17))
+
+
+@pytest.mark.parametrize(("argument", "value"), [("stream", "both"), ("dp_rank", -1), ("block_size", 0)])
+def test_arguments_out_of_range_are_refused_by_name(argument: str, value: object) -> None:
+    batch: EventBatch = manager_of(1).store.drain_events()
+    arguments: dict[str, object] = {"dp_rank": 0, "block_size": 4, "stream": "raw", argument: value}
+    with pytest.raises(InvalidArgument, match=argument):
+        decode(batch, **arguments)  # type: ignore[arg-type]
+
+
+def test_events_travel_as_messagepack() -> None:
+    manager = manager_of(4, event_capacity=4, event_token_ids=True)
+    prompt = TokenBlocks(range(1, 13), BLOCK_SIZE)
+    manager.allocate(3).register(prompt.identities, prompt.tokens).release()
+    manager.clear_inactive()
+    events = drained(manager)
+    assert [type(event) for event in events] == [EventsLost, Stored, Removed]
+    coded = msgspec.msgpack.encode(events)
+    assert msgspec.msgpack.decode(coded, type=list[Stored | Removed | EventsLost]) == events
