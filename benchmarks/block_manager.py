@@ -1,6 +1,6 @@
 """The block manager against a paged pool in plain Python, and one long prompt through RequestKv.
 
-    python benchmarks/block_manager.py [--blocks 1000000] [--quick] [--json PATH]
+    python benchmarks/block_manager.py [--blocks 1000000] [--quick] [--cpu-time] [--json PATH]
 
 One core. A sample is some thousands of blocks, or one prompt; shown are the median sample and the fastest. Sequences
 of hashes are made beforehand. ✓ and ✗ say whether the median meets a target; nothing fails if it does not.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic
@@ -27,6 +28,7 @@ from understudy.kv import BlockManager, RequestKv
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from harness.timing import Clock
     from understudy._core import PolicyName
 
 SIZES = (1, 16, 512)  # blocks per call
@@ -130,12 +132,13 @@ def measure(
     num_blocks: int,
     size: int,
     sweeps: int,
+    clock: Clock,
     free_order: npt.NDArray[np.int64] | None = None,
 ) -> Samples:
     """All operations with `size` blocks per call, after one sweep to warm up."""
     work = build_workload(pool, num_blocks, size)
     rng = random.Random(size)
-    samples = Samples()
+    samples = Samples(clock)
     with no_garbage_collection():
         for i in range(sweeps + 1):
             pool.empty(free_order)
@@ -169,14 +172,14 @@ def operation_rows(
     return rows
 
 
-def measure_pools(num_blocks: int, sweeps: int) -> list[Row]:
+def measure_pools(num_blocks: int, sweeps: int, clock: Clock) -> list[Row]:
     """Every policy and size, each beside the peer."""
-    peers = {size: measure(PlainPythonPool(num_blocks), num_blocks, size, sweeps) for size in SIZES}
+    peers = {size: measure(PlainPythonPool(num_blocks), num_blocks, size, sweeps, clock) for size in SIZES}
     rows = []
     for policy in POLICIES:
         pool = NativePool(num_blocks, policy)
         for size in SIZES:
-            samples = measure(pool, num_blocks, size, sweeps)
+            samples = measure(pool, num_blocks, size, sweeps, clock)
             rows += operation_rows(
                 f"{policy}, n = {size}", size, samples, peers[size], TARGETS.get((policy, size))
             )
@@ -184,8 +187,8 @@ def measure_pools(num_blocks: int, sweeps: int) -> list[Row]:
     # A pool that has served for long hands out blocks from all over its memory.
     order = np.random.default_rng(0).permutation(num_blocks)
     size = SIZES[-1]
-    peer = measure(PlainPythonPool(num_blocks), num_blocks, size, sweeps, order)
-    samples = measure(NativePool(num_blocks, "lru"), num_blocks, size, sweeps, order)
+    peer = measure(PlainPythonPool(num_blocks), num_blocks, size, sweeps, clock, order)
+    samples = measure(NativePool(num_blocks, "lru"), num_blocks, size, sweeps, clock, order)
     rows += operation_rows(f"lru, n = {size}, scattered", size, samples, peer, None)
     return rows + operation_rows(f"the peer, n = {size}", size, peers[size], None, PEER_TARGET)
 
@@ -213,7 +216,7 @@ def serve(manager: BlockManager, tokens: npt.NDArray[np.uint32], pool: str, samp
         require(again.cached_tokens == PROMPT_TOKENS - BLOCK_SIZE, "every block but the last to match")
 
 
-def measure_prompt(num_blocks: int, repeats: int) -> list[Row]:
+def measure_prompt(num_blocks: int, repeats: int, clock: Clock) -> list[Row]:
     """A prompt through an empty pool and through one that is full of cached blocks, in milliseconds."""
     rng = np.random.default_rng(0)
 
@@ -224,7 +227,7 @@ def measure_prompt(num_blocks: int, repeats: int) -> list[Row]:
     for _ in range(num_blocks // PROMPT_BLOCKS + 1):
         serve(full, prompt(), "evicting", Samples())
     prompts = [prompt() for _ in range(repeats)]
-    samples = Samples()
+    samples = Samples(clock)
     with no_garbage_collection():
         for tokens in prompts:
             require(full.metrics().reset_blocks == 0, "a pool full of cached blocks")
@@ -258,6 +261,9 @@ def main() -> None:
         "--blocks", type=int, default=1_000_000, help="blocks of the pool (default: %(default)s)"
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the blocks, one sweep: a smoke test")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="time of this thread, for a machine that is busy"
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the numbers to a file")
     options = parser.parse_args()
     blocks = options.blocks // 10 if options.quick else options.blocks
@@ -268,15 +274,17 @@ def main() -> None:
     if not console.is_terminal:
         console.width = 120
     facts = machine()
-    turn_ns = loop_turn_ns()
+    clock = time.thread_time if options.cpu_time else time.perf_counter
+    facts["clock"] = "thread" if options.cpu_time else "wall"
+    turn_ns = loop_turn_ns(clock)
     console.print(", ".join(f"{key} {value}" for key, value in facts.items()))
 
-    pools = measure_pools(blocks, sweeps=1 if options.quick else 3)
+    pools = measure_pools(blocks, sweeps=1 if options.quick else 3, clock=clock)
     console.print(table(f"One core, a pool of {blocks:,} blocks, n blocks per call", "plain Python", pools))
 
     prompts: list[Row] = []
     for size in sorted({blocks, *PROMPT_POOLS}, reverse=True):
-        prompts += measure_prompt(size, repeats=5 if options.quick else 50)
+        prompts += measure_prompt(size, repeats=5 if options.quick else 50, clock=clock)
     console.print(table(f"One prompt of {PROMPT_TOKENS:,} tokens, lru", "vLLM, recorded*", prompts))
     console.print(
         f"* vLLM's own manager, recorded elsewhere and not run here: on an Arm Neoverse N1 where a turn of a "

@@ -94,6 +94,9 @@ Tier BlockStore::tier(std::size_t pool) const noexcept { return pools_[pool]->co
 std::uint64_t BlockStore::num_blocks(std::size_t pool) const noexcept { return pools_[pool]->count; }
 DuplicatePolicy BlockStore::duplicates(std::size_t pool) const noexcept { return pools_[pool]->config.duplicates; }
 bool BlockStore::advised(std::size_t pool) const noexcept { return pools_[pool]->advised != nullptr; }
+const std::shared_ptr<PolicyAdvisor>& BlockStore::advisor(std::size_t pool) const noexcept {
+  return pools_[pool]->config.policy.advisor;
+}
 
 SlotId BlockStore::global(const Pool& pool, SlotId id) const {
   if (id >= pool.count) {

@@ -94,6 +94,7 @@ class BlockStore {
   bool emits_token_ids() const noexcept { return events_on_ && token_ids_; }
   // Calls may run Python code, so the caller must not hold the GIL (or anything else) across them.
   bool advised(std::size_t pool) const noexcept;
+  const std::shared_ptr<PolicyAdvisor>& advisor(std::size_t pool) const noexcept;  // null unless advised
 
   // ── Allocate ──
   // Fills `out` with Mutable slots, or returns false (fewer available) with nothing changed. Evicted blocks are

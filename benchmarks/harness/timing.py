@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Clock = Callable[[], float]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Samples:
-    """Seconds per item, by operation."""
+    """Seconds per item, by operation. The wall clock's seconds unless another is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self._clock = clock
         self._samples: defaultdict[str, list[float]] = defaultdict(list)
 
     def time(self, operation: str, items: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work`, which handles `items` items, as one sample. Its result."""
-        start = time.perf_counter()
+        clock = self._clock
+        start = clock()
         result = work(*args, **kwargs)
-        self._samples[operation].append((time.perf_counter() - start) / items)
+        self._samples[operation].append((clock() - start) / items)
         return result
 
     def typical(self, *operations: str) -> float:
@@ -51,10 +55,10 @@ def no_garbage_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def loop_turn_ns() -> float:
+def loop_turn_ns(clock: Clock) -> float:
     """A turn of `x += i` in a Python loop: how fast this interpreter is on this machine."""
     turns = 200_000
-    samples = Samples()
+    samples = Samples(clock)
 
     def loop() -> int:
         x = 0

@@ -130,9 +130,11 @@ void bind_engine(nb::module_& m) {
            "Drop a request, freeing its blocks. False when it has already finished.")
       .def("begin_step", &VllmEngine::begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
       .def("end_step", &VllmEngine::end_step, "end_ns"_a, "Make the step's tokens visible.")
-      .def("advance", &VllmEngine::advance, "now_ns"_a, "until_ns"_a, "stop_on_finish"_a = false,
-           nb::call_guard<nb::gil_scoped_release>(),
-           "Whole steps while they start before `until_ns`; returns when the last one ended.")
+      .def("advance", &VllmEngine::advance, "until_ns"_a, "stop_on_finish"_a = false,
+           nb::call_guard<nb::gil_scoped_release>(), "Play steps back to back up to `until_ns`.")
+      .def("skip_to", &VllmEngine::skip_to, "time_ns"_a, "Let idle time pass.")
+      .def_prop_ro("now_ns", &VllmEngine::now_ns, "When the open step ends, or else when the next may begin.")
+      .def_prop_ro("in_step", &VllmEngine::in_step)
       .def("set_leaping", &VllmEngine::set_leaping, "on"_a)
       .def_prop_ro("idle", &VllmEngine::idle)
       .def_prop_ro("stuck", &VllmEngine::stuck)

@@ -12,4 +12,5 @@ NB_MODULE(_core, m) {
   understudy::bind_guards(m);
   understudy::bind_request_kv(m);
   understudy::bind_engine(m);
+  understudy::bind_replay(m);
 }

@@ -31,8 +31,12 @@ class PythonAdvisor final : public PolicyAdvisor {
     policy_.reset();
   }
 
+  nb::handle object() const noexcept { return policy_; }
+  void forget() noexcept { policy_.reset(); }
+
   void observe(std::span<const PolicyChange> changes, std::size_t& learnt) override {
     nb::gil_scoped_acquire gil;
+    if (!policy_.is_valid()) throw Error(ErrorKind::PolicyError, "the eviction policy was garbage collected");
     for (auto at = changes.begin(); at != changes.end();) {
       const auto end = std::find_if(at, changes.end(), [&](const PolicyChange& c) { return c.freed != at->freed; });
       tell({at, end});
@@ -71,6 +75,11 @@ class PythonAdvisor final : public PolicyAdvisor {
 };
 
 }  // namespace
+
+nb::handle policy_object(const PolicyAdvisor& advisor) noexcept {
+  return static_cast<const PythonAdvisor&>(advisor).object();
+}
+void forget_policy(PolicyAdvisor& advisor) noexcept { static_cast<PythonAdvisor&>(advisor).forget(); }
 
 PolicyConfig read_policy(nb::handle policy, nb::handle thresholds) {
   PolicyConfig config;

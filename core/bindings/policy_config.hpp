@@ -10,4 +10,9 @@ namespace understudy {
 // A policy by name, or an object with on_freed, on_taken and select. ConfigError when it is neither.
 PolicyConfig read_policy(nanobind::handle policy, nanobind::handle thresholds);
 
+// For the garbage collector, since a policy may refer to the manager that it serves: the object behind an advisor
+// that read_policy made, and letting go of it. Such an advisor raises PolicyError from then on.
+nanobind::handle policy_object(const PolicyAdvisor& advisor) noexcept;
+void forget_policy(PolicyAdvisor& advisor) noexcept;
+
 }  // namespace understudy

@@ -228,8 +228,42 @@ void bind_metrics(nb::module_& m) {
   metrics.def("as_dict", &metrics_dict);
 }
 
+// ── Garbage collection ──
+
+// The advisors whose only owner is this manager: a reference that somebody else shares is not its to report.
+template <typename Visit>
+int each_own_advisor(PyObject* self, Visit visit) {
+  if (!nb::inst_ready(self)) return 0;
+  const Manager& manager = *nb::inst_ptr<Manager>(self);
+  if (manager.store.use_count() != 1) return 0;
+  for (std::size_t pool = 0; pool < manager.store->num_pools(); ++pool) {
+    const std::shared_ptr<PolicyAdvisor>& advisor = manager.store->advisor(pool);
+    if (advisor.use_count() != 1) continue;
+    if (const int stop = visit(*advisor); stop != 0) return stop;
+  }
+  return 0;
+}
+
+int traverse_manager(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return each_own_advisor(self, [&](PolicyAdvisor& advisor) -> int {
+    Py_VISIT(policy_object(advisor).ptr());
+    return 0;
+  });
+}
+
+int clear_manager(PyObject* self) {
+  return each_own_advisor(self, [](PolicyAdvisor& advisor) {
+    forget_policy(advisor);
+    return 0;
+  });
+}
+
 void bind_manager(nb::module_& m) {
-  nb::class_<Manager>(m, "BlockManager", "The blocks of one tier: allocate, register, match, release.")
+  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_manager)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear_manager)},
+                                {0, nullptr}};
+  nb::class_<Manager>(m, "BlockManager", nb::type_slots(slots), "The blocks of one tier: allocate, register, match, release.")
       .def("__init__", &make_manager, "num_blocks"_a, nb::kw_only(), "block_size"_a = 16, "policy"_a = "lineage",
            "thresholds"_a.none() = nb::none(), "duplicates"_a = "allow", "reset_on_release"_a = false,
            "tier"_a = Tier::G1, "dp_rank"_a = 0, "events"_a = false, "event_capacity"_a.none() = nb::none(),

@@ -36,19 +36,15 @@ class TokenLog {
       if (i > 0) odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
     }
   }
-  // Append every gap and how often it occurred.
-  void collect_gaps(std::vector<std::int64_t>& gaps, std::vector<std::int64_t>& counts) const {
+  // Every gap, and how often it occurred: visit(gap_ns, count).
+  template <typename Visit>
+  void for_each_gap(Visit visit) const {
     std::int64_t requests = 0;
     for (std::size_t step = 1; step < ends_.size(); ++step) {
       requests += gap_changes_[step];
-      if (requests == 0) continue;
-      gaps.push_back(ends_[step] - ends_[step - 1]);
-      counts.push_back(requests);
+      if (requests > 0) visit(ends_[step] - ends_[step - 1], requests);
     }
-    for (const std::int64_t gap : odd_gaps_) {
-      gaps.push_back(gap);
-      counts.push_back(1);
-    }
+    for (const std::int64_t gap : odd_gaps_) visit(gap, std::int64_t{1});
   }
 
   bool wants_sample(std::int64_t now_ns) const noexcept { return now_ns >= next_sample_ns_; }

@@ -15,8 +15,8 @@ const EngineConfig& checked(const EngineConfig& c) {
   at_least_one(c.max_num_seqs, "max_num_seqs");
   at_least_one(c.max_num_batched_tokens, "max_num_batched_tokens");
   at_least_one(c.max_model_len, "max_model_len");
-  if (!(c.watermark >= 0 && c.watermark < 1)) {
-    throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1), got ", c.watermark);
+  if (!(c.watermark >= 0 && c.watermark <= 1)) {
+    throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1], got ", c.watermark);
   }
   if (c.policy == SchedulingPolicy::Priority && c.preemption_mode == PreemptionMode::Fifo) {
     throw Error(ErrorKind::ConfigError, "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
@@ -72,20 +72,22 @@ RequestId VllmEngine::submit(RequestSpec spec) {
 }
 
 std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
-  std::ostringstream why;
   const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
   const std::uint64_t blocks = (end - 1 + config_.block_size - 1) / config_.block_size;
+  const bool unchunked = !config_.enable_chunked_prefill && config_.long_prefill_token_threshold == 0;
+  if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks &&
+      !(unchunked && prompt_tokens > config_.max_num_batched_tokens)) {
+    return std::nullopt;
+  }
+  std::ostringstream why;
   if (prompt_tokens >= config_.max_model_len) {
     why << "the prompt of " << prompt_tokens << " tokens leaves no room in max_model_len=" << config_.max_model_len;
   } else if (blocks > config_.num_gpu_blocks) {
     why << "prompt and output of " << end << " tokens need " << blocks << " blocks of " << config_.block_size
         << ", num_gpu_blocks=" << config_.num_gpu_blocks;
-  } else if (!config_.enable_chunked_prefill && config_.long_prefill_token_threshold == 0 &&
-             prompt_tokens > config_.max_num_batched_tokens) {
+  } else {
     why << "without chunked prefill a prompt of " << prompt_tokens
         << " tokens exceeds max_num_batched_tokens=" << config_.max_num_batched_tokens;
-  } else {
-    return std::nullopt;
   }
   return std::move(why).str();
 }
@@ -127,21 +129,18 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   }
   ++totals_.steps;
   in_step_ = true;
+  now_ns_ = now_ns + duration_ns;
   return duration_ns;
 }
 
 void VllmEngine::end_step(std::int64_t end_ns) {
   if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   in_step_ = false;
+  now_ns_ = end_ns;
   const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
   if (!config_.async_scheduling) update(plan);
   emit(plan, end_ns);
-  if (token_log_.wants_sample(end_ns)) {
-    const PoolMetrics m = store_.metrics(0);
-    token_log_.add_sample({end_ns, static_cast<std::uint32_t>(running_.size()), static_cast<std::uint32_t>(waiting_.size()),
-                           static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
-                           static_cast<std::uint32_t>(m.inactive_blocks)});
-  }
+  sample(running_.size());
 }
 
 // The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
@@ -167,8 +166,8 @@ void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
 void VllmEngine::retire(EngineRequest& request) {
   free_blocks(request);
   request.status = RequestStatus::Finished;
-  request.table = {};
-  request.blocks = {};
+  std::vector<SlotId>().swap(request.table);  // assigning {} would keep the memory
+  std::vector<BlockIdentity>().swap(request.blocks);
   request.spec.identities = nullptr;
 }
 
@@ -222,28 +221,30 @@ StepLoad VllmEngine::measure() const {
   return load;
 }
 
-std::int64_t VllmEngine::advance(std::int64_t now_ns, std::int64_t until_ns, bool stop_on_finish) {
-  while (now_ns < until_ns && !idle() && !stuck_) {
-    if (leaping_ && can_leap()) {
-      const std::size_t finished = finished_.size();
-      const std::int64_t reached = leap(now_ns, until_ns, stop_on_finish);
-      const bool moved = reached != now_ns;
-      now_ns = reached;
-      if (stop_on_finish && finished_.size() > finished) return now_ns;
-      if (moved) continue;
-    }
+void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
+  for (;;) {
     const std::size_t finished = finished_.size();
-    const std::int64_t duration_ns = begin_step(now_ns);
-    if (stuck_) {
-      in_step_ = false;
-      --totals_.steps;
-      return now_ns;
+    if (in_step_) {
+      if (now_ns_ > until_ns) return;
+      end_step(now_ns_);
+    } else {
+      if (now_ns_ >= until_ns || idle() || stuck_) return;
+      if (!leaping_ || !can_leap() || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
+      if (stuck_) {
+        in_step_ = false;  // nothing was scheduled, so nothing ends
+        --totals_.steps;
+      }
     }
-    now_ns += duration_ns;
-    end_step(now_ns);
-    if (stop_on_finish && finished_.size() > finished) return now_ns;
+    if (stop_on_finish && finished_.size() > finished) return;
   }
-  return now_ns;
+}
+
+void VllmEngine::sample(std::size_t running) {
+  if (!token_log_.wants_sample(now_ns_)) return;
+  const PoolMetrics m = store_.metrics(0);
+  token_log_.add_sample({now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
+                         static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
+                         static_cast<std::uint32_t>(m.inactive_blocks)});
 }
 
 void VllmEngine::check() const {

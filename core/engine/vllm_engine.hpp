@@ -1,7 +1,9 @@
 // A vLLM-style engine as a state machine that never reads a clock.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <vector>
@@ -66,10 +68,15 @@ class VllmEngine {
   void end_step(std::int64_t end_ns);
   bool in_step() const noexcept { return in_step_; }
   const StepLog& log() const noexcept { return log_; }
-  // Whole steps, from `now_ns` on, as long as they start before `until_ns`; stops early when idle, stuck, or after a
-  // step in which a request finished if `stop_on_finish`. Returns when the last step ended. Leaps over runs of plain
-  // decode steps, with the same result.
-  std::int64_t advance(std::int64_t now_ns, std::int64_t until_ns, bool stop_on_finish);
+  // Plays steps back to back up to `until_ns`: ends those that end by then, begins those that begin before. A step
+  // that is still in progress then stays open, so that requests can be submitted and cancelled in the middle of it.
+  // Stops early when idle or stuck, or at the end of a step in which a request finished if `stop_on_finish`. Leaps
+  // over runs of plain decode steps, with the same result.
+  void advance(std::int64_t until_ns, bool stop_on_finish);
+  // When the open step ends, or else when the next may begin.
+  std::int64_t now_ns() const noexcept { return now_ns_; }
+  // Nothing happens before this time. For an engine between steps.
+  void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
   void set_leaping(bool on) noexcept { leaping_ = on; }
   // The last step computed nothing although requests wait: nothing will change without outside help.
   bool stuck() const noexcept { return stuck_; }
@@ -115,7 +122,8 @@ class VllmEngine {
 
   // vllm_leap.cpp
   bool can_leap() const;
-  std::int64_t leap(std::int64_t now_ns, std::int64_t until_ns, bool stop_on_finish);
+  bool leap(std::int64_t until_ns, bool stop_on_finish);
+  void sample(std::size_t running);
   std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
 
   EngineConfig config_;
@@ -130,6 +138,7 @@ class VllmEngine {
   std::uint64_t budget_ = 0;
   StepLog log_;
   std::optional<std::vector<StepLog::Scheduled>> unreceived_;  // asynchronous: scheduled, outputs not yet received
+  std::int64_t now_ns_ = 0;
   bool in_step_ = false;
   bool stuck_ = false;
   bool leaping_ = true;

@@ -26,7 +26,8 @@ std::uint32_t VllmEngine::outputs_left(const EngineRequest& request) const noexc
   return std::min(request.spec.max_tokens - request.outputs(), config_.max_model_len - request.known);
 }
 
-std::int64_t VllmEngine::leap(std::int64_t now_ns, std::int64_t until_ns, bool stop_on_finish) {
+// Steps that end by `until_ns`; false when there was none, and an ordinary step must follow.
+bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   // A request needs a turn of its own when its step begins a block, fills one, or is its last.
   struct Turn {
     std::uint64_t step;
@@ -67,7 +68,9 @@ std::int64_t VllmEngine::leap(std::int64_t now_ns, std::int64_t until_ns, bool s
     }
   };
 
-  while (alive > 0 && now_ns < until_ns) {
+  while (alive > 0) {
+    const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
+    if (now_ns_ >= until_ns || end_ns > until_ns) break;
     due.clear();
     std::uint64_t fresh = 0;
     bool admits = false;
@@ -88,7 +91,7 @@ std::int64_t VllmEngine::leap(std::int64_t now_ns, std::int64_t until_ns, bool s
       break;
     }
 
-    now_ns += timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
+    now_ns_ = end_ns;
     done.clear();
     for (const std::uint32_t order : due) {
       EngineRequest& request = requests_[members[order]];
@@ -109,24 +112,19 @@ std::int64_t VllmEngine::leap(std::int64_t now_ns, std::int64_t until_ns, bool s
     }
     ++steps;
     ++totals_.steps;
-    token_log_.end_step(now_ns);
+    token_log_.end_step(now_ns_);
     for (const std::uint32_t order : done) {
       EngineRequest& request = requests_[members[order]];
       settle(request);
       context -= request.known - 1;  // what it added to the context of this step
       retire(request);
       gone[order] = true;
-      complete(members[order], now_ns);
+      complete(members[order], now_ns_);
     }
     alive -= done.size();
     context += alive;
     if (!done.empty()) blocked_.valid = false;
-    if (token_log_.wants_sample(now_ns)) {
-      const PoolMetrics m = store_.metrics(0);
-      token_log_.add_sample({now_ns, static_cast<std::uint32_t>(alive), static_cast<std::uint32_t>(waiting_.size()),
-                             static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
-                             static_cast<std::uint32_t>(m.inactive_blocks)});
-    }
+    sample(alive);
     if (!done.empty() && (stop_on_finish || !waiting_.empty())) break;
   }
 
@@ -134,7 +132,7 @@ std::int64_t VllmEngine::leap(std::int64_t now_ns, std::int64_t until_ns, bool s
     if (!gone[order]) settle(requests_[members[order]]);
   }
   std::erase_if(running_, [this](RequestId id) { return requests_[id].status == RequestStatus::Finished; });
-  return now_ns;
+  return steps > 0;
 }
 
 }  // namespace understudy

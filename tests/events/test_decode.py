@@ -70,13 +70,21 @@ def test_a_suffix_is_anchored_at_its_parent() -> None:
     assert [block.position for block in event.blocks] == [2, 3]
 
 
-def test_a_chain_registered_block_by_block_is_one_event_when_drained_at_once() -> None:
-    manager = manager_of(4)
+def test_events_are_the_same_whether_drained_after_each_call_or_at_the_end() -> None:
     run = chain(10, 3)
-    for i in range(3):
-        manager.allocate(1).register(run[i : i + 1]).release()
-    (event,) = drained(manager)
-    assert hashes(event) == run.sequence_hashes.tolist()
+    streams: list[list[KvEvent]] = []
+    for often in (True, False):
+        manager = manager_of(4)
+        events: list[KvEvent] = []
+        for i in range(3):
+            manager.allocate(1).register(run[i : i + 1]).release()
+            events += drained(manager) if often else []
+        for start in (50, 60):
+            manager.allocate(2).register(chain(start, 2)).release()
+            events += drained(manager) if often else []
+        streams.append(events + drained(manager))
+    assert streams[0] == streams[1]
+    assert [type(event) for event in streams[0]] == [Stored] * 3 + [Removed, Stored] * 2
 
 
 def test_branches_are_events_of_their_own() -> None:
@@ -287,7 +295,7 @@ def test_without_side_by_side_copies_both_streams_are_the_same(duplicates: str) 
     assert [name for name, _ in told(batches[0])] == ["Stored", "Removed"]
 
 
-def test_consolidated_runs_close_over_the_rows_they_leave_out() -> None:
+def test_the_consolidated_stream_leaves_out_rows_and_anchors_what_follows() -> None:
     manager = manager_of(8, "vllm", duplicates="keep")
     run = chain(10, 3)
     a = manager.allocate(2).register(run[:2])
@@ -299,7 +307,11 @@ def test_consolidated_runs_close_over_the_rows_they_leave_out() -> None:
         run.sequence_hashes.tolist()[:2],
         run.sequence_hashes.tolist(),
     ]
-    assert [hashes(event) for event in consolidated] == [run.sequence_hashes.tolist()]
+    first, second = consolidated
+    assert hashes(first) == run.sequence_hashes.tolist()[:2]
+    assert second == Stored(
+        4, run[1].sequence_hash, (StoredBlock(run[2].sequence_hash, 12, 2, 3, None),), Tier.G1, 0
+    )
     a.release()
     b.release()
 

@@ -110,7 +110,8 @@ def run(kv: RequestKv, memory: Memory | None = None, chunk: int | None = None) -
 
 
 def output(kv: RequestKv) -> list[int]:
-    return kv.tokens.tolist()[kv.prompt_tokens :]
+    tokens: list[int] = kv.tokens.tolist()
+    return tokens[kv.prompt_tokens :]
 
 
 def fill_cache(manager: KvCacheManager, tokens: Sequence[int], *, salt: str = "", lora: str = "") -> None:

@@ -53,8 +53,10 @@ class Executor:
         """Compute `chunks` (prompt tokens, 0 for a decode); who moved on, and who failed and why."""
         batch = [(name, self.requests[name], chunk) for name, chunk in chunks.items()]
         begun: list[RequestKv] = []
+        culprit = ""
         try:
             for index, (name, kv, chunk) in enumerate(batch):
+                culprit = name
                 self.fail("schedule", index)
                 if chunk:
                     kv.schedule_prefill(chunk)
@@ -63,17 +65,19 @@ class Executor:
                 begun.append(kv)
             views = []
             for index, (name, kv, _) in enumerate(batch):
+                culprit = name
                 self.fail("view", index)
                 views.append(kv.view())
             sampled = []
             for index, ((name, kv, _), view) in enumerate(zip(batch, views, strict=True)):
+                culprit = name
                 self.fail("run", index)
                 sampled.append(self.memory.run(view, kv.scheduled_tokens, kv.tokens.tolist())[-1])
         except (UnderstudyError, Injected) as error:
             for kv in begun:
                 kv.revert()
-            self.drop(name)
-            return [], {name: str(error)}
+            self.drop(culprit)
+            return [], {culprit: str(error)}
 
         done, failed = [], {}
         for index, ((name, kv, chunk), token) in enumerate(zip(batch, sampled, strict=True)):
@@ -113,7 +117,9 @@ class Scheduler:
         chunks = {}
         for job in self.active:
             kv = self.executor.requests[job.name]
-            chunks[job.name] = min(self.chunk, kv.prefill_target - kv.computed_tokens) if self.prefills(kv) else 0
+            chunks[job.name] = (
+                min(self.chunk, kv.prefill_target - kv.computed_tokens) if self.prefills(kv) else 0
+            )
         if chunks:
             done, failed = self.executor.step(chunks)
             for job in [job for job in self.active if job.name in failed]:
@@ -128,10 +134,14 @@ class Scheduler:
         if job.gone:
             return True
         if len(job.prompt) + job.max_output > self.context_window:
-            job.events.append(f"rejected: {len(job.prompt)} + {job.max_output} tokens pass the context window")
+            job.events.append(
+                f"rejected: {len(job.prompt)} + {job.max_output} tokens pass the context window"
+            )
             return True
         if not manager.can_ever_fit(len(job.prompt), job.max_output):
-            job.events.append(f"rejected: {len(job.prompt)} prompt tokens, {len(job.tokens)} said, never fits")
+            job.events.append(
+                f"rejected: {len(job.prompt)} prompt tokens, {len(job.tokens)} said, never fits"
+            )
             return True
         if not manager.can_admit(len(job.prompt), job.max_output, self.executor.requests.values()):
             return False

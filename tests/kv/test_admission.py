@@ -87,7 +87,17 @@ def test_every_request_fits_twice_into_a_pool_of_its_lifetime(
 
 @pytest.mark.parametrize(
     ("length", "budget", "blocks"),
-    [(16, 1, 1), (16, 2, 2), (16, 17, 2), (16, 18, 3), (1, 16, 1), (1, 17, 2), (17, 16, 2), (33, 100, 9), (16, 0, 1)],
+    [
+        (16, 1, 1),
+        (16, 2, 2),
+        (16, 17, 2),
+        (16, 18, 3),
+        (1, 16, 1),
+        (1, 17, 2),
+        (17, 16, 2),
+        (33, 100, 9),
+        (16, 0, 1),
+    ],
 )
 def test_lifetimes_by_hand(length: int, budget: int, blocks: int) -> None:
     assert lifetime_blocks(length, budget, BLOCK) == blocks

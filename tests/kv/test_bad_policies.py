@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,3 +139,27 @@ def test_a_policy_may_look_at_its_pool_while_it_chooses() -> None:
 def test_the_order_of_a_python_policy_is_its_own_secret() -> None:
     manager = BlockManager(4, policy=Scripted())
     refused(manager.store, WrongState, "known to its policy alone", manager.eviction_order)
+
+
+def test_a_policy_that_refers_to_its_manager_is_collected_with_it() -> None:
+    policy = Looking(lambda pool: pool.available)
+    policy.pool = manager = BlockManager(4, policy=policy)
+    cache(manager, chain(2))
+    gone = weakref.ref(policy)
+    del policy, manager
+    gc.collect()
+    assert gone() is None
+
+
+def test_collecting_garbage_leaves_a_policy_in_use_alone() -> None:
+    policy = Looking(lambda pool: pool.available)
+    manager = BlockManager(4, policy=policy)
+    policy.pool = manager
+    store = manager.store
+    with manager.allocate(1):
+        del policy
+        gc.collect()
+        manager.allocate(3).release()
+    del manager
+    gc.collect()
+    store.check()

@@ -19,7 +19,8 @@ from kv.request_building import (
     run,
 )
 from model.side_by_side import DUPLICATES, DuplicatesName
-from understudy.events import Removed, Stored, decode as decode_events
+from understudy.events import Removed, Stored
+from understudy.events import decode as decode_events
 from understudy.kv import KvCacheManager
 from understudy.tokens import TokenBlocks
 

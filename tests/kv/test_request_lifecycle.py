@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -26,6 +26,9 @@ from kv.request_building import (
 from model.side_by_side import DUPLICATES, DuplicatesName
 from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.kv import KvCacheManager, KvViewDesc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,9 @@ from kv.request_building import BLOCK, LAYOUT, assert_idle, assert_sound, greedy
 from kv.request_engine import Executor, Injected, Job, Scheduler
 from model.side_by_side import DUPLICATES, DuplicatesName
 from understudy.kv import KvCacheManager
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @contextmanager

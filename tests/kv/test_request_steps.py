@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,6 +24,9 @@ from kv.request_building import (
 )
 from understudy.errors import WrongState
 from understudy.kv import KvCacheManager, RequestKv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

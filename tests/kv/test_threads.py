@@ -324,7 +324,9 @@ def test_policies_that_allocate_from_each_others_pools_are_refused_instead_of_de
 
 def test_a_policy_may_allocate_from_a_native_pool() -> None:
     policy = StrictLru()
-    store = BlockStore([PoolConfig(8, tier=Tier.G1, policy=policy), PoolConfig(8, tier=Tier.G2, policy="lru")])
+    store = BlockStore(
+        [PoolConfig(8, tier=Tier.G1, policy=policy), PoolConfig(8, tier=Tier.G2, policy="lru")]
+    )
     host = store.manager(Tier.G2)
 
     def copy_down(name: str) -> None:

@@ -60,7 +60,9 @@ def test_the_last_page_holds_what_is_left(seq_len: int, expected: int) -> None:
         (np.array([2**63], dtype=np.uint64), 1, 16, "page_ids"),
     ],
 )
-def test_a_view_that_cannot_be_is_refused(pages: object, seq_len: object, page_size: object, field: str) -> None:
+def test_a_view_that_cannot_be_is_refused(
+    pages: object, seq_len: object, page_size: object, field: str
+) -> None:
     with pytest.raises(InvalidArgument, match=field):
         view(pages, seq_len, page_size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ def timeline(*rows: Row, **overrides: Any) -> Timeline:
     for row in rows:
         if row.status == Status.COMPLETED:
             stamps = times([*row.tokens_ms])
-            for early, late in zip(stamps, stamps[1:], strict=False):
+            for early, late in itertools.pairwise(stamps):
                 gaps[late - early] = gaps.get(late - early, 0) + 1
     tokens = [row.tokens_ms for row in rows]
     admits = [
@@ -106,6 +107,7 @@ def crowd(
     status[rng.random(requests) < 0.0015] = Status.REJECTED
     worker = (np.arange(requests) % num_workers).astype(np.int32)
     worker[status == Status.REJECTED] = -1
+    requested = output.astype(np.int32)
     output[status == Status.REJECTED] = 0
     cached[status == Status.REJECTED] = 0
 
@@ -137,15 +139,15 @@ def crowd(
         second_token_ns=second,
         last_token_ns=last,
         finish_ns=finish,
-        prompt_tokens=prompt,
-        requested_output_tokens=output,
-        output_tokens=output,
-        cached_tokens_first=cached,
+        prompt_tokens=prompt.astype(np.int32),
+        requested_output_tokens=requested,
+        output_tokens=output.astype(np.int32),
+        cached_tokens_first=cached.astype(np.int32),
         cached_tokens_total=cached,
         preemptions=np.zeros(requests, np.int32),
         worker=worker,
         status=status,
-        session=np.arange(requests),
+        session=np.arange(requests, dtype=np.int32),
         turn=np.zeros(requests, np.int32),
         itl_ns=itl,
         itl_count=itl_count,
@@ -173,7 +175,9 @@ def _samples(arrival: Any, admit: Any, finish: Any, tokens: Any, worker: Any) ->
     running = np.concatenate([zero, zero + 1, zero - 1])
     waiting = np.concatenate([zero + 1, zero - 1, zero])
     used = np.concatenate([zero, blocks, -blocks])
-    columns: dict[str, list[Any]] = {name: [] for name in ("time", "who", "running", "waiting", "used", "cached")}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("time", "who", "running", "waiting", "used", "cached")
+    }
     for index in np.unique(worker):
         own = np.flatnonzero(who == index)
         own = own[np.argsort(time[own], kind="stable")]
@@ -186,7 +190,8 @@ def _samples(arrival: Any, admit: Any, finish: Any, tokens: Any, worker: Any) ->
         columns["used"].append(active)
         columns["cached"].append(np.minimum(stored, 16_384 - active))
     joined = {
-        name: np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64) for name, parts in columns.items()
+        name: np.concatenate([*parts, np.empty(0, np.int64)]).astype(np.int64)
+        for name, parts in columns.items()
     }
     order = np.argsort(joined["time"], kind="stable")
     return {

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
-from understudy.cli import demo
+from understudy.cli import conformance, demo, replay
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ EXIT_INTERRUPTED = 130
 
 EXAMPLES = """\
 examples:
+  understudy replay trace.jsonl --workers 4 --html report.html
+  understudy conformance vllm tests/golden/vllm
   understudy demo                    the block manager at work, in one table
   understudy demo --policy vllm      the same, with vLLM's eviction order
   understudy VERB --help             what a verb does and takes
@@ -41,7 +43,7 @@ class Verb(Protocol):
         """Do the work; return the exit code. An UnderstudyError becomes its message and exit code 2."""
 
 
-VERBS: dict[str, Verb] = {"demo": demo}
+VERBS: dict[str, Verb] = {"replay": replay, "conformance": conformance, "demo": demo}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -110,7 +110,9 @@ def run_scenario(
     yield {"end": {"reason": reason, "steps": step, **totals}}
 
 
-def _describe_step(engine: Engine, step: int, names: list[str], events: list[dict[str, Any]]) -> dict[str, Any]:
+def _describe_step(
+    engine: Engine, step: int, names: list[str], events: list[dict[str, Any]]
+) -> dict[str, Any]:
     new = [(names[r], cached) for r, resumed, cached in engine.admitted if not resumed]
     again = [(names[r], cached) for r, resumed, cached in engine.admitted if resumed]
     return {

@@ -23,8 +23,9 @@ def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) 
     """Group the rows of a drained batch into events, in the order in which they happened.
 
     Stored rows that continue each other (parent, position and tier) become one `Stored`; Removed rows on one tier
-    that follow each other become one `Removed`. An event's id is that of its first row, so ids rise strictly over
-    all tiers, though not by one. A batch that lost rows starts with `EventsLost`.
+    that follow each other become one `Removed`. An event never spans two calls to the store, so that the stream does
+    not depend on when it is drained (only a drain's `limit` may cut one in two). Its id is that of its first row:
+    ids rise strictly over all tiers, though not by one. A batch that lost rows starts with `EventsLost`.
 
     `stream="raw"` tells of every copy of a block, as vLLM does; `"consolidated"` of the first copy to arrive on a
     tier and the last one to leave. They differ only under the duplicate policy `keep`.
@@ -68,7 +69,10 @@ def _bounds(batch: EventBatch, rows: npt.NDArray[np.intp]) -> list[int]:
         return []
     before, after = rows[:-1], rows[1:]
     kinds, tiers, positions = batch.kinds, batch.tiers, batch.positions
-    alike = (kinds[before] == kinds[after]) & (tiers[before] == tiers[after])
+    calls = np.cumsum(batch.starts, dtype=np.int64)  # not the flag itself: its row may be left out
+    alike = (
+        (kinds[before] == kinds[after]) & (tiers[before] == tiers[after]) & (calls[before] == calls[after])
+    )
     child = batch.parent_hashes[after] == batch.sequence_hashes[before]
     child &= positions[after] == positions[before] + 1
     cuts = np.flatnonzero(~(alike & (child | (kinds[after] != _STORED)))) + 1

@@ -156,7 +156,8 @@ class Timeline:
     @property
     def completed(self) -> BoolColumn:
         """Which requests completed."""
-        return self.status == Status.COMPLETED
+        done: BoolColumn = self.status == Status.COMPLETED
+        return done
 
     @property
     def served_ns(self) -> Int64Column:
@@ -202,7 +203,9 @@ class Timeline:
             _refuse(name, time < NEVER, "must be −1 (never) or a time")
             _refuse(name, (time != NEVER) & (time < latest), "comes before the event that it follows")
             latest = np.maximum(latest, time)
-        _refuse("arrival_ns", self.completed & (self.arrival_ns == NEVER), "of a completed request is missing")
+        _refuse(
+            "arrival_ns", self.completed & (self.arrival_ns == NEVER), "of a completed request is missing"
+        )
         unfinished = self.status == Status.UNFINISHED
         _refuse("finish_ns", unfinished & (self.finish_ns != NEVER), "of an unfinished request must be −1")
         _refuse("finish_ns", ~unfinished & (self.finish_ns == NEVER), "of a terminal request is missing")

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 Float64Column = NDArray[np.float64]
 
 PERCENTILES = (50, 75, 90, 95, 99)
-PERCENTILE_METHOD = "nearest rank: p of n values is the ceil(p / 100 * n)-th smallest; exact, no interpolation"
+PERCENTILE_METHOD = (
+    "nearest rank: p of n values is the ceil(p / 100 * n)-th smallest; exact, no interpolation"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.replay.timeline import NEVER
-from understudy.report.distribution import Float64Column
 
 if TYPE_CHECKING:
     from understudy.replay.timeline import Timeline
+    from understudy.report.distribution import Float64Column
     from understudy.workload.columns import BoolColumn, Int64Column
 
 NS_PER_MS = 1e6

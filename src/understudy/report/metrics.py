@@ -71,31 +71,45 @@ SCALARS = (
     Metric("requests.total", "Requests", "requests", "All requests of the workload."),
     Metric("requests.completed", "Completed", "requests", "Requests that got their whole output."),
     Metric(
-        "requests.rejected", "Rejected", "requests", "Requests refused in front of the engine: they could never fit."
+        "requests.rejected",
+        "Rejected",
+        "requests",
+        "Requests refused in front of the engine: they could never fit.",
     ),
     Metric("requests.cancelled", "Cancelled", "requests", "Requests withdrawn before they were complete."),
     Metric(
-        "requests.unfinished", "Unfinished", "requests", "Requests still without an end when the run was cut off."
+        "requests.unfinished",
+        "Unfinished",
+        "requests",
+        "Requests still without an end when the run was cut off.",
     ),
     Metric("tokens.input", "Input tokens", "tokens", "Prompt tokens of completed requests."),
     Metric("tokens.output", "Output tokens", "tokens", "Emitted tokens of completed requests."),
     Metric("throughput.requests_per_s", "Request throughput", "requests/s", "Completed requests ÷ duration."),
     Metric("throughput.input_tokens_per_s", "Input token throughput", "tokens/s", "Input tokens ÷ duration."),
-    Metric("throughput.output_tokens_per_s", "Output token throughput", "tokens/s", "Output tokens ÷ duration."),
     Metric(
-        "throughput.total_tokens_per_s", "Total token throughput", "tokens/s", "(Input + output tokens) ÷ duration."
+        "throughput.output_tokens_per_s", "Output token throughput", "tokens/s", "Output tokens ÷ duration."
+    ),
+    Metric(
+        "throughput.total_tokens_per_s",
+        "Total token throughput",
+        "tokens/s",
+        "(Input + output tokens) ÷ duration.",
     ),
     Metric(
         "goodput.requests",
         "Good requests",
         "requests",
-        "Completed requests within every objective that is set, limits included: TTFT, E2E, and (E2E − TTFT) ÷ "
-        "(output tokens − 1) against the ITL objective. One token meets any ITL; no output counts only under E2E alone.",
+        "Completed requests with TTFT, E2E and mean gap (ITL objective) at or below every objective that is set; a "
+        "single token meets any ITL, a request without output counts only when E2E alone is set.",
     ),
     Metric("goodput.ratio", "SLO attainment", "ratio", "Good requests ÷ all requests of the workload."),
     Metric("goodput.requests_per_s", "Request goodput", "requests/s", "Good requests ÷ duration."),
     Metric(
-        "goodput.output_tokens_per_s", "Output token goodput", "tokens/s", "Output tokens of good requests ÷ duration."
+        "goodput.output_tokens_per_s",
+        "Output token goodput",
+        "tokens/s",
+        "Output tokens of good requests ÷ duration.",
     ),
     Metric(
         "prefix_hit_ratio.first_admission",
@@ -116,7 +130,9 @@ SCALARS = (
         "ratio",
         "Active blocks ÷ capacity, averaged over the duration and all workers.",
     ),
-    Metric("kv.usage_max", "KV usage, max", "ratio", "Most active blocks ÷ capacity of any worker at any sample."),
+    Metric(
+        "kv.usage_max", "KV usage, max", "ratio", "Most active blocks ÷ capacity of any worker at any sample."
+    ),
     Metric(
         "kv.cached_mean",
         "KV cached, mean",
@@ -131,10 +147,28 @@ SCALARS = (
         "blocks",
         "Blocks counted as hits that did not hold the tokens: a defect of the engine version that is simulated.",
     ),
-    Metric("preemptions", "Preemptions", "preemptions", "How often a running request lost its blocks and had to wait."),
+    Metric(
+        "preemptions",
+        "Preemptions",
+        "preemptions",
+        "How often a running request lost its blocks and had to wait.",
+    ),
     Metric("steps", "Steps", "steps", "Engine steps over all workers."),
 )
 """Each is one number."""
 
 METRICS = DISTRIBUTIONS + SCALARS
 BY_KEY = {metric.key: metric for metric in METRICS}
+
+STATISTICS = {
+    "avg": "mean",
+    "min": "min",
+    "max": "max",
+    "p99": "p99",
+    "p95": "p95",
+    "p90": "p90",
+    "p75": "p75",
+    "p50": "p50",
+    "std": "std",
+}
+"""Columns of a table of distributions: header and field of Distribution."""

@@ -113,7 +113,9 @@ class Report:
     steps: int
 
     @classmethod
-    def build(cls, timeline: Timeline, run: Mapping[str, Any] | None = None, slo: Slo | None = None) -> Report:
+    def build(
+        cls, timeline: Timeline, run: Mapping[str, Any] | None = None, slo: Slo | None = None
+    ) -> Report:
         """Compute every metric of `timeline`.
 
         `run` is carried along: it must hold what JSON can. Errors: InvalidArgument when it does not.

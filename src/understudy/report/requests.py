@@ -57,7 +57,9 @@ def write_requests(report: Report, path: Path, request_ids: Sequence[str] | None
     Errors: InvalidArgument when `request_ids` has not one entry a request.
     """
     if request_ids is not None and len(request_ids) != len(report.columns):
-        raise InvalidArgument(f"request_ids has {len(request_ids)} entries for {len(report.columns)} requests")
+        raise InvalidArgument(
+            f"request_ids has {len(request_ids)} entries for {len(report.columns)} requests"
+        )
     encoder = msgspec.json.Encoder()
     with path.open("wb") as file:
         for start in range(0, len(report.columns), CHUNK_ROWS):

@@ -47,14 +47,14 @@ class StepFunction:
 
 
 def worker_means(timeline: Timeline, *columns: Int64Column) -> list[Float64Column]:
-    """Mean of each sample column over the run's duration, per worker; NaN without duration."""
+    """Mean of each sample column over the run's duration, per worker; NaN without samples or duration."""
     start, end = timeline.start_ns, timeline.end_ns
-    if end <= start:
+    if end <= start or not len(timeline.sample_time_ns):
         return [np.full(timeline.num_workers, np.nan) for _ in columns]
     order = np.lexsort((timeline.sample_time_ns, timeline.sample_worker))
     worker = timeline.sample_worker[order]
     since = timeline.sample_time_ns[order]
-    until = np.append(since[1:], end)[: len(since)]
+    until = np.append(since[1:], end)
     until[np.flatnonzero(np.diff(worker))] = end
     holds_ns = np.clip(until, start, end) - np.clip(since, start, end)
     return [

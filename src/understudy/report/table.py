@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from understudy.report.metrics import BY_KEY, DISTRIBUTIONS
+from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
 
 if TYPE_CHECKING:
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 
     from understudy.report.report import Report
 
-# Header and field of every statistic, in order of appearance.
-STATISTICS = {
-    "avg": "mean",
-    "min": "min",
-    "max": "max",
-    "p99": "p99",
-    "p95": "p95",
-    "p90": "p90",
-    "p75": "p75",
-    "p50": "p50",
-    "std": "std",
-}
 # What a narrow terminal goes without, first to go first.
 EXPENDABLE = ("p75", "p95", "std", "min", "max", "p90")
 COLUMN_GAP = 2

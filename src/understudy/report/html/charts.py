@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,7 @@ SMALL, HALF, FULL = Size(404, 250), Size(624, 270), Size(1264, 280)
 SAMPLE_WINDOWS = 240
 LATENCY_WINDOWS = 120
 MOST_DOTS = 5_000
+FEW_DOTS = 300
 CDF_POINTS = 200
 
 
@@ -44,29 +45,33 @@ def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
     for title, column, of in (
         ("Time to first token", "ttft_ms", "requests"),
         ("Request latency", "e2e_ms", "requests"),
-        ("Inter-token latency", "itl_ms", "gaps between tokens"),
+        ("Inter-token latency", "itl_ms", "gaps"),
     ):
         values, parts = _quantiles(*_pooled(report, column))
         if not len(values):
             continue
-        others, other_parts = _quantiles(*_pooled(baseline, column)) if baseline is not None else (values[:0],) * 2
+        others, other_parts = (
+            _quantiles(*_pooled(baseline, column)) if baseline is not None else (values[:0],) * 2
+        )
         everything = np.concatenate([values, others])
         x = latency_scale(everything, SMALL.x, log=_wide(everything))
-        y = Scale.linear(1, SMALL.y, label=lambda share: f"{share:.0%}", target=4)
+        y = Scale.linear(1, SMALL.y, label=_percent)
         plot = Plot(SMALL, x, y, f"Cumulative distribution of {title}")
         if len(others):
             plot.steps(others, other_parts, "base")
         plot.steps(values, parts, "s1")
-        for p in (50, 90, 99):
-            value = getattr(getattr(report, column), f"p{p}")
-            plot.marker(value, p / 100, f"p{p} {latency_label(value)}", "s1")
+        stats = getattr(report, column)
+        for p, value in ((0.50, stats.p50), (0.90, stats.p90), (0.99, stats.p99)):
+            plot.marker(value, p, "s1")
+        named = [(name, latency_label(getattr(stats, name))) for name in ("p50", "p90", "p99")]
+        plot.corner(named, lower_right=x.pixel(stats.p50) < sum(SMALL.x) / 2)
         series = [HoverSeries("this run", "s1", [latency_label(value) for value in values.tolist()])]
         if len(others):
             at = np.minimum(np.searchsorted(other_parts, parts - 1e-12), len(others) - 1)
             series.append(HoverSeries("baseline", "base", [latency_label(v) for v in others[at].tolist()]))
         plot.on_hover(values, [f"{significant(100 * part, 4)} % of {of}" for part in parts.tolist()], series)
-        legend = (("s1", "this run"), ("base", "baseline")) if len(others) else ()
-        cards.append(Card(title, f"share of {of}{', log scale' if x.log else ''}", plot.svg(), legend, "third"))
+        legend = (("base", "baseline"),) if len(others) else ()
+        cards.append(Card(title, f"share of {of}", plot.svg(), legend, "third"))
     return cards
 
 
@@ -78,21 +83,23 @@ def ttft_over_time(report: Report) -> Card | None:
         return None
     ttft_ms = report.latencies.ttft_ms[rows]
     arrival_ns = timeline.arrival_ns[rows]
-    x, seconds, unit = _time_axis(report, FULL)
-    y = latency_scale(ttft_ms, FULL.y, log=_wide(ttft_ms))
-    plot = Plot(FULL, x, y, "Time to first token by arrival time", unit)
-    scale = "log scale" if y.log else "linear scale"
+    x, seconds = _time_axis(report, FULL)
+    title = "Time to first token by arrival time"
     if len(rows) <= MOST_DOTS:
+        plot = Plot(FULL, x, latency_scale(ttft_ms, FULL.y, log=_wide(ttft_ms)), title)
         xs = _since_start(report, arrival_ns) / seconds
-        plot.dots(xs, ttft_ms, "s1")
+        plot.dots(xs, ttft_ms, "s1 few" if len(rows) <= FEW_DOTS else "s1")
         labels = [
-            f"request {row}: {latency_label(value)}" for row, value in zip(rows.tolist(), ttft_ms.tolist(), strict=True)
+            f"request {row}: {latency_label(value)}"
+            for row, value in zip(rows.tolist(), ttft_ms.tolist(), strict=True)
         ]
         plot.on_hover_dots(xs, ttft_ms, labels)
-        return Card("TTFT over time", f"a dot a request, by arrival; {scale}", plot.svg(), (), "full")
+        return Card("TTFT over time", f"a dot a request, by arrival{_log(plot.y)}", plot.svg(), (), "full")
     edges = windows(timeline, LATENCY_WINDOWS)
     window = window_of(arrival_ns, edges)
     p50, p90, p99 = (window_percentile(ttft_ms, window, LATENCY_WINDOWS, p) for p in (50, 90, 99))
+    shown = present(np.concatenate([p50, p90, p99]))
+    plot = Plot(FULL, x, latency_scale(shown, FULL.y, log=_wide(shown)), title)
     xs = _middles(report, edges) / seconds
     plot.area(xs, p50, p90, "s1")
     plot.line(xs, p99, "s2")
@@ -102,13 +109,16 @@ def ttft_over_time(report: Report) -> Card | None:
         xs,
         _window_labels(report, edges),
         [
-            HoverSeries(name, style, ["" if value != value else latency_label(value) for value in values.tolist()])
+            HoverSeries(
+                name, style, ["" if value != value else latency_label(value) for value in values.tolist()]
+            )
             for name, style, values in (("p99", "s2", p99), ("p90", "s1 thin", p90), ("p50", "s1", p50))
         ],
     )
     width = duration((edges[1] - edges[0]) / NS_PER_S)
     legend = (("s1", "p50"), ("s1 thin", "p90"), ("s2", "p99"))
-    return Card("TTFT over time", f"percentiles by arrival in windows of {width}; {scale}", plot.svg(), legend, "full")
+    subtitle = f"percentiles by arrival in windows of {width}{_log(plot.y)}"
+    return Card("TTFT over time", subtitle, plot.svg(), legend, "full")
 
 
 def running_waiting(report: Report) -> Card | None:
@@ -119,9 +129,9 @@ def running_waiting(report: Report) -> Card | None:
     edges = windows(timeline, SAMPLE_WINDOWS)
     running = StepFunction.fleet(timeline, timeline.sample_running).means(edges)
     waiting = StepFunction.fleet(timeline, timeline.sample_waiting).means(edges)
-    x, seconds, unit = _time_axis(report, HALF)
+    x, seconds = _time_axis(report, HALF)
     y = Scale.linear(float(max(running.max(), waiting.max())), HALF.y)
-    plot = Plot(HALF, x, y, "Running and waiting requests over time", unit)
+    plot = Plot(HALF, x, y, "Running and waiting requests over time")
     xs = _middles(report, edges) / seconds
     plot.area(xs, np.zeros_like(running), running, "s1")
     plot.line(xs, running, "s1")
@@ -134,7 +144,7 @@ def running_waiting(report: Report) -> Card | None:
             HoverSeries("waiting", "s2", [compact(value) for value in waiting.tolist()]),
         ],
     )
-    subtitle = "requests on all workers, mean of each window"
+    subtitle = "requests on all workers"
     return Card("Running and waiting", subtitle, plot.svg(), (("s1", "running"), ("s2", "waiting")))
 
 
@@ -147,10 +157,10 @@ def kv_usage(report: Report) -> Card | None:
     capacity = timeline.num_workers * timeline.blocks_per_worker
     active = StepFunction.fleet(timeline, timeline.sample_used_blocks).means(edges) / capacity
     cached = StepFunction.fleet(timeline, timeline.sample_cached_blocks).means(edges) / capacity
-    x, seconds, unit = _time_axis(report, HALF)
+    x, seconds = _time_axis(report, HALF)
     top = float((active + cached).max())
-    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=_percent, target=4)
-    plot = Plot(HALF, x, y, "KV cache usage over time", unit)
+    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=_percent)
+    plot = Plot(HALF, x, y, "KV cache usage over time")
     xs = _middles(report, edges) / seconds
     plot.area(xs, np.zeros_like(active), active, "s1 solid")
     plot.area(xs, active, active + cached, "s3 solid")
@@ -181,16 +191,16 @@ def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | No
     cached = np.bincount(window, timeline.cached_tokens_first[rows], count)
     prompt = np.bincount(window, timeline.prompt_tokens[rows], count)
     hit = np.divide(cached, prompt, out=np.full(count, np.nan), where=prompt > 0)
-    x, seconds, unit = _time_axis(report, size)
+    x, seconds = _time_axis(report, size)
     before = baseline.prefix_hit_ratio.first_admission if baseline is not None else np.nan
     top = float(np.nanmax(np.append(hit, [overall, before])))
-    y = Scale.linear(min(1.0, max(top, 0.01)), size.y, label=_percent, target=4)
-    plot = Plot(size, x, y, "Prefix hit ratio by arrival time", unit)
+    y = Scale.linear(min(1.0, max(top, 0.01)), size.y, label=_percent)
+    plot = Plot(size, x, y, "Prefix hit ratio by arrival time")
     xs = _middles(report, edges) / seconds
     plot.area(xs, np.zeros_like(hit), hit, "s4")
     plot.line(xs, hit, "s4")
     if before == before:
-        plot.rule(before, f"baseline {_percent(before)}", "base")
+        plot.rule(before, f"baseline {_percent(before)}", "base", at_left=True)
     plot.rule(overall, f"overall {_percent(overall)}", "s4")
     texts = ["" if value != value else _percent(value) for value in hit.tolist()]
     plot.on_hover(xs, _window_labels(report, edges), [HoverSeries("prefix hit", "s4", texts)])
@@ -226,16 +236,21 @@ def _wide(values: Float64Column) -> bool:
     return bool(len(positive)) and float(positive.max() / positive.min()) > LOG_FROM_RATIO
 
 
+def _log(scale: Scale) -> str:
+    return ", log scale" if scale.log else ""
+
+
 def _percent(share: float) -> str:
     return f"{significant(100 * share)} %"
 
 
-def _time_axis(report: Report, size: Size) -> tuple[Scale, float, str]:
-    """Return the axis, the seconds in its unit, and the unit."""
+def _time_axis(report: Report, size: Size) -> tuple[Scale, float]:
+    """Return the axis and the seconds in its unit, which its last label names."""
     span_s = max(report.duration_s, 1e-9)
     seconds, unit = time_unit(span_s)
-    target = max(4, size.width // 110)
-    return Scale.linear(span_s / seconds, size.x, target=target, exact=True), seconds, unit
+    axis = Scale.linear(span_s / seconds, size.x, target=max(4, size.width // 110), exact=True)
+    *ticks, (value, label) = axis.ticks
+    return replace(axis, ticks=(*ticks, (value, f"{label} {unit}"))), seconds
 
 
 def _since_start(report: Report, times_ns: Int64Column | Float64Column) -> Float64Column:

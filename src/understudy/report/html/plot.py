@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from understudy.report.html.scale import Scale
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy.report.distribution import Float64Column
+    from understudy.report.html.scale import Scale
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 30
 LABEL_GAP = 6
@@ -47,16 +46,12 @@ class Plot:
     y: Scale
     title: str
     """Read out in place of the picture."""
-    x_unit: str = ""
-    """Written at the end of the x axis."""
     marks: list[str] = field(default_factory=list)
     hover: dict[str, Any] | None = None
 
     def line(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
         """Draw a line through the points; a NaN interrupts it."""
-        self.marks.append(
-            f'<path class="line {style}" d="{path(self.x.pixels(xs), self.y.pixels(ys))}"/>'
-        )
+        self.marks.append(f'<path class="line {style}" d="{path(self.x.pixels(xs), self.y.pixels(ys))}"/>')
 
     def steps(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
         """Draw a staircase that takes height ys[i] at xs[i]."""
@@ -82,37 +77,39 @@ class Plot:
         points = zip(tidy(self.x.pixels(xs)), tidy(self.y.pixels(ys)), strict=True)
         self.marks.append(f'<path class="dots {style}" d="{"".join(f"M{x} {y}h0" for x, y in points)}"/>')
 
-    def rule(self, value: float, label: str, style: str) -> None:
-        """Draw a horizontal rule across the plot, labelled at its right end."""
+    def rule(self, value: float, label: str, style: str, at_left: bool = False) -> None:
+        """Draw a horizontal rule across the plot, labelled at its right or left end."""
         left, right = self.size.x
         y = self.y.pixel(value)
         above = y - LABEL_GAP if y > TOP + 16 else y + 15
+        x, anchor = (left + LABEL_GAP, "start") if at_left else (right, "end")
         self.marks.append(
             f'<path class="rule {style}" d="M{left} {number(y)}H{right}"/>'
-            f'<text class="note {style}" x="{right}" y="{number(above)}" text-anchor="end">{escape(label)}</text>'
+            f'<text class="note {style}" x="{x}" y="{number(above)}" text-anchor="{anchor}">{escape(label)}</text>'
         )
 
-    def marker(self, x: float, y: float, label: str, style: str) -> None:
-        """Draw a labelled point."""
-        px, py = self.x.pixel(x), self.y.pixel(y)
-        near_end = px > self.size.width - RIGHT - 90
-        anchor, dx, dy = ("end", -8, -5) if near_end else ("start", 8, 13)
-        if near_end and py < TOP + 14:
-            dy = 13
-        self.marks.append(
-            f'<circle class="marker {style}" cx="{number(px)}" cy="{number(py)}" r="3"/>'
-            f'<text class="note halo" x="{number(px + dx)}" y="{number(py + dy)}" text-anchor="{anchor}">'
-            f"{escape(label)}</text>"
-        )
+    def marker(self, x: float, y: float, style: str) -> None:
+        """Draw a point."""
+        px, py = number(self.x.pixel(x)), number(self.y.pixel(y))
+        self.marks.append(f'<circle class="marker {style}" cx="{px}" cy="{py}" r="3.5"/>')
+
+    def corner(self, lines: Sequence[tuple[str, str]], lower_right: bool) -> None:
+        """Write names and values into the lower right or the upper left corner."""
+        left = self.size.width - RIGHT - 96 if lower_right else LEFT + 14
+        top = self.size.y[0] - 16 * len(lines) + 4 if lower_right else TOP + 14
+        for index, (name, value) in enumerate(lines):
+            y = number(top + 16 * index)
+            self.marks.append(
+                f'<text class="note" x="{left}" y="{y}">{escape(name)}</text>'
+                f'<text class="note strong" x="{left + 28}" y="{y}">{escape(value)}</text>'
+            )
 
     def on_hover(self, xs: Float64Column, labels: Sequence[str], series: Sequence[HoverSeries]) -> None:
         """Let the nearest point in x be read: its label, and one line for each series."""
         self.hover = {
             "px": tidy(self.x.pixels(xs)),
             "label": list(labels),
-            "series": [
-                {"name": one.name, "style": one.style, "text": list(one.texts)} for one in series
-            ],
+            "series": [{"name": one.name, "style": one.style, "text": list(one.texts)} for one in series],
         }
 
     def on_hover_dots(self, xs: Float64Column, ys: Float64Column, labels: Sequence[str]) -> None:
@@ -149,14 +146,11 @@ class Plot:
             )
         for value, label in self.x.ticks:
             x = number(self.x.pixel(value))
+            # A label at the very end stays inside the picture.
+            anchor, at = ("end", self.size.width - 2) if x > right - 3 * len(label) + 10 else ("middle", x)
             parts.append(
                 f'<path class="tickmark" d="M{x} {number(bottom)}v4"/>'
-                f'<text class="tick" x="{x}" y="{number(bottom + 18)}" text-anchor="middle">{escape(label)}</text>'
-            )
-        if self.x_unit:
-            parts.append(
-                f'<text class="tick unit" x="{right}" y="{number(bottom - LABEL_GAP)}" text-anchor="end">'
-                f"{escape(self.x_unit)}</text>"
+                f'<text class="tick" x="{at}" y="{number(bottom + 18)}" text-anchor="{anchor}">{escape(label)}</text>'
             )
         parts.append(f'<path class="axis" d="M{left} {number(bottom)}H{right}"/>')
         return "".join(parts)

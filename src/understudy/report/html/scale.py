@@ -68,10 +68,9 @@ class Scale:
         """Pixel of each value; NaN stays NaN."""
         low, high = self.low, self.high
         inside = np.clip(values, low, high)
+        share = (inside - low) / (high - low)
         if self.log:
             share = np.log(inside / low) / math.log(high / low)
-        else:
-            share = (inside - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
     def pixel(self, value: float) -> float:

@@ -1,0 +1,158 @@
+// A run of a fleet in Python: columns in, columns out.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "replay/fleet.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+template <typename T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<const T> view(const Column<T>& column, std::size_t rows, const char* name) {
+  if (column.size() != rows) {
+    throw Error(ErrorKind::InvalidArgument, name, " has ", column.size(), " rows, expected ", rows);
+  }
+  return {column.data(), column.size()};
+}
+
+Routing read_routing(const std::string& name) {
+  if (name == "round_robin") return Routing::RoundRobin;
+  if (name == "random") return Routing::Random;
+  if (name == "least_loaded") return Routing::LeastLoaded;
+  throw Error(ErrorKind::ConfigError, "routing must be round_robin, random or least_loaded; got '", name, "'");
+}
+
+// Offsets and links are followed without further checks, so they are checked here.
+void check_links(const WorkloadColumns& w) {
+  const auto rows = static_cast<std::int64_t>(w.size());
+  for (std::size_t i = 0; i < w.size(); ++i) {
+    if (w.prompt_tokens[i] < 1 || w.output_tokens[i] < 0 || w.delay_ns[i] < 0 || w.arrival_ns[i] < 0) {
+      throw Error(ErrorKind::InvalidArgument, "row ", i, ": prompt_tokens must be positive, and output_tokens, delay_ns and ",
+                  "arrival_ns not negative");
+    }
+    if (w.next_turn[i] >= rows || (w.next_turn[i] >= 0 && w.turn[static_cast<std::size_t>(w.next_turn[i])] == 0)) {
+      throw Error(ErrorKind::InvalidArgument, "row ", i, ": next_turn ", w.next_turn[i], " is not a later turn");
+    }
+    const std::int64_t first = w.hash_offsets[i];
+    const std::int64_t last = w.hash_offsets[i + 1];
+    const std::int64_t ids = (w.prompt_tokens[i] + std::int64_t{w.trace_block_size} - 1) / w.trace_block_size;
+    if (first < 0 || last < first || last > static_cast<std::int64_t>(w.hash_ids.size()) || last - first != ids) {
+      throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", ids, " hash_ids expected for ", w.prompt_tokens[i],
+                  " prompt tokens, got ", last - first);
+    }
+    if (w.output_in_next.empty() || !w.output_in_next[i]) continue;
+    if (w.next_turn[i] < 0 ||
+        w.prompt_tokens[static_cast<std::size_t>(w.next_turn[i])] < w.prompt_tokens[i] + w.output_tokens[i]) {
+      throw Error(ErrorKind::InvalidArgument, "row ", i, ": the next turn does not contain this turn's output");
+    }
+  }
+}
+
+FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Column<std::int64_t> arrival_ns,
+                      Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens, Column<std::int32_t> priority,
+                      Column<std::int32_t> turn, Column<std::int64_t> next_turn, Column<std::int64_t> delay_ns,
+                      Column<std::int64_t> hash_offsets, Column<std::uint32_t> hash_ids, Column<bool> output_in_next,
+                      nb::handle trace_block_size, nb::handle workers, const std::string& routing, nb::handle seed,
+                      nb::handle concurrency, nb::handle threads, bool leaping, bool check, nb::object progress) {
+  const std::size_t rows = prompt_tokens.size();
+  WorkloadColumns workload;
+  workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
+  workload.prompt_tokens = view(prompt_tokens, rows, "prompt_tokens");
+  workload.output_tokens = view(output_tokens, rows, "output_tokens");
+  workload.priority = view(priority, rows, "priority");
+  workload.turn = view(turn, rows, "turn");
+  workload.next_turn = view(next_turn, rows, "next_turn");
+  workload.delay_ns = view(delay_ns, rows, "delay_ns");
+  workload.hash_offsets = view(hash_offsets, rows + 1, "hash_offsets");
+  workload.hash_ids = {hash_ids.data(), hash_ids.size()};
+  if (output_in_next.size() != 0) workload.output_in_next = view(output_in_next, rows, "output_in_next");
+  workload.trace_block_size = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
+  if (workload.trace_block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
+  check_links(workload);
+
+  FleetConfig config;
+  config.engine = engine;
+  config.timing = timing;
+  config.num_workers = static_cast<std::uint32_t>(read_uint(workers, "workers", 1u << 20));
+  config.routing = read_routing(routing);
+  config.seed = read_uint(seed, "seed");
+  config.concurrency = static_cast<std::uint32_t>(read_uint(concurrency, "concurrency", 0xFFFFFFFFu));
+  config.leaping = leaping;
+  config.check = check;
+  const auto thread_count = static_cast<unsigned>(read_uint(threads, "threads", 4096));
+  Fleet::Progress report;
+  if (!progress.is_none()) {
+    report = [&progress](std::size_t ended) {
+      nb::gil_scoped_acquire gil;
+      progress(ended);
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    };
+  }
+  nb::gil_scoped_release release;
+  Fleet fleet(std::move(config), workload);
+  return fleet.run(thread_count, report);
+}
+
+template <auto Member>
+nb::object column_of(const FleetResult& self) {
+  return to_array(self.*Member);
+}
+
+template <typename T, auto Field>
+nb::object sample_column(const FleetResult& self) {
+  std::vector<T> out;
+  out.reserve(self.samples.size());
+  for (const EngineSample& sample : self.samples) out.push_back(static_cast<T>(sample.*Field));
+  return to_array(std::move(out));
+}
+
+}  // namespace
+
+void bind_replay(nb::module_& m) {
+  nb::class_<FleetResult>(m, "FleetResult", "Columns of a run, one row a request in workload order.")
+      .def_prop_ro("arrival_ns", &column_of<&FleetResult::arrival_ns>)
+      .def_prop_ro("first_admit_ns", &column_of<&FleetResult::first_admit_ns>)
+      .def_prop_ro("first_token_ns", &column_of<&FleetResult::first_token_ns>)
+      .def_prop_ro("second_token_ns", &column_of<&FleetResult::second_token_ns>)
+      .def_prop_ro("last_token_ns", &column_of<&FleetResult::last_token_ns>)
+      .def_prop_ro("finish_ns", &column_of<&FleetResult::finish_ns>)
+      .def_prop_ro("output_tokens", &column_of<&FleetResult::output_tokens>)
+      .def_prop_ro("cached_tokens_first", &column_of<&FleetResult::cached_tokens_first>)
+      .def_prop_ro("cached_tokens_total", &column_of<&FleetResult::cached_tokens_total>)
+      .def_prop_ro("preemptions", &column_of<&FleetResult::preemptions>)
+      .def_prop_ro("worker", &column_of<&FleetResult::worker>)
+      .def_prop_ro("status", &column_of<&FleetResult::fate>)
+      .def_ro("rejections", &FleetResult::rejections)
+      .def_prop_ro("itl_ns", &column_of<&FleetResult::gap_ns>)
+      .def_prop_ro("itl_count", &column_of<&FleetResult::gap_count>)
+      .def_prop_ro("sample_time_ns", &sample_column<std::int64_t, &EngineSample::time_ns>)
+      .def_prop_ro("sample_worker", &column_of<&FleetResult::sample_worker>)
+      .def_prop_ro("sample_running", &sample_column<std::int32_t, &EngineSample::running>)
+      .def_prop_ro("sample_waiting", &sample_column<std::int32_t, &EngineSample::waiting>)
+      .def_prop_ro("sample_used_blocks", &sample_column<std::int32_t, &EngineSample::active_blocks>)
+      .def_prop_ro("sample_cached_blocks", &sample_column<std::int32_t, &EngineSample::cached_blocks>)
+      .def_ro("steps", &FleetResult::steps)
+      .def_ro("total_preemptions", &FleetResult::preempted)
+      .def_ro("evictions", &FleetResult::evictions)
+      .def_ro("stored_blocks", &FleetResult::stored_blocks)
+      .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks);
+
+  m.def("run_fleet", &run_fleet, nb::kw_only(), "engine"_a, "timing"_a, "arrival_ns"_a, "prompt_tokens"_a,
+        "output_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,
+        "output_in_next"_a, "trace_block_size"_a, "workers"_a = 1, "routing"_a = "round_robin", "seed"_a = 0,
+        "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true, "check"_a = false, "progress"_a.none() = nb::none(),
+        "Replay a workload through a fleet of simulated workers.");
+}
+
+}  // namespace understudy

@@ -1,0 +1,366 @@
+#include "replay/fleet.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+#include "replay/trace_identities.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
+constexpr std::size_t kReportEvery = 256;  // requests between two calls of the progress hook
+
+}  // namespace
+
+Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
+    : config_(std::move(config)),
+      workload_(workload),
+      arrival_ns_(workload.size(), -1),
+      worker_of_(workload.size(), -1),
+      random_(config_.seed) {
+  if (config_.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
+  for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
+    Worker worker;
+    worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing);
+    worker.engine->set_leaping(config_.leaping && !config_.check);
+    workers_.push_back(std::move(worker));
+  }
+}
+
+bool Fleet::independent() const noexcept {
+  return config_.concurrency == 0 && config_.routing != Routing::LeastLoaded &&
+         std::all_of(workload_.next_turn.begin(), workload_.next_turn.end(), [](std::int64_t n) { return n < 0; });
+}
+
+FleetResult Fleet::run(unsigned threads, const Progress& progress) {
+  if (threads > 1 && !independent()) {
+    throw Error(ErrorKind::ConfigError,
+                "threads > 1 needs independent workers: open loop, single-turn requests, and round_robin or random routing");
+  }
+  if (independent()) {
+    run_independent(threads, progress);
+  } else {
+    run_together(progress);
+  }
+  return collect();
+}
+
+// ── Workers that do not depend on each other ──
+
+void Fleet::run_independent(unsigned threads, const Progress& progress) {
+  std::vector<std::uint64_t> order(workload_.size());
+  for (std::size_t row = 0; row < order.size(); ++row) order[row] = row;
+  std::stable_sort(order.begin(), order.end(), [this](std::uint64_t a, std::uint64_t b) {
+    return workload_.arrival_ns[a] < workload_.arrival_ns[b];
+  });
+  std::vector<std::vector<std::uint64_t>> rows(workers_.size());
+  for (const std::uint64_t row : order) {
+    arrival_ns_[row] = workload_.arrival_ns[row];
+    if (rejected(row)) {
+      ++ended_;
+      continue;
+    }
+    const std::size_t worker = route(row);
+    worker_of_[row] = static_cast<std::int32_t>(worker);
+    rows[worker].push_back(row);
+  }
+
+  if (threads <= 1 || workers_.size() == 1) {
+    for (std::size_t i = 0; i < workers_.size(); ++i) play_alone(workers_[i], rows[i], progress);
+    return;
+  }
+  std::atomic<std::size_t> next = 0;
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < workers_.size(); i = next++) {
+      try {
+        play_alone(workers_[i], rows[i], {});
+      } catch (...) {
+        const std::lock_guard lock(failure_mutex);
+        if (!failure) failure = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::jthread> pool;
+  for (unsigned t = 1; t < std::min<std::size_t>(threads, workers_.size()); ++t) pool.emplace_back(work);
+  work();
+  pool.clear();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void Fleet::play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::int64_t arrival_ns = workload_.arrival_ns[rows[i]];
+    worker.engine->advance(arrival_ns, false);
+    if (!worker.engine->in_step()) worker.engine->skip_to(arrival_ns);
+    submit(worker, rows[i], arrival_ns);
+    if (progress && i % kReportEvery == 0) progress(ended_ + i);
+  }
+  worker.engine->advance(kForever, false);
+  require_progress(worker);
+  (void)worker.engine->take_finished();
+  if (progress) progress(ended_ += rows.size());
+}
+
+// ── Workers that meet: sessions, a cap on concurrency, or routing by load ──
+
+void Fleet::open_arrivals() {
+  for (std::uint64_t row = 0; row < workload_.size(); ++row) {
+    if (workload_.turn[row] != 0) continue;
+    if (config_.concurrency == 0) {
+      arrivals_.push({workload_.arrival_ns[row], row});
+    } else {
+      sessions_.push_back(row);
+    }
+  }
+  for (; next_session_ < std::min<std::size_t>(config_.concurrency, sessions_.size()); ++next_session_) {
+    arrivals_.push({0, sessions_[next_session_]});
+  }
+}
+
+// At one time: steps end, then requests arrive, then idle workers begin. A worker that steps is in the heap once.
+void Fleet::run_together(const Progress& progress) {
+  using Event = std::pair<std::int64_t, std::size_t>;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> ends;
+  std::vector<std::size_t> touched;
+  std::vector<bool> marked(workers_.size(), false);
+  open_arrivals();
+  std::size_t reported = 0;
+
+  while (!arrivals_.empty() || !ends.empty()) {
+    const std::int64_t now_ns = std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns,
+                                         ends.empty() ? kForever : ends.top().first);
+    touched.clear();
+    const auto touch = [&](std::size_t worker) {
+      if (marked[worker]) return;
+      marked[worker] = true;
+      touched.push_back(worker);
+    };
+    while (!ends.empty() && ends.top().first == now_ns) {
+      const std::size_t index = ends.top().second;
+      ends.pop();
+      workers_[index].engine->end_step(now_ns);
+      if (config_.check) workers_[index].engine->check();
+      settle(workers_[index]);
+      touch(index);
+    }
+    while (!arrivals_.empty() && arrivals_.top().time_ns == now_ns) {
+      const Arrival arrival = arrivals_.top();
+      arrivals_.pop();
+      arrive(arrival);
+      if (worker_of_[arrival.row] >= 0) touch(static_cast<std::size_t>(worker_of_[arrival.row]));
+    }
+    std::sort(touched.begin(), touched.end());
+    for (const std::size_t index : touched) {
+      marked[index] = false;
+      VllmEngine& engine = *workers_[index].engine;
+      if (engine.in_step() || engine.idle()) continue;
+      const std::int64_t duration_ns = engine.begin_step(now_ns);
+      if (engine.stuck()) require_progress(workers_[index]);
+      ends.push({now_ns + duration_ns, index});
+    }
+    if (progress && ended_ >= reported + kReportEvery) progress(reported = ended_);
+  }
+  for (const Worker& worker : workers_) require_progress(worker);
+}
+
+void Fleet::arrive(Arrival arrival) {
+  arrival_ns_[arrival.row] = arrival.time_ns;
+  if (rejected(arrival.row)) {
+    after(arrival.row, arrival.time_ns);
+    return;
+  }
+  const std::size_t index = route(arrival.row);
+  worker_of_[arrival.row] = static_cast<std::int32_t>(index);
+  submit(workers_[index], arrival.row, arrival.time_ns);
+}
+
+void Fleet::settle(Worker& worker) {
+  for (const RequestId id : worker.engine->take_finished()) {
+    const std::uint64_t row = worker.rows[id];
+    worker.outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
+                                 static_cast<std::uint64_t>(workload_.output_tokens[row]);
+    after(row, worker.engine->request(id).finish_ns);
+  }
+}
+
+// A turn has ended: its session goes on, or makes room for another.
+void Fleet::after(std::uint64_t row, std::int64_t time_ns) {
+  ++ended_;
+  if (workload_.next_turn[row] >= 0) {
+    const auto next = static_cast<std::uint64_t>(workload_.next_turn[row]);
+    arrivals_.push({time_ns + workload_.delay_ns[next], next});
+  } else if (config_.concurrency > 0 && next_session_ < sessions_.size()) {
+    arrivals_.push({time_ns, sessions_[next_session_++]});
+  }
+}
+
+// ── Requests ──
+
+std::size_t Fleet::route(std::uint64_t) {
+  switch (config_.routing) {
+    case Routing::RoundRobin:
+      return next_worker_++ % workers_.size();
+    case Routing::Random:
+      return static_cast<std::size_t>(random_() % workers_.size());
+    case Routing::LeastLoaded:
+      break;
+  }
+  const auto least = std::min_element(workers_.begin(), workers_.end(), [](const Worker& a, const Worker& b) {
+    return a.outstanding_tokens < b.outstanding_tokens;
+  });
+  return static_cast<std::size_t>(least - workers_.begin());
+}
+
+// A request that can never fit is rejected in front of the engines, and the rest go on.
+bool Fleet::rejected(std::uint64_t row) {
+  const auto why = workers_[0].engine->never_fits(static_cast<std::uint32_t>(workload_.prompt_tokens[row]),
+                                                  static_cast<std::uint32_t>(workload_.output_tokens[row]));
+  if (why) rejections_.emplace_back(static_cast<std::int64_t>(row), *why);
+  return why.has_value();
+}
+
+void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
+  const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
+  const auto output = static_cast<std::uint32_t>(workload_.output_tokens[row]);
+  std::uint64_t known = prompt;
+  std::uint64_t source = row;
+  if (!workload_.output_in_next.empty() && workload_.output_in_next[row]) {
+    source = static_cast<std::uint64_t>(workload_.next_turn[row]);
+    known += output;
+  }
+  const auto first = static_cast<std::size_t>(workload_.hash_offsets[source]);
+  const auto last = static_cast<std::size_t>(workload_.hash_offsets[source + 1]);
+  RequestSpec spec;
+  spec.prompt_tokens = prompt;
+  spec.max_tokens = output;
+  spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
+  spec.arrival_time = static_cast<double>(arrival_ns);
+  if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
+  spec.identities = std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first),
+                                                      workload_.trace_block_size, known, config_.engine.block_size, row);
+  worker.engine->submit(std::move(spec));
+  worker.rows.push_back(row);
+  worker.outstanding_tokens += std::uint64_t{prompt} + output;
+}
+
+void Fleet::require_progress(const Worker& worker) const {
+  if (!worker.engine->stuck()) return;
+  std::ostringstream who;
+  std::size_t named = 0;
+  for (const RequestId id : worker.engine->waiting()) {
+    if (named++ == 3) break;
+    const EngineRequest& request = worker.engine->request(id);
+    who << (named > 1 ? ", " : "") << "row " << worker.rows[id] << " (" << request.known << " tokens)";
+  }
+  throw Error(ErrorKind::WrongState, "the run makes no progress: ", worker.engine->waiting().size(),
+              " requests wait and none can be admitted, first ", std::move(who).str(), "; ",
+              worker.engine->store().available(0), " of ", config_.engine.num_gpu_blocks, " blocks are free");
+}
+
+// ── Columns ──
+
+FleetResult Fleet::collect() {
+  const std::size_t n = workload_.size();
+  FleetResult out;
+  for (auto* column : {&out.first_admit_ns, &out.first_token_ns, &out.second_token_ns, &out.last_token_ns, &out.finish_ns}) {
+    column->assign(n, -1);
+  }
+  out.output_tokens.assign(n, 0);
+  out.cached_tokens_first.assign(n, 0);
+  out.cached_tokens_total.assign(n, 0);
+  out.preemptions.assign(n, 0);
+  out.fate.assign(n, static_cast<std::uint8_t>(RequestFate::Unfinished));
+  std::sort(rejections_.begin(), rejections_.end());
+  for (const auto& [row, why] : rejections_) {
+    const auto at = static_cast<std::size_t>(row);
+    out.fate[at] = static_cast<std::uint8_t>(RequestFate::Rejected);
+    out.finish_ns[at] = arrival_ns_[at];
+  }
+  for (std::size_t index = 0; index < workers_.size(); ++index) {
+    const Worker& worker = workers_[index];
+    const TokenLog& log = worker.engine->token_log();
+    for (RequestId id = 0; id < worker.rows.size(); ++id) {
+      const EngineRequest& request = worker.engine->request(id);
+      const auto row = static_cast<std::size_t>(worker.rows[id]);
+      out.first_admit_ns[row] = request.first_admit_ns;
+      out.finish_ns[row] = request.finish_ns;
+      out.output_tokens[row] = static_cast<std::int32_t>(request.emitted);
+      out.cached_tokens_first[row] = request.cached_first;
+      out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
+      out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
+      if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
+      if (request.tokens.empty()) continue;
+      const auto& runs = request.tokens;
+      out.first_token_ns[row] = log.end_of(runs.front().first_step);
+      out.last_token_ns[row] = log.end_of(runs.back().first_step + runs.back().count - 1);
+      if (runs.front().count > 1) {
+        out.second_token_ns[row] = log.end_of(runs.front().first_step + 1);
+      } else if (runs.size() > 1) {
+        out.second_token_ns[row] = log.end_of(runs[1].first_step);
+      }
+    }
+    for (const EngineSample& sample : log.samples()) {
+      out.samples.push_back(sample);
+      out.sample_worker.push_back(static_cast<std::int32_t>(index));
+    }
+    const PoolMetrics metrics = worker.engine->store().metrics(0);
+    out.steps += worker.engine->totals().steps;
+    out.preempted += worker.engine->totals().preemptions;
+    out.phantom_hit_blocks += worker.engine->totals().phantom_hit_blocks;
+    out.evictions += metrics.evictions;
+    out.stored_blocks += metrics.registrations;
+  }
+  out.arrival_ns = arrival_ns_;
+  out.worker = worker_of_;
+  out.rejections = rejections_;
+  collect_gaps(out);
+  return out;
+}
+
+// Ascending and without repeats. Steps repeat their lengths, so gaps are counted in a table before they are sorted.
+void Fleet::collect_gaps(FleetResult& out) const {
+  struct Gap {
+    std::int64_t ns = -1;
+    std::int64_t count = 0;
+  };
+  std::vector<Gap> table(std::size_t{1} << 12);
+  std::size_t used = 0;
+  const auto find = [](std::vector<Gap>& in, std::int64_t ns) -> Gap& {
+    const std::uint64_t mixed = static_cast<std::uint64_t>(ns) * 0x9E3779B97F4A7C15u;
+    std::size_t at = static_cast<std::size_t>(mixed >> 32) & (in.size() - 1);
+    while (in[at].ns != ns && in[at].ns >= 0) at = (at + 1) & (in.size() - 1);
+    return in[at];
+  };
+  for (const Worker& worker : workers_) {
+    worker.engine->token_log().for_each_gap([&](std::int64_t ns, std::int64_t count) {
+      Gap& gap = find(table, ns);
+      gap.count += count;
+      if (gap.ns >= 0) return;
+      gap.ns = ns;
+      if (++used * 2 < table.size()) return;
+      std::vector<Gap> larger(table.size() * 2);
+      for (const Gap& old : table) {
+        if (old.ns >= 0) find(larger, old.ns) = old;
+      }
+      table.swap(larger);
+    });
+  }
+  std::erase_if(table, [](const Gap& gap) { return gap.ns < 0; });
+  std::sort(table.begin(), table.end(), [](const Gap& a, const Gap& b) { return a.ns < b.ns; });
+  out.gap_ns.reserve(table.size());
+  out.gap_count.reserve(table.size());
+  for (const Gap& gap : table) {
+    out.gap_ns.push_back(gap.ns);
+    out.gap_count.push_back(gap.count);
+  }
+}
+
+}  // namespace understudy

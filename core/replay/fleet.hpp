@@ -1,0 +1,135 @@
+// A run: a workload, N simulated workers, and one deterministic order of everything that happens.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <queue>
+#include <random>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "engine/vllm_engine.hpp"
+
+namespace understudy {
+
+enum class Routing : std::uint8_t {
+  RoundRobin,
+  Random,
+  LeastLoaded,  // fewest outstanding tokens, prompt and requested output; ties by index
+};
+
+enum class RequestFate : std::uint8_t { Completed = 0, Rejected = 1, Cancelled = 2, Unfinished = 3 };
+
+// Columns of a workload, one row a request; the arrays outlive the run. Rows stand in the order in which ties are
+// broken. `next_turn` is -1 for the last turn of a session.
+struct WorkloadColumns {
+  std::span<const std::int64_t> arrival_ns;
+  std::span<const std::int32_t> prompt_tokens;
+  std::span<const std::int32_t> output_tokens;
+  std::span<const std::int32_t> priority;
+  std::span<const std::int32_t> turn;
+  std::span<const std::int64_t> next_turn;
+  std::span<const std::int64_t> delay_ns;  // between the end of the turn before and this one
+  std::span<const std::int64_t> hash_offsets;
+  std::span<const std::uint32_t> hash_ids;
+  std::span<const bool> output_in_next;  // empty: nowhere
+  std::uint32_t trace_block_size = 512;
+
+  std::size_t size() const noexcept { return prompt_tokens.size(); }
+};
+
+struct FleetConfig {
+  EngineConfig engine;
+  StepTiming timing;
+  std::uint32_t num_workers = 1;
+  Routing routing = Routing::RoundRobin;
+  std::uint64_t seed = 0;
+  std::uint32_t concurrency = 0;  // sessions at a time; 0: open loop
+  bool leaping = true;
+  bool check = false;  // verify invariants after every step
+};
+
+struct FleetResult {
+  std::vector<std::int64_t> arrival_ns;
+  std::vector<std::int64_t> first_admit_ns;
+  std::vector<std::int64_t> first_token_ns;
+  std::vector<std::int64_t> second_token_ns;
+  std::vector<std::int64_t> last_token_ns;
+  std::vector<std::int64_t> finish_ns;
+  std::vector<std::int32_t> output_tokens;
+  std::vector<std::int64_t> cached_tokens_first;
+  std::vector<std::int64_t> cached_tokens_total;
+  std::vector<std::int32_t> preemptions;
+  std::vector<std::int32_t> worker;
+  std::vector<std::uint8_t> fate;
+  std::vector<std::pair<std::int64_t, std::string>> rejections;
+
+  std::vector<std::int64_t> gap_ns;  // ascending, with how often each occurred
+  std::vector<std::int64_t> gap_count;
+  std::vector<EngineSample> samples;
+  std::vector<std::int32_t> sample_worker;
+
+  std::uint64_t steps = 0;
+  std::uint64_t preempted = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t stored_blocks = 0;
+  std::uint64_t phantom_hit_blocks = 0;
+};
+
+class Fleet {
+ public:
+  // Called now and then with the number of requests that have ended; may throw to stop the run.
+  using Progress = std::function<void(std::size_t)>;
+
+  Fleet(FleetConfig config, WorkloadColumns workload);
+
+  // Whether every worker's requests are known beforehand, so that workers can be played one by one, or in threads.
+  bool independent() const noexcept;
+  FleetResult run(unsigned threads, const Progress& progress);
+
+ private:
+  struct Arrival {
+    std::int64_t time_ns;
+    std::uint64_t row;
+    bool operator>(const Arrival& other) const { return std::tie(time_ns, row) > std::tie(other.time_ns, other.row); }
+  };
+  struct Worker {
+    std::unique_ptr<VllmEngine> engine;
+    std::vector<std::uint64_t> rows;  // by the engine's request index
+    std::uint64_t outstanding_tokens = 0;
+  };
+
+  void run_independent(unsigned threads, const Progress& progress);
+  void play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress);
+  void run_together(const Progress& progress);
+  void open_arrivals();
+  void arrive(Arrival arrival);
+  void settle(Worker& worker);
+  void after(std::uint64_t row, std::int64_t time_ns);
+
+  std::size_t route(std::uint64_t row);
+  bool rejected(std::uint64_t row);
+  void submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns);
+  void require_progress(const Worker& worker) const;
+  FleetResult collect();
+  void collect_gaps(FleetResult& out) const;
+
+  FleetConfig config_;
+  WorkloadColumns workload_;
+  std::vector<Worker> workers_;
+  std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
+  std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
+  std::vector<std::int32_t> worker_of_;
+  std::vector<std::pair<std::int64_t, std::string>> rejections_;
+  std::vector<std::uint64_t> sessions_;  // first turns that wait for a place (closed loop)
+  std::size_t next_session_ = 0;
+  std::size_t next_worker_ = 0;
+  std::mt19937_64 random_;
+  std::size_t ended_ = 0;
+};
+
+}  // namespace understudy

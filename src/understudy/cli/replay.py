@@ -1,0 +1,189 @@
+"""`understudy replay TRACE`: what would a fleet have done with this traffic?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from understudy.cli import Verbs
+    from understudy.report import Report, Slo
+
+EXAMPLES = """\
+examples:
+  understudy replay trace.jsonl --workers 4 --html report.html
+  understudy replay trace.jsonl --workers 8 --block-size 16 --num-gpu-blocks 65536 --json report.json
+  understudy replay trace.jsonl --concurrency 64 --slo-ttft-ms 500 --slo-itl-ms 50
+  understudy replay trace.jsonl --config fleet.yaml --set engine.max_num_seqs=128
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy replay`."""
+    import argparse
+
+    verb = verbs.add_parser(
+        "replay",
+        help="replay a trace through simulated workers",
+        description="Replay a trace through simulated workers on a virtual clock and report what would have happened.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument("trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped")
+    verb.add_argument("--format", default="mooncake", metavar="NAME", help="trace format (default: mooncake)")
+    verb.add_argument(
+        "--trace-block-size", type=int, default=512, metavar="N", help="tokens of one hash id (default: 512)"
+    )
+
+    fleet = verb.add_argument_group("fleet")
+    fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
+    fleet.add_argument("--routing", metavar="NAME", help="round_robin (default), random or least_loaded")
+    fleet.add_argument("--seed", type=int, metavar="N", help="of random routing (default: 0)")
+    fleet.add_argument(
+        "--concurrency", type=int, metavar="N", help="closed loop: at most N sessions at a time"
+    )
+    fleet.add_argument(
+        "--speed-up", type=float, metavar="X", help="open loop: play timestamps X times as fast"
+    )
+
+    engine = verb.add_argument_group("engine (any setting: --set engine.NAME=VALUE)")
+    engine.add_argument("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 64)")
+    engine.add_argument(
+        "--num-gpu-blocks", type=int, metavar="N", help="usable KV blocks a worker (default: 16384)"
+    )
+    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 256)")
+    engine.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step (default: 8192)"
+    )
+    engine.add_argument("--max-model-len", type=int, metavar="N", help="context window (default: none)")
+    engine.add_argument("--vllm-version", metavar="NAME", help="version profile of the scheduler")
+    engine.add_argument(
+        "--async-scheduling", action="store_const", const=True, help="schedule one step ahead"
+    )
+    verb.add_argument("--config", type=Path, metavar="YAML", help="settings from a file; flags win over it")
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="A.B=V", help="one setting; wins over all"
+    )
+
+    goals = verb.add_argument_group("goals for goodput")
+    goals.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token at most this")
+    goals.add_argument("--slo-itl-ms", type=float, metavar="MS", help="mean gap between tokens at most this")
+    goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="whole request at most this")
+
+    out = verb.add_argument_group("output")
+    out.add_argument("--json", type=Path, metavar="PATH", help="write the report as JSON")
+    out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write a line a request")
+    out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with plots")
+    out.add_argument("--digest", action="store_true", help="print only the digest of the run")
+    out.add_argument("--quiet", action="store_true", help="no table, no progress bar")
+
+    how = verb.add_argument_group("how to run")
+    how.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="for independent workers (default: 1)"
+    )
+    how.add_argument("--check", action="store_true", help="verify conservation after every step (slow)")
+    how.add_argument(
+        "--no-leaping", action="store_true", help="play every decode step by itself; same result"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, then print and write what was asked for."""
+    from understudy.replay.settings import ReplaySettings
+    from understudy.report.run import replay
+
+    settings = ReplaySettings.read(args.config, _flags(args), args.set)
+    with _progress(args) as progress:
+        report: Report = replay(
+            args.trace,
+            settings.engine,
+            workers=settings.workers,
+            routing=settings.routing,
+            seed=settings.seed,
+            load=settings.load,
+            slo=_slo(args),
+            threads=args.threads,
+            leaping=not args.no_leaping,
+            check=args.check,
+            progress=progress,
+            format=args.format,
+            trace_block_size=args.trace_block_size,
+        )
+    if args.json:
+        report.to_json(args.json)
+    if args.requests_jsonl:
+        report.requests_jsonl(args.requests_jsonl)
+    if args.html:
+        report.to_html(args.html)
+    if args.digest:
+        print(report.run["digest"])
+    elif not args.quiet:
+        report.print()
+        for path in filter(None, (args.json, args.requests_jsonl, args.html)):
+            print(f"written: {path}")
+    return 0
+
+
+def _flags(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given as flags, nested as in a configuration file."""
+    fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
+    engine = {
+        name: getattr(args, name)
+        for name in (
+            "block_size",
+            "num_gpu_blocks",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "vllm_version",
+            "async_scheduling",
+        )
+    }
+    flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
+    flags["engine"] = {name: value for name, value in engine.items() if value is not None}
+    if args.concurrency is not None:
+        flags["load"] = {"kind": "closed_loop", "concurrency": args.concurrency}
+    if args.speed_up is not None:
+        flags.setdefault("load", {"kind": "open_loop"})["speed_up"] = args.speed_up
+    return flags
+
+
+def _slo(args: argparse.Namespace) -> Slo | None:
+    from understudy.report import Slo
+
+    goals = {"ttft_ms": args.slo_ttft_ms, "itl_ms": args.slo_itl_ms, "e2e_ms": args.slo_e2e_ms}
+    return Slo(**goals) if any(value is not None for value in goals.values()) else None
+
+
+class _progress:
+    """A progress bar on a terminal, nothing elsewhere; counts requests that have ended."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        import sys
+
+        self._show = sys.stderr.isatty() and not (args.quiet or args.digest)
+
+    def __enter__(self) -> Any:
+        if not self._show:
+            return None
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("replaying"),
+            BarColumn(),
+            TextColumn("{task.completed:,} requests"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bar.start()
+        task = self._bar.add_task("replay", total=None)
+        return lambda ended: self._bar.update(task, completed=ended)
+
+    def __exit__(self, *_: object) -> None:
+        if self._show:
+            self._bar.stop()

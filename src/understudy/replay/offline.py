@@ -1,0 +1,152 @@
+"""Offline replay: a workload through simulated workers on a virtual clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from understudy._core import run_fleet, xxh3_64
+from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.replay.timeline import Timeline
+from understudy.workload import ClosedLoop, OpenLoop, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy._core import FleetResult
+
+Routing = Literal["round_robin", "random", "least_loaded"]
+
+_NOWHERE = np.zeros(0, dtype=np.bool_)
+
+
+class OfflineRun(msgspec.Struct, frozen=True):
+    """What a run left: its columns, and the facts to reproduce it (with its digest)."""
+
+    timeline: Timeline
+    facts: dict[str, Any]
+
+
+def run_offline(
+    workload: Workload,
+    engine: VllmConfig | None = None,
+    *,
+    workers: int = 1,
+    routing: Routing = "round_robin",
+    seed: int = 0,
+    load: OpenLoop | ClosedLoop | None = None,
+    threads: int = 1,
+    leaping: bool = True,
+    check: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> OfflineRun:
+    """Play a workload to its end.
+
+    `load` defaults to an open loop at the workload's own pace. `threads` > 1 needs workers that are independent: open
+    loop, single-turn requests, round-robin or random routing. `check` verifies conservation after every step;
+    `leaping` off plays every decode step by itself, with the same result. Requests that can never fit are rejected and
+    reported; a run without progress raises WrongState and says who is stuck.
+    """
+    engine = engine or VllmConfig()
+    load = load or OpenLoop()
+    if isinstance(load, OpenLoop):
+        if not workload.has_arrivals:
+            raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
+        workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
+    result = run_fleet(
+        engine=engine.native(),
+        timing=engine.native_timing(),
+        arrival_ns=workload.arrival_ns,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+        priority=workload.priority,
+        turn=workload.turn,
+        next_turn=workload.next_turn,
+        delay_ns=workload.delay_ns,
+        hash_offsets=workload.hash_offsets,
+        hash_ids=workload.hash_ids,
+        output_in_next=_NOWHERE if workload.output_in_next is None else workload.output_in_next,
+        trace_block_size=workload.trace_block_size,
+        workers=workers,
+        routing=routing,
+        seed=seed,
+        concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
+        threads=threads,
+        leaping=leaping,
+        check=check,
+        progress=progress,
+    )
+    timeline = _timeline(result, workload, engine, workers)
+    facts = {
+        "workers": workers,
+        "routing": routing,
+        "seed": seed,
+        "load": msgspec.to_builtins(load),
+        "engine": msgspec.to_builtins(engine),
+        "digest": digest(timeline),
+    }
+    return OfflineRun(timeline, facts)
+
+
+def digest(timeline: Timeline) -> str:
+    """A hash over every column of the run: equal runs, and only those, have equal digests."""
+    columns = (
+        timeline.arrival_ns,
+        timeline.first_admit_ns,
+        timeline.first_token_ns,
+        timeline.second_token_ns,
+        timeline.last_token_ns,
+        timeline.finish_ns,
+        timeline.output_tokens,
+        timeline.cached_tokens_first,
+        timeline.cached_tokens_total,
+        timeline.preemptions,
+        timeline.worker,
+        timeline.status,
+        timeline.itl_ns,
+        timeline.itl_count,
+    )
+    value = timeline.steps
+    for column in columns:
+        value = xxh3_64(np.ascontiguousarray(column).tobytes(), value)
+    return f"{value:016x}"
+
+
+def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, workers: int) -> Timeline:
+    return Timeline(
+        arrival_ns=result.arrival_ns,
+        first_admit_ns=result.first_admit_ns,
+        first_token_ns=result.first_token_ns,
+        second_token_ns=result.second_token_ns,
+        last_token_ns=result.last_token_ns,
+        finish_ns=result.finish_ns,
+        prompt_tokens=workload.prompt_tokens,
+        requested_output_tokens=workload.output_tokens,
+        output_tokens=result.output_tokens,
+        cached_tokens_first=result.cached_tokens_first.astype(np.int32),
+        cached_tokens_total=result.cached_tokens_total,
+        preemptions=result.preemptions,
+        worker=result.worker,
+        status=result.status,
+        session=workload.session,
+        turn=workload.turn,
+        itl_ns=result.itl_ns,
+        itl_count=result.itl_count,
+        sample_time_ns=result.sample_time_ns,
+        sample_worker=result.sample_worker,
+        sample_running=result.sample_running.astype(np.int64),
+        sample_waiting=result.sample_waiting.astype(np.int64),
+        sample_used_blocks=result.sample_used_blocks.astype(np.int64),
+        sample_cached_blocks=result.sample_cached_blocks.astype(np.int64),
+        num_workers=workers,
+        blocks_per_worker=engine.num_gpu_blocks,
+        block_size=engine.block_size,
+        steps=result.steps,
+        evictions=result.evictions,
+        stored_blocks=result.stored_blocks,
+        phantom_hit_blocks=result.phantom_hit_blocks,
+        reject_reasons=dict(result.rejections),
+    )

@@ -1,0 +1,73 @@
+"""Settings of a replay: from a YAML file, flags and single assignments, in that order of increasing weight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.workload import ClosedLoop, OpenLoop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FIELDS = ("workers", "routing", "seed", "load", "engine")
+
+
+class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay needs besides its workload."""
+
+    workers: int = 1
+    routing: Literal["round_robin", "random", "least_loaded"] = "round_robin"
+    seed: int = 0
+    load: OpenLoop | ClosedLoop = OpenLoop()
+    engine: VllmConfig = VllmConfig()
+
+    @classmethod
+    def read(cls, path: Path | None, flags: dict[str, Any], assignments: list[str]) -> ReplaySettings:
+        """Merge the file, the flags and `a.b=value` assignments. ConfigError names the field at fault."""
+        merged = _merge(_read_yaml(path) if path else {}, flags)
+        for assignment in assignments:
+            merged = _merge(merged, _parse_assignment(assignment))
+        for name in merged:
+            if name not in _FIELDS:
+                raise ConfigError(f"{name} is not a setting of a replay; known are {', '.join(_FIELDS)}")
+        engine = VllmConfig.from_dict(merged.pop("engine", {}))
+        try:
+            return msgspec.structs.replace(msgspec.convert(merged, cls), engine=engine)
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected settings by name at the top level")
+    return content
+
+
+def _parse_assignment(text: str) -> dict[str, Any]:
+    import yaml
+
+    path, separator, value = text.partition("=")
+    if not separator or not all(path.split(".")):
+        raise ConfigError(f"--set {text!r}: write it as a.b=value")
+    result: Any = yaml.safe_load(value)
+    for name in reversed(path.split(".")):
+        result = {name: result}
+    return dict(result)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in over.items():
+        known = merged.get(name)
+        merged[name] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,100 @@
+"""How evenly the workers were loaded: one strip of bars for each quantity, a bar a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from understudy.report.html.charts import HALF, Card
+from understudy.report.html.plot import number
+from understudy.report.series import worker_means
+from understudy.report.text import compact, significant
+
+if TYPE_CHECKING:
+    from understudy.report.distribution import Float64Column
+    from understudy.report.report import Report
+
+MOST_BARS = 64
+STRIPS_LEFT, STRIPS_RIGHT, STRIPS_TOP, STRIP_GAP = 124, 66, 8, 16
+
+
+def worker_balance(report: Report) -> Card | None:
+    """Requests, tokens, prefix hit and KV usage by worker; None for a single worker."""
+    timeline = report.columns
+    workers = timeline.num_workers
+    if workers == 1:
+        return None
+    rows = np.flatnonzero((timeline.worker >= 0) & (timeline.first_admit_ns >= 0))
+    if not len(rows):
+        return None
+    worker = timeline.worker[rows]
+    requests = np.bincount(worker, minlength=workers).astype(np.float64)
+    prompt = np.bincount(worker, timeline.prompt_tokens[rows], workers)
+    output = np.bincount(worker, timeline.output_tokens[rows], workers)
+    cached = np.bincount(worker, timeline.cached_tokens_first[rows], workers)
+    hit = 100 * np.divide(cached, prompt, out=np.zeros(workers), where=prompt > 0)
+    usage = 100 * worker_means(timeline, timeline.sample_used_blocks)[0] / timeline.blocks_per_worker
+    strips = [
+        ("requests", requests, "", "s1"),
+        ("tokens", prompt + output, "", "s1"),
+        ("prefix hit", hit, " %", "s4"),
+        ("KV usage, mean", np.nan_to_num(usage), " %", "s1"),
+    ]
+    order = np.arange(workers)
+    note = "a bar a worker, in order"
+    if workers > MOST_BARS:
+        # Too many to tell apart: sorted by load, evenly picked, heaviest and lightest always among them.
+        by_load = np.argsort(-(prompt + output), kind="stable")
+        order = by_load[np.linspace(0, workers - 1, MOST_BARS).round().astype(np.int64)]
+        note = f"{MOST_BARS} of {workers:,} workers, from the most to the fewest tokens"
+    return Card("Balance of the workers", note, _strips(strips, order))
+
+
+def _strips(
+    strips: list[tuple[str, Float64Column, str, str]], order: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> str:
+    width, height = HALF.width, HALF.height
+    left, right = STRIPS_LEFT, width - STRIPS_RIGHT
+    strip = (height - STRIPS_TOP) / len(strips) - STRIP_GAP
+    pitch = (right - left) / len(order)
+    bar = min(pitch * 0.72, 56)
+    centres = [left + pitch * (place + 0.5) for place in range(len(order))]
+    parts = []
+    series = []
+    for index, (name, values, unit, style) in enumerate(strips):
+        floor = STRIPS_TOP + index * (strip + STRIP_GAP) + strip
+        top = float(values.max())
+        mean = float(values.mean())
+        heights = (values[order] / top if top else np.zeros(len(order))) * strip
+        shapes = "".join(
+            f"M{number(x - bar / 2)} {number(floor)}v{number(-h)}h{number(bar)}v{number(h)}z"
+            for x, h in zip(centres, heights.tolist(), strict=True)
+        )
+        # Where the ratio says nothing (all zero), only the scale is written.
+        spread = f"max ÷ mean {significant(top / mean)}" if mean else ""
+        parts.append(
+            f'<path class="grid" d="M{left} {number(floor - strip)}H{right}"/>'
+            f'<path class="area solid {style}" d="{shapes}"/>'
+            f'<path class="axis" d="M{left} {number(floor)}H{right}"/>'
+            f'<text class="tick name" x="{left - 10}" y="{number(floor - strip / 2 - 7)}" dy=".32em" text-anchor="end">'
+            f"{name}</text>"
+            f'<text class="tick" x="{left - 10}" y="{number(floor - strip / 2 + 8)}" dy=".32em" text-anchor="end">'
+            f"{spread}</text>"
+            f'<text class="tick" x="{right + 8}" y="{number(floor - strip)}" dy=".32em">{compact(top)}{unit}</text>'
+            f'<text class="tick" x="{right + 8}" y="{number(floor)}" dy=".32em">0</text>'
+        )
+        texts = [compact(value) + unit for value in values[order].tolist()]
+        series.append({"name": name, "style": style, "text": texts})
+    hover = {
+        "px": [number(x) for x in centres],
+        "label": [f"worker {index}" for index in order.tolist()],
+        "series": series,
+    }
+    return (
+        f'<div class="plot"><svg viewBox="0 0 {width} {height}" role="img" aria-label="Load by worker" '
+        f'data-top="{STRIPS_TOP}" data-bottom="{number(height - STRIP_GAP)}">{"".join(parts)}'
+        f'<path class="cross" d=""/></svg>'
+        f'<script type="application/json">{msgspec.json.encode(hover).decode()}</script></div>'
+    )

@@ -1,0 +1,191 @@
+"""The page: header, headline tiles, plots, tables."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy import __version__
+from understudy.replay.timeline import NEVER, Status
+from understudy.report.distribution import PERCENTILE_METHOD
+from understudy.report.html import charts
+from understudy.report.html.balance import worker_balance
+from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
+from understudy.report.html.tiles import change, tiles
+from understudy.report.latency import NS_PER_S
+from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS, Metric
+from understudy.report.text import duration, fixed, quantity, significant
+
+if TYPE_CHECKING:
+    from understudy.report.html.charts import Card
+    from understudy.report.report import Report
+
+MOST_PROBLEMS = 50
+SHOWN_IN_HEADER = ("workload", "wall_time_s", "digest")
+
+
+def page(report: Report, baseline: Report | None = None) -> str:
+    """Return the whole page as text; the same report gives the same text."""
+    title = str(report.run.get("workload", "Replay"))
+    body = [
+        _header(report, title, baseline),
+        tiles(report, baseline),
+        '<div class="cards">',
+        *(_card(card) for card in _cards(report, baseline)),
+        _distributions(report, baseline),
+        _scalars(report),
+        _problems(report),
+        _run(report),
+        "</div>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        "script-src 'unsafe-inline'; img-src data:\">\n"
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)} · Understudy</title>\n'
+        f"<style>{STYLE}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
+        + "\n".join(part for part in body if part)
+        + f"\n<footer>Percentiles are exact ({escape(PERCENTILE_METHOD)}). Latencies are those of completed requests. "
+        f"Understudy {__version__}.</footer>\n"
+        f'</main>\n<div id="tip" role="tooltip"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+    )
+
+
+def _header(report: Report, title: str, baseline: Report | None) -> str:
+    timeline = report.columns
+    workers = "1 worker" if timeline.num_workers == 1 else f"{timeline.num_workers:,} workers"
+    facts = [
+        f"<b>{workers}</b> × {timeline.blocks_per_worker:,} blocks of {timeline.block_size} tokens",
+        f"<b>{duration(report.duration_s)}</b> simulated",
+    ]
+    wall_time_s = report.run.get("wall_time_s")
+    if isinstance(wall_time_s, (int, float)) and wall_time_s > 0:
+        speed = report.duration_s / wall_time_s
+        facts.append(f"in <b>{duration(wall_time_s)}</b>, {significant(speed)} × real time")
+    if report.steps:
+        facts.append(f"<b>{report.steps:,}</b> steps")
+    if baseline is not None:
+        facts.append(f"compared with <b>{escape(str(baseline.run.get('workload', 'a baseline')))}</b>")
+    if "digest" in report.run:
+        facts.append(f"digest <code>{escape(str(report.run['digest']))}</code>")
+    spans = "".join(f"<span>{fact}</span>" for fact in facts)
+    return (
+        f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div></div>'
+        '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button></header>'
+    )
+
+
+def _cards(report: Report, baseline: Report | None) -> list[Card]:
+    balance = worker_balance(report)
+    hits = charts.prefix_hits(report, baseline, "half" if balance is not None else "full")
+    rest = [
+        charts.ttft_over_time(report),
+        charts.running_waiting(report),
+        charts.kv_usage(report),
+        hits,
+        balance,
+    ]
+    return charts.latency_cdfs(report, baseline) + [card for card in rest if card is not None]
+
+
+def _card(card: Card) -> str:
+    keys = "".join(f'<span><i class="key {style}"></i>{escape(name)}</span>' for style, name in card.legend)
+    legend = f'<div class="legend">{keys}</div>' if keys else ""
+    return (
+        f'<section class="card {card.span}"><div class="head"><h2>{escape(card.title)}</h2>'
+        f'<span class="sub">{escape(card.subtitle)}</span>{legend}</div>{card.figure}</section>'
+    )
+
+
+def _named(metric: Metric) -> str:
+    return f'<span data-tip="{escape(metric.definition)}" tabindex="0">{escape(metric.name)}</span>'
+
+
+def _distributions(report: Report, baseline: Report | None) -> str:
+    head = "".join(f"<th>{name}</th>" for name in STATISTICS)
+    head += "<th>avg, change</th>" if baseline is not None else ""
+    rows = []
+    for metric in DISTRIBUTIONS:
+        values = getattr(report, metric.key)
+        cells = "".join(f"<td>{fixed(getattr(values, field))}</td>" for field in STATISTICS.values())
+        if baseline is not None:
+            cells += f"<td>{change(values.mean, getattr(baseline, metric.key).mean) or '–'}</td>"
+        rows.append(f'<tr><td>{_named(metric)} <span class="unit">{metric.unit}</span></td>{cells}</tr>')
+    return (
+        '<section class="card full"><div class="head"><h2>Distributions</h2><span class="sub">over completed '
+        "requests; point at a name for its definition</span></div>"
+        f'<div class="scroll"><table><thead><tr><th>Metric</th>{head}</tr></thead><tbody>{"".join(rows)}'
+        "</tbody></table></div></section>"
+    )
+
+
+def _scalars(report: Report) -> str:
+    rows = []
+    for metric in SCALARS:
+        value: Any = report
+        for name in metric.key.split("."):
+            value = getattr(value, name, None)
+        if value is not None:
+            unit = "" if metric.unit == "ratio" else f' <span class="unit">{metric.unit}</span>'
+            rows.append(f"<div>{_named(metric)}<span>{quantity(value, metric.unit)}{unit}</span></div>")
+    return (
+        '<section class="card full"><div class="head"><h2>Totals and rates</h2></div>'
+        f'<div class="columns">{"".join(rows)}</div></section>'
+    )
+
+
+def _problems(report: Report) -> str:
+    timeline = report.columns
+    rows = np.flatnonzero(~timeline.completed)
+    if not len(rows):
+        return ""
+    lines = []
+    for row in rows[:MOST_PROBLEMS].tolist():
+        arrival_ns = int(timeline.arrival_ns[row])
+        arrival = "never" if arrival_ns == NEVER else duration((arrival_ns - timeline.start_ns) / NS_PER_S)
+        lines.append(
+            f"<tr><td>{row}</td><td>{timeline.session[row]}</td><td>{timeline.turn[row]}</td><td>{arrival}</td>"
+            f"<td>{timeline.prompt_tokens[row]:,}</td>"
+            f"<td>{timeline.output_tokens[row]:,} of {timeline.requested_output_tokens[row]:,}</td>"
+            f'<td class="text">{Status(timeline.status[row]).name.lower()}</td>'
+            f'<td class="text">{escape(timeline.reject_reasons.get(row, ""))}</td></tr>'
+        )
+    left_out = len(rows) - len(lines)
+    note = f"the first {len(lines)} of {len(rows):,}" if left_out else f"{len(rows):,}"
+    return (
+        f'<section class="card full"><details open><summary><h2>Requests that did not complete</h2> '
+        f'<span class="sub">{note}</span></summary><div class="scroll"><table><thead><tr><th>Request</th>'
+        "<th>Session</th><th>Turn</th><th>Arrival</th><th>Prompt tokens</th><th>Output tokens</th>"
+        '<th class="text">Status</th><th class="text">Reason</th></tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div></details></section>"
+    )
+
+
+def _run(report: Report) -> str:
+    facts = _flat({name: value for name, value in report.run.items() if name not in SHOWN_IN_HEADER})
+    if not facts:
+        return ""
+    rows = "".join(
+        f"<div><span>{escape(name)}</span><span>{escape(value)}</span></div>" for name, value in facts
+    )
+    return (
+        '<section class="card full"><details><summary><h2>Configuration</h2></summary>'
+        f'<div class="columns">{rows}</div></details></section>'
+    )
+
+
+def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested facts as dotted names and texts."""
+    flat = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            flat += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and math.isfinite(value):
+            flat.append((prefix + name, f"{value:g}"))
+        else:
+            flat.append((prefix + name, "none" if value is None else str(value)))
+    return flat

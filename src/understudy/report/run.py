@@ -1,0 +1,67 @@
+"""From a trace to its report: what `understudy.replay(...)` does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import ConfigError
+from understudy.replay.offline import run_offline
+from understudy.report.report import Report
+from understudy.workload import Workload, read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+
+    from understudy.engines.config import VllmConfig
+    from understudy.replay.offline import Routing
+    from understudy.report.goodput import Slo
+    from understudy.workload import ClosedLoop, OpenLoop
+
+
+def replay(
+    workload: Workload | str | PathLike[str],
+    engine: VllmConfig | None = None,
+    *,
+    workers: int = 1,
+    routing: Routing = "round_robin",
+    seed: int = 0,
+    load: OpenLoop | ClosedLoop | None = None,
+    slo: Slo | None = None,
+    threads: int = 1,
+    leaping: bool = True,
+    check: bool = False,
+    progress: Callable[[int], None] | None = None,
+    **trace_options: Any,
+) -> Report:
+    """Replay a workload, or a trace file, and report what would have happened.
+
+    The arguments are those of `understudy.replay.offline.run_offline`; `slo` sets goals for goodput, and
+    `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
+    finished report.
+    """
+    started = time.perf_counter()
+    name = "workload"
+    if not isinstance(workload, Workload):
+        name = Path(workload).name
+        workload = read_trace(workload, **trace_options)
+    elif trace_options:
+        raise ConfigError(
+            f"{next(iter(trace_options))} is an option of a trace file, but a Workload was given"
+        )
+    run = run_offline(
+        workload,
+        engine,
+        workers=workers,
+        routing=routing,
+        seed=seed,
+        load=load,
+        threads=threads,
+        leaping=leaping,
+        check=check,
+        progress=progress,
+    )
+    report = Report.build(run.timeline, {"workload": name, **run.facts}, slo)
+    return report.with_run(wall_time_s=time.perf_counter() - started)
