@@ -96,20 +96,6 @@ std::vector<RequestId> waiting_head(const VllmEngine& self, std::size_t count) {
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  nb::class_<StepTiming>(m, "StepTiming", "A timing model with its speed-ups.");
-  m.def(
-      "polynomial_timing",
-      [](double speedup_ratio, double decode_speedup_ratio) {
-        return StepTiming{std::make_shared<PolynomialTiming>(), speedup_ratio, decode_speedup_ratio};
-      },
-      "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
-  m.def(
-      "constant_timing",
-      [](double prefill_ms, double decode_ms, double speedup_ratio, double decode_speedup_ratio) {
-        return StepTiming{std::make_shared<ConstantTiming>(prefill_ms, decode_ms), speedup_ratio, decode_speedup_ratio};
-      },
-      "prefill_ms"_a, "decode_ms"_a, "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
-
   nb::class_<EngineConfig>(m, "EngineConfig", "Settings of a vLLM-style engine, with vLLM's names.")
       .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
            "max_num_seqs"_a.none() = 256, "max_num_batched_tokens"_a.none() = 8192,

@@ -380,6 +380,25 @@ def constant_timing(
     prefill_ms: float, decode_ms: float, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0
 ) -> StepTiming: ...
 
+def interpolated_timing(
+    prefill_isl: Sequence[float],
+    prefill_ttft_ms: Sequence[float],
+    decode_active_kv_tokens: Sequence[float],
+    decode_context_length: Sequence[float],
+    decode_itl: Sequence[float],
+    speedup_ratio: float = 1.0,
+    decode_speedup_ratio: float = 1.0,
+) -> StepTiming: ...
+def python_timing(
+    model: _TimingModel, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0
+) -> StepTiming: ...
+
+class _TimingModel(Protocol):
+    def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float: ...
+    def decode_ms(
+        self, requests: int, context_tokens: int, mean_context: int, capacity_tokens: int, /
+    ) -> float: ...
+
 class EngineConfig:
     def __init__(
         self,

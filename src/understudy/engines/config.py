@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from understudy._core import EngineConfig, StepTiming
+from understudy._core import EngineConfig, StepTiming, python_timing
 from understudy.engines.profiles import profile_named
-from understudy.engines.timing import Polynomial, Timing
+from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
 
 _LATER = {
@@ -30,7 +30,6 @@ _LATER = {
         "tiers below the device",
     ),
     **dict.fromkeys(("g1_backend", "kv_manager", "eviction_backend"), "a choice of KV manager"),
-    **dict.fromkeys(("planner_profile_data",), "interpolated timing"),
     **dict.fromkeys(("aic_nextn", "aic_nextn_accept_rates", "aic_mtp_seed"), "speculative bursts"),
     **dict.fromkeys(("sglang", "trtllm"), "other engines than vLLM"),
     **dict.fromkeys(("router_queue_policy",), "KV-aware routing"),
@@ -98,6 +97,12 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
         """Read settings by name. ConfigError names an unknown, wrong or not yet supported field."""
+        if "planner_profile_data" in settings:
+            settings = dict(settings)
+            path = settings.pop("planner_profile_data")
+            if "timing" in settings:
+                raise ConfigError("planner_profile_data and timing both name a timing model; give one")
+            settings["timing"] = {"kind": "interpolated", "path": path}
         for name in settings:
             if name in _LATER:
                 raise ConfigError(f"{name} belongs to {_LATER[name]}, which this version does not have yet")
@@ -133,6 +138,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             events=events,
         )
 
-    def native_timing(self) -> StepTiming:
-        """The timing model with its speed-ups."""
+    def native_timing(self, model: TimingModel | None = None) -> StepTiming:
+        """The timing model, or the given one written in Python, with the speed-ups."""
+        if model is not None:
+            return python_timing(model, self.speedup_ratio, self.decode_speedup_ratio)
         return self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)

@@ -1,4 +1,4 @@
-"""Replay: workloads through simulated workers on a virtual clock. Calling the room runs one: `understudy.replay(...)`."""
+"""Replay: workloads through simulated workers on a virtual clock. The room can be called: `understudy.replay(...)`."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy._core import FleetResult
+    from understudy.engines.timing import TimingModel
 
 Routing = Literal["round_robin", "random", "least_loaded"]
 
@@ -38,6 +39,7 @@ def run_offline(
     routing: Routing = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | None = None,
+    timing: TimingModel | None = None,
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
@@ -45,7 +47,8 @@ def run_offline(
 ) -> OfflineRun:
     """Play a workload to its end.
 
-    `load` defaults to an open loop at the workload's own pace. `threads` > 1 needs workers that are independent: open
+    `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
+    engine's. `threads` > 1 needs workers that are independent: open
     loop, single-turn requests, round-robin or random routing. `check` verifies conservation after every step;
     `leaping` off plays every decode step by itself, with the same result. Requests that can never fit are rejected and
     reported; a run without progress raises WrongState and says who is stuck.
@@ -58,7 +61,7 @@ def run_offline(
         workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
     result = run_fleet(
         engine=engine.native(),
-        timing=engine.native_timing(),
+        timing=engine.native_timing(timing),
         arrival_ns=workload.arrival_ns,
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
@@ -86,6 +89,7 @@ def run_offline(
         "seed": seed,
         "load": msgspec.to_builtins(load),
         "engine": msgspec.to_builtins(engine),
+        **({} if timing is None else {"timing": type(timing).__qualname__}),
         "digest": digest(timeline),
     }
     return OfflineRun(timeline, facts)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from understudy.engines.config import VllmConfig
+    from understudy.engines.timing import TimingModel
     from understudy.replay.offline import Routing
     from understudy.report.goodput import Slo
     from understudy.workload import ClosedLoop, OpenLoop
@@ -29,6 +30,7 @@ def replay(
     routing: Routing = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | None = None,
+    timing: TimingModel | None = None,
     slo: Slo | None = None,
     threads: int = 1,
     leaping: bool = True,
@@ -58,6 +60,7 @@ def replay(
         routing=routing,
         seed=seed,
         load=load,
+        timing=timing,
         threads=threads,
         leaping=leaping,
         check=check,

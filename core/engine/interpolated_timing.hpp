@@ -1,0 +1,33 @@
+// Step times interpolated from measurements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/timing.hpp"
+
+namespace understudy {
+
+// Linear over new prompt tokens, bilinear over (context tokens, mean context); both go on linearly past the grid.
+// Prefill is at least 0, decode at least 1 ms.
+class InterpolatedTiming final : public TimingModel {
+ public:
+  // Axes must rise strictly and have at least two points; `decode_itl_ms` is row-major, a row for each active_kv.
+  InterpolatedTiming(std::vector<double> prefill_isl, std::vector<double> prefill_ttft_ms,
+                     std::vector<double> decode_active_kv, std::vector<double> decode_context,
+                     std::vector<double> decode_itl_ms);
+
+  double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const override;
+  double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
+                   std::uint64_t capacity_tokens) const override;
+
+ private:
+  std::vector<double> prefill_isl_;
+  std::vector<double> prefill_ttft_ms_;
+  std::vector<double> decode_active_kv_;
+  std::vector<double> decode_context_;
+  std::vector<double> decode_itl_ms_;
+};
+
+}  // namespace understudy
