@@ -46,14 +46,16 @@ class BlockIndex {
     SlotId slot;
   };
   Place place(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag) const noexcept {
-    for (std::size_t at = home(tag);; at = next(at)) {
-      ++probes_;
-      const Entry& entry = entries_[at];
-      if (entry.slot == kNoSlot) return {at, kNoSlot};
-      if (entry.tag == tag) {
+    std::size_t probes = 1;
+    for (std::size_t at = home(tag);; at = next(at), ++probes) {
+      const Entry entry = entries_[at];
+      if (entry.slot != kNoSlot) {
+        if (entry.tag != tag) continue;
         const Slot& slot = slots_[entry.slot];
-        if (slot.identity.lineage == lineage && slot.pool == pool) return {at, entry.slot};
+        if (slot.identity.lineage != lineage || slot.pool != pool) continue;
       }
+      probes_ += probes;
+      return {at, entry.slot};
     }
   }
 
@@ -70,8 +72,8 @@ class BlockIndex {
 
   void erase(std::uint32_t tag, SlotId slot) noexcept {
     std::size_t hole = locate_slot(tag, slot);
-    for (std::size_t at = next(hole); entries_[at].slot != kNoSlot; at = next(at)) {
-      ++probes_;
+    std::size_t probes = 0;
+    for (std::size_t at = next(hole); entries_[at].slot != kNoSlot; at = next(at), ++probes) {
       // An entry may fill the hole unless its home lies cyclically in (hole, at].
       const std::size_t from_home = distance(home(entries_[at].tag), at);
       if (from_home >= distance(hole, at)) {
@@ -80,6 +82,7 @@ class BlockIndex {
       }
     }
     entries_[hole].slot = kNoSlot;
+    probes_ += probes;
     --count_;
   }
 
@@ -103,10 +106,9 @@ class BlockIndex {
 
   std::size_t locate_slot(std::uint32_t tag, SlotId slot) const noexcept {
     std::size_t at = home(tag);
-    while (entries_[at].slot != slot) {
-      at = next(at);
-      ++probes_;
-    }
+    std::size_t probes = 1;
+    for (; entries_[at].slot != slot; ++probes) at = next(at);
+    probes_ += probes;
     return at;
   }
 

@@ -51,6 +51,7 @@ BlockStore::BlockStore(const StoreConfig& config)
       dp_rank_(config.dp_rank),
       events_on_(config.events.enabled),
       token_ids_(config.events.token_ids),
+      thread_safe_(config.thread_safe),
       num_slots_(total_blocks(config)),
       slots_(num_slots_ + kSentinelsPerPool * config.pools.size()),
       events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
@@ -111,7 +112,7 @@ SlotId BlockStore::global(const Pool& pool, SlotId id) const {
 bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
   Pool& pool = *pools_[pool_index];
   if (pool.advised != nullptr) return take_advised(pool, out, evicted);
-  Lock lock(mutex_);
+  const Lock lock(*this);
   if (pool.available() < out.size()) return false;
   pool.policy->take(out);
   hand_out(pool, out, evicted);
@@ -143,7 +144,7 @@ bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<Blo
   for (;;) {
     std::vector<PolicyChange> news;
     {
-      Lock lock(mutex_);
+      const Lock lock(*this);
       if (pool.available() < out.size()) return false;
       if (out.empty()) return true;
       news = pool.advised->pending();
@@ -154,13 +155,13 @@ bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<Blo
     try {
       pool.config.policy.advisor->observe(local, learnt);
     } catch (...) {
-      Lock lock(mutex_);
+      const Lock lock(*this);
       pool.advised->untold(std::span(news).subspan(learnt));
       throw;
     }
     const std::vector<SlotId> chosen = pool.config.policy.advisor->select(out.size());
 
-    Lock lock(mutex_);
+    const Lock lock(*this);
     std::string why;
     if (!validate_choice(pool, chosen, out.size(), &why)) {
       if (pool.advised->has_pending()) continue;
@@ -231,7 +232,7 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockId
 
 void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   for (const SlotId id : slots) {
     if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
   }
@@ -240,13 +241,14 @@ void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots
 
 void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   for (const SlotId id : slots) {
     const Slot& slot = slots_[global(pool, id)];
-    if (slot.state != SlotState::Primary || slot.refs != 1 || pool.config.duplicates == DuplicatePolicy::Allow) {
-      throw Error(ErrorKind::WrongState, "block ", id, " cannot be unregistered: it is shared or not registered");
+    if (slot.state != SlotState::Primary || pool.config.duplicates == DuplicatePolicy::Allow) {
+      throw Error(ErrorKind::WrongState, "block ", id, " cannot be unregistered: it is not registered and referenced");
     }
   }
+  events_.begin_call();
   for (const SlotId id : slots) {
     Slot& slot = slots_[pool.first + id];
     if (slot.state != SlotState::Primary) continue;  // named twice
@@ -254,13 +256,13 @@ void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slot
     pool.move(slot, SlotState::Mutable);
     slot.identity = {};
     slot.generation = 0;
-    --pool.references;
+    pool.references -= slot.refs;
   }
 }
 
 void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   for (const SlotId id : slots) {
     const Slot& slot = slots_[global(pool, id)];
     if (!slot.registered() || slot.refs == 0) {
@@ -273,7 +275,7 @@ void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
 
 void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, bool tail_first) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto at = [&](std::size_t i) { return slots[tail_first ? slots.size() - 1 - i : i]; };
 
   // Dropping is undone if a later id is bad. The drop that reaches 0 is the slot's last, repeats included.
@@ -350,7 +352,7 @@ void BlockStore::forget(Pool& pool, SlotId id, bool announce) {
 
 void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   for (const SlotId id : slots) {
     const Slot& slot = slots_[global(pool, id)];
     if (!slot.registered() || slot.refs == 0) {
@@ -362,7 +364,7 @@ void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const Sl
 
 std::size_t BlockStore::clear_inactive(std::size_t pool_index) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   events_.begin_call();
   for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
     if (slots_[id].state != SlotState::Inactive) continue;

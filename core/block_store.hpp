@@ -45,6 +45,7 @@ struct StoreConfig {
   std::uint32_t dp_rank = 0;
   std::vector<PoolConfig> pools;
   EventConfig events;
+  bool thread_safe = true;  // off: the owner promises to call from one thread at a time
   std::optional<std::uint64_t> sketch_capacity;  // default: the slots of the pools that need frequencies
 };
 
@@ -121,6 +122,9 @@ class BlockStore {
   // Reads only: the leading blocks that are there, and how many of them nobody references.
   std::size_t peek_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out,
                           std::size_t* unreferenced) const;
+  // Reads only: where each block is (its earliest copy; kNoSlot at misses) and how many references that copy has.
+  void peek(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, std::uint32_t* references) const;
+  bool is_registered(std::size_t pool, SlotId slot) const;
   std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const;
   void touch(std::size_t pool, std::span<const BlockIdentity> identities);
@@ -131,7 +135,8 @@ class BlockStore {
   // ── Hold and let go ──
   // One more reference to each registered slot, cached ones included: a match by slot. Counts as no match.
   void reference(std::size_t pool, std::span<const SlotId> slots);
-  // Registered and referenced once → mutable again: no longer matchable. Not under Allow, where twins hang on primaries.
+  // Registered and referenced → mutable, under the references it has: no longer matchable, empty once they are gone, and
+  // not to be staged again while there are several. Not under Allow, where twins hang on primaries.
   void unregister(std::size_t pool, std::span<const SlotId> slots);
   void retain(std::size_t pool, std::span<const SlotId> slots);
   // Drops one reference each, in this order (or from the last to the first).
@@ -156,7 +161,20 @@ class BlockStore {
 
  private:
   struct Pool;
-  using Lock = std::lock_guard<std::mutex>;
+  class Lock {
+   public:
+    explicit Lock(const BlockStore& store) : mutex_(store.thread_safe_ ? &store.mutex_ : nullptr) {
+      if (mutex_ != nullptr) mutex_->lock();
+    }
+    ~Lock() {
+      if (mutex_ != nullptr) mutex_->unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    std::mutex* mutex_;
+  };
 
   // Block ids are checked before they are used as indices.
   SlotId global(const Pool& pool, SlotId id) const;
@@ -182,6 +200,7 @@ class BlockStore {
   std::uint32_t dp_rank_;
   bool events_on_;
   bool token_ids_;
+  bool thread_safe_;
   mutable std::mutex mutex_;
   std::size_t num_slots_ = 0;
   HugeArray<Slot> slots_;

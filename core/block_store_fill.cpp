@@ -45,7 +45,7 @@ void BlockStore::check_tokens(std::span<const SlotId> slots, std::span<const Tok
 
 void BlockStore::stage(std::size_t pool_index, std::span<const SlotId> slots,
                        std::span<const BlockIdentity> identities) {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   stage_locked(*pools_[pool_index], slots, identities);
 }
 
@@ -61,6 +61,7 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
       if (slot.state != SlotState::Mutable) {
         throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable (or is named twice)");
       }
+      if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
       pool.move(slot, SlotState::Staged);
       slot.identity = identities[done];
     }
@@ -77,7 +78,7 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
 
 void BlockStore::unstage(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   for (const SlotId id : slots) {
     if (slots_[global(pool, id)].state != SlotState::Staged) {
       throw Error(ErrorKind::WrongState, "block ", id, " is not staged");
@@ -94,7 +95,7 @@ void BlockStore::unstage(std::size_t pool_index, std::span<const SlotId> slots) 
 void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots, std::span<const Token> tokens) {
   Pool& pool = *pools_[pool_index];
   check_tokens(slots, tokens);
-  Lock lock(mutex_);
+  const Lock lock(*this);
   std::size_t good = 0;
   const char* fault = nullptr;
   SlotId faulty = 0;
@@ -122,7 +123,7 @@ void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::sp
                         std::span<const Token> tokens) {
   Pool& pool = *pools_[pool_index];
   check_tokens(slots, tokens);
-  Lock lock(mutex_);
+  const Lock lock(*this);
   stage_locked(pool, slots, identities);
   register_locked(pool, slots, tokens);
 }
@@ -228,7 +229,7 @@ SlotId BlockStore::acquire(Pool& pool, SlotId id) {
 
 std::size_t BlockStore::match_prefix(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t hits = 0;
   for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
@@ -246,7 +247,7 @@ std::size_t BlockStore::match_prefix(std::size_t pool_index, std::span<const Blo
 std::size_t BlockStore::match_scattered(std::size_t pool_index, std::span<const BlockIdentity> identities,
                                         SlotId* out) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t hits = 0;
   for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
@@ -266,7 +267,7 @@ std::size_t BlockStore::match_scattered(std::size_t pool_index, std::span<const 
 std::size_t BlockStore::scan(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
                              bool touch) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t distinct = 0;
   for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
@@ -291,7 +292,7 @@ std::size_t BlockStore::scan(std::size_t pool_index, std::span<const BlockIdenti
 
 std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const BlockIdentity> identities) const {
   const Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
   std::size_t hits = 0;
   for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
@@ -305,7 +306,7 @@ std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const Bl
 std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
                                     std::size_t* unreferenced) const {
   const Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
   std::size_t hits = 0;
   *unreferenced = 0;
@@ -319,9 +320,28 @@ std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const Bloc
   return hits;
 }
 
+void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
+                      std::uint32_t* references) const {
+  const Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  const auto warm = [](std::span<const SlotId>) {};
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+    out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
+    references[i] = id == kNoSlot ? 0 : slots_[id].refs;
+    return true;
+  });
+}
+
+bool BlockStore::is_registered(std::size_t pool_index, SlotId slot) const {
+  const Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  return slots_[global(pool, slot)].registered();
+}
+
 void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
   const Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
   for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
     out[i] = index_->find(identities[i].lineage, pool.index, tag) != kNoSlot;
@@ -331,7 +351,7 @@ void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentit
 
 void BlockStore::touch(std::size_t pool_index, std::span<const BlockIdentity> identities) {
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
   std::vector<SlotId> unreferenced;
   for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
@@ -350,7 +370,7 @@ bool BlockStore::upgrade(std::size_t pool_index, std::span<SlotId> slots, std::s
                 identities.size());
   }
   Pool& pool = *pools_[pool_index];
-  Lock lock(mutex_);
+  const Lock lock(*this);
   std::vector<SlotId> found(slots.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const LineageHash& lineage = identities[i].lineage;

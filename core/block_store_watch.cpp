@@ -18,12 +18,12 @@ const char* name_of(SlotState state) {
 }  // namespace
 
 std::uint64_t BlockStore::available(std::size_t pool_index) const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   return pools_[pool_index]->available();
 }
 
 PoolMetrics BlockStore::metrics(std::size_t pool_index) const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];
   PoolMetrics out = pool.counters;
   out.total_blocks = pool.count;
@@ -37,17 +37,17 @@ PoolMetrics BlockStore::metrics(std::size_t pool_index) const {
 }
 
 void BlockStore::note_leak(std::size_t pool_index) {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   ++pools_[pool_index]->counters.leaked_guards;
 }
 
 DrainedEvents BlockStore::drain_events(std::size_t limit) {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   return events_.drain(limit);
 }
 
 std::vector<SlotId> BlockStore::eviction_order(std::size_t pool_index, std::size_t limit) const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];
   if (pool.advised != nullptr) {
     throw Error(ErrorKind::WrongState, "the order of this pool is known to its policy alone");
@@ -58,12 +58,12 @@ std::vector<SlotId> BlockStore::eviction_order(std::size_t pool_index, std::size
 }
 
 unsigned BlockStore::frequency(const LineageHash& lineage) const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   return sketch_ ? sketch_->estimate(lineage) : 0;
 }
 
 std::size_t BlockStore::memory_bytes() const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   std::size_t total = num_slots_ * sizeof(Slot) + index_->memory_bytes();
   if (sketch_) total += sketch_->memory_bytes();
   for (const auto& pool : pools_) total += pool->policy->memory_bytes();
@@ -71,14 +71,14 @@ std::size_t BlockStore::memory_bytes() const {
 }
 
 std::uint64_t BlockStore::operations() const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   std::uint64_t total = index_->probes();
   for (const auto& pool : pools_) total += pool->policy->steps();
   return total;
 }
 
 std::string BlockStore::dump() const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   std::ostringstream out;
   out << "events " << events_.size() << " next " << events_.next_id() << " generation " << next_generation_ << '\n';
   for (const auto& pool : pools_) {
@@ -110,7 +110,7 @@ std::string BlockStore::dump() const {
 }
 
 void BlockStore::check() const {
-  Lock lock(mutex_);
+  const Lock lock(*this);
   const auto require = [](bool ok, const auto&... what) {
     if (!ok) throw Error(ErrorKind::InvariantViolated, what...);
   };
@@ -125,7 +125,7 @@ void BlockStore::check() const {
       require(!slot.marked && slot.pool == pool->index, "slot ", id, " carries scratch state");
       require(slot.available() == (slot.refs == 0), "slot ", id, " is ", name_of(slot.state), " with ", slot.refs,
               " references");
-      if (slot.state == SlotState::Mutable || slot.state == SlotState::Staged) {
+      if (slot.state == SlotState::Staged) {
         require(slot.refs == 1, "slot ", id, " has ", slot.refs, " owners");
       }
       if (!slot.registered()) continue;

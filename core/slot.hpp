@@ -11,7 +11,7 @@ enum class Tier : std::uint8_t { G1 = 1, G2 = 2, G3 = 3, G4 = 4 };
 
 enum class SlotState : std::uint8_t {
   Reset,      // empty and unreferenced
-  Mutable,    // being written by its one owner
+  Mutable,    // not matchable: being written by its one owner, or unregistered under its holders
   Staged,     // complete and hashed, not yet visible to others
   Primary,    // registered, matchable and referenced
   Duplicate,  // registered and referenced; lookups return its primary, which it keeps alive

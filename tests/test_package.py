@@ -75,6 +75,7 @@ def signatures_in_the_core(function: Any) -> list[list[str]]:
     out = []
     for signature, *_ in function.__nb_signature__:
         head, _, _ = re.sub(r"\\\d+", "...", signature).partition(" -> ")
+        head = re.sub(r"ndarray\[[^\]]*\]", "ndarray", head)  # its parameters are no Python
         (node,) = ast.parse(f"{head}: ...").body
         assert isinstance(node, ast.FunctionDef)
         out.append(parameters(node))
@@ -95,8 +96,11 @@ def describe_stub(body: list[ast.stmt]) -> dict[str, object]:
                     overloads = out.setdefault(name, [])
                     assert isinstance(overloads, list)
                     overloads.append(parameters(node))
-            case ast.Assign(targets=[ast.Name(id=name)]):
-                out[name] = "member"
+            case ast.AnnAssign(annotation=ast.Name(id="TypeAlias")):
+                pass  # for the type checker only
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if not name.startswith("_"):
+                    out[name] = "value"
     return out
 
 
@@ -112,8 +116,8 @@ def describe_core(space: Any) -> dict[str, object]:
             out[name] = "property"
         elif hasattr(value, "__nb_signature__"):
             out[name] = signatures_in_the_core(value)
-        elif isinstance(space, type) and isinstance(value, space):
-            out[name] = "member"
+        else:
+            out[name] = "value"
     return out
 
 

@@ -14,6 +14,7 @@ void bind_store(nanobind::module_& m);
 void bind_request_kv(nanobind::module_& m);
 void bind_timing(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
+void bind_kv_manager(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 
 }  // namespace understudy

@@ -42,16 +42,16 @@ std::vector<SlotId> Guard::split(std::size_t count) {
 Guard::~Guard() {
   if (ids_.empty()) return;
   manager_.store->release(manager_.pool, ids_, true);
-  report_leak(manager_, ids_.size());
+  report_leak(manager_, ids_.size(), "release()");
 }
 
-void report_leak(const Manager& manager, std::size_t blocks) {
+void report_leak(const Manager& manager, std::size_t blocks, const char* remedy) {
   manager.store->note_leak(manager.pool);
   if (Py_IsInitialized() == 0) return;
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);  // a finalizer may run while an exception is on its way
-  if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "%zu blocks were dropped without release(); use `with` or release()",
-                       blocks) < 0) {
+  if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "%zu blocks were dropped without %s; use `with` or call it", blocks,
+                       remedy) < 0) {
     PyErr_WriteUnraisable(nullptr);
   }
   PyErr_Restore(type, value, trace);
@@ -143,6 +143,7 @@ void bind_guards(nb::module_& m) {
       .def("__len__", &Guard::size)
       .def_prop_ro("ids", &ids_array, "Block ids, in order. Empty once released.")
       .def_prop_ro("released", &Guard::released, "Whether the blocks were released or handed on.")
+      .def("release", [](Guard& self) { self.release(true); }, "Return the blocks. Idempotent.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](Guard& self, nb::args) { self.release(true); });
 
@@ -161,14 +162,12 @@ void bind_guards(nb::module_& m) {
           [](MutableBlocks& self, nb::handle count) {
             return MutableBlocks(self.manager(), self.split(read_uint(count, "count")));
           },
-          "count"_a, "Move the first `count` blocks into a guard of their own.")
-      .def("release", [](MutableBlocks& self) { self.release(true); }, "Return the blocks. Idempotent.");
+          "count"_a, "Move the first `count` blocks into a guard of their own.");
 
   staged.def_prop_ro("identities", &StagedBlocks::identities)
       .def("register", &register_staged, "token_ids"_a.none() = nb::none(),
            "Make the blocks matchable; consumes this guard. Under `reject` the result may hold other ids.")
-      .def("reset", &unstage, "Back to mutable blocks with the same ids; consumes this guard.")
-      .def("release", [](StagedBlocks& self) { self.release(true); }, "Return the blocks unregistered. Idempotent.");
+      .def("reset", &unstage, "Back to mutable blocks with the same ids; consumes this guard.");
 
   registered.def_prop_ro("identities", &RegisteredBlocks::identities)
       .def("clone", &clone, "A second guard over the same blocks, with references of its own.")

@@ -32,7 +32,7 @@ auto without_gil(const Manager& manager, std::size_t blocks, Work work) {
 }
 
 // Counts the leak and warns; for finalizers, with the GIL held.
-void report_leak(const Manager& manager, std::size_t blocks);
+void report_leak(const Manager& manager, std::size_t blocks, const char* remedy);
 
 // Owns one reference to each of `ids`. Moving out (take) leaves it empty, under the GIL, so that two threads with
 // one guard cannot both release it.

@@ -13,5 +13,6 @@ NB_MODULE(_core, m) {
   understudy::bind_request_kv(m);
   understudy::bind_timing(m);
   understudy::bind_engine(m);
+  understudy::bind_kv_manager(m);
   understudy::bind_replay(m);
 }

@@ -50,7 +50,7 @@ SharedRequest::~SharedRequest() {
   const std::size_t held = kv.held_blocks();
   if (held == 0) return;
   kv.close();
-  report_leak(manager, held);
+  report_leak(manager, held, "close()");
 }
 
 // `blocks` tells how long the call is; it is asked once the turn is ours, since another thread may be changing it.

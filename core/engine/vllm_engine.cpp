@@ -35,6 +35,7 @@ StoreConfig store_config(const EngineConfig& c) {
   pool.policy.kind = append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
   store.pools = {pool};
   store.events.enabled = c.events;
+  store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
   return store;
 }
 
@@ -68,6 +69,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   waiting_.push(id, false);
   blocked_.valid = false;
   stuck_ = false;
+  fruitless_preemptions_ = 0;
   return id;
 }
 
@@ -95,7 +97,8 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
 bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
   EngineRequest& request = requests_[id];
-  if (request.status == RequestStatus::Finished) return false;
+  // Its last token may be visible before the scheduler has received it.
+  if (request.status == RequestStatus::Finished || request.finish_ns >= 0) return false;
   if (request.status == RequestStatus::Running) {
     running_.erase(std::find(running_.begin(), running_.end(), id));
   } else {
@@ -105,6 +108,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   request.finish_ns = now_ns;
   blocked_.valid = false;
   stuck_ = false;
+  fruitless_preemptions_ = 0;
   return true;
 }
 
@@ -121,7 +125,9 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   schedule(now_ns);
   const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
-  stuck_ = log_.scheduled.empty() && !unreceived_ && !(running_.empty() && waiting_.empty());
+  fruitless_preemptions_ += log_.preempted.size();
+  const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && !unreceived_;
+  stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
   if (config_.async_scheduling) {
     const auto received = std::exchange(unreceived_, std::nullopt);
     if (!log_.scheduled.empty()) unreceived_ = log_.scheduled;
@@ -181,6 +187,7 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
     const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.emitted;
     if (request.emitted < request.spec.max_tokens && length < config_.max_model_len) {
       ++request.emitted;
+      fruitless_preemptions_ = 0;
       auto& runs = request.tokens;
       if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
         ++runs.back().count;
@@ -230,7 +237,7 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
     } else {
       if (now_ns_ >= until_ns || idle() || stuck_) return;
       if (!leaping_ || !can_leap() || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
-      if (stuck_) {
+      if (stuck_ && in_step_ && log_.scheduled.empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
         --totals_.steps;
       }

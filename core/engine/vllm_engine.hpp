@@ -78,8 +78,10 @@ class VllmEngine {
   // Nothing happens before this time. For an engine between steps.
   void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
   void set_leaping(bool on) noexcept { leaping_ = on; }
-  // The last step computed nothing although requests wait: nothing will change without outside help.
+  // The last step did nothing although requests wait, or requests have long preempted each other without a token
+  // (which needs preemption_mode fifo): nothing will change without outside help.
   bool stuck() const noexcept { return stuck_; }
+  bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
 
   // Requests whose last token became visible (or that ended without one) since the last call.
   std::vector<RequestId> take_finished();
@@ -89,6 +91,8 @@ class VllmEngine {
   void check() const;  // raises InvariantViolated
 
  private:
+  static constexpr std::uint64_t kThrashing = 1 << 20;  // fruitless preemptions: far more than work in progress has
+
   struct Blocked {  // why the head of the queue could not be admitted, while that still holds
     bool valid = false;
     bool wants_key = false;
@@ -141,6 +145,7 @@ class VllmEngine {
   std::int64_t now_ns_ = 0;
   bool in_step_ = false;
   bool stuck_ = false;
+  std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;
   Blocked blocked_;
   std::vector<SlotId> hits_;           // scratch

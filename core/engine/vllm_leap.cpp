@@ -132,6 +132,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
     if (!gone[order]) settle(requests_[members[order]]);
   }
   std::erase_if(running_, [this](RequestId id) { return requests_[id].status == RequestStatus::Finished; });
+  if (steps > 0) fruitless_preemptions_ = 0;
   return steps > 0;
 }
 

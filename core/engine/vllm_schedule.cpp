@@ -121,11 +121,12 @@ void VllmEngine::admit(std::int64_t now_ns) {
       hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(), &unreferenced);
     }
     const auto hit_tokens = static_cast<std::uint32_t>(hits * config_.block_size);
-    std::uint32_t tokens = cap_prefill(request.known - hit_tokens);
-    const bool too_long = !config_.enable_chunked_prefill && tokens > budget_;
-    tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, budget_));
+    const std::uint32_t wanted = cap_prefill(request.known - hit_tokens);
+    const bool too_long = !config_.enable_chunked_prefill && wanted > budget_;
+    const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, budget_));
     if (too_long || !place(request, tokens, hits, unreferenced)) {
-      blocked_.valid = true;
+      // Blocks only get scarcer while the others decode; but the budget may have gone to prompts of this step alone.
+      blocked_.valid = !too_long || wanted + running_.size() > config_.max_num_batched_tokens;
       blocked_.wants_key = hits < limit;
       if (blocked_.wants_key) blocked_.missing = request.blocks[hits].lineage;
       return;

@@ -1,6 +1,7 @@
 // The family of policies that hand out empty slots first, oldest first, and then evict cached ones.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "eviction/policy.hpp"
@@ -16,7 +17,11 @@ class FreeThenCached final : public EvictionPolicy {
       : slots_(space.slots), free_(space.slots, space.sentinels[0]), cached_(std::move(cached)) {}
 
   void insert(std::span<const SlotId> slots) override {
-    for (const SlotId id : slots) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if constexpr (requires { cached_.warm_parents(slots); }) {
+        if (i % 16 == 0) cached_.warm_parents(slots.subspan(i, std::min<std::size_t>(16, slots.size() - i)));
+      }
+      const SlotId id = slots[i];
       if (slots_[id].state == SlotState::Inactive) {
         cached_.insert(id);
       } else {

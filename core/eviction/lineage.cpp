@@ -14,6 +14,11 @@ std::uint64_t pack(std::uint32_t position, std::uint64_t fragment, unsigned bits
   return (mode << 62) | (std::uint64_t{position} << bits) | fragment;
 }
 
+template <typename T>
+void load(T value) noexcept {
+  asm volatile("" : "+r"(value));
+}
+
 }  // namespace
 
 LineageOrder::LineageOrder(const PolicySpace& space, LeafOrder leaf_order)
@@ -42,7 +47,7 @@ void LineageOrder::insert(SlotId id) {
   const bool was_real = nodes_[node_id].real();
   {
     Node& node = nodes_[node_id];
-    slots_[id].prev = node.last;
+    slots_[id].prev = was_real ? node.last : kNodeMark | node_id;
     slots_[id].next = kNoSlot;
     if (was_real) {
       slots_[node.last].next = id;
@@ -64,24 +69,31 @@ void LineageOrder::insert(SlotId id) {
 }
 
 void LineageOrder::remove(SlotId id) {
-  const NodeId node_id = find(key_of(slots_[id].identity.lineage));
+  const SlotId prev = slots_[id].prev;
+  const NodeId node_id = is_node(prev) ? prev & ~kNodeMark : find(key_of(slots_[id].identity.lineage));
   unlink_slot(nodes_[node_id], id);
   if (!nodes_[node_id].real()) emptied(node_id);
 }
 
-// Loads the buckets, and then the nodes, back to back, so that their misses overlap.
+// Loads the nodes of cached slots back to back, so that their misses overlap.
 void LineageOrder::warm(std::span<const SlotId> slots) const {
+  for (const SlotId id : slots) {
+    if (id == kNoSlot || slots_[id].state != SlotState::Inactive || !is_node(slots_[id].prev)) continue;
+    load(nodes_[slots_[id].prev & ~kNodeMark].key);
+  }
+}
+
+// The same for slots that are about to be inserted: the buckets of their parents, and then what is in them.
+void LineageOrder::warm_parents(std::span<const SlotId> slots) const {
   std::array<NodeId, 16> first;
   while (!slots.empty()) {
     const std::size_t count = std::min(first.size(), slots.size());
     for (std::size_t i = 0; i < count; ++i) {
-      const bool cached = slots[i] != kNoSlot && slots_[slots[i]].state == SlotState::Inactive;
-      first[i] = cached ? buckets_[bucket_of(key_of(slots_[slots[i]].identity.lineage))] : kNone;
+      const LineageHash& lineage = slots_[slots[i]].identity.lineage;
+      first[i] = lineage.position() == 0 ? kNone : buckets_[bucket_of(parent_key_of(lineage))];
     }
     for (std::size_t i = 0; i < count; ++i) {
-      if (first[i] == kNone) continue;
-      NodeId chain = nodes_[first[i]].chain;
-      asm volatile("" : "+r"(chain));
+      if (first[i] != kNone) load(nodes_[first[i]].chain);
     }
     slots = slots.subspan(count);
   }
@@ -97,7 +109,7 @@ SlotId LineageOrder::pop() {
 
 void LineageOrder::unlink_slot(Node& node, SlotId id) noexcept {
   Slot& slot = slots_[id];
-  (slot.prev == kNoSlot ? node.first : slots_[slot.prev].next) = slot.next;
+  (is_node(slot.prev) ? node.first : slots_[slot.prev].next) = slot.next;
   (slot.next == kNoSlot ? node.last : slots_[slot.next].prev) = slot.prev;
   slot.prev = slot.next = kNoSlot;
 }

@@ -24,6 +24,7 @@ class LineageOrder {
   void insert(SlotId id);
   void remove(SlotId id);
   void warm(std::span<const SlotId> slots) const;
+  void warm_parents(std::span<const SlotId> slots) const;
   void touch(SlotId id) {
     remove(id);
     insert(id);
@@ -37,6 +38,10 @@ class LineageOrder {
  private:
   using NodeId = std::uint32_t;
   static constexpr NodeId kNone = 0xFFFFFFFFu;
+
+  // Where a slot comes first in its node, `prev` names the node instead, so that removing it needs no search.
+  static constexpr SlotId kNodeMark = 0x80000000u;
+  static constexpr bool is_node(SlotId prev) noexcept { return (prev & kNodeMark) != 0; }
 
   struct Node {
     std::uint64_t key = 0;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from understudy._core import BlockManager, Tier, lifetime_blocks
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, WrongState
 from understudy.kv.request import RequestKv
 
 if TYPE_CHECKING:
@@ -87,7 +87,12 @@ class KvCacheManager:
         lora: str = "",
         mm_runs: Sequence[tuple[int, int, int]] = (),
     ) -> RequestKv:
-        """A fresh request. It holds nothing until it matches a prefix or schedules a step."""
+        """A fresh request. It holds nothing until it matches a prefix or schedules a step.
+
+        WrongState once the manager is closed: the padding block is not its own any more.
+        """
+        if self._padding.released:
+            raise WrongState("this KvCacheManager is closed; make requests before close()")
         return RequestKv(
             self.blocks,
             prompt,

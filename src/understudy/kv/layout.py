@@ -24,7 +24,7 @@ class KvLayout:
     def __post_init__(self) -> None:
         for field in ("page_size", "num_layers", "kv_heads", "head_dim", "dtype_bytes"):
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{field} must be an int of at least 1, got {value!r}")
 
     @property

@@ -1,0 +1,137 @@
+"""Replay one trace on Understudy and on NVIDIA Dynamo's Rust simulator, one after the other, and print the ratio.
+
+    python benchmarks/replay_vs_dynamo.py --trace PATH [--repeat 3] [--json PATH]
+
+The peer (ai-dynamo-runtime 1.6.1) is installed into a virtual environment of its own on first use. Each call is timed
+from opening the file to the finished report, after imports, in a process of its own. Blocks of 64, 16,384 of them,
+4 workers, round robin, polynomial timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+PEER = "ai-dynamo-runtime==1.6.1"
+PEER_NEEDS = (PEER, "msgspec", "pyzmq", "numpy", "pyyaml", "transformers", "prometheus_client")
+PEER_PYTHON = "ai-dynamo==1.6.1"  # without its dependencies: they are a serving stack
+
+OURS = """
+import json, resource, sys, time
+import understudy.report.run
+from understudy.engines.config import VllmConfig
+trace, block_size, num_blocks, workers, threads = sys.argv[1], *map(int, sys.argv[2:])
+engine = VllmConfig(block_size=block_size, num_gpu_blocks=num_blocks)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.perf_counter()
+report = understudy.report.run.replay(trace, engine, workers=workers, threads=threads)
+seconds = time.perf_counter() - start
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,
+    "hit": report.prefix_hit_ratio.first_admission, "completed": report.requests.completed,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "digest": report.run["digest"],
+}))
+"""
+
+THEIRS = """
+import json, resource, sys, time
+import dynamo.replay
+trace, block_size, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+start = time.perf_counter()
+report = dynamo.replay.run_trace_replay([trace], extra_engine_args={"engine": {"block_size": block_size}},
+    num_workers=workers, router_mode="round_robin", trace_block_size=512)
+seconds = time.perf_counter() - start
+summary = report if isinstance(report, dict) else report.summary
+if not isinstance(summary, dict):
+    summary = vars(summary)
+print(json.dumps({
+    "seconds": seconds, "ttft_ms": summary["mean_ttft_ms"], "itl_ms": summary["mean_itl_ms"],
+    "e2e_ms": summary["mean_e2e_latency_ms"], "hit": summary["prefix_cache_reused_ratio"],
+    "completed": summary["completed_requests"],
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True, help="Mooncake JSONL with hash blocks of 512 tokens")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
+    parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
+    parser.add_argument("--json", type=Path, help="write the numbers")
+    args = parser.parse_args()
+    peer = peer_python(args.peer_venv)
+
+    trace = str(args.trace)
+    numbers: dict[str, Any] = {
+        "ours": best([sys.executable, "-c", OURS, trace, "64", "16384", "4", "1"], args.repeat),
+        "ours, 2 threads": best([sys.executable, "-c", OURS, trace, "64", "16384", "4", "2"], args.repeat),
+        "dynamo": best([str(peer), "-c", THEIRS, trace, "64", "4"], args.repeat),
+        "ours, block 16": best([sys.executable, "-c", OURS, trace, "16", "65536", "4", "1"], 1),
+        "ours, block 512": best([sys.executable, "-c", OURS, trace, "512", "2048", "4", "1"], 1),
+        "unlimited, 1 worker": best([sys.executable, "-c", OURS, trace, "64", "4000000", "1", "1"], 1),
+        "unlimited, 4 workers": best([sys.executable, "-c", OURS, trace, "64", "4000000", "4", "1"], 1),
+    }
+    show(numbers)
+    if args.json:
+        args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def peer_python(directory: Path) -> Path:
+    """The interpreter of the peer's environment, installed on first use."""
+    python = directory / "bin" / "python"
+    if not (directory / "installed").exists():
+        print(f"installing {PEER} into {directory} …", flush=True)
+        venv.create(directory, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *PEER_NEEDS], check=True)
+        subprocess.run([*pip, "--no-deps", PEER_PYTHON], check=True)
+        (directory / "installed").touch()
+    return python
+
+
+def best(command: list[str], repeat: int) -> dict[str, Any]:
+    """The fastest of `repeat` runs."""
+    runs = []
+    for _ in range(repeat):
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        runs.append(json.loads(output.strip().splitlines()[-1]))
+    return min(runs, key=lambda run: run["seconds"])
+
+
+def show(numbers: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("run", title="Trace to report")
+    columns = ("seconds", "peak MB", "TTFT ms", "ITL ms", "E2E ms", "prefix hit", "completed")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, run in numbers.items():
+        table.add_row(
+            name,
+            f"{run['seconds']:.3f}",
+            f"{run['peak_mb']:.0f}",
+            *(f"{run[key]:,.2f}" for key in ("ttft_ms", "itl_ms", "e2e_ms")),
+            f"{run['hit']:.4f}",
+            f"{run['completed']:,}",
+        )
+    console = Console()
+    console.print(table)
+    peer = numbers["dynamo"]
+    for name in ("ours", "ours, 2 threads"):
+        console.print(f"{name}: {peer['seconds'] / numbers[name]['seconds']:.1f} × as fast as {PEER}")
+    small, large = numbers["ours, block 16"]["seconds"], numbers["ours, block 512"]["seconds"]
+    console.print(f"block 16 takes {small / large:.1f} × the time of block 512")
+    for key in ("ttft_ms", "itl_ms", "e2e_ms", "hit"):
+        console.print(f"{key}: ours differs from the peer's by {numbers['ours'][key] / peer[key] - 1:+.2%}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Engines and requests for the tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from model.vllm_config import RECORDED, Profile
+from model.vllm_format import RequestSpec, Scenario, expand_prompt
+from understudy import _core
+from understudy.engines.profiles import VersionProfile
+from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, blocks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MS = 1_000_000
+
+
+def constant(prefill_ms: float = 1.0, decode_ms: float = 1.0) -> _core.StepTiming:
+    """Every prefill and every decode takes its time."""
+    return _core.constant_timing(prefill_ms, decode_ms)
+
+
+def engine_profile(profile: Profile) -> VersionProfile:
+    """The engine's form of the model's profile."""
+    return VersionProfile(
+        name=profile.name,
+        free_order=profile.free_order,
+        has_watermark=profile.has_watermark,
+        has_reserve_full_isl=profile.has_reserve_full_isl,
+        phantom_hits=profile.phantom_hit,
+    )
+
+
+def engine_for(
+    config: Mapping[str, Any], profile: Profile = RECORDED, timing: _core.StepTiming | None = None
+) -> _core.Engine:
+    """An engine with a scenario's settings."""
+    settings = msgspec.convert(dict(config), ScenarioConfig)
+    return _core.Engine(settings.engine_config(engine_profile(profile)), timing or constant())
+
+
+def submit_spec(
+    engine: _core.Engine, spec: RequestSpec, index: int, block_size: int, max_model_len: int = 131072
+) -> int:
+    """Queue the request that stands at `index` of its scenario."""
+    request = msgspec.convert(spec, ScenarioRequest)
+    identities, _ = blocks_of(request.tokens(index, max_model_len), block_size)
+    return engine.submit(
+        request.id,
+        len(expand_prompt(spec["prompt"])),
+        request.max_tokens,
+        identities,
+        priority=request.priority,
+        arrival_time=index if request.arrival_time is None else request.arrival_time,
+    )
+
+
+def submit_scenario_request(engine: _core.Engine, scenario: Scenario, index: int) -> int:
+    """Queue request `index` of the scenario."""
+    settings = msgspec.convert(scenario["config"], ScenarioConfig)
+    return submit_spec(
+        engine, scenario["requests"][index], index, settings.block_size, settings.max_model_len
+    )
+
+
+def fresh_identities(start: int, tokens: int, block_size: int) -> _core.Identities:
+    """Identities of the run of tokens start, start + 1, …"""
+    return blocks_of(np.arange(start, start + tokens, dtype=np.uint32), block_size)[0]
