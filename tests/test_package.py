@@ -116,7 +116,7 @@ def describe_core(space: Any) -> dict[str, object]:
             out[name] = "property"
         elif hasattr(value, "__nb_signature__"):
             out[name] = signatures_in_the_core(value)
-        else:
+        elif name != "__init__":  # without a signature it only says that the class cannot be constructed
             out[name] = "value"
     return out
 

@@ -76,9 +76,8 @@ RequestId VllmEngine::submit(RequestSpec spec) {
 std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
   const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
   const std::uint64_t blocks = (end - 1 + config_.block_size - 1) / config_.block_size;
-  const bool unchunked = !config_.enable_chunked_prefill && config_.long_prefill_token_threshold == 0;
-  if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks &&
-      !(unchunked && prompt_tokens > config_.max_num_batched_tokens)) {
+  const bool too_long = !config_.enable_chunked_prefill && cap_prefill(prompt_tokens) > config_.max_num_batched_tokens;
+  if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks && !too_long) {
     return std::nullopt;
   }
   std::ostringstream why;
@@ -88,8 +87,8 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
     why << "prompt and output of " << end << " tokens need " << blocks << " blocks of " << config_.block_size
         << ", num_gpu_blocks=" << config_.num_gpu_blocks;
   } else {
-    why << "without chunked prefill a prompt of " << prompt_tokens
-        << " tokens exceeds max_num_batched_tokens=" << config_.max_num_batched_tokens;
+    why << "without chunked prefill a step of " << cap_prefill(prompt_tokens)
+        << " prompt tokens exceeds max_num_batched_tokens=" << config_.max_num_batched_tokens;
   }
   return std::move(why).str();
 }

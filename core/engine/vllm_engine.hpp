@@ -79,7 +79,7 @@ class VllmEngine {
   void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
   void set_leaping(bool on) noexcept { leaping_ = on; }
   // The last step did nothing although requests wait, or requests have long preempted each other without a token
-  // (which needs preemption_mode fifo): nothing will change without outside help.
+  // (possible when the oldest must give way: preemption_mode fifo, or equal priorities): it needs outside help.
   bool stuck() const noexcept { return stuck_; }
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
 
@@ -91,7 +91,7 @@ class VllmEngine {
   void check() const;  // raises InvariantViolated
 
  private:
-  static constexpr std::uint64_t kThrashing = 1 << 20;  // fruitless preemptions: far more than work in progress has
+  static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
 
   struct Blocked {  // why the head of the queue could not be admitted, while that still holds
     bool valid = false;

@@ -22,7 +22,11 @@ void load(T value) noexcept {
 }  // namespace
 
 LineageOrder::LineageOrder(const PolicySpace& space, LeafOrder leaf_order)
-    : slots_(space.slots), leaf_order_(leaf_order), buckets_(space.count + std::size_t{1}, kNone) {
+    : slots_(space.slots),
+      first_(space.first),
+      count_(space.count),
+      leaf_order_(leaf_order),
+      buckets_(space.count + std::size_t{1}, kNone) {
   nodes_.reserve(space.count + std::size_t{1});
 }
 
@@ -78,7 +82,8 @@ void LineageOrder::remove(SlotId id) {
 // Loads the nodes of cached slots back to back, so that their misses overlap.
 void LineageOrder::warm(std::span<const SlotId> slots) const {
   for (const SlotId id : slots) {
-    if (id == kNoSlot || slots_[id].state != SlotState::Inactive || !is_node(slots_[id].prev)) continue;
+    // A guess may name a slot of another pool, whose links mean something else.
+    if (id - first_ >= count_ || slots_[id].state != SlotState::Inactive || !is_node(slots_[id].prev)) continue;
     load(nodes_[slots_[id].prev & ~kNodeMark].key);
   }
 }

@@ -74,6 +74,8 @@ class LineageOrder {
   void sift_down(std::size_t at, NodeId id) noexcept;
 
   Slot* slots_;
+  SlotId first_;  // the pool's slots: [first_, first_ + count_)
+  std::uint32_t count_;
   LeafOrder leaf_order_;
   std::uint64_t next_tick_ = 0;
   std::vector<Node> nodes_;

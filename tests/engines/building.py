@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from model.vllm_config import RECORDED, Profile
 from model.vllm_format import RequestSpec, Scenario, expand_prompt
@@ -43,6 +42,11 @@ def engine_for(
     return _core.Engine(settings.engine_config(engine_profile(profile)), timing or constant())
 
 
+def request_spec(name: str, prompt: list[int | list[int]], max_tokens: int, priority: int = 0) -> RequestSpec:
+    """A request that is there from the beginning."""
+    return {"id": name, "prompt": prompt, "max_tokens": max_tokens, "arrival_step": 0, "priority": priority}
+
+
 def submit_spec(
     engine: _core.Engine, spec: RequestSpec, index: int, block_size: int, max_model_len: int = 131072
 ) -> int:
@@ -65,8 +69,3 @@ def submit_scenario_request(engine: _core.Engine, scenario: Scenario, index: int
     return submit_spec(
         engine, scenario["requests"][index], index, settings.block_size, settings.max_model_len
     )
-
-
-def fresh_identities(start: int, tokens: int, block_size: int) -> _core.Identities:
-    """Identities of the run of tokens start, start + 1, …"""
-    return blocks_of(np.arange(start, start + tokens, dtype=np.uint32), block_size)[0]

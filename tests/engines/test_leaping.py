@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.building import constant, engine_for, submit_scenario_request
-from model.replay_gen import COLUMNS, random_case
+from engines.building import MS, constant, engine_for, request_spec, submit_scenario_request, submit_spec
+from model.replay_gen import COLUMNS, Case, random_case
 from model.scenario_gen import random_scenario
 from model.vllm_config import PROFILES, Profile
+from model.vllm_format import output_token
+from replay.building import ONE_MS, single_turns
 from understudy import _core
 from understudy.engines.config import VllmConfig
-from understudy.replay.offline import run_offline
-from understudy.workload import Workload
+from understudy.errors import WrongState
+from understudy.replay.offline import OfflineRun, run_offline
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
-ENGINE_SEEDS = 300
-FLEET_SEEDS = 250
+ENGINE_SEEDS = 400
+FLEET_SEEDS = 400
 
 
 # ── The engine: state and events after every stop ──
@@ -104,12 +106,42 @@ def test_an_engine_that_leaps_is_at_every_stop_where_one_that_steps_is(profile: 
         assert_leaping_changes_nothing(seed * len(PROFILES) + PROFILES.index(profile), profile)
 
 
+@pytest.mark.parametrize("leaping", [False, True])
+def test_a_waiting_prompt_is_admitted_in_the_step_that_generates_the_block_it_lacks(leaping: bool) -> None:
+    # `first` generates what `second` quotes. It holds five of six blocks, `second` needs six; the four that it finds
+    # are too few, the fifth is filled by the token that step 6 schedules.
+    engine = engine_for({"block_size": 4, "num_blocks": 7}, timing=constant(0.0, 1.0))
+    engine.set_leaping(leaping)
+    first = submit_spec(engine, request_spec("first", [[1, 14]], 20), 0, 4)
+    engine.advance(3 * MS + 1)
+    quoted: list[int | list[int]] = [[1, 14], [output_token(0, 0), 6], [500, 4]]
+    second = submit_spec(engine, request_spec("second", quoted, 1), 1, 4)
+    engine.advance(6 * MS)
+    assert (engine.running, engine.steps) == ([first], 6)
+    engine.advance(9 * MS, stop_on_finish=True)
+    assert engine.admitted == [(second, False, 20)]
+    assert engine.take_finished() == [second]
+    assert engine.now_ns == 7 * MS
+
+
 # ── The fleet: columns and digest ──
 
 
-def assert_same_run(workload: Workload, config: VllmConfig, **how: Any) -> None:
-    single = run_offline(workload, config, leaping=False, **how)
-    leapt = run_offline(workload, config, leaping=True, **how)
+def play(case: Case, *, leaping: bool) -> OfflineRun | str:
+    """The run, or the error of one that makes no progress."""
+    try:
+        return run_offline(case.workload, case.config, leaping=leaping, **case.how)
+    except WrongState as error:
+        assert "makes no progress" in str(error)
+        return str(error)
+
+
+def assert_same_run(case: Case) -> OfflineRun | None:
+    """The run, None when both ways end with the same lack of progress."""
+    single, leapt = play(case, leaping=False), play(case, leaping=True)
+    if isinstance(single, str) or isinstance(leapt, str):
+        assert single == leapt
+        return None
     for name in COLUMNS:
         np.testing.assert_array_equal(
             getattr(leapt.timeline, name), getattr(single.timeline, name), err_msg=name
@@ -117,3 +149,58 @@ def assert_same_run(workload: Workload, config: VllmConfig, **how: Any) -> None:
     for name in ("steps", "evictions", "stored_blocks", "phantom_hit_blocks", "reject_reasons"):
         assert getattr(leapt.timeline, name) == getattr(single.timeline, name), name
     assert leapt.facts["digest"] == single.facts["digest"]
+    return leapt
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_replay_that_leaps_has_the_columns_and_the_digest_of_one_that_steps(part: int) -> None:
+    preempted = 0
+    for seed in range(part, FLEET_SEEDS, 4):
+        run = assert_same_run(random_case(seed, single_turns=seed % 5 > 0))
+        preempted += run is not None and int(run.timeline.preemptions.sum()) > 0
+    assert preempted > 0
+
+
+def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_used_it_up() -> None:
+    # Without chunked prefill, the third prompt does not fit beside the second into step 0, but into step 1, and the
+    # other two decode from then on: their steps must not be leapt over together.
+    workload = single_turns([99, 200, 260], [30, 30, 2])
+    config = VllmConfig(
+        block_size=16, num_gpu_blocks=100, max_num_batched_tokens=370, enable_chunked_prefill=False, timing=ONE_MS
+    )
+    run = assert_same_run(Case(workload, config, {}))
+    assert run is not None
+    assert run.timeline.first_admit_ns.tolist() == [0, 0, MS]
+
+
+def test_a_leap_ends_where_the_next_request_arrives() -> None:
+    workload = single_turns([10, 10], [50, 1], arrival_ms=[0, 20.5])
+    run = assert_same_run(Case(workload, VllmConfig(timing=ONE_MS), {}))
+    assert run is not None
+    assert run.timeline.first_admit_ns.tolist() == [0, 21 * MS]
+
+
+def test_a_timing_model_in_python_sees_the_same_batches() -> None:
+    class Asked:
+        def __init__(self) -> None:
+            self.batches: set[tuple[int, int]] = set()
+
+        def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:
+            return 1.0
+
+        def decode_ms(self, requests: int, context_tokens: int, mean: int, capacity: int, /) -> float:
+            self.batches.add((requests, context_tokens))
+            return 1.0
+
+    for leaping in (False, True):
+        asked = Asked()
+        run_offline(single_turns([10, 20], [3, 5]), timing=asked, leaping=leaping)
+        assert asked.batches == {(2, 30), (2, 32), (2, 34), (1, 23), (1, 24)}
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(SOAK <= 0, reason="set UNDERSTUDY_SOAK_OPS to a number of operations")
+def test_leaping_and_stepping_stay_together_for_long() -> None:
+    for seed in range(10_000, 10_000 + SOAK // 100):
+        assert_leaping_changes_nothing(seed, PROFILES[seed % len(PROFILES)])
+        assert_same_run(random_case(seed, single_turns=seed % 5 > 0))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import argparse
@@ -69,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(NamedTuple):
     """What the manager said when something had happened."""
 
     title: str
@@ -82,8 +80,7 @@ class Beat:
     hit_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The blocks of a running request: found in the cache, computed by itself, and the one its tail is in."""
 
     hits: RegisteredBlocks

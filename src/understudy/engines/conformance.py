@@ -6,6 +6,7 @@ import fnmatch
 import gzip
 import itertools
 import json
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,17 +48,20 @@ def compare_all(
 def compare(
     scenario: Path, golden: Path, profile: VersionProfile = DEFAULT_PROFILE, *, check: bool = False
 ) -> Outcome:
-    """Run one scenario against its recording and stop at the first difference."""
+    """Run one scenario against its recording and stop at the first difference.
+
+    Raises InvalidArgument when a file is missing or malformed.
+    """
     expected = _read_golden(golden)
+    ours = run_scenario(read_scenario(scenario), profile, check=check)
     steps = 0
     try:
-        ours = run_scenario(read_scenario(scenario), profile, check=check)
         for mine, theirs in itertools.zip_longest(ours, expected):
             if mine != theirs or json.dumps(mine) != json.dumps(theirs):  # key order counts
                 return Outcome(scenario.stem, steps, describe_difference(mine, theirs))
             steps += "step" in mine
     except UnderstudyError as error:
-        return Outcome(scenario.stem, steps, f"after step {steps - 1}: {type(error).__name__}: {error}")
+        return Outcome(scenario.stem, steps, f"step {steps}: {type(error).__name__}: {error}")
     return Outcome(scenario.stem, steps, None)
 
 
@@ -79,8 +83,11 @@ def _read_golden(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidArgument(f"{path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, dict):
+            raise InvalidArgument(f"{path}: line {number} must be an object")
     if not lines or "header" not in lines[0]:
         raise InvalidArgument(f"{path}: the first line must be the header")
     return lines[1:]

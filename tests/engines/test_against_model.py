@@ -1,0 +1,274 @@
+"""The engine against the slow model of the scheduler: random scenarios line for line, and cancels in every state."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from engines.building import engine_for, engine_profile, request_spec, submit_spec
+from model.scenario_gen import random_scenario
+from model.vllm_config import PROFILES, RECORDED, Profile
+from model.vllm_format import RequestSpec, StepRecord
+from model.vllm_scheduler import Plan, VllmModel
+from model.vllm_scheduler import run_scenario as run_model
+from understudy import _core
+from understudy.engines import recorder
+from understudy.engines.scenario import Scenario
+
+SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
+SEEDS = 24  # for each profile
+FIXED = Profile("fixed", phantom_hit=False)
+MS = 1_000_000
+
+
+def assert_like_the_model(seed: int, profile: Profile) -> dict[str, Any]:
+    """Compare the text of every line; returns the last one, the totals."""
+    scenario = random_scenario(seed, profile)
+    ours = recorder.run_scenario(msgspec.convert(scenario, Scenario), engine_profile(profile), check=True)
+    line: dict[str, Any] = {}
+    for line, theirs in zip(ours, run_model(scenario, profile), strict=True):
+        assert json.dumps(line) == json.dumps(theirs), f"seed {seed}, {profile.name}"
+    end: dict[str, Any] = line["end"]
+    return end
+
+
+@pytest.mark.parametrize("profile", [*PROFILES, FIXED], ids=lambda profile: profile.name)
+def test_random_scenarios_are_scheduled_as_the_model_does(profile: Profile) -> None:
+    ends = [assert_like_the_model(seed, profile) for seed in range(SEEDS)]
+    for total in ("preemptions", "cached_tokens", "removed_blocks"):
+        assert any(end[total] for end in ends), total
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(SOAK <= 0, reason="set UNDERSTUDY_SOAK_OPS to a number of operations")
+@pytest.mark.parametrize("profile", [*PROFILES, FIXED], ids=lambda profile: profile.name)
+def test_thousands_of_scenarios_are_scheduled_as_the_model_does(profile: Profile) -> None:
+    for seed in range(1000, 1000 + SOAK // 500):
+        assert_like_the_model(seed, profile)
+
+
+def test_hits_on_blocks_that_nobody_computed_are_counted_as_the_model_counts_them() -> None:
+    counts = []
+    for seed in range(400):
+        scenario = random_scenario(seed)
+        if not any(spec["id"] == "elephant" for spec in scenario["requests"]):
+            continue
+        pair = Pair(scenario["config"])
+        for step in range(150):
+            for index, spec in enumerate(scenario["requests"]):
+                if spec["arrival_step"] == step:
+                    pair.add(spec, index)
+            pair.step()
+        assert pair.engine.phantom_hit_blocks == pair.model.phantom_hit_blocks
+        counts.append(pair.model.phantom_hit_blocks)
+    assert sum(count > 0 for count in counts) > 2
+
+
+# ── Cancels ──
+
+
+class Pair:
+    """An engine and its model, driven alike and compared after every half of a step."""
+
+    def __init__(self, config: dict[str, Any], profile: Profile = RECORDED) -> None:
+        self.engine = engine_for(config, profile)
+        self.model = VllmModel(config, profile)
+        self.names: list[str] = []
+        self.plan: Plan | None = None
+        self.now_ns = 0
+
+    def add(self, spec: RequestSpec, index: int) -> None:
+        config = self.model.config
+        number = submit_spec(self.engine, spec, index, config.block_size, config.max_model_len)
+        assert number == len(self.names)
+        self.names.append(spec["id"])
+        self.model.add(spec, index)
+
+    def begin(self) -> None:
+        self.engine.begin_step(self.now_ns)
+        self.plan = self.model._schedule()
+        if self.model.config.async_scheduling:
+            received, self.model._unreceived = self.model._unreceived, self.plan
+            if received is not None:
+                self.model._update(received)
+        self.compare()
+        assert self.engine.scheduled == [
+            (self.names.index(request.id), count) for request, count in self.plan.scheduled.items()
+        ]
+
+    def end(self) -> None:
+        assert self.plan is not None
+        self.now_ns += MS
+        self.engine.end_step(self.now_ns)
+        if not self.model.config.async_scheduling:
+            self.model._update(self.plan)
+        self.plan = None
+        self.compare()
+
+    def step(self) -> None:
+        self.begin()
+        self.end()
+
+    def cancel(self, name: str) -> None:
+        assert self.engine.cancel(self.names.index(name), self.now_ns)
+        self.model.cancel(name)
+        assert not self.engine.cancel(self.names.index(name), self.now_ns)
+        self.compare()
+
+    def compare(self) -> None:
+        self.engine.check()
+        self.model.check()
+        names = self.names
+        assert [names[r] for r in self.engine.running] == [r.id for r in self.model.running]
+        assert [names[r] for r in self.engine.waiting_head(1000)] == [r.id for r in self.model.waiting]
+        assert self.engine.free_blocks == self.model.pool.free_count()
+        assert [b + 1 for b in self.engine.free_head(1000)] == self.model.pool.free_head(1000)
+
+    def drain(self) -> None:
+        """Play until nothing is left; the pool must be whole again."""
+        for _ in itertools.takewhile(lambda _: not self.engine.idle, range(2000)):
+            self.step()
+        assert self.engine.idle
+        assert self.engine.free_blocks == self.model.config.num_blocks - 1
+        assert self.engine.num_waiting == 0
+
+
+TIGHT = {"block_size": 4, "num_blocks": 9, "scheduler_reserve_full_isl": False}
+
+
+def three_requests(pair: Pair) -> None:
+    for index, name in enumerate("abc"):
+        pair.add(request_spec(name, [[1 + 100 * index, 8]], 12), index)
+
+
+BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+WHEN = pytest.mark.parametrize("when", ["between steps", "in a step"])
+
+
+@BOTH
+@WHEN
+@pytest.mark.parametrize("victim", ["a", "b", "c"])
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+def test_a_cancelled_request_returns_its_blocks_at_once_and_the_others_finish(
+    asynchronous: bool, when: str, victim: str, after: int
+) -> None:
+    pair = Pair({**TIGHT, "async_scheduling": asynchronous})
+    three_requests(pair)
+    for _ in range(after):
+        pair.step()
+    if when == "in a step":
+        pair.begin()
+        if victim in {request.id for request in pair.model.running + pair.model.waiting}:
+            pair.cancel(victim)
+        pair.end()
+    elif victim in {request.id for request in pair.model.running + pair.model.waiting}:
+        pair.cancel(victim)
+    pair.drain()
+    assert sorted(pair.engine.take_finished()) == [i for i, name in enumerate("abc") if name != victim]
+
+
+@BOTH
+@WHEN
+def test_a_preempted_request_can_be_cancelled(asynchronous: bool, when: str) -> None:
+    pair = Pair({**TIGHT, "async_scheduling": asynchronous})
+    three_requests(pair)
+    while not pair.engine.preemptions:
+        pair.begin()
+        if when == "in a step" and pair.engine.preempted:
+            break
+        pair.end()
+    (victim,) = pair.engine.preempted
+    assert pair.engine.waiting_head() == [victim]
+    pair.cancel("abc"[victim])
+    if when == "in a step":
+        pair.end()
+    pair.drain()
+    assert victim not in pair.engine.take_finished()
+
+
+@BOTH
+def test_a_cancelled_head_of_the_queue_lets_the_next_one_in(asynchronous: bool) -> None:
+    pair = Pair({**TIGHT, "scheduler_reserve_full_isl": True, "async_scheduling": asynchronous})
+    pair.add(request_spec("holder", [[1, 8]], 12), 0)
+    pair.step()
+    pair.add(request_spec("large", [[200, 32]], 1), 1)
+    pair.add(request_spec("small", [[300, 4]], 1), 2)
+    pair.step()
+    assert pair.engine.running == [0]
+    pair.cancel("large")
+    pair.step()
+    assert pair.engine.admitted == [(2, False, 0)]
+    pair.drain()
+
+
+def test_a_finished_request_cannot_be_cancelled() -> None:
+    engine = engine_for(TIGHT)
+    done = submit_spec(engine, request_spec("a", [[1, 8]], 1), 0, 4)
+    engine.begin_step(0)
+    engine.end_step(MS)
+    assert engine.take_finished() == [done]
+    assert not engine.cancel(done, 2 * MS)
+
+
+def test_a_request_whose_last_token_is_visible_has_finished_though_the_scheduler_has_yet_to_learn_it() -> None:
+    engine = engine_for({**TIGHT, "async_scheduling": True})
+    done = submit_spec(engine, request_spec("a", [[1, 8]], 1), 0, 4)
+    engine.begin_step(0)
+    engine.end_step(MS)
+    assert engine.take_finished() == [done]
+    assert engine.running == [done]
+    assert not engine.cancel(done, MS)
+    engine.begin_step(MS)
+    assert engine.finished == [done]
+    engine.end_step(MS)
+    assert engine.idle
+    assert engine.take_finished() == []
+
+
+def test_a_request_that_was_never_submitted_cannot_be_cancelled() -> None:
+    with pytest.raises(ValueError, match="request 0 was never submitted"):
+        engine_for(TIGHT).cancel(0, 0)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_random_scenarios_with_random_cancels_stay_equal_to_the_model(profile: Profile) -> None:
+    for seed in range(SEEDS):
+        play_with_cancels(seed, profile)
+
+
+def play_with_cancels(seed: int, profile: Profile) -> None:
+    scenario = random_scenario(seed, profile)
+    rng = Random(f"cancels {seed}")
+    pair = Pair(scenario["config"], profile)
+    for step in range(120):
+        for index, spec in enumerate(scenario["requests"]):
+            if spec["arrival_step"] == step:
+                pair.add(spec, index)
+        pair.begin()
+        cancel_somebody(pair, rng)
+        pair.end()
+        cancel_somebody(pair, rng)
+    for request in [*pair.model.running, *pair.model.waiting]:
+        if pair.engine.cancel(pair.names.index(request.id), pair.now_ns):
+            pair.model.cancel(request.id)
+    pair.drain()
+
+
+def cancel_somebody(pair: Pair, rng: Random) -> None:
+    candidates = pair.model.running + pair.model.waiting
+    if candidates and rng.random() < 0.08:
+        name = rng.choice(candidates).id
+        visible = len(pair.engine.take_finished())
+        # Asynchronously, its last token may be visible already; then it has finished.
+        if pair.engine.cancel(pair.names.index(name), pair.now_ns):
+            pair.model.cancel(name)
+        else:
+            assert pair.model.config.async_scheduling
+            assert visible >= 0
+        pair.compare()

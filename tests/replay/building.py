@@ -1,0 +1,87 @@
+"""Small workloads and runs for the tests of the replay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy.engines.timing import Constant
+from understudy.replay.offline import OfflineRun, run_offline
+from understudy.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.engines.config import VllmConfig
+
+MS = 1_000_000
+ONE_MS = Constant(prefill_ms=0.0, decode_ms=1.0)
+"""Every step that samples takes a millisecond, every other none."""
+
+
+def single_turns(
+    prompts: Sequence[int],
+    output_tokens: Sequence[int] | int = 1,
+    arrival_ms: Sequence[float] | None = None,
+    content: Sequence[Sequence[int]] | None = None,
+    trace_block_size: int = 16,
+    **columns: Any,
+) -> Workload:
+    """One request each, all at 0 and of unique content unless told otherwise."""
+    counts = [-(-tokens // trace_block_size) for tokens in prompts]
+    if content is None:
+        starts = np.cumsum([0, *counts])
+        content = [range(start, start + count) for start, count in zip(starts, counts, strict=False)]
+    arrivals = arrival_ms if arrival_ms is not None else [0] * len(prompts)
+    outputs = [output_tokens] * len(prompts) if isinstance(output_tokens, int) else output_tokens
+    return Workload(
+        arrival_ns=[round(time_ms * MS) for time_ms in arrivals],
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        hash_offsets=np.cumsum([0, *counts]),
+        hash_ids=[hash_id for ids in content for hash_id in ids],
+        trace_block_size=trace_block_size,
+        **columns,
+    )
+
+
+def sessions(
+    *turns: Sequence[tuple[int, int, float]],
+    arrival_ms: Sequence[float] | None = None,
+    trace_block_size: int = 16,
+    quoted: bool = False,
+    **columns: Any,
+) -> Workload:
+    """Sessions as lists of (prompt tokens, output tokens, delay in ms); the prompts of one extend each other.
+
+    With `quoted`, a prompt contains the output of the turn before.
+    """
+    rows: list[tuple[int, int, int, int, float]] = []
+    ids: list[range] = []
+    for session, tuples in enumerate(turns):
+        start = 100_000 * session
+        for turn, (prompt, output, delay_ms) in enumerate(tuples):
+            rows.append((session, turn, prompt, output, delay_ms))
+            ids.append(range(start, start - (-prompt // trace_block_size)))
+    last = {session: turn for session, turn, *_ in rows}
+    arrivals = arrival_ms if arrival_ms is not None else [0] * len(turns)
+    if quoted:
+        columns["output_in_next"] = [turn < last[session] for session, turn, *_ in rows]
+    return Workload(
+        arrival_ns=[round(arrivals[session] * MS) for session, *_ in rows],
+        prompt_tokens=[prompt for _, _, prompt, _, _ in rows],
+        output_tokens=[output for _, _, _, output, _ in rows],
+        session=[session for session, *_ in rows],
+        turn=[turn for _, turn, *_ in rows],
+        delay_ns=[round(delay_ms * MS) for *_, delay_ms in rows],
+        hash_offsets=np.cumsum([0, *map(len, ids)]),
+        hash_ids=[hash_id for row in ids for hash_id in row],
+        trace_block_size=trace_block_size,
+        **columns,
+    )
+
+
+def play(workload: Workload, engine: VllmConfig | None = None, **how: Any) -> OfflineRun:
+    """Replay with every invariant checked after every step, where that is possible."""
+    return run_offline(workload, engine, check=True, **how)
