@@ -20,7 +20,7 @@ PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERRO
 .PHONY: help demo test lint sanitize bench soak clean
 
 help:
-	@echo 'make demo      the block manager at work, in one table'
+	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
 	@echo 'make test      the test suite'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
@@ -31,7 +31,8 @@ help:
 # --- targets ------------------------------------------------------------------------------------------
 
 demo: .venv/installed
-	@$(BIN)/understudy demo
+	@mkdir -p out
+	@$(BIN)/understudy replay examples/demo_trace.jsonl --workers 2 --num-gpu-blocks 1024 --html out/demo.html
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto
@@ -58,7 +59,7 @@ soak: .venv/installed-dev
 	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak
 
 clean:
-	rm -rf .venv .venv-sanitize build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-sanitize build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------

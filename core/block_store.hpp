@@ -135,8 +135,8 @@ class BlockStore {
   // ── Hold and let go ──
   // One more reference to each registered slot, cached ones included: a match by slot. Counts as no match.
   void reference(std::size_t pool, std::span<const SlotId> slots);
-  // Registered and referenced → mutable, under the references it has: no longer matchable, empty once they are gone, and
-  // not to be staged again while there are several. Not under Allow, where twins hang on primaries.
+  // Registered and referenced → mutable, under the references it has: no longer matchable, empty once they are gone,
+  // and not to be staged again while there are several. Not under Allow, where twins hang on primaries.
   void unregister(std::size_t pool, std::span<const SlotId> slots);
   void retain(std::size_t pool, std::span<const SlotId> slots);
   // Drops one reference each, in this order (or from the last to the first).

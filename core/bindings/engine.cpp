@@ -71,7 +71,17 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
   spec.max_tokens = static_cast<std::uint32_t>(read_uint(max_tokens, "max_tokens", 1u << 30));
   spec.priority = priority;
   spec.arrival_time = arrival_time;
-  if (identities != nullptr) spec.identities = std::make_shared<GivenIdentities>(*identities);
+  if (identities != nullptr) {
+    // The last token is never computed, so it fills no block.
+    const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{spec.prompt_tokens} + std::max(spec.max_tokens, 1u),
+                                                      self.config().max_model_len);
+    const std::uint64_t full = end == 0 ? 0 : (end - 1) / self.config().block_size;
+    if (self.config().enable_prefix_caching && identities->size() < full) {
+      throw Error(ErrorKind::InvalidArgument, "request ", name, ": identities name ", identities->size(),
+                  " blocks, prompt and output fill ", full);
+    }
+    spec.identities = std::make_shared<GivenIdentities>(*identities);
+  }
   return self.submit(std::move(spec));
 }
 
@@ -109,7 +119,7 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
       .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
            nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0,
-           "Queue a request; returns its index. `identities` name its blocks, prompt and output.")
+           "Queue a request; returns its index. `identities` name the blocks that prompt and output fill.")
       .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
            "Why a request of this size could never run to its end, or None.")
       .def("cancel", &VllmEngine::cancel, "request"_a, "now_ns"_a,
@@ -125,6 +135,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("idle", &VllmEngine::idle)
       .def_prop_ro("stuck", &VllmEngine::stuck)
       .def("take_finished", &VllmEngine::take_finished)
+      .def("emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).emitted; }, "request"_a,
+           "Output tokens of a request that are visible.")
       .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
       .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
       .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })

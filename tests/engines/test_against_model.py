@@ -14,15 +14,14 @@ import pytest
 from engines.building import engine_for, engine_profile, request_spec, submit_spec
 from model.scenario_gen import random_scenario
 from model.vllm_config import PROFILES, RECORDED, Profile
-from model.vllm_format import RequestSpec, StepRecord
+from model.vllm_format import RequestSpec
 from model.vllm_scheduler import Plan, VllmModel
 from model.vllm_scheduler import run_scenario as run_model
-from understudy import _core
 from understudy.engines import recorder
 from understudy.engines.scenario import Scenario
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
-SEEDS = 24  # for each profile
+SEEDS = 30  # for each profile
 FIXED = Profile("fixed", phantom_hit=False)
 MS = 1_000_000
 
@@ -53,21 +52,18 @@ def test_thousands_of_scenarios_are_scheduled_as_the_model_does(profile: Profile
         assert_like_the_model(seed, profile)
 
 
-def test_hits_on_blocks_that_nobody_computed_are_counted_as_the_model_counts_them() -> None:
-    counts = []
-    for seed in range(400):
-        scenario = random_scenario(seed)
-        if not any(spec["id"] == "elephant" for spec in scenario["requests"]):
-            continue
-        pair = Pair(scenario["config"])
-        for step in range(150):
-            for index, spec in enumerate(scenario["requests"]):
-                if spec["arrival_step"] == step:
-                    pair.add(spec, index)
-            pair.step()
-        assert pair.engine.phantom_hit_blocks == pair.model.phantom_hit_blocks
-        counts.append(pair.model.phantom_hit_blocks)
-    assert sum(count > 0 for count in counts) > 2
+@pytest.mark.parametrize(("seed", "blocks"), [(0, 0), (137, 2), (597, 1), (1676, 3), (1990, 2)])
+def test_hits_on_blocks_that_nobody_computed_are_counted_as_the_model_counts_them(
+    seed: int, blocks: int
+) -> None:
+    scenario = random_scenario(seed)
+    pair = Pair(scenario["config"])
+    for step in range(200):
+        for index, spec in enumerate(scenario["requests"]):
+            if spec["arrival_step"] == step:
+                pair.add(spec, index)
+        pair.step()
+    assert pair.engine.phantom_hit_blocks == pair.model.phantom_hit_blocks == blocks
 
 
 # ── Cancels ──
@@ -264,11 +260,9 @@ def cancel_somebody(pair: Pair, rng: Random) -> None:
     candidates = pair.model.running + pair.model.waiting
     if candidates and rng.random() < 0.08:
         name = rng.choice(candidates).id
-        visible = len(pair.engine.take_finished())
         # Asynchronously, its last token may be visible already; then it has finished.
         if pair.engine.cancel(pair.names.index(name), pair.now_ns):
             pair.model.cancel(name)
         else:
             assert pair.model.config.async_scheduling
-            assert visible >= 0
         pair.compare()

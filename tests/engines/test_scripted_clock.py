@@ -1,0 +1,238 @@
+"""The engine under a driver with a clock of its own: what becomes visible when, with arrivals and cancels anywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engines.building import MS, constant, engine_for
+from engines.live_driver import LiveDriver
+from model.replay_gen import random_case
+from understudy import _core
+from understudy.engines.scenario import blocks_of
+from understudy.errors import InvalidArgument, WrongState
+from understudy.replay.offline import run_offline
+from understudy.workload import OpenLoop, Workload
+
+CONFIG = {"block_size": 4, "num_blocks": 33}
+BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+def content(first: int, tokens: int, block_size: int = 4) -> _core.Identities:
+    return blocks_of(np.arange(first, first + tokens, dtype=np.uint32), block_size)[0]
+
+
+def driver(asynchronous: bool = False, prefill_ms: float = 4.0, decode_ms: float = 10.0) -> LiveDriver:
+    config = {**CONFIG, "async_scheduling": asynchronous}
+    return LiveDriver(engine_for(config, timing=constant(prefill_ms, decode_ms)))
+
+
+def submit_later(live: LiveDriver, time_ns: int, prompt_tokens: int, max_tokens: int, first: int = 1) -> None:
+    live.at(
+        time_ns, lambda d: void(d.submit(prompt_tokens, max_tokens, content(first, prompt_tokens + max_tokens)))
+    )
+
+
+def void(_: object) -> None:
+    """An action's result that nobody needs."""
+
+
+# ── When things become visible ──
+
+
+@BOTH
+def test_admissions_are_visible_at_the_start_of_a_step_and_tokens_at_its_end(asynchronous: bool) -> None:
+    live = driver(asynchronous)
+    submit_later(live, 0, 8, 3)
+    live.run()
+    (request,) = live.seen
+    assert request.admitted_ns == 0
+    # The prompt's step takes 4 + 10 ms, each further one 10: asynchronously too, though the scheduler learns late.
+    assert request.token_ns == [14 * MS, 24 * MS, 34 * MS]
+    assert request.finished_ns == 34 * MS
+
+
+def test_asynchronously_the_scheduler_learns_of_a_token_one_step_after_it_was_visible() -> None:
+    engine = engine_for({**CONFIG, "async_scheduling": True})
+    engine.submit("a", 8, 2, content(1, 10))
+    for now_ms in (0, 1):
+        engine.begin_step(now_ms * MS)
+        assert engine.finished == []
+        engine.end_step((now_ms + 1) * MS)
+        assert engine.emitted(0) == now_ms + 1
+    assert engine.take_finished() == [0]
+    assert engine.running == [0]
+    assert not engine.idle
+    assert engine.begin_step(2 * MS) == 0  # nothing to compute: it only receives
+    assert (engine.scheduled, engine.finished, engine.running) == ([], [0], [])
+    engine.end_step(2 * MS)
+    assert engine.idle
+    assert engine.free_blocks == 32
+
+
+def test_a_request_that_arrives_in_the_middle_of_a_step_waits_for_its_end() -> None:
+    live = driver()
+    submit_later(live, 0, 8, 3)
+    submit_later(live, 15 * MS, 8, 1, first=100)
+    live.run()
+    assert live.seen[1].admitted_ns == 24 * MS
+    assert live.seen[1].token_ns == [38 * MS]
+    assert live.seen[0].token_ns == [14 * MS, 24 * MS, 38 * MS]
+
+
+def test_a_request_that_arrives_when_a_step_ends_is_in_the_next_one() -> None:
+    live = driver()
+    submit_later(live, 0, 8, 3)
+    submit_later(live, 14 * MS, 8, 1, first=100)
+    live.run()
+    assert live.seen[1].admitted_ns == 14 * MS
+
+
+def test_an_engine_that_is_idle_begins_when_a_request_arrives() -> None:
+    live = driver()
+    submit_later(live, 0, 8, 1)
+    submit_later(live, 100 * MS, 8, 1)
+    live.run()
+    assert live.step_starts_ns == [0, 100 * MS]
+    assert live.seen[1].token_ns == [114 * MS]
+    assert live.seen[1].cached_tokens == 4  # its last block is computed again
+
+
+@BOTH
+def test_a_request_without_output_finishes_at_the_end_of_its_prefill_without_a_token(asynchronous: bool) -> None:
+    live = driver(asynchronous)
+    submit_later(live, 0, 8, 0)
+    live.run()
+    assert live.seen[0].token_ns == []
+    assert live.seen[0].finished_ns == 4 * MS  # no token is sampled, so no decode time is spent
+    assert live.engine.idle
+    assert live.engine.free_blocks == 32
+
+
+# ── Cancels ──
+
+
+@BOTH
+def test_a_request_cancelled_in_the_middle_of_a_step_gets_no_token_at_its_end(asynchronous: bool) -> None:
+    live = driver(asynchronous)
+    submit_later(live, 0, 8, 5)
+    submit_later(live, 0, 8, 5, first=100)
+    live.at(20 * MS, lambda d: void(d.engine.cancel(0, d.now_ns)))
+    live.run()
+    assert live.seen[0].token_ns == [14 * MS]
+    assert live.seen[0].finished_ns == -1
+    assert live.seen[1].token_ns == [14 * MS, 24 * MS, 34 * MS, 44 * MS, 54 * MS]
+    assert live.engine.free_blocks == 32
+
+
+@BOTH
+def test_blocks_of_a_cancelled_request_are_free_before_the_step_ends(asynchronous: bool) -> None:
+    live = driver(asynchronous)
+    submit_later(live, 0, 8, 5)
+    live.run(until_ns=0)
+    assert live.engine.free_blocks == 30
+    assert live.engine.cancel(0, 5 * MS)
+    assert live.engine.free_blocks == 32
+    live.engine.check()
+    live.run()
+    assert live.engine.idle
+
+
+@BOTH
+def test_a_request_cancelled_before_its_first_step_is_never_admitted(asynchronous: bool) -> None:
+    live = driver(asynchronous)
+    submit_later(live, 0, 8, 2)
+    submit_later(live, 5 * MS, 8, 5, first=100)
+    live.at(6 * MS, lambda d: void(d.engine.cancel(1, d.now_ns)))
+    live.run()
+    assert live.seen[1].admitted_ns == -1
+    assert live.seen[0].token_ns == [14 * MS, 24 * MS]
+
+
+# ── Misuse ──
+
+
+def test_steps_do_not_nest() -> None:
+    engine = engine_for(CONFIG)
+    with pytest.raises(WrongState, match="end_step without a step"):
+        engine.end_step(0)
+    engine.submit("a", 8, 1, content(1, 9))
+    engine.begin_step(0)
+    with pytest.raises(WrongState, match="before the step in progress has ended"):
+        engine.begin_step(0)
+    engine.end_step(MS)
+    assert engine.take_finished() == [0]
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "identities", "message"),
+    [
+        (0, 1, content(1, 4), "prompt is empty"),
+        (-1, 1, content(1, 4), "prompt_tokens"),
+        (4, -1, content(1, 4), "max_tokens"),
+        (8, 1, None, "prefix caching needs identities"),
+        (8, 1, content(1, 4), "identities name 1 blocks, prompt and output fill 2"),
+        (8, 5, content(1, 11), "identities name 2 blocks, prompt and output fill 3"),
+        (64, 1, content(1, 65), "leaves no room for output in max_model_len=64"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_and_leaves_no_trace(
+    prompt_tokens: int, max_tokens: int, identities: _core.Identities | None, message: str
+) -> None:
+    engine = engine_for({**CONFIG, "max_model_len": 64})
+    with pytest.raises(InvalidArgument, match=message):
+        engine.submit("a", prompt_tokens, max_tokens, identities)
+    assert engine.idle
+    assert engine.submit("b", 8, 4, content(1, 11)) == 0  # the last token fills no block
+    engine.advance(100 * MS)
+    assert engine.take_finished() == [0]
+
+
+# ── Live and offline ──
+
+
+def tokens_of(workload: Workload, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """The prompt as the workload describes it, then outputs that nobody else has."""
+    positions = np.arange(workload.prompt_tokens[row]) // workload.trace_block_size
+    prompt = workload.prompt_hash_ids(row)[positions]
+    first = 1_000_000 + 1_000 * row
+    outputs = np.arange(first, first + workload.output_tokens[row], dtype=np.uint32)
+    return np.concatenate([prompt, outputs])
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
+    compared = 0
+    for seed in range(part, 120, 4):
+        case = random_case(seed, single_turns=True)
+        workload = case.workload.normalised()
+        engine = _core.Engine(case.config.native(), case.config.native_timing())
+        if any(
+            engine.never_fits(prompt, output)
+            for prompt, output in zip(workload.prompt_tokens, workload.output_tokens, strict=True)
+        ):
+            continue
+        try:
+            columns = run_offline(workload, case.config, load=OpenLoop()).timeline
+        except WrongState:
+            continue
+        live = LiveDriver(engine)
+        for row in range(len(workload)):
+            identities = blocks_of(tokens_of(workload, row), case.config.block_size)[0]
+
+            def arrive(d: LiveDriver, row: int = row, identities: _core.Identities = identities) -> None:
+                prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
+                d.submit(prompt, output, identities, priority=int(workload.priority[row]))
+
+            live.at(int(workload.arrival_ns[row]), arrive)
+        live.run()
+        seen = live.seen
+        assert [s.admitted_ns for s in seen] == columns.first_admit_ns.tolist(), seed
+        assert [s.cached_tokens for s in seen] == columns.cached_tokens_first.tolist(), seed
+        assert [s.finished_ns for s in seen] == columns.finish_ns.tolist(), seed
+        assert [len(s.token_ns) for s in seen] == columns.output_tokens.tolist(), seed
+        assert [s.token_ns[0] if s.token_ns else -1 for s in seen] == columns.first_token_ns.tolist(), seed
+        assert live.engine.steps == columns.steps, seed
+        assert live.engine.free_blocks == case.config.num_gpu_blocks
+        compared += 1
+    assert compared > 10
