@@ -92,5 +92,5 @@ clean:
 .venv-sanitize/installed: .venv-sanitize/created $(SOURCES)
 	@echo 'building understudy under ASan and UBSan (a minute or two the first time)'
 	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_SANITIZE=ON \
-	  -C build-dir=build/sanitize '.[dev]'
+	  -C build-dir=build/sanitize -C install.strip=false '.[dev]'
 	@touch $@

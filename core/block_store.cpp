@@ -12,6 +12,7 @@ namespace understudy {
 namespace {
 
 constexpr std::size_t kSentinelsPerPool = 5;
+constexpr std::size_t kMaxPolicyTries = 10'000;  // answers of a policy that others have overtaken, in one allocation
 constexpr std::size_t kWarmBatch = 16;  // index lines brought in together
 
 std::uint64_t total_blocks(const StoreConfig& config) {
@@ -110,25 +111,33 @@ SlotId BlockStore::global(const Pool& pool, SlotId id) const {
 // ── Allocate ──
 
 bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
-  Pool& pool = *pools_[pool_index];
-  if (pool.advised != nullptr) return take_advised(pool, out, evicted);
+  std::uint64_t available = 0;
+  return take(*pools_[pool_index], out, evicted, &available);
+}
+
+void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+  std::uint64_t available = 0;
+  if (take(*pools_[pool_index], out, evicted, &available)) return;
+  throw Error(ErrorKind::CapacityExhausted, "asked for ", out.size(), " blocks of tier G",
+              static_cast<int>(tier(pool_index)), " but only ", available, " of ", num_blocks(pool_index),
+              " are available");
+}
+
+// False, and how many there are, when there are too few.
+bool BlockStore::take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available) {
+  if (pool.advised != nullptr) return take_advised(pool, out, evicted, available);
   const Lock lock(*this);
-  if (pool.available() < out.size()) return false;
+  *available = pool.available();
+  if (*available < out.size()) return false;
   pool.policy->take(out);
   hand_out(pool, out, evicted);
   return true;
 }
 
-void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
-  if (try_allocate(pool_index, out, evicted)) return;
-  throw Error(ErrorKind::CapacityExhausted, "asked for ", out.size(), " blocks of tier G",
-              static_cast<int>(tier(pool_index)), " but only ", available(pool_index), " of ", num_blocks(pool_index),
-              " are available");
-}
-
 // The advisor is asked between two critical sections; if the pool moved meanwhile so that its answer no longer
 // holds, it is told and asked again.
-bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
+                              std::uint64_t* available) {
   // Of any such pool: two that reach for each other's would wait for each other's turn.
   static thread_local bool asking = false;
   if (asking) {
@@ -141,11 +150,14 @@ bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<Blo
     ~Asking() { asking = false; }
   } mark;
 
-  for (;;) {
+  for (std::size_t tries = 1;; ++tries) {
     std::vector<PolicyChange> news;
     {
       const Lock lock(*this);
-      if (pool.available() < out.size()) return false;
+      if (pool.available() < out.size()) {
+        *available = pool.available();
+        return false;
+      }
       if (out.empty()) return true;
       news = pool.advised->pending();
     }
@@ -163,8 +175,9 @@ bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<Blo
 
     const Lock lock(*this);
     std::string why;
-    if (!validate_choice(pool, chosen, out.size(), &why)) {
-      if (pool.advised->has_pending()) continue;
+    bool overtaken = false;
+    if (!validate_choice(pool, chosen, out.size(), &why, &overtaken)) {
+      if (overtaken && pool.advised->has_pending() && tries < kMaxPolicyTries) continue;
       throw Error(ErrorKind::PolicyError, "the eviction policy was asked for ", out.size(), " blocks and ", why);
     }
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -176,7 +189,9 @@ bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<Blo
   }
 }
 
-bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why) {
+// `overtaken`: the only fault is that somebody else took a block in the meantime.
+bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
+                                 bool* overtaken) {
   if (chosen.size() != count) {
     *why = "named " + std::to_string(chosen.size());
     return false;
@@ -191,6 +206,7 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
     Slot& slot = slots_[pool.first + id];
     if (slot.marked || !slot.available()) {
       *why = "named block " + std::to_string(id) + (slot.marked ? " twice" : ", which is in use");
+      *overtaken = !slot.marked;
       break;
     }
     slot.marked = true;

@@ -179,8 +179,10 @@ class BlockStore {
   // Block ids are checked before they are used as indices.
   SlotId global(const Pool& pool, SlotId id) const;
 
-  bool take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted);
-  bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why);
+  bool take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available);
+  bool take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available);
+  bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
+                       bool* overtaken);
   void hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted);
 
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;

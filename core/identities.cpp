@@ -94,17 +94,22 @@ Identities Identities::slice(std::size_t start, std::size_t stop) const {
     throw Error(ErrorKind::InvalidArgument, "blocks ", start, " to ", stop, " do not lie inside ", size_,
                 " blocks");
   }
-  return {std::shared_ptr<const BlockIdentity>(first_, first_.get() + start), stop - start};
+  return Identities(std::shared_ptr<const BlockIdentity>(first_, first_.get() + start), stop - start)
+      .with_block_size(block_size_);
 }
 
 Identities Identities::concat(const Identities& other) const {
   if (empty()) return other;
   if (other.empty()) return *this;
+  if (block_size_ != 0 && other.block_size_ != 0 && block_size_ != other.block_size_) {
+    throw Error(ErrorKind::InvalidArgument, "blocks of ", block_size_, " and of ", other.block_size_,
+                " tokens do not go together");
+  }
   std::vector<BlockIdentity> blocks;
   blocks.reserve(size_ + other.size_);
   blocks.insert(blocks.end(), span().begin(), span().end());
   blocks.insert(blocks.end(), other.span().begin(), other.span().end());
-  return Identities(std::move(blocks));
+  return Identities(std::move(blocks)).with_block_size(block_size_ == other.block_size_ ? block_size_ : 0);
 }
 
 bool operator==(const Identities& a, const Identities& b) noexcept {

@@ -36,6 +36,14 @@ class Identities {
   // Local hashes are not known; a parent hash is known where the element before is the parent.
   static Identities from_lineage_hashes(std::span<const LineageHash> lineage_hashes);
 
+  // The same blocks, known to hold `block_size` tokens each.
+  Identities with_block_size(std::size_t block_size) const {
+    Identities out = *this;
+    out.block_size_ = block_size;
+    return out;
+  }
+  std::size_t block_size() const noexcept { return block_size_; }  // 0: not known (hashes without tokens)
+
   std::size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }
   const BlockIdentity& operator[](std::size_t index) const noexcept { return first_.get()[index]; }
@@ -50,6 +58,7 @@ class Identities {
  private:
   std::shared_ptr<const BlockIdentity> first_;
   std::size_t size_ = 0;
+  std::size_t block_size_ = 0;
 };
 
 // A growing list of identities whose snapshots cost O(1): elements that a snapshot can see are never written

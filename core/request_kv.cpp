@@ -215,6 +215,7 @@ void RequestKv::close() noexcept {
   store_->release(pool_, slots_, true);
   slots_.clear();
   registered_ = scheduled_ = allocated_ = 0;
+  store_.reset();
 }
 
 }  // namespace understudy

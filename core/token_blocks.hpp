@@ -74,7 +74,7 @@ class TokenBlocks {
 
   // Identities of the complete blocks: a view until the next change, or a snapshot that lasts (O(1)).
   std::span<const BlockIdentity> blocks() const noexcept { return blocks_.span(); }
-  Identities identities() { return blocks_.snapshot(); }
+  Identities identities() { return blocks_.snapshot().with_block_size(block_size_); }
 
  private:
   std::vector<MultimodalRun> placed_runs(std::span<const MultimodalRun> runs, std::uint64_t length) const;

@@ -16,10 +16,17 @@ void Guard::require_live() const {
 }
 
 void Guard::release(bool tail_first) {
+  if (in_transfer_) {
+    release_requested_ = true;
+    return;
+  }
   released_ = true;
   const std::vector<SlotId> ids = std::exchange(ids_, {});
-  if (ids.empty()) return;
-  without_gil(manager_, ids.size(), [&] { manager_.store->release(manager_.pool, ids, tail_first); });
+  // A guard that holds nothing keeps nothing alive: neither the store nor a policy written in Python.
+  const Manager manager{std::exchange(manager_.store, nullptr), manager_.pool};
+  if (!ids.empty()) {
+    without_gil(manager, ids.size(), [&] { manager.store->release(manager.pool, ids, tail_first); });
+  }
 }
 
 std::vector<SlotId> Guard::consume() {
@@ -57,6 +64,13 @@ void report_leak(const Manager& manager, std::size_t blocks, const char* remedy)
   PyErr_Restore(type, value, trace);
 }
 
+void require_block_size(const Manager& manager, const Identities& identities) {
+  const std::size_t known = identities.block_size();
+  if (known == 0 || known == manager.store->block_size()) return;
+  throw Error(ErrorKind::InvalidArgument, "identities are of blocks of ", known, " tokens, this manager's hold ",
+              manager.store->block_size());
+}
+
 namespace {
 
 using namespace nb::literals;
@@ -66,20 +80,6 @@ nb::object ids_array(const Guard& self) {
   std::transform(self.ids().begin(), self.ids().end(), ids.begin(),
                  [](SlotId id) { return static_cast<std::int32_t>(id); });
   return to_array(std::move(ids));
-}
-
-// Consumes the guard, runs `work(ids)`, and gives the blocks back to the guard if that fails.
-template <typename Work>
-std::vector<SlotId> transfer(Guard& self, Work work) {
-  std::vector<SlotId> ids = self.consume();
-  const std::vector<SlotId> before = ids;
-  try {
-    without_gil(self.manager(), ids.size(), [&] { work(ids); });
-  } catch (...) {
-    self.give_back(before);
-    throw;
-  }
-  return ids;
 }
 
 std::optional<IntArray<Token>> read_tokens(nb::handle token_ids) {
@@ -92,32 +92,40 @@ std::span<const Token> span_of(const std::optional<IntArray<Token>>& tokens) {
 }
 
 StagedBlocks stage(MutableBlocks& self, const Identities& identities) {
-  std::vector<SlotId> ids = transfer(self, [&](std::vector<SlotId>& slots) {
-    self.manager().store->stage(self.manager().pool, slots, identities.span());
+  const Manager manager = self.manager();
+  self.require_live();
+  require_block_size(manager, identities);
+  std::vector<SlotId> ids = self.transfer([&](const Manager& m, std::vector<SlotId>& slots) {
+    m.store->stage(m.pool, slots, identities.span());
   });
-  return {self.manager(), std::move(ids), identities};
+  return {manager, std::move(ids), identities};
 }
 
 RegisteredBlocks commit(MutableBlocks& self, const Identities& identities, nb::handle token_ids) {
   const auto tokens = read_tokens(token_ids);
-  std::vector<SlotId> ids = transfer(self, [&](std::vector<SlotId>& slots) {
-    self.manager().store->commit(self.manager().pool, slots, identities.span(), span_of(tokens));
+  const Manager manager = self.manager();
+  self.require_live();
+  require_block_size(manager, identities);
+  std::vector<SlotId> ids = self.transfer([&](const Manager& m, std::vector<SlotId>& slots) {
+    m.store->commit(m.pool, slots, identities.span(), span_of(tokens));
   });
-  return {self.manager(), std::move(ids), identities};
+  return {manager, std::move(ids), identities};
 }
 
 RegisteredBlocks register_staged(StagedBlocks& self, nb::handle token_ids) {
   const auto tokens = read_tokens(token_ids);
-  std::vector<SlotId> ids = transfer(self, [&](std::vector<SlotId>& slots) {
-    self.manager().store->register_staged(self.manager().pool, slots, span_of(tokens));
+  const Manager manager = self.manager();
+  std::vector<SlotId> ids = self.transfer([&](const Manager& m, std::vector<SlotId>& slots) {
+    m.store->register_staged(m.pool, slots, span_of(tokens));
   });
-  return {self.manager(), std::move(ids), self.identities()};
+  return {manager, std::move(ids), self.identities()};
 }
 
 MutableBlocks unstage(StagedBlocks& self) {
-  std::vector<SlotId> ids = transfer(
-      self, [&](std::vector<SlotId>& slots) { self.manager().store->unstage(self.manager().pool, slots); });
-  return {self.manager(), std::move(ids)};
+  const Manager manager = self.manager();
+  std::vector<SlotId> ids =
+      self.transfer([&](const Manager& m, std::vector<SlotId>& slots) { m.store->unstage(m.pool, slots); });
+  return {manager, std::move(ids)};
 }
 
 RegisteredBlocks clone(const RegisteredBlocks& self) {
@@ -162,7 +170,7 @@ void bind_guards(nb::module_& m) {
           [](MutableBlocks& self, nb::handle count) {
             return MutableBlocks(self.manager(), self.split(read_uint(count, "count")));
           },
-          "count"_a, "Move the first `count` blocks into a guard of their own.");
+          "count"_a.none(), "Move the first `count` blocks into a guard of their own.");
 
   staged.def_prop_ro("identities", &StagedBlocks::identities)
       .def("register", &register_staged, "token_ids"_a.none() = nb::none(),
@@ -180,7 +188,7 @@ void bind_guards(nb::module_& m) {
             self.drop_identities(cut);
             return RegisteredBlocks(self.manager(), std::move(head), all.slice(0, cut));
           },
-          "count"_a, "Move the first `count` blocks into a guard of their own.")
+          "count"_a.none(), "Move the first `count` blocks into a guard of their own.")
       .def(
           "weak",
           [](const RegisteredBlocks& self) {

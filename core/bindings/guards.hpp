@@ -34,6 +34,9 @@ auto without_gil(const Manager& manager, std::size_t blocks, Work work) {
 // Counts the leak and warns; for finalizers, with the GIL held.
 void report_leak(const Manager& manager, std::size_t blocks, const char* remedy);
 
+// Raises InvalidArgument when the identities are known to be of blocks of another size than the manager's.
+void require_block_size(const Manager& manager, const Identities& identities);
+
 // Owns one reference to each of `ids`. Moving out (take) leaves it empty, under the GIL, so that two threads with
 // one guard cannot both release it.
 class Guard {
@@ -56,18 +59,37 @@ class Guard {
   void release(bool tail_first = false);
   // The ids, which the caller now owns. WrongState when the guard was released or consumed.
   std::vector<SlotId> consume();
+  // Hands the ids to `work`, which may run without the GIL, and takes them back if it fails; a release() that comes
+  // in the meantime is then carried out.
+  template <typename Work>
+  std::vector<SlotId> transfer(Work work) {
+    std::vector<SlotId> ids = consume();
+    const std::vector<SlotId> before = ids;
+    const Manager manager = manager_;
+    in_transfer_ = true;
+    try {
+      without_gil(manager, ids.size(), [&] { work(manager, ids); });
+    } catch (...) {
+      in_transfer_ = false;
+      ids_ = before;
+      released_ = false;
+      if (std::exchange(release_requested_, false)) release(true);
+      throw;
+    }
+    in_transfer_ = false;
+    manager_.store.reset();
+    return ids;
+  }
   // The first `count` ids leave with the caller; the rest stay.
   std::vector<SlotId> split(std::size_t count);
-  void give_back(std::vector<SlotId> ids) noexcept {
-    ids_ = std::move(ids);
-    released_ = false;
-  }
   void require_live() const;
 
  private:
   Manager manager_;
   std::vector<SlotId> ids_;
   bool released_ = false;
+  bool in_transfer_ = false;
+  bool release_requested_ = false;  // while the ids were out
 };
 
 class MutableBlocks : public Guard {

@@ -51,7 +51,7 @@ Identities sliced(const Identities& self, const nb::slice& range) {
   std::vector<BlockIdentity> picked;
   picked.reserve(static_cast<std::size_t>(length));
   for (Py_ssize_t i = 0; i < length; ++i) picked.push_back(self[static_cast<std::size_t>(start + i * step)]);
-  return Identities(std::move(picked));
+  return Identities(std::move(picked)).with_block_size(self.block_size());
 }
 
 Identities from_local_hashes(nb::handle local_hashes, const Identities* parent) {
@@ -217,6 +217,13 @@ void bind_identities(nb::module_& m) {
               "__eq__", [](const Identities& a, const Identities& b) { return a == b; }, nb::is_operator())
           .def("__repr__", &repr_identities)
           .def_prop_ro("lineage_hashes", &lineage_list, "128-bit lineage hashes, one int per block.")
+      .def_prop_ro(
+          "block_size",
+          [](const Identities& self) -> std::optional<std::size_t> {
+            if (self.block_size() == 0) return std::nullopt;
+            return self.block_size();
+          },
+          "Tokens of each block; None where only hashes are known.")
           .def_prop_ro(
               "sequence_hashes",
               [](const Identities& self) {

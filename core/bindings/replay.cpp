@@ -51,6 +51,15 @@ void check_links(const WorkloadColumns& w) {
       throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", ids, " hash_ids expected for ", w.prompt_tokens[i],
                   " prompt tokens, got ", last - first);
     }
+    if (!w.output_token_offsets.empty()) {
+      const std::int64_t begin = w.output_token_offsets[i];
+      const std::int64_t end = w.output_token_offsets[i + 1];
+      if (begin < 0 || end < begin || end > static_cast<std::int64_t>(w.output_token_ids.size()) ||
+          (end > begin && end - begin != w.output_tokens[i])) {
+        throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", w.output_tokens[i], " output_token_ids or none expected, got ",
+                    end - begin);
+      }
+    }
     if (w.output_in_next.empty() || !w.output_in_next[i]) continue;
     if (w.next_turn[i] < 0 ||
         w.prompt_tokens[static_cast<std::size_t>(w.next_turn[i])] < w.prompt_tokens[i] + w.output_tokens[i]) {
@@ -63,6 +72,7 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
                       Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens, Column<std::int32_t> priority,
                       Column<std::int32_t> turn, Column<std::int64_t> next_turn, Column<std::int64_t> delay_ns,
                       Column<std::int64_t> hash_offsets, Column<std::uint32_t> hash_ids, Column<bool> output_in_next,
+                      Column<std::int64_t> output_token_offsets, Column<std::uint32_t> output_token_ids,
                       nb::handle trace_block_size, nb::handle workers, const std::string& routing, nb::handle seed,
                       nb::handle concurrency, nb::handle threads, bool leaping, bool check, nb::object progress) {
   const std::size_t rows = prompt_tokens.size();
@@ -77,6 +87,10 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
   workload.hash_offsets = view(hash_offsets, rows + 1, "hash_offsets");
   workload.hash_ids = {hash_ids.data(), hash_ids.size()};
   if (output_in_next.size() != 0) workload.output_in_next = view(output_in_next, rows, "output_in_next");
+  if (output_token_offsets.size() != 0) {
+    workload.output_token_offsets = view(output_token_offsets, rows + 1, "output_token_offsets");
+    workload.output_token_ids = {output_token_ids.data(), output_token_ids.size()};
+  }
   workload.trace_block_size = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
   if (workload.trace_block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
   check_links(workload);
@@ -150,7 +164,8 @@ void bind_replay(nb::module_& m) {
 
   m.def("run_fleet", &run_fleet, nb::kw_only(), "engine"_a, "timing"_a, "arrival_ns"_a, "prompt_tokens"_a,
         "output_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,
-        "output_in_next"_a, "trace_block_size"_a, "workers"_a = 1, "routing"_a = "round_robin", "seed"_a = 0,
+        "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a, "workers"_a = 1,
+        "routing"_a = "round_robin", "seed"_a = 0,
         "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true, "check"_a = false, "progress"_a.none() = nb::none(),
         "Replay a workload through a fleet of simulated workers.");
 }

@@ -58,7 +58,16 @@ template <typename Blocks, typename Work>
 auto on(SharedRequest& self, Blocks blocks, Work work) {
   Turn turn(self);
   const std::size_t count = blocks(std::as_const(self.kv));
+  if (self.kv.state() == RequestKv::State::Closed) return work(self.kv);  // raises, or has nothing to do
   return without_gil(self.manager, count, [&] { return work(self.kv); });
+}
+
+// A closed request keeps nothing alive: neither the store nor a policy written in Python.
+void close_request(SharedRequest& self) {
+  Turn turn(self);
+  if (self.kv.state() == RequestKv::State::Closed) return;
+  without_gil(self.manager, self.kv.held_blocks(), [&] { self.kv.close(); });
+  self.manager.store.reset();
 }
 
 std::size_t known(const RequestKv& kv) { return kv.tokens().num_blocks(); }
@@ -133,7 +142,7 @@ void bind_request_kv(nb::module_& m) {
                  self, [&](const RequestKv& kv) { return count / kv.tokens().block_size(); },
                  [&](RequestKv& kv) { kv.schedule_prefill(count); });
            },
-           "tokens"_a)
+           "tokens"_a.none())
       .def("schedule_decode",
            [](SharedRequest& self) { on(self, one, [](RequestKv& kv) { kv.schedule_decode(); }); })
       .def("schedule_speculative",
@@ -141,7 +150,7 @@ void bind_request_kv(nb::module_& m) {
              const std::size_t count = read_count(tokens);
              return on(self, one, [&](RequestKv& kv) { return kv.schedule_speculative(count); });
            },
-           "tokens"_a)
+           "tokens"_a.none())
       .def("revert",
            [](SharedRequest& self) {
              on(self, held, [](RequestKv& kv) { kv.revert(); });
@@ -174,12 +183,12 @@ void bind_request_kv(nb::module_& m) {
            })
       .def("close",
            [](SharedRequest& self) {
-             on(self, held, [](RequestKv& kv) { kv.close(); });
+             close_request(self);
            })
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__",
            [](SharedRequest& self, nb::args) {
-             on(self, held, [](RequestKv& kv) { kv.close(); });
+             close_request(self);
            })
       .def_prop_ro("state",
                    [](SharedRequest& self) {

@@ -56,7 +56,19 @@ std::shared_ptr<BlockStore> make_store(std::vector<PoolConfig> pools, nb::handle
     config.sketch_capacity = read_uint(sketch_capacity, "sketch_capacity", std::uint64_t{1} << 32);
     if (config.sketch_capacity == 0) throw Error(ErrorKind::ConfigError, "sketch_capacity must be at least 1");
   }
-  return std::make_shared<BlockStore>(config);
+  std::uint64_t blocks = 0;
+  for (const PoolConfig& pool : config.pools) blocks += pool.num_blocks;
+  constexpr std::uint64_t kMostPerBlock = 64;
+  if (config.sketch_capacity && *config.sketch_capacity > kMostPerBlock * std::max<std::uint64_t>(blocks, 1 << 16)) {
+    throw Error(ErrorKind::ConfigError, "sketch_capacity ", *config.sketch_capacity, " is absurd for ", blocks,
+                " blocks; a small multiple of the blocks will do");
+  }
+  try {
+    return std::make_shared<BlockStore>(config);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::ConfigError, "num_blocks of ", blocks, " in all need about ", blocks * sizeof(Slot) * 5 / 4,
+                " bytes, more than there is memory");
+  }
 }
 
 void make_manager(Manager* self, nb::handle num_blocks, nb::handle block_size, nb::handle policy,
@@ -84,6 +96,7 @@ MutableBlocks allocate(const Manager& self, nb::handle count) {
 }
 
 RegisteredBlocks match_prefix(const Manager& self, const Identities& identities) {
+  require_block_size(self, identities);
   std::vector<SlotId> ids(identities.size());
   const std::size_t hits = without_gil(
       self, ids.size(), [&] { return self.store->match_prefix(self.pool, identities.span(), ids.data()); });
@@ -118,6 +131,7 @@ nb::ndarray<nb::numpy, bool, nb::ndim<1>> to_mask(std::vector<std::uint8_t> mask
 }
 
 nb::object match_scattered(const Manager& self, const Identities& identities) {
+  require_block_size(self, identities);
   std::vector<SlotId> found(identities.size());
   without_gil(self, found.size(),
               [&] { self.store->match_scattered(self.pool, identities.span(), found.data()); });
@@ -127,6 +141,7 @@ nb::object match_scattered(const Manager& self, const Identities& identities) {
 }
 
 RegisteredBlocks scan(const Manager& self, const Identities& identities, bool touch) {
+  require_block_size(self, identities);
   std::vector<SlotId> found(identities.size());
   without_gil(self, found.size(),
               [&] { self.store->scan(self.pool, identities.span(), found.data(), touch); });
@@ -135,6 +150,7 @@ RegisteredBlocks scan(const Manager& self, const Identities& identities, bool to
 }
 
 nb::ndarray<nb::numpy, bool, nb::ndim<1>> has_blocks(const Manager& self, const Identities& identities) {
+  require_block_size(self, identities);
   std::vector<std::uint8_t> mask(identities.size());
   without_gil(self, mask.size(), [&] {
     self.store->has_blocks(self.pool, identities.span(), reinterpret_cast<bool*>(mask.data()));
@@ -268,7 +284,7 @@ void bind_manager(nb::module_& m) {
            "thresholds"_a.none() = nb::none(), "duplicates"_a = "allow", "reset_on_release"_a = false,
            "tier"_a = Tier::G1, "dp_rank"_a = 0, "events"_a = false, "event_capacity"_a.none() = nb::none(),
            "event_token_ids"_a = false, "sketch_capacity"_a.none() = nb::none())
-      .def("allocate", &allocate, "count"_a,
+      .def("allocate", &allocate, "count"_a.none(),
            "`count` mutable blocks, all or none; CapacityExhausted when fewer are available.")
       .def("match_prefix", &match_prefix, "identities"_a, "References to the longest run of leading hits.")
       .def("match_scattered", &match_scattered, "identities"_a,
@@ -278,6 +294,7 @@ void bind_manager(nb::module_& m) {
       .def(
           "prefix_length",
           [](const Manager& self, const Identities& identities) {
+            require_block_size(self, identities);
             return without_gil(self, identities.size(),
                                [&] { return self.store->prefix_length(self.pool, identities.span()); });
           },
@@ -286,6 +303,7 @@ void bind_manager(nb::module_& m) {
       .def(
           "touch",
           [](const Manager& self, const Identities& identities) {
+            require_block_size(self, identities);
             without_gil(self, identities.size(), [&] { self.store->touch(self.pool, identities.span()); });
           },
           "identities"_a, "Count a use of the blocks that are here, without referencing them.")

@@ -28,15 +28,21 @@ class PythonTiming final : public TimingModel {
 
   double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const override {
     nb::gil_scoped_acquire gil;
-    return nb::cast<double>(model_.attr("prefill_ms")(requests, mean_input, mean_cached));
+    return number(model_.attr("prefill_ms")(requests, mean_input, mean_cached), "prefill_ms");
   }
   double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                    std::uint64_t capacity_tokens) const override {
     nb::gil_scoped_acquire gil;
-    return nb::cast<double>(model_.attr("decode_ms")(requests, context_tokens, mean_context, capacity_tokens));
+    return number(model_.attr("decode_ms")(requests, context_tokens, mean_context, capacity_tokens), "decode_ms");
   }
 
  private:
+  static double number(nb::handle answer, const char* method) {
+    double ms = 0;
+    if (!nb::try_cast(answer, ms)) throw Error(ErrorKind::InvalidArgument, "the timing model's ", method, " returned no number");
+    return ms;
+  }
+
   nb::object model_;
 };
 

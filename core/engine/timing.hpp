@@ -62,17 +62,22 @@ struct StepTiming {
   std::int64_t duration_ns(const StepLoad& load, std::uint64_t capacity_tokens) const {
     double ms = 0;
     if (load.prefill_requests > 0) {
-      ms += model->prefill_ms(load.prefill_requests, load.prefill_input_tokens / load.prefill_requests,
-                              load.prefill_cached_tokens / load.prefill_requests) /
-            speedup_ratio;
+      ms += checked(model->prefill_ms(load.prefill_requests, load.prefill_input_tokens / load.prefill_requests,
+                                      load.prefill_cached_tokens / load.prefill_requests) /
+                    speedup_ratio);
     }
     if (load.decode_requests > 0) {
-      ms += model->decode_ms(load.decode_requests, load.decode_context_tokens,
-                             load.decode_context_tokens / load.decode_requests, capacity_tokens) /
-            (speedup_ratio * decode_speedup_ratio);
+      ms += checked(model->decode_ms(load.decode_requests, load.decode_context_tokens,
+                                     load.decode_context_tokens / load.decode_requests, capacity_tokens) /
+                    (speedup_ratio * decode_speedup_ratio));
     }
-    if (!(ms >= 0) || ms > 9e12) throw Error(ErrorKind::InvalidArgument, "the timing model returned ", ms, " ms for a step");
     return std::llround(ms * 1e6);
+  }
+
+ private:
+  static double checked(double ms) {
+    if (!(ms >= 0) || ms > 4e12) throw Error(ErrorKind::InvalidArgument, "the timing model returned ", ms, " ms for a step");
+    return ms;
   }
 };
 

@@ -238,6 +238,12 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
     source = static_cast<std::uint64_t>(workload_.next_turn[row]);
     known += output;
   }
+  std::span<const std::uint32_t> exact;
+  if (!workload_.output_token_offsets.empty()) {
+    const auto begin = static_cast<std::size_t>(workload_.output_token_offsets[row]);
+    exact = workload_.output_token_ids.subspan(begin,
+                                               static_cast<std::size_t>(workload_.output_token_offsets[row + 1]) - begin);
+  }
   const auto first = static_cast<std::size_t>(workload_.hash_offsets[source]);
   const auto last = static_cast<std::size_t>(workload_.hash_offsets[source + 1]);
   RequestSpec spec;
@@ -247,7 +253,8 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   spec.arrival_time = static_cast<double>(arrival_ns);
   if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
   spec.identities = std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first),
-                                                      workload_.trace_block_size, known, config_.engine.block_size, row);
+                                                      workload_.trace_block_size, known, exact,
+                                                      config_.engine.block_size, row);
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);
   worker.outstanding_tokens += std::uint64_t{prompt} + output;

@@ -9,7 +9,8 @@
 namespace understudy {
 
 void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count) const {
-  out.reserve(std::max(count, static_cast<std::size_t>(stream_tokens_ / block_size_)));
+  const std::uint64_t known_tokens = stream_tokens_ + outputs_.size();
+  out.reserve(std::max(count, static_cast<std::size_t>(known_tokens / block_size_)));
   std::uint64_t parent = out.empty() ? 0 : out.back().sequence_hash();
   std::uint32_t last_id = 0;
   std::uint64_t last_local = 0;  // of a block that lies inside one trace block with that id
@@ -18,9 +19,9 @@ void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count)
     const std::uint64_t first = position * std::uint64_t{block_size_};
     const std::uint64_t end = first + block_size_;
     std::uint64_t local = 0;
-    if (end > stream_tokens_) {
+    if (end > known_tokens) {
       local = xxh3_64_pair(request_, position, ~kBaseSaltHash);
-    } else if (first / trace_block_ == (end - 1) / trace_block_) {
+    } else if (end <= stream_tokens_ && first / trace_block_ == (end - 1) / trace_block_) {
       const std::uint32_t id = stream_[first / trace_block_];
       if (last_local == 0 || id != last_id) {
         last_id = id;
@@ -42,8 +43,9 @@ std::uint64_t TraceIdentities::local_hash(std::uint64_t first_token) const {
   std::vector<std::uint64_t> runs;
   const std::uint64_t end = first_token + block_size_;
   for (std::uint64_t at = first_token; at < end;) {
-    const std::uint64_t stop = std::min(end, (at / trace_block_ + 1) * trace_block_);
-    const std::uint64_t id = stream_[at / trace_block_];
+    const bool output = at >= stream_tokens_;
+    const std::uint64_t id = output ? outputs_[at - stream_tokens_] : stream_[at / trace_block_];
+    const std::uint64_t stop = output ? at + 1 : std::min({end, (at / trace_block_ + 1) * trace_block_, stream_tokens_});
     if (!runs.empty() && runs[runs.size() - 2] == id) {
       runs.back() += stop - at;
     } else {

@@ -63,6 +63,8 @@ class Identities:
     @property
     def lineage_hashes(self) -> list[int]: ...
     @property
+    def block_size(self) -> int | None: ...
+    @property
     def sequence_hashes(self) -> npt.NDArray[np.uint64]: ...
     @property
     def local_hashes(self) -> npt.NDArray[np.uint64]: ...
@@ -544,6 +546,8 @@ def run_fleet(
     hash_offsets: npt.NDArray[np.int64],
     hash_ids: npt.NDArray[np.uint32],
     output_in_next: npt.NDArray[np.bool_],
+    output_token_offsets: npt.NDArray[np.int64],
+    output_token_ids: npt.NDArray[np.uint32],
     trace_block_size: int,
     workers: int = 1,
     routing: str = "round_robin",

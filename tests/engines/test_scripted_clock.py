@@ -192,11 +192,13 @@ def test_a_request_that_makes_no_sense_is_refused_and_leaves_no_trace(
 
 
 def tokens_of(workload: Workload, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """The prompt as the workload describes it, then outputs that nobody else has."""
+    """The prompt as the workload describes it, then its outputs, or ones that nobody else has."""
     positions = np.arange(workload.prompt_tokens[row]) // workload.trace_block_size
     prompt = workload.prompt_hash_ids(row)[positions]
-    first = 1_000_000 + 1_000 * row
-    outputs = np.arange(first, first + workload.output_tokens[row], dtype=np.uint32)
+    outputs = workload.known_output_tokens(row)
+    if outputs is None:
+        first = 1_000_000 + 1_000 * row
+        outputs = np.arange(first, first + workload.output_tokens[row], dtype=np.uint32)
     return np.concatenate([prompt, outputs])
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from understudy._core import PolicyName
 
 SIZES = [10**4, 10**5, 10**6]
-if "UNDERSTUDY_SOAK_OPS" in os.environ:
-    SIZES.append(10**7)
+HUGE = 10**7
 T = TypeVar("T")
 CONSTANT: list[PolicyName] = ["lru", "vllm", "vllm_append", "fifo", "multi_lru"]
 LINEAGE: list[PolicyName] = ["lineage", "lineage_fifo"]
@@ -82,9 +81,20 @@ def test_lineage_costs_the_same_per_block_of_one_chain_of_any_length(policy: Pol
             assert 0 < operations <= small[name] * NOISE, name
 
 
+@pytest.mark.soak
+@pytest.mark.skipif(
+    "UNDERSTUDY_SOAK_OPS" not in os.environ, reason="ten million blocks: only under `make soak`"
+)
+@pytest.mark.parametrize("policy", [*CONSTANT, *LINEAGE])
+def test_ten_million_blocks_cost_no_more_each_than_ten_thousand(policy: PolicyName) -> None:
+    small, huge = (operations_per_block(policy, one_chain(size)) for size in (SIZES[0], HUGE))
+    for name, operations in huge.items():
+        assert 0 < operations <= small[name] * NOISE, name
+
+
 @pytest.mark.parametrize("policy", LINEAGE)
 def test_lineage_grows_at_most_like_the_logarithm_of_its_leaves(policy: PolicyName) -> None:
-    sizes = SIZES[:3]  # a leaf of its own for every block
+    sizes = SIZES  # a leaf of its own for every block
     small, *larger = [operations_per_block(policy, *many_leaves(size)) for size in sizes]
     for size, large in zip(sizes[1:], larger, strict=True):
         growth = math.log2(size) / math.log2(sizes[0])
@@ -95,7 +105,7 @@ def test_lineage_grows_at_most_like_the_logarithm_of_its_leaves(policy: PolicyNa
 @pytest.mark.parametrize("policy", [*CONSTANT, *LINEAGE])
 def test_one_request_in_a_full_pool_costs_the_same_whatever_the_pool(policy: PolicyName) -> None:
     cost: dict[int, float] = {}
-    for size in SIZES[:3]:
+    for size in SIZES:
         manager = BlockManager(size, policy=policy)
         manager.allocate(size).register(one_chain(size)).release()
         before = manager.store.operations
@@ -106,7 +116,7 @@ def test_one_request_in_a_full_pool_costs_the_same_whatever_the_pool(policy: Pol
             manager.allocate(16).register(run).release()
             manager.match_prefix(run).release()
         cost[size] = (manager.store.operations - before) / (32 * 16)
-    # The index is two thirds full: a miss ends after a handful of probes, of a length that varies by chance.
+    # The index is half full: a miss ends after a handful of probes, of a length that varies by chance.
     assert max(cost.values()) <= 2 * min(cost.values())
 
 

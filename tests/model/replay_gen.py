@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -103,9 +104,10 @@ def _random_engine(rng: Random) -> tuple[dict[str, Any], int]:
 
 
 def _random_workload(rng: Random, longest_prompt: int, single_turns: bool) -> Workload:
-    trace_block_size = rng.choice([1, 3, 4, 16, 16, 64, 100])
+    trace_block_size = rng.choice([1, 1, 3, 4, 16, 16, 64, 100])
     next_id = 10_000
     few_ids = rng.random() < 0.5  # so few that equal prefixes abound
+    exact = rng.random() < 0.3  # outputs are known, and made of the same few tokens
     longest_output = rng.choice([2, 10, 40, 120])
     gap_ms = rng.choice([0.0, 0.0, 0.5, 5.0, 60.0])
     arrival_ns = 0
@@ -135,20 +137,19 @@ def _random_workload(rng: Random, longest_prompt: int, single_turns: bool) -> Wo
                     "delay_ns": rng.choice([0, rng.randint(0, 30 * MS)]) if turn else 0,
                     "priority": rng.choice([0, 0, 1, -3]),
                     "output_in_next": quoted,
+                    "exact": [rng.randint(0, 3) for _ in range(output)] if exact and not quoted else [],
                 }
             )
             prompt += (output if quoted else 0) + rng.randint(1, longest_prompt)
             more = math.ceil(prompt / trace_block_size) - len(ids)
             ids += range(next_id, next_id + more)
             next_id += more
-    rng_rows = rows
-    offsets = [0]
-    for row in rng_rows:
-        offsets.append(offsets[-1] + len(row["ids"]))
     names = ("arrival_ns", "prompt_tokens", "output_tokens", "session", "turn", "delay_ns", "priority", "output_in_next")
     return Workload(
-        **{name: [row[name] for row in rng_rows] for name in names},
-        hash_offsets=offsets,
-        hash_ids=[hash_id for row in rng_rows for hash_id in row["ids"]],
+        **{name: [row[name] for row in rows] for name in names},
+        hash_offsets=[0, *accumulate(len(row["ids"]) for row in rows)],
+        hash_ids=[hash_id for row in rows for hash_id in row["ids"]],
+        output_token_offsets=[0, *accumulate(len(row["exact"]) for row in rows)] if exact else None,
+        output_token_ids=[token for row in rows for token in row["exact"]] if exact else None,
         trace_block_size=trace_block_size,
     )

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from understudy._core import StepTiming, constant_timing, interpolated_timing, polynomial_timing
 from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_ARRAYS = (
+    "prefill_isl",
+    "prefill_ttft_ms",
+    "decode_active_kv_tokens",
+    "decode_context_length",
+    "decode_itl",
+)
 
 
 class TimingModel(Protocol):
@@ -61,20 +73,10 @@ class Interpolated(
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
         """The native model. ConfigError names the file, and the array at fault."""
-        import numpy as np
-
-        names = (
-            "prefill_isl",
-            "prefill_ttft_ms",
-            "decode_active_kv_tokens",
-            "decode_context_length",
-            "decode_itl",
-        )
-        try:
-            with np.load(self.path, allow_pickle=False) as file:
-                arrays = {name: np.asarray(file[name], dtype=np.float64) for name in names}
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"timing.path {self.path}: {error}") from error
+        arrays = self._load()
+        for name, array in arrays.items():
+            if name != "decode_itl" and array.ndim != 1:
+                raise ConfigError(f"timing.path {self.path}: {name} must have one dimension, has {array.ndim}")
         shape = (len(arrays["decode_active_kv_tokens"]), len(arrays["decode_context_length"]))
         if arrays["decode_itl"].shape != shape:
             raise ConfigError(
@@ -91,6 +93,21 @@ class Interpolated(
                 decode_speedup_ratio,
             )
         except ConfigError as error:
+            raise ConfigError(f"timing.path {self.path}: {error}") from error
+
+    def _load(self) -> dict[str, npt.NDArray[np.float64]]:
+        import zipfile
+
+        import numpy as np
+
+        try:
+            # Opened here, because numpy does not close a file that it cannot read.
+            with open(self.path, "rb") as file:
+                profile = np.load(file, allow_pickle=False)
+                if isinstance(profile, np.ndarray):
+                    raise ValueError("expected several arrays by name, found one")
+                return {name: np.asarray(profile[name], dtype=np.float64) for name in _ARRAYS}
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ConfigError(f"timing.path {self.path}: {error}") from error
 
 

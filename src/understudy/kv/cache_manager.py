@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from understudy._core import BlockManager, Tier, lifetime_blocks
 from understudy.errors import ConfigError, WrongState
+from understudy.kv.counts import count
+from understudy.kv.layout import KvLayout
 from understudy.kv.request import RequestKv
 
 if TYPE_CHECKING:
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import DuplicatePolicyName, PolicyName
-    from understudy.kv.layout import KvLayout
     from understudy.kv.policy import EvictionPolicy
 
 
@@ -39,8 +40,10 @@ class KvCacheManager:
         event_capacity: int | None = None,
         event_token_ids: bool = False,
     ) -> None:
-        if not isinstance(num_blocks, int) or num_blocks < 2:
+        if count("num_blocks", num_blocks, 1, ConfigError) < 2:
             raise ConfigError(f"num_blocks must be at least 2 (one is padding), got {num_blocks!r}")
+        if not isinstance(layout, KvLayout):
+            raise ConfigError(f"layout must be a KvLayout, got {layout!r}")
         self.layout = layout
         self.prefix_caching = prefix_caching
         self.blocks = BlockManager(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from understudy.errors import ConfigError
+from understudy.kv.counts import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,7 @@ class KvLayout:
 
     def __post_init__(self) -> None:
         for field in ("page_size", "num_layers", "kv_heads", "head_dim", "dtype_bytes"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{field} must be an int of at least 1, got {value!r}")
+            object.__setattr__(self, field, count(field, getattr(self, field), 1, ConfigError))
 
     @property
     def kv_block_len(self) -> int:
@@ -54,7 +53,7 @@ class KvLayout:
 
     def shard(self, tensor_parallel: int) -> KvLayout:
         """The layout of one of `tensor_parallel` ranks, each with an equal share of the heads."""
-        if tensor_parallel < 1 or self.kv_heads % tensor_parallel:
+        if self.kv_heads % count("tensor_parallel", tensor_parallel, 1, ConfigError):
             raise ConfigError(f"tensor_parallel={tensor_parallel} does not divide kv_heads={self.kv_heads}")
         return KvLayout(
             self.page_size, self.num_layers, self.kv_heads // tensor_parallel, self.head_dim, self.dtype_bytes
@@ -67,8 +66,9 @@ class KvLayout:
         """
         if not 0 < utilization <= 1:
             raise ConfigError(f"utilization must be in (0, 1], got {utilization}")
-        ranks = list(free_bytes) if isinstance(free_bytes, Sequence) else [free_bytes]
-        if not ranks or any(not isinstance(b, int) or b < 0 for b in ranks):
+        given = list(free_bytes) if isinstance(free_bytes, Sequence) else [free_bytes]
+        ranks = [count("free_bytes", value, 0, ConfigError) for value in given]
+        if not ranks:
             raise ConfigError(f"free_bytes must be one or more non-negative ints, got {free_bytes!r}")
         blocks = int(min(ranks) * utilization) // self.page_bytes
         if blocks < 2:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.errors import InvalidArgument
+from understudy.kv.counts import count
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,11 +31,12 @@ class KvView:
     page_size: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.page_size, int) or self.page_size < 1:
-            raise InvalidArgument(f"page_size must be an int of at least 1, got {self.page_size!r}")
-        if not isinstance(self.seq_len, int) or self.seq_len < 0:
-            raise InvalidArgument(f"seq_len must be a non-negative int, got {self.seq_len!r}")
-        given = np.asarray(self.page_ids)
+        object.__setattr__(self, "page_size", count("page_size", self.page_size, 1))
+        object.__setattr__(self, "seq_len", count("seq_len", self.seq_len))
+        try:
+            given = np.asarray(self.page_ids)
+        except ValueError as error:
+            raise InvalidArgument(f"page_ids must be a list of ints: {error}") from error
         expected = -(-self.seq_len // self.page_size)
         if given.ndim != 1 or len(given) != expected:
             raise InvalidArgument(
@@ -47,9 +49,8 @@ class KvView:
             raise InvalidArgument(
                 f"page_ids must be in 0..{_MAX_PAGE}, got {int(given.min())}..{int(given.max())}"
             )
-        pages = given.astype(np.int32)  # a copy: the view owns what it shows
-        pages.flags.writeable = False
-        object.__setattr__(self, "page_ids", pages)
+        # Over bytes, which nobody can make writable again.
+        object.__setattr__(self, "page_ids", np.frombuffer(given.astype(np.int32).tobytes(), np.int32))
 
     @property
     def num_pages(self) -> int:
@@ -63,13 +64,13 @@ class KvView:
 
     def positions(self, chunk: int) -> npt.NDArray[np.int32]:
         """Absolute positions of the last `chunk` tokens: the rows that this step writes."""
-        if not 0 <= chunk <= self.seq_len:
+        if count("chunk", chunk) > self.seq_len:
             raise InvalidArgument(f"chunk must be in 0..{self.seq_len}, got {chunk}")
         return np.arange(self.seq_len - chunk, self.seq_len, dtype=np.int32)
 
     def require_capacity(self, tokens: int) -> None:
         """Raise InvalidArgument unless the pages have room for `tokens` tokens."""
-        if tokens > self.num_pages * self.page_size:
+        if count("tokens", tokens) > self.num_pages * self.page_size:
             raise InvalidArgument(
                 f"{tokens} tokens do not fit into {self.num_pages} pages of {self.page_size} tokens"
             )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Routing = Literal["round_robin", "random", "least_loaded"]
 
 _NOWHERE = np.zeros(0, dtype=np.bool_)
+_NO_OFFSETS = np.zeros(0, dtype=np.int64)
+_NO_TOKENS = np.zeros(0, dtype=np.uint32)
 
 
 class OfflineRun(msgspec.Struct, frozen=True):
@@ -72,6 +74,10 @@ def run_offline(
         hash_offsets=workload.hash_offsets,
         hash_ids=workload.hash_ids,
         output_in_next=_NOWHERE if workload.output_in_next is None else workload.output_in_next,
+        output_token_offsets=_NO_OFFSETS
+        if workload.output_token_offsets is None
+        else workload.output_token_offsets,
+        output_token_ids=_NO_TOKENS if workload.output_token_ids is None else workload.output_token_ids,
         trace_block_size=workload.trace_block_size,
         workers=workers,
         routing=routing,
