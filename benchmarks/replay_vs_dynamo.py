@@ -59,8 +59,12 @@ print(json.dumps({
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, required=True, help="Mooncake JSONL with hash blocks of 512 tokens")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trace", type=Path, required=True, help="Mooncake JSONL with hash blocks of 512 tokens"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
     parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
     parser.add_argument("--json", type=Path, help="write the numbers")

@@ -13,13 +13,12 @@ namespace understudy {
 // entry a slot), so it never rehashes. An entry is a 32-bit tag, from which its home follows, and a slot.
 class BlockIndex {
  public:
-  BlockIndex(const Slot* slots, std::size_t max_entries)
-      : slots_(slots), size_(2 * max_entries + 8), entries_(size_) {}
+  BlockIndex(const Slot* slots, std::size_t max_entries) : slots_(slots), size_(2 * max_entries + 8), entries_(size_) {}
 
   static std::uint32_t tag(const LineageHash& lineage, std::uint8_t pool) noexcept {
     __extension__ using Wide = unsigned __int128;
-    const Wide product = static_cast<Wide>(lineage.lo ^ (0x9E3779B97F4A7C15u + pool)) *
-                         (lineage.hi ^ 0xD1B54A32D192ED03u);
+    const Wide product =
+        static_cast<Wide>(lineage.lo ^ (0x9E3779B97F4A7C15u + pool)) * (lineage.hi ^ 0xD1B54A32D192ED03u);
     std::uint64_t mixed = static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
     mixed *= 0xBF58476D1CE4E5B9u;  // a second round, for small hand-made hashes
     return static_cast<std::uint32_t>(mixed >> 32);

@@ -1,4 +1,5 @@
-// Construction, allocation and release. Filling and finding are in block_store_fill.cpp, reports in block_store_watch.cpp.
+// Construction, allocation and release. Filling and finding are in block_store_fill.cpp, reports in
+// block_store_watch.cpp.
 #include "block_store.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr std::size_t kSentinelsPerPool = 5;
 constexpr std::size_t kMaxPolicyTries = 10'000;  // answers of a policy that others have overtaken, in one allocation
-constexpr std::size_t kWarmBatch = 16;  // index lines brought in together
+constexpr std::size_t kWarmBatch = 16;           // index lines brought in together
 
 std::uint64_t total_blocks(const StoreConfig& config) {
   return std::accumulate(config.pools.begin(), config.pools.end(), std::uint64_t{0},
@@ -124,7 +125,8 @@ void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::ve
 }
 
 // False, and how many there are, when there are too few.
-bool BlockStore::take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available) {
+bool BlockStore::take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
+                      std::uint64_t* available) {
   if (pool.advised != nullptr) return take_advised(pool, out, evicted, available);
   const Lock lock(*this);
   *available = pool.available();

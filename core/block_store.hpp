@@ -45,7 +45,7 @@ struct StoreConfig {
   std::uint32_t dp_rank = 0;
   std::vector<PoolConfig> pools;
   EventConfig events;
-  bool thread_safe = true;  // off: the owner promises to call from one thread at a time
+  bool thread_safe = true;                       // off: the owner promises to call from one thread at a time
   std::optional<std::uint64_t> sketch_capacity;  // default: the slots of the pools that need frequencies
 };
 

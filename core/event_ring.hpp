@@ -21,20 +21,21 @@ struct EventRecord {
   EventKind kind = EventKind::Stored;
   Tier tier = Tier::G1;
   bool starts = true;  // the first of the blocks that one call to the store registered or removed
-  bool sole = true;  // Stored: the first copy on the tier. Removed: the last one. Others are raw-stream only.
+  bool sole = true;    // Stored: the first copy on the tier. Removed: the last one. Others are raw-stream only.
 };
 
 // What one drain returned.
 struct DrainedEvents {
   std::vector<EventRecord> records;
-  std::vector<Token> tokens;    // block_size for every Stored record, when token ids were asked for
-  std::uint64_t lost = 0;       // records overwritten since the drain before, all older than `records`
+  std::vector<Token> tokens;  // block_size for every Stored record, when token ids were asked for
+  std::uint64_t lost = 0;     // records overwritten since the drain before, all older than `records`
 };
 
 // A queue of records with an optional bound. A bounded ring that overflows forgets its oldest records and says so.
 class EventRing {
  public:
-  EventRing(std::size_t capacity, std::size_t tokens_per_block) : capacity_(capacity), tokens_per_block_(tokens_per_block) {}
+  EventRing(std::size_t capacity, std::size_t tokens_per_block)
+      : capacity_(capacity), tokens_per_block_(tokens_per_block) {}
 
   // What follows belongs to another call than what came before.
   void begin_call() noexcept { starts_ = true; }
@@ -48,7 +49,7 @@ class EventRing {
  private:
   void push(const EventRecord& record);
 
-  std::size_t capacity_;  // 0: unbounded
+  std::size_t capacity_;          // 0: unbounded
   std::size_t tokens_per_block_;  // 0: no token ids
   std::deque<EventRecord> records_;
   std::deque<Token> tokens_;

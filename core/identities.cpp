@@ -18,9 +18,8 @@ void check_positions(std::uint64_t start, std::uint64_t count) {
 template <typename... Name>
 void check_known(std::uint64_t hash, const Name&... name) {
   if (hash == 0) {
-    throw Error(
-        ErrorKind::InvalidArgument, name...,
-        " is the hash 0, which stands for \"not known\"; number or hash the blocks so that none is 0");
+    throw Error(ErrorKind::InvalidArgument, name...,
+                " is the hash 0, which stands for \"not known\"; number or hash the blocks so that none is 0");
   }
 }
 
@@ -51,8 +50,7 @@ Identities Identities::from_local_hashes(std::span<const std::uint64_t> local_ha
 
 Identities Identities::from_sequence_hashes(std::span<const std::uint64_t> sequence_hashes,
                                             std::optional<std::span<const std::uint64_t>> local_hashes,
-                                            std::optional<std::uint64_t> parent_hash,
-                                            std::uint32_t start_position) {
+                                            std::optional<std::uint64_t> parent_hash, std::uint32_t start_position) {
   check_positions(start_position, sequence_hashes.size());
   if (local_hashes && local_hashes->size() != sequence_hashes.size()) {
     throw Error(ErrorKind::InvalidArgument, "local_hashes has ", local_hashes->size(),
@@ -91,8 +89,7 @@ Identities Identities::from_lineage_hashes(std::span<const LineageHash> lineage_
 
 Identities Identities::slice(std::size_t start, std::size_t stop) const {
   if (start > stop || stop > size_) {
-    throw Error(ErrorKind::InvalidArgument, "blocks ", start, " to ", stop, " do not lie inside ", size_,
-                " blocks");
+    throw Error(ErrorKind::InvalidArgument, "blocks ", start, " to ", stop, " do not lie inside ", size_, " blocks");
   }
   return Identities(std::shared_ptr<const BlockIdentity>(first_, first_.get() + start), stop - start)
       .with_block_size(block_size_);
@@ -113,8 +110,7 @@ Identities Identities::concat(const Identities& other) const {
 }
 
 bool operator==(const Identities& a, const Identities& b) noexcept {
-  return a.size_ == b.size_ &&
-         (a.first_ == b.first_ || std::equal(a.span().begin(), a.span().end(), b.span().begin()));
+  return a.size_ == b.size_ && (a.first_ == b.first_ || std::equal(a.span().begin(), a.span().end(), b.span().begin()));
 }
 
 void IdentityBuffer::reserve_more(std::size_t more) {

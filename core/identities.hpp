@@ -28,10 +28,10 @@ class Identities {
 
   // Takes sequence hashes as they are; each is the parent of the next. `local_hashes` is absent (not known)
   // or as long. `parent_hash` is what stands before the first block; a block at position 0 cannot have one.
-  static Identities from_sequence_hashes(
-      std::span<const std::uint64_t> sequence_hashes,
-      std::optional<std::span<const std::uint64_t>> local_hashes = std::nullopt,
-      std::optional<std::uint64_t> parent_hash = std::nullopt, std::uint32_t start_position = 0);
+  static Identities from_sequence_hashes(std::span<const std::uint64_t> sequence_hashes,
+                                         std::optional<std::span<const std::uint64_t>> local_hashes = std::nullopt,
+                                         std::optional<std::uint64_t> parent_hash = std::nullopt,
+                                         std::uint32_t start_position = 0);
 
   // Local hashes are not known; a parent hash is known where the element before is the parent.
   static Identities from_lineage_hashes(std::span<const LineageHash> lineage_hashes);

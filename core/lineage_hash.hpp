@@ -33,8 +33,7 @@ struct LineageHash {
   }
 
   // `parent` is ignored (stored as 0) when `has_parent` is false. Raises InvalidArgument past kMaxPosition.
-  static LineageHash make(std::uint64_t current, bool has_parent, std::uint64_t parent,
-                          std::uint32_t position) {
+  static LineageHash make(std::uint64_t current, bool has_parent, std::uint64_t parent, std::uint32_t position) {
     if (position > kMaxPosition) {
       throw Error(ErrorKind::InvalidArgument, "position ", position, " is past the largest block position ",
                   kMaxPosition);
@@ -76,8 +75,7 @@ struct LineageHash {
   }
 
   bool is_parent_of(const LineageHash& child) const noexcept {
-    return child.position() == position() + 1 &&
-           child.parent_fragment() == fragment_for_child(child.position());
+    return child.position() == position() + 1 && child.parent_fragment() == fragment_for_child(child.position());
   }
 
   friend bool operator==(const LineageHash&, const LineageHash&) = default;

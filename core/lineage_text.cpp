@@ -49,8 +49,7 @@ LineageHash lineage_from_bytes(const LineageBytes& bytes) {
 PositionalSequenceHash PositionalSequenceHash::make(std::uint64_t sequence_hash, std::uint64_t local_hash,
                                                     std::uint32_t position) {
   if (position > kMaxPosition) {
-    throw Error(ErrorKind::InvalidArgument, "position ", position, " is past the largest position ",
-                kMaxPosition);
+    throw Error(ErrorKind::InvalidArgument, "position ", position, " is past the largest position ", kMaxPosition);
   }
   struct Layout {
     std::uint32_t mode;
@@ -61,8 +60,7 @@ PositionalSequenceHash PositionalSequenceHash::make(std::uint64_t sequence_hash,
                         : position < (1u << 24) ? Layout{2, 38}
                                                 : Layout{3, 31};
   const std::uint64_t local = local_hash & ((std::uint64_t{1} << layout.local_bits) - 1);
-  return {std::uint64_t{layout.mode} << 62 | std::uint64_t{position} << layout.local_bits | local,
-          sequence_hash};
+  return {std::uint64_t{layout.mode} << 62 | std::uint64_t{position} << layout.local_bits | local, sequence_hash};
 }
 
 }  // namespace understudy

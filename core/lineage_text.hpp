@@ -30,8 +30,7 @@ struct PositionalSequenceHash {
   std::uint64_t lo = 0;  // sequence hash
 
   // Raises InvalidArgument past kMaxPosition.
-  static PositionalSequenceHash make(std::uint64_t sequence_hash, std::uint64_t local_hash,
-                                     std::uint32_t position);
+  static PositionalSequenceHash make(std::uint64_t sequence_hash, std::uint64_t local_hash, std::uint32_t position);
 };
 
 }  // namespace understudy

@@ -190,8 +190,8 @@ std::size_t RequestKv::register_computed() {
   const std::span<const Token> ids =
       store_->emits_token_ids() ? tokens_.tokens().subspan(registered_ * size, count * size) : std::span<const Token>{};
   // Under `reject` another copy may come back: the page table follows it.
-  store_->commit(pool_, std::span<SlotId>(slots_).subspan(registered_, count), tokens_.blocks().subspan(registered_, count),
-                 ids);
+  store_->commit(pool_, std::span<SlotId>(slots_).subspan(registered_, count),
+                 tokens_.blocks().subspan(registered_, count), ids);
   registered_ = full;
   return count;
 }

@@ -101,16 +101,15 @@ std::span<const Token> TokenBlocks::partial_tokens() const noexcept {
 
 // Checks runs against a chunk of `length` tokens and returns them sorted, moved to where the chunk will
 // stand.
-std::vector<MultimodalRun> TokenBlocks::placed_runs(std::span<const MultimodalRun> runs,
-                                                    std::uint64_t length) const {
+std::vector<MultimodalRun> TokenBlocks::placed_runs(std::span<const MultimodalRun> runs, std::uint64_t length) const {
   std::vector<MultimodalRun> placed(runs.begin(), runs.end());
   for (const MultimodalRun& run : placed) {
     if (run.length == 0) {
       throw Error(ErrorKind::InvalidArgument, "the multimodal run at offset ", run.offset, " is empty");
     }
     if (run.offset > std::numeric_limits<std::uint64_t>::max() - run.length || run.end() > length) {
-      throw Error(ErrorKind::InvalidArgument, "the multimodal run at offset ", run.offset, " with length ",
-                  run.length, " does not lie inside ", length, " tokens");
+      throw Error(ErrorKind::InvalidArgument, "the multimodal run at offset ", run.offset, " with length ", run.length,
+                  " does not lie inside ", length, " tokens");
     }
   }
   std::sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
@@ -158,9 +157,8 @@ std::uint64_t TokenBlocks::block_hash(std::size_t index) noexcept {
   const std::size_t start = index * block_size_;
   const auto first = std::partition_point(runs_.begin(), runs_.end(),
                                           [start](const MultimodalRun& run) { return run.end() <= start; });
-  const auto last = std::find_if(first, runs_.end(), [end = start + block_size_](const MultimodalRun& run) {
-    return run.offset >= end;
-  });
+  const auto last = std::find_if(first, runs_.end(),
+                                 [end = start + block_size_](const MultimodalRun& run) { return run.offset >= end; });
   // A block without placeholders keeps the plain bytes, and with them the identity that text alone would give
   // it.
   if (first == last) return xxh3_64(&tokens_[start], block_size_ * sizeof(Token), salt_);

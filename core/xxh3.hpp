@@ -63,8 +63,7 @@ constexpr Flip16 seeded_flip(std::uint64_t seed) noexcept {
 // The flip of a whole secret derived from `seed` (+seed on even words, -seed on odd ones). Hashing with a
 // derived secret is not hashing with the seed: the two agree only for seed 0.
 constexpr Flip16 secret_flip(std::uint64_t seed) noexcept {
-  return {(kSecretWords[3] - seed) ^ (kSecretWords[4] + seed),
-          (kSecretWords[5] - seed) ^ (kSecretWords[6] + seed)};
+  return {(kSecretWords[3] - seed) ^ (kSecretWords[4] + seed), (kSecretWords[5] - seed) ^ (kSecretWords[6] + seed)};
 }
 
 }  // namespace xxh3

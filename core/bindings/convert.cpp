@@ -48,18 +48,14 @@ nb::object read_tuple(nb::handle value, const std::string& name) {
   return nb::steal(items);
 }
 
-std::string at(const std::string& name, std::size_t index) {
-  return name + "[" + std::to_string(index) + "]";
-}
+std::string at(const std::string& name, std::size_t index) { return name + "[" + std::to_string(index) + "]"; }
 
 // Elements may be strided and unaligned.
 template <typename From, typename To>
-void copy_checked(const unsigned char* data, std::int64_t stride, std::vector<To>& out,
-                  const std::string& name) {
+void copy_checked(const unsigned char* data, std::int64_t stride, std::vector<To>& out, const std::string& name) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     From value;
-    std::memcpy(&value,
-                data + static_cast<std::int64_t>(i) * stride * static_cast<std::int64_t>(sizeof(From)),
+    std::memcpy(&value, data + static_cast<std::int64_t>(i) * stride * static_cast<std::int64_t>(sizeof(From)),
                 sizeof value);
     if (!std::in_range<To>(value)) {
       reject(at(name, i), "must be 0 to ", std::numeric_limits<To>::max(), ", got ", value);
@@ -69,8 +65,7 @@ void copy_checked(const unsigned char* data, std::int64_t stride, std::vector<To
 }
 
 template <typename To>
-bool copy_array(const nb::ndarray<nb::ro, nb::device::cpu>& array, std::vector<To>& out,
-                const std::string& name) {
+bool copy_array(const nb::ndarray<nb::ro, nb::device::cpu>& array, std::vector<To>& out, const std::string& name) {
   const auto* data = static_cast<const unsigned char*>(array.data());
   const auto try_type = [&]<typename From>(From) {
     if (array.dtype() != nb::dtype<From>()) return false;
@@ -146,9 +141,7 @@ LineageHash read_lineage(nb::handle value, const std::string& name) {
 
 nb::object lineage_to_int(const LineageHash& lineage) { return wide_to_int(lineage.hi, lineage.lo); }
 
-nb::object wide_to_int(std::uint64_t hi, std::uint64_t lo) {
-  return (nb::int_(hi) << nb::int_(64)) | nb::int_(lo);
-}
+nb::object wide_to_int(std::uint64_t hi, std::uint64_t lo) { return (nb::int_(hi) << nb::int_(64)) | nb::int_(lo); }
 
 std::vector<MultimodalRun> read_runs(nb::handle value, const std::string& name) {
   const nb::object items = read_tuple(value, name);

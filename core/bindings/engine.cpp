@@ -1,11 +1,11 @@
 // The simulated engine in Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "convert.hpp"
@@ -18,7 +18,8 @@ namespace {
 using namespace nb::literals;
 
 template <typename Enum>
-Enum read_choice(const std::string& value, const char* field, std::initializer_list<std::pair<const char*, Enum>> choices) {
+Enum read_choice(const std::string& value, const char* field,
+                 std::initializer_list<std::pair<const char*, Enum>> choices) {
   std::string known;
   for (const auto& [name, choice] : choices) {
     if (value == name) return choice;
@@ -94,7 +95,8 @@ std::vector<std::pair<RequestId, std::uint32_t>> scheduled(const VllmEngine& sel
 std::vector<std::tuple<RequestId, bool, std::uint32_t>> admitted(const VllmEngine& self) {
   std::vector<std::tuple<RequestId, bool, std::uint32_t>> out;
   const StepLog& log = self.log();
-  for (std::size_t i = 0; i < log.admitted.size(); ++i) out.emplace_back(log.admitted[i], log.resumed[i], log.cached[i]);
+  for (std::size_t i = 0; i < log.admitted.size(); ++i)
+    out.emplace_back(log.admitted[i], log.resumed[i], log.cached[i]);
   return out;
 }
 
@@ -112,8 +114,7 @@ void bind_engine(nb::module_& m) {
            "max_model_len"_a.none() = nb::none(), "long_prefill_token_threshold"_a = 0,
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
-           "async_scheduling"_a = false, "free_order"_a = "unkeyed_first", "phantom_hits"_a = true,
-           "events"_a = false);
+           "async_scheduling"_a = false, "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "events"_a = false);
 
   nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
       .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
@@ -135,21 +136,23 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("idle", &VllmEngine::idle)
       .def_prop_ro("stuck", &VllmEngine::stuck)
       .def("take_finished", &VllmEngine::take_finished)
-      .def("emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).emitted; }, "request"_a,
-           "Output tokens of a request that are visible.")
+      .def(
+          "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).emitted; }, "request"_a,
+          "Output tokens of a request that are visible.")
       .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
       .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
       .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })
       .def_prop_ro("finished", [](const VllmEngine& self) { return self.log().finished; })
       .def_prop_ro("free_after_schedule", [](const VllmEngine& self) { return self.log().free_after_schedule; })
-      .def_prop_ro("running", [](const VllmEngine& self) {
-        return std::vector<RequestId>(self.running().begin(), self.running().end());
-      })
+      .def_prop_ro(
+          "running",
+          [](const VllmEngine& self) { return std::vector<RequestId>(self.running().begin(), self.running().end()); })
       .def_prop_ro("num_waiting", [](const VllmEngine& self) { return self.waiting().size(); })
       .def("waiting_head", &waiting_head, "count"_a = 4)
       .def_prop_ro("free_blocks", [](const VllmEngine& self) { return self.store().available(0); })
-      .def("free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
-           "count"_a = 4)
+      .def(
+          "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
+          "count"_a = 4)
       .def("drain_events", [](VllmEngine& self) { return self.store().drain_events(~std::size_t{0}); })
       .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
       .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })

@@ -95,9 +95,8 @@ StagedBlocks stage(MutableBlocks& self, const Identities& identities) {
   const Manager manager = self.manager();
   self.require_live();
   require_block_size(manager, identities);
-  std::vector<SlotId> ids = self.transfer([&](const Manager& m, std::vector<SlotId>& slots) {
-    m.store->stage(m.pool, slots, identities.span());
-  });
+  std::vector<SlotId> ids = self.transfer(
+      [&](const Manager& m, std::vector<SlotId>& slots) { m.store->stage(m.pool, slots, identities.span()); });
   return {manager, std::move(ids), identities};
 }
 
@@ -115,9 +114,8 @@ RegisteredBlocks commit(MutableBlocks& self, const Identities& identities, nb::h
 RegisteredBlocks register_staged(StagedBlocks& self, nb::handle token_ids) {
   const auto tokens = read_tokens(token_ids);
   const Manager manager = self.manager();
-  std::vector<SlotId> ids = self.transfer([&](const Manager& m, std::vector<SlotId>& slots) {
-    m.store->register_staged(m.pool, slots, span_of(tokens));
-  });
+  std::vector<SlotId> ids = self.transfer(
+      [&](const Manager& m, std::vector<SlotId>& slots) { m.store->register_staged(m.pool, slots, span_of(tokens)); });
   return {manager, std::move(ids), self.identities()};
 }
 
@@ -151,17 +149,18 @@ void bind_guards(nb::module_& m) {
       .def("__len__", &Guard::size)
       .def_prop_ro("ids", &ids_array, "Block ids, in order. Empty once released.")
       .def_prop_ro("released", &Guard::released, "Whether the blocks were released or handed on.")
-      .def("release", [](Guard& self) { self.release(true); }, "Return the blocks. Idempotent.")
+      .def(
+          "release", [](Guard& self) { self.release(true); }, "Return the blocks. Idempotent.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](Guard& self, nb::args) { self.release(true); });
 
-  nb::class_<MutableBlocks, Guard> mutable_blocks(m, "MutableBlocks", "Freshly allocated blocks that one owner writes.");
+  nb::class_<MutableBlocks, Guard> mutable_blocks(m, "MutableBlocks",
+                                                  "Freshly allocated blocks that one owner writes.");
   nb::class_<StagedBlocks, Guard> staged(m, "StagedBlocks", "Complete blocks with a hash, not visible to others yet.");
   nb::class_<RegisteredBlocks, Guard> registered(m, "RegisteredBlocks", "References to registered, matchable blocks.");
   nb::class_<WeakBlocks> weak(m, "WeakBlocks", "Remembers blocks without holding them.");
 
-  mutable_blocks
-      .def_prop_ro("evicted", &MutableBlocks::evicted, "What the allocation evicted, in eviction order.")
+  mutable_blocks.def_prop_ro("evicted", &MutableBlocks::evicted, "What the allocation evicted, in eviction order.")
       .def("stage", &stage, "identities"_a, "Give each block its identity; consumes this guard.")
       .def("register", &commit, "identities"_a, "token_ids"_a.none() = nb::none(),
            "Stage and register in one call; consumes this guard.")
@@ -203,10 +202,10 @@ void bind_guards(nb::module_& m) {
             self.manager().store->set_reset_on_release(self.manager().pool, self.ids(), value);
           },
           "value"_a, "Whether the blocks are emptied, not cached, when the last reference goes.")
-      .def("release", [](RegisteredBlocks& self, bool tail_first) { self.release(tail_first); },
-           "tail_first"_a = true,
-           "Drop the references, by default from the last block to the first, so that a tail is evicted before "
-           "its head. Idempotent.");
+      .def(
+          "release", [](RegisteredBlocks& self, bool tail_first) { self.release(tail_first); }, "tail_first"_a = true,
+          "Drop the references, by default from the last block to the first, so that a tail is evicted before "
+          "its head. Idempotent.");
 
   weak.def("__len__", [](const WeakBlocks& self) { return self.ids.size(); })
       .def_ro("identities", &WeakBlocks::identities)

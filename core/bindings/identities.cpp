@@ -16,9 +16,7 @@ namespace {
 
 using namespace nb::literals;
 
-std::optional<std::uint64_t> known(std::uint64_t hash) {
-  return hash == 0 ? std::nullopt : std::optional(hash);
-}
+std::optional<std::uint64_t> known(std::uint64_t hash) { return hash == 0 ? std::nullopt : std::optional(hash); }
 
 template <typename T, typename Field>
 nb::object column(const Identities& self, Field field) {
@@ -70,10 +68,9 @@ Identities from_sequence_hashes(nb::handle sequence_hashes, nb::handle local_has
   if (!local_hashes.is_none()) locals.emplace(local_hashes, "local_hashes");
   std::optional<std::uint64_t> parent;
   if (!parent_hash.is_none()) parent = read_uint(parent_hash, "parent_hash");
-  const auto start =
-      static_cast<std::uint32_t>(read_uint(start_position, "start_position", LineageHash::kMaxPosition));
-  return Identities::from_sequence_hashes(
-      sequence.span(), locals ? std::optional(locals->span()) : std::nullopt, parent, start);
+  const auto start = static_cast<std::uint32_t>(read_uint(start_position, "start_position", LineageHash::kMaxPosition));
+  return Identities::from_sequence_hashes(sequence.span(), locals ? std::optional(locals->span()) : std::nullopt,
+                                          parent, start);
 }
 
 Identities from_lineage_hashes(nb::handle lineage_hashes) {
@@ -89,9 +86,9 @@ Identities from_lineage_hashes(nb::handle lineage_hashes) {
 
 nb::object lineage_hash(nb::handle current, nb::handle parent, nb::handle position) {
   const bool has_parent = !parent.is_none();
-  return lineage_to_int(LineageHash::make(
-      read_uint(current, "current"), has_parent, has_parent ? read_uint(parent, "parent") : 0,
-      static_cast<std::uint32_t>(read_uint(position, "position", LineageHash::kMaxPosition))));
+  return lineage_to_int(
+      LineageHash::make(read_uint(current, "current"), has_parent, has_parent ? read_uint(parent, "parent") : 0,
+                        static_cast<std::uint32_t>(read_uint(position, "position", LineageHash::kMaxPosition))));
 }
 
 LineageHash lineage_of_bytes(nb::handle data) {
@@ -109,14 +106,11 @@ LineageHash lineage_of_bytes(nb::handle data) {
   return lineage_from_bytes(bytes);
 }
 
-std::string repr_identity(const BlockIdentity& self) {
-  return "Identity(" + lineage_text(self.lineage) + ")";
-}
+std::string repr_identity(const BlockIdentity& self) { return "Identity(" + lineage_text(self.lineage) + ")"; }
 
 std::string repr_identities(const Identities& self) {
   if (self.empty()) return "Identities()";
-  std::string text =
-      "Identities(" + std::to_string(self.size()) + " blocks, " + lineage_text(self[0].lineage);
+  std::string text = "Identities(" + std::to_string(self.size()) + " blocks, " + lineage_text(self[0].lineage);
   if (self.size() > 1) text.append(" ... ").append(lineage_text(self[self.size() - 1].lineage));
   return text.append(")");
 }
@@ -128,8 +122,7 @@ void bind_lineage(nb::module_& m) {
       "lineage_parts",
       [](nb::handle plh) {
         const LineageHash lineage = read_lineage(plh, "plh");
-        return nb::make_tuple(lineage.mode(), lineage.position(), lineage.current(),
-                              lineage.parent_fragment());
+        return nb::make_tuple(lineage.mode(), lineage.position(), lineage.current(), lineage.parent_fragment());
       },
       "plh"_a, "Unpack a lineage hash into (mode, position, sequence hash, parent fragment).");
   m.def(
@@ -163,8 +156,7 @@ void bind_lineage(nb::module_& m) {
       [](nb::handle sequence_hash, nb::handle local_hash, nb::handle position) {
         const auto hash = PositionalSequenceHash::make(
             read_uint(sequence_hash, "sequence_hash"), read_uint(local_hash, "local_hash"),
-            static_cast<std::uint32_t>(
-                read_uint(position, "position", PositionalSequenceHash::kMaxPosition)));
+            static_cast<std::uint32_t>(read_uint(position, "position", PositionalSequenceHash::kMaxPosition)));
         return wide_to_int(hash.hi, hash.lo);
       },
       "sequence_hash"_a, "local_hash"_a, "position"_a,
@@ -188,24 +180,19 @@ void bind_identities(nb::module_& m) {
       .def_prop_ro("position", &BlockIdentity::position, "Index of the block in its sequence.")
       .def(
           "__eq__", [](const BlockIdentity& a, const BlockIdentity& b) { return a == b; }, nb::is_operator())
-      .def("__hash__",
-           [](const BlockIdentity& self) { return xxh3_64_pair(self.lineage.lo, self.lineage.hi, 0) >> 2; })
+      .def("__hash__", [](const BlockIdentity& self) { return xxh3_64_pair(self.lineage.lo, self.lineage.hi, 0) >> 2; })
       .def("__repr__", &repr_identity);
 
   auto identities =
-      nb::class_<Identities>(
-          m, "Identities",
-          "An immutable sequence of block identities. Slices share its storage and cost O(1).")
+      nb::class_<Identities>(m, "Identities",
+                             "An immutable sequence of block identities. Slices share its storage and cost O(1).")
           .def(nb::init<>())
-          .def_static(
-              "from_local_hashes", &from_local_hashes, "local_hashes"_a, nb::kw_only(),
-              "parent"_a.none() = nb::none(),
-              "Chain the hashes of blocks' contents, behind the last block of `parent` or from a root.")
-          .def_static(
-              "from_sequence_hashes", &from_sequence_hashes, "sequence_hashes"_a, nb::kw_only(),
-              "local_hashes"_a.none() = nb::none(), "parent_hash"_a.none() = nb::none(),
-              "start_position"_a = 0,
-              "Take sequence hashes as they are; each block is the parent of the next. Hash 0 is refused.")
+          .def_static("from_local_hashes", &from_local_hashes, "local_hashes"_a, nb::kw_only(),
+                      "parent"_a.none() = nb::none(),
+                      "Chain the hashes of blocks' contents, behind the last block of `parent` or from a root.")
+          .def_static("from_sequence_hashes", &from_sequence_hashes, "sequence_hashes"_a, nb::kw_only(),
+                      "local_hashes"_a.none() = nb::none(), "parent_hash"_a.none() = nb::none(), "start_position"_a = 0,
+                      "Take sequence hashes as they are; each block is the parent of the next. Hash 0 is refused.")
           .def_static("from_lineage_hashes", &from_lineage_hashes, "lineage_hashes"_a,
                       "Take 128-bit lineage hashes as they are; local hashes are not known.")
           .def("__len__", &Identities::size)
@@ -217,13 +204,13 @@ void bind_identities(nb::module_& m) {
               "__eq__", [](const Identities& a, const Identities& b) { return a == b; }, nb::is_operator())
           .def("__repr__", &repr_identities)
           .def_prop_ro("lineage_hashes", &lineage_list, "128-bit lineage hashes, one int per block.")
-      .def_prop_ro(
-          "block_size",
-          [](const Identities& self) -> std::optional<std::size_t> {
-            if (self.block_size() == 0) return std::nullopt;
-            return self.block_size();
-          },
-          "Tokens of each block; None where only hashes are known.")
+          .def_prop_ro(
+              "block_size",
+              [](const Identities& self) -> std::optional<std::size_t> {
+                if (self.block_size() == 0) return std::nullopt;
+                return self.block_size();
+              },
+              "Tokens of each block; None where only hashes are known.")
           .def_prop_ro(
               "sequence_hashes",
               [](const Identities& self) {

@@ -13,8 +13,12 @@ namespace understudy {
 namespace {
 
 constexpr std::pair<const char*, PolicyKind> kNames[] = {
-    {"lineage", PolicyKind::Lineage}, {"lineage_fifo", PolicyKind::LineageFifo}, {"lru", PolicyKind::Lru},
-    {"multi_lru", PolicyKind::MultiLru}, {"fifo", PolicyKind::Fifo}, {"vllm", PolicyKind::Vllm},
+    {"lineage", PolicyKind::Lineage},
+    {"lineage_fifo", PolicyKind::LineageFifo},
+    {"lru", PolicyKind::Lru},
+    {"multi_lru", PolicyKind::MultiLru},
+    {"fifo", PolicyKind::Fifo},
+    {"vllm", PolicyKind::Vllm},
     {"vllm_append", PolicyKind::VllmAppend},
 };
 

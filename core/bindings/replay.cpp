@@ -38,8 +38,8 @@ void check_links(const WorkloadColumns& w) {
   const auto rows = static_cast<std::int64_t>(w.size());
   for (std::size_t i = 0; i < w.size(); ++i) {
     if (w.prompt_tokens[i] < 1 || w.output_tokens[i] < 0 || w.delay_ns[i] < 0 || w.arrival_ns[i] < 0) {
-      throw Error(ErrorKind::InvalidArgument, "row ", i, ": prompt_tokens must be positive, and output_tokens, delay_ns and ",
-                  "arrival_ns not negative");
+      throw Error(ErrorKind::InvalidArgument, "row ", i,
+                  ": prompt_tokens must be positive, and output_tokens, delay_ns and ", "arrival_ns not negative");
     }
     if (w.next_turn[i] >= rows || (w.next_turn[i] >= 0 && w.turn[static_cast<std::size_t>(w.next_turn[i])] == 0)) {
       throw Error(ErrorKind::InvalidArgument, "row ", i, ": next_turn ", w.next_turn[i], " is not a later turn");
@@ -56,8 +56,8 @@ void check_links(const WorkloadColumns& w) {
       const std::int64_t end = w.output_token_offsets[i + 1];
       if (begin < 0 || end < begin || end > static_cast<std::int64_t>(w.output_token_ids.size()) ||
           (end > begin && end - begin != w.output_tokens[i])) {
-        throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", w.output_tokens[i], " output_token_ids or none expected, got ",
-                    end - begin);
+        throw Error(ErrorKind::InvalidArgument, "row ", i, ": ", w.output_tokens[i],
+                    " output_token_ids or none expected, got ", end - begin);
       }
     }
     if (w.output_in_next.empty() || !w.output_in_next[i]) continue;
@@ -69,12 +69,13 @@ void check_links(const WorkloadColumns& w) {
 }
 
 FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Column<std::int64_t> arrival_ns,
-                      Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens, Column<std::int32_t> priority,
-                      Column<std::int32_t> turn, Column<std::int64_t> next_turn, Column<std::int64_t> delay_ns,
-                      Column<std::int64_t> hash_offsets, Column<std::uint32_t> hash_ids, Column<bool> output_in_next,
-                      Column<std::int64_t> output_token_offsets, Column<std::uint32_t> output_token_ids,
-                      nb::handle trace_block_size, nb::handle workers, const std::string& routing, nb::handle seed,
-                      nb::handle concurrency, nb::handle threads, bool leaping, bool check, nb::object progress) {
+                      Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens,
+                      Column<std::int32_t> priority, Column<std::int32_t> turn, Column<std::int64_t> next_turn,
+                      Column<std::int64_t> delay_ns, Column<std::int64_t> hash_offsets, Column<std::uint32_t> hash_ids,
+                      Column<bool> output_in_next, Column<std::int64_t> output_token_offsets,
+                      Column<std::uint32_t> output_token_ids, nb::handle trace_block_size, nb::handle workers,
+                      const std::string& routing, nb::handle seed, nb::handle concurrency, nb::handle threads,
+                      bool leaping, bool check, nb::object progress) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
   workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
@@ -165,9 +166,8 @@ void bind_replay(nb::module_& m) {
   m.def("run_fleet", &run_fleet, nb::kw_only(), "engine"_a, "timing"_a, "arrival_ns"_a, "prompt_tokens"_a,
         "output_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,
         "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a, "workers"_a = 1,
-        "routing"_a = "round_robin", "seed"_a = 0,
-        "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true, "check"_a = false, "progress"_a.none() = nb::none(),
-        "Replay a workload through a fleet of simulated workers.");
+        "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
+        "check"_a = false, "progress"_a.none() = nb::none(), "Replay a workload through a fleet of simulated workers.");
 }
 
 }  // namespace understudy

@@ -81,9 +81,9 @@ void construct(SharedRequest* self, const Manager& manager, nb::handle prompt, n
   const std::uint64_t max_output = read_uint(max_output_tokens, "max_output_tokens");
   const std::vector<MultimodalRun> runs = read_runs(mm_runs, "mm_runs");
   without_gil(manager, tokens.span().size() / manager.store->block_size(), [&] {
-    new (self) SharedRequest(
-        manager.store, manager.pool,
-        TokenBlocks(tokens.span(), manager.store->block_size(), salt_hash(salt, lora), runs), max_output, register_blocks);
+    new (self) SharedRequest(manager.store, manager.pool,
+                             TokenBlocks(tokens.span(), manager.store->block_size(), salt_hash(salt, lora), runs),
+                             max_output, register_blocks);
   });
 }
 
@@ -93,7 +93,8 @@ Token read_token(nb::handle value) { return static_cast<Token>(read_uint(value, 
 
 nb::object pages(SharedRequest& self) {
   Turn turn(self);
-  const std::size_t needed = (self.kv.view_length() + self.kv.tokens().block_size() - 1) / self.kv.tokens().block_size();
+  const std::size_t needed =
+      (self.kv.view_length() + self.kv.tokens().block_size() - 1) / self.kv.tokens().block_size();
   const auto held = self.kv.pages().first(needed);
   return to_array(std::vector<std::int32_t>(held.begin(), held.end()));
 }
@@ -132,64 +133,54 @@ void bind_request_kv(nb::module_& m) {
       .def("__init__", &construct, "manager"_a, "prompt"_a, "max_output_tokens"_a, nb::kw_only(), "salt"_a = "",
            "lora"_a = "", "mm_runs"_a = nb::make_tuple(), "prefix_caching"_a = true)
       .def("match_prefix",
-           [](SharedRequest& self) {
-             return on(self, known, [](RequestKv& kv) { return kv.match_prefix(); });
-           })
-      .def("schedule_prefill",
-           [](SharedRequest& self, nb::handle tokens) {
-             const std::size_t count = read_count(tokens);
-             on(
-                 self, [&](const RequestKv& kv) { return count / kv.tokens().block_size(); },
-                 [&](RequestKv& kv) { kv.schedule_prefill(count); });
-           },
-           "tokens"_a.none())
-      .def("schedule_decode",
-           [](SharedRequest& self) { on(self, one, [](RequestKv& kv) { kv.schedule_decode(); }); })
-      .def("schedule_speculative",
-           [](SharedRequest& self, nb::handle tokens) {
-             const std::size_t count = read_count(tokens);
-             return on(self, one, [&](RequestKv& kv) { return kv.schedule_speculative(count); });
-           },
-           "tokens"_a.none())
-      .def("revert",
-           [](SharedRequest& self) {
-             on(self, held, [](RequestKv& kv) { kv.revert(); });
-           })
+           [](SharedRequest& self) { return on(self, known, [](RequestKv& kv) { return kv.match_prefix(); }); })
+      .def(
+          "schedule_prefill",
+          [](SharedRequest& self, nb::handle tokens) {
+            const std::size_t count = read_count(tokens);
+            on(
+                self, [&](const RequestKv& kv) { return count / kv.tokens().block_size(); },
+                [&](RequestKv& kv) { kv.schedule_prefill(count); });
+          },
+          "tokens"_a.none())
+      .def("schedule_decode", [](SharedRequest& self) { on(self, one, [](RequestKv& kv) { kv.schedule_decode(); }); })
+      .def(
+          "schedule_speculative",
+          [](SharedRequest& self, nb::handle tokens) {
+            const std::size_t count = read_count(tokens);
+            return on(self, one, [&](RequestKv& kv) { return kv.schedule_speculative(count); });
+          },
+          "tokens"_a.none())
+      .def("revert", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.revert(); }); })
       .def_prop_ro("page_ids", &pages, "Pages of the scheduled step, in position order: exactly as many as it needs.")
       .def_prop_ro("view_length", &read<&RequestKv::view_length>)
       .def_prop_ro("scheduled_tokens", &read<&RequestKv::scheduled_tokens>)
-      .def("apply_prefill",
-           [](SharedRequest& self, nb::handle token) {
-             std::optional<Token> sampled;
-             if (!token.is_none()) sampled = read_token(token);
-             return on(self, scheduled, [&](RequestKv& kv) { return kv.apply_prefill(sampled); });
-           },
-           "token"_a.none() = nb::none())
-      .def("apply_decode",
-           [](SharedRequest& self, nb::handle token) {
-             const Token sampled = read_token(token);
-             return on(self, one, [&](RequestKv& kv) { return kv.apply_decode(sampled); });
-           },
-           "token"_a)
-      .def("apply_speculative",
-           [](SharedRequest& self, nb::handle accepted) {
-             const IntArray<Token> tokens(accepted, "accepted");
-             return on(self, one, [&](RequestKv& kv) { return kv.apply_speculative(tokens.span()); });
-           },
-           "accepted"_a)
-      .def("preempt",
-           [](SharedRequest& self) {
-             on(self, held, [](RequestKv& kv) { kv.preempt(); });
-           })
-      .def("close",
-           [](SharedRequest& self) {
-             close_request(self);
-           })
+      .def(
+          "apply_prefill",
+          [](SharedRequest& self, nb::handle token) {
+            std::optional<Token> sampled;
+            if (!token.is_none()) sampled = read_token(token);
+            return on(self, scheduled, [&](RequestKv& kv) { return kv.apply_prefill(sampled); });
+          },
+          "token"_a.none() = nb::none())
+      .def(
+          "apply_decode",
+          [](SharedRequest& self, nb::handle token) {
+            const Token sampled = read_token(token);
+            return on(self, one, [&](RequestKv& kv) { return kv.apply_decode(sampled); });
+          },
+          "token"_a)
+      .def(
+          "apply_speculative",
+          [](SharedRequest& self, nb::handle accepted) {
+            const IntArray<Token> tokens(accepted, "accepted");
+            return on(self, one, [&](RequestKv& kv) { return kv.apply_speculative(tokens.span()); });
+          },
+          "accepted"_a)
+      .def("preempt", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.preempt(); }); })
+      .def("close", [](SharedRequest& self) { close_request(self); })
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__",
-           [](SharedRequest& self, nb::args) {
-             close_request(self);
-           })
+      .def("__exit__", [](SharedRequest& self, nb::args) { close_request(self); })
       .def_prop_ro("state",
                    [](SharedRequest& self) {
                      Turn turn(self);

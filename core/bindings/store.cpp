@@ -71,13 +71,12 @@ std::shared_ptr<BlockStore> make_store(std::vector<PoolConfig> pools, nb::handle
   }
 }
 
-void make_manager(Manager* self, nb::handle num_blocks, nb::handle block_size, nb::handle policy,
-                  nb::handle thresholds, const std::string& duplicates, bool reset_on_release, Tier tier,
-                  nb::handle dp_rank, bool events, nb::handle event_capacity, bool event_token_ids,
-                  nb::handle sketch_capacity) {
+void make_manager(Manager* self, nb::handle num_blocks, nb::handle block_size, nb::handle policy, nb::handle thresholds,
+                  const std::string& duplicates, bool reset_on_release, Tier tier, nb::handle dp_rank, bool events,
+                  nb::handle event_capacity, bool event_token_ids, nb::handle sketch_capacity) {
   const PoolConfig pool = make_pool(num_blocks, tier, policy, thresholds, duplicates, reset_on_release);
-  new (self) Manager{
-      make_store({pool}, block_size, dp_rank, events, event_capacity, event_token_ids, sketch_capacity), 0};
+  new (self)
+      Manager{make_store({pool}, block_size, dp_rank, events, event_capacity, event_token_ids, sketch_capacity), 0};
 }
 
 // ── Allocate and find ──
@@ -98,8 +97,8 @@ MutableBlocks allocate(const Manager& self, nb::handle count) {
 RegisteredBlocks match_prefix(const Manager& self, const Identities& identities) {
   require_block_size(self, identities);
   std::vector<SlotId> ids(identities.size());
-  const std::size_t hits = without_gil(
-      self, ids.size(), [&] { return self.store->match_prefix(self.pool, identities.span(), ids.data()); });
+  const std::size_t hits =
+      without_gil(self, ids.size(), [&] { return self.store->match_prefix(self.pool, identities.span(), ids.data()); });
   ids.resize(hits);
   return {self, std::move(ids), hits == identities.size() ? identities : identities.slice(0, hits)};
 }
@@ -133,8 +132,7 @@ nb::ndarray<nb::numpy, bool, nb::ndim<1>> to_mask(std::vector<std::uint8_t> mask
 nb::object match_scattered(const Manager& self, const Identities& identities) {
   require_block_size(self, identities);
   std::vector<SlotId> found(identities.size());
-  without_gil(self, found.size(),
-              [&] { self.store->match_scattered(self.pool, identities.span(), found.data()); });
+  without_gil(self, found.size(), [&] { self.store->match_scattered(self.pool, identities.span(), found.data()); });
   Hits hits = gather(identities, found);
   RegisteredBlocks guard(self, std::move(hits.ids), Identities(std::move(hits.blocks)));
   return nb::make_tuple(nb::cast(std::move(guard)), to_mask(std::move(hits.mask)));
@@ -143,8 +141,7 @@ nb::object match_scattered(const Manager& self, const Identities& identities) {
 RegisteredBlocks scan(const Manager& self, const Identities& identities, bool touch) {
   require_block_size(self, identities);
   std::vector<SlotId> found(identities.size());
-  without_gil(self, found.size(),
-              [&] { self.store->scan(self.pool, identities.span(), found.data(), touch); });
+  without_gil(self, found.size(), [&] { self.store->scan(self.pool, identities.span(), found.data(), touch); });
   Hits hits = gather(identities, found);
   return {self, std::move(hits.ids), Identities(std::move(hits.blocks))};
 }
@@ -152,9 +149,8 @@ RegisteredBlocks scan(const Manager& self, const Identities& identities, bool to
 nb::ndarray<nb::numpy, bool, nb::ndim<1>> has_blocks(const Manager& self, const Identities& identities) {
   require_block_size(self, identities);
   std::vector<std::uint8_t> mask(identities.size());
-  without_gil(self, mask.size(), [&] {
-    self.store->has_blocks(self.pool, identities.span(), reinterpret_cast<bool*>(mask.data()));
-  });
+  without_gil(self, mask.size(),
+              [&] { self.store->has_blocks(self.pool, identities.span(), reinterpret_cast<bool*>(mask.data())); });
   return to_mask(std::move(mask));
 }
 
@@ -215,8 +211,7 @@ void bind_store_class(nb::module_& m) {
                                sketch_capacity);
            }),
            "pools"_a, nb::kw_only(), "block_size"_a = 16, "dp_rank"_a = 0, "events"_a = false,
-           "event_capacity"_a.none() = nb::none(), "event_token_ids"_a = false,
-           "sketch_capacity"_a.none() = nb::none())
+           "event_capacity"_a.none() = nb::none(), "event_token_ids"_a = false, "sketch_capacity"_a.none() = nb::none())
       .def(
           "manager", [](std::shared_ptr<BlockStore> self, Tier tier) { return Manager{self, self->pool_of(tier)}; },
           "tier"_a = Tier::G1, "The manager of one tier. ConfigError when the store has none.")
@@ -279,7 +274,8 @@ void bind_manager(nb::module_& m) {
   static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_manager)},
                                 {Py_tp_clear, reinterpret_cast<void*>(clear_manager)},
                                 {0, nullptr}};
-  nb::class_<Manager>(m, "BlockManager", nb::type_slots(slots), "The blocks of one tier: allocate, register, match, release.")
+  nb::class_<Manager>(m, "BlockManager", nb::type_slots(slots),
+                      "The blocks of one tier: allocate, register, match, release.")
       .def("__init__", &make_manager, "num_blocks"_a, nb::kw_only(), "block_size"_a = 16, "policy"_a = "lineage",
            "thresholds"_a.none() = nb::none(), "duplicates"_a = "allow", "reset_on_release"_a = false,
            "tier"_a = Tier::G1, "dp_rank"_a = 0, "events"_a = false, "event_capacity"_a.none() = nb::none(),
@@ -314,16 +310,17 @@ void bind_manager(nb::module_& m) {
             return self.store->clear_inactive(self.pool);
           },
           "Forget every cached block that nobody references; returns how many.")
-      .def_prop_ro("available", [](const Manager& self) { return self.store->available(self.pool); },
-                   "Blocks that an allocation can get: empty ones and cached ones.")
+      .def_prop_ro(
+          "available", [](const Manager& self) { return self.store->available(self.pool); },
+          "Blocks that an allocation can get: empty ones and cached ones.")
       .def_prop_ro("num_blocks", [](const Manager& self) { return self.store->num_blocks(self.pool); })
       .def_prop_ro("block_size", [](const Manager& self) { return self.store->block_size(); })
       .def_prop_ro("tier", [](const Manager& self) { return self.store->tier(self.pool); })
-      .def_prop_ro("duplicates",
-                   [](const Manager& self) { return duplicates_name(self.store->duplicates(self.pool)); })
+      .def_prop_ro("duplicates", [](const Manager& self) { return duplicates_name(self.store->duplicates(self.pool)); })
       .def_prop_ro("store", [](const Manager& self) { return self.store; })
-      .def("metrics", [](const Manager& self) { return self.store->metrics(self.pool); },
-           "All counters and gauges at one instant.")
+      .def(
+          "metrics", [](const Manager& self) { return self.store->metrics(self.pool); },
+          "All counters and gauges at one instant.")
       .def("eviction_order", &eviction_order, "limit"_a.none() = nb::none(),
            "Ids in the order in which the policy would hand them out. WrongState for a policy written in Python.")
       .def(

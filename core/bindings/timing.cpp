@@ -39,7 +39,8 @@ class PythonTiming final : public TimingModel {
  private:
   static double number(nb::handle answer, const char* method) {
     double ms = 0;
-    if (!nb::try_cast(answer, ms)) throw Error(ErrorKind::InvalidArgument, "the timing model's ", method, " returned no number");
+    if (!nb::try_cast(answer, ms))
+      throw Error(ErrorKind::InvalidArgument, "the timing model's ", method, " returned no number");
     return ms;
   }
 
@@ -49,7 +50,8 @@ class PythonTiming final : public TimingModel {
 StepTiming with_speedups(std::shared_ptr<const TimingModel> model, double speedup_ratio, double decode_speedup_ratio) {
   for (const double ratio : {speedup_ratio, decode_speedup_ratio}) {
     if (!(ratio > 0) || !std::isfinite(ratio)) {
-      throw Error(ErrorKind::ConfigError, "speedup_ratio and decode_speedup_ratio must be finite and positive, got ", ratio);
+      throw Error(ErrorKind::ConfigError, "speedup_ratio and decode_speedup_ratio must be finite and positive, got ",
+                  ratio);
     }
   }
   return {std::move(model), speedup_ratio, decode_speedup_ratio};

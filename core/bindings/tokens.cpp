@@ -38,9 +38,8 @@ auto without_gil_if(bool long_call, Work work) {
 }
 
 nb::object to_range(BlockRange range) {
-  PyObject* out =
-      PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "nn",
-                            static_cast<Py_ssize_t>(range.first), static_cast<Py_ssize_t>(range.last));
+  PyObject* out = PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "nn",
+                                        static_cast<Py_ssize_t>(range.first), static_cast<Py_ssize_t>(range.last));
   if (out == nullptr) throw nb::python_error();
   return nb::steal(out);
 }
@@ -48,8 +47,7 @@ nb::object to_range(BlockRange range) {
 std::uint64_t chosen_salt(const std::string& salt, const std::string& lora, nb::handle explicit_hash) {
   if (explicit_hash.is_none()) return salt_hash(salt, lora);
   if (!salt.empty() || !lora.empty()) {
-    throw Error(ErrorKind::InvalidArgument,
-                "salt_hash is given together with salt or lora; give one or the other");
+    throw Error(ErrorKind::InvalidArgument, "salt_hash is given together with salt or lora; give one or the other");
   }
   return read_uint(explicit_hash, "salt_hash");
 }
@@ -93,8 +91,7 @@ nb::object run_list(SharedTokenBlocks& self) {
 
 std::uint64_t hash_bytes(const nb::bytes& data, nb::handle seed) {
   const std::uint64_t number = read_uint(seed, "seed");
-  return without_gil_if(data.size() >= kLongCallBytes,
-                        [&] { return xxh3_64(data.c_str(), data.size(), number); });
+  return without_gil_if(data.size() >= kLongCallBytes, [&] { return xxh3_64(data.c_str(), data.size(), number); });
 }
 
 }  // namespace
@@ -107,17 +104,15 @@ void bind_tokens(nb::module_& m) {
       "The seed of a request's block hashes: 1337, plus a term for its cache salt, plus one for its LoRA "
       "adapter.");
 
-  nb::class_<SharedTokenBlocks>(
-      m, "TokenBlocks",
-      "A request's tokens cut into blocks, with the identity of every complete block. "
-      "Bad input raises InvalidArgument and changes nothing.")
-      .def("__init__", &construct, "tokens"_a = nb::tuple(), "block_size"_a = 16, nb::kw_only(),
-           "salt"_a = "", "lora"_a = "", "salt_hash"_a.none() = nb::none(), "mm_runs"_a = nb::tuple())
+  nb::class_<SharedTokenBlocks>(m, "TokenBlocks",
+                                "A request's tokens cut into blocks, with the identity of every complete block. "
+                                "Bad input raises InvalidArgument and changes nothing.")
+      .def("__init__", &construct, "tokens"_a = nb::tuple(), "block_size"_a = 16, nb::kw_only(), "salt"_a = "",
+           "lora"_a = "", "salt_hash"_a.none() = nb::none(), "mm_runs"_a = nb::tuple())
       .def(
           "append",
           [](SharedTokenBlocks& self, nb::handle token) {
-            const auto value =
-                static_cast<Token>(read_uint(token, "token", std::numeric_limits<Token>::max()));
+            const auto value = static_cast<Token>(read_uint(token, "token", std::numeric_limits<Token>::max()));
             return locked(self, [&](TokenBlocks& blocks) { return blocks.append(value); });
           },
           "token"_a, "Add one token; return the index of the block that it completed, or None.")
@@ -133,8 +128,7 @@ void bind_tokens(nb::module_& m) {
             const std::uint64_t kept = read_uint(length, "length");
             locked(self, [&](TokenBlocks& blocks) { blocks.truncate(kept); });
           },
-          "length"_a,
-          "Keep the first `length` tokens (all, when there are fewer); runs are trimmed with them.")
+          "length"_a, "Keep the first `length` tokens (all, when there are fewer); runs are trimmed with them.")
       .def(
           "unwind",
           [](SharedTokenBlocks& self, nb::handle count) {
@@ -143,31 +137,24 @@ void bind_tokens(nb::module_& m) {
           },
           "count"_a, "Drop the last `count` tokens. Raises InvalidArgument when there are fewer.")
       .def(
-          "pop",
-          [](SharedTokenBlocks& self) {
-            return locked(self, [](TokenBlocks& blocks) { return blocks.pop(); });
-          },
+          "pop", [](SharedTokenBlocks& self) { return locked(self, [](TokenBlocks& blocks) { return blocks.pop(); }); },
           "Drop the last token and return it, or return None.")
       .def(
           "tokens_at",
           [](SharedTokenBlocks& self, nb::handle start, nb::handle stop) {
             const std::uint64_t from = read_uint(start, "start");
             const std::uint64_t to = read_uint(stop, "stop");
-            return to_array(
-                locked(self, [&](TokenBlocks& blocks) { return copied(blocks.tokens_at(from, to)); }));
+            return to_array(locked(self, [&](TokenBlocks& blocks) { return copied(blocks.tokens_at(from, to)); }));
           },
           "start"_a, "stop"_a,
           "Tokens [start, stop) as a new uint32 array; empty when the range is reversed or not inside.")
       .def("__len__",
-           [](SharedTokenBlocks& self) {
-             return locked(self, [](TokenBlocks& blocks) { return blocks.size(); });
-           })
+           [](SharedTokenBlocks& self) { return locked(self, [](TokenBlocks& blocks) { return blocks.size(); }); })
       .def("__repr__",
            [](SharedTokenBlocks& self) {
              return locked(self, [](TokenBlocks& blocks) {
                return "TokenBlocks(" + std::to_string(blocks.size()) + " tokens, " +
-                      std::to_string(blocks.num_blocks()) + " blocks of " +
-                      std::to_string(blocks.block_size()) + ")";
+                      std::to_string(blocks.num_blocks()) + " blocks of " + std::to_string(blocks.block_size()) + ")";
              });
            })
       .def_prop_ro(
@@ -179,27 +166,21 @@ void bind_tokens(nb::module_& m) {
       .def_prop_ro(
           "partial_tokens",
           [](SharedTokenBlocks& self) {
-            return to_array(
-                locked(self, [](TokenBlocks& blocks) { return copied(blocks.partial_tokens()); }));
+            return to_array(locked(self, [](TokenBlocks& blocks) { return copied(blocks.partial_tokens()); }));
           },
           "Tokens behind the last complete block as a new uint32 array.")
       .def_prop_ro(
           "block_size", [](SharedTokenBlocks& self) { return self.blocks.block_size(); }, "Tokens per block.")
       .def_prop_ro(
-          "salt_hash", [](SharedTokenBlocks& self) { return self.blocks.salt(); },
-          "The seed of the block hashes.")
+          "salt_hash", [](SharedTokenBlocks& self) { return self.blocks.salt(); }, "The seed of the block hashes.")
       .def_prop_ro("mm_runs", &run_list, "Multimodal runs as (mm_hash, offset, length), sorted by offset.")
       .def_prop_ro(
           "num_blocks",
-          [](SharedTokenBlocks& self) {
-            return locked(self, [](TokenBlocks& blocks) { return blocks.num_blocks(); });
-          },
+          [](SharedTokenBlocks& self) { return locked(self, [](TokenBlocks& blocks) { return blocks.num_blocks(); }); },
           "Number of complete blocks.")
       .def_prop_ro(
           "identities",
-          [](SharedTokenBlocks& self) {
-            return locked(self, [](TokenBlocks& blocks) { return blocks.identities(); });
-          },
+          [](SharedTokenBlocks& self) { return locked(self, [](TokenBlocks& blocks) { return blocks.identities(); }); },
           "Identities of the complete blocks as they are now; later changes do not show. O(1).");
 }
 

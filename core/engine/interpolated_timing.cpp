@@ -32,9 +32,11 @@ void check_axis(const std::vector<double>& axis, const char* name) {
 }
 
 void check_values(const std::vector<double>& values, std::size_t expected, const char* name) {
-  if (values.size() != expected) throw Error(ErrorKind::ConfigError, name, " needs ", expected, " values, has ", values.size());
+  if (values.size() != expected)
+    throw Error(ErrorKind::ConfigError, name, " needs ", expected, " values, has ", values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (!std::isfinite(values[i])) throw Error(ErrorKind::ConfigError, name, " must be finite; value ", i, " is ", values[i]);
+    if (!std::isfinite(values[i]))
+      throw Error(ErrorKind::ConfigError, name, " must be finite; value ", i, " is ", values[i]);
   }
 }
 
@@ -55,7 +57,8 @@ InterpolatedTiming::InterpolatedTiming(std::vector<double> prefill_isl, std::vec
   check_values(decode_itl_ms_, decode_active_kv_.size() * decode_context_.size(), "decode_itl");
 }
 
-double InterpolatedTiming::prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const {
+double InterpolatedTiming::prefill_ms(std::uint64_t requests, std::uint64_t mean_input,
+                                      std::uint64_t mean_cached) const {
   const std::uint64_t tokens = requests * (mean_input - mean_cached);
   if (tokens == 0) return 0;
   const Position at = locate(prefill_isl_, static_cast<double>(tokens));

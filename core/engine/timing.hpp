@@ -11,11 +11,11 @@ namespace understudy {
 
 // What a step computes, as the timing models see it.
 struct StepLoad {
-  std::uint64_t prefill_requests = 0;        // requests that compute prompt tokens
-  std::uint64_t prefill_input_tokens = 0;    // sum of their prompt lengths so far, this chunk included
-  std::uint64_t prefill_cached_tokens = 0;   // of those, computed before this step or taken from the cache
-  std::uint64_t decode_requests = 0;         // requests that sample a token
-  std::uint64_t decode_context_tokens = 0;   // sum of their lengths
+  std::uint64_t prefill_requests = 0;       // requests that compute prompt tokens
+  std::uint64_t prefill_input_tokens = 0;   // sum of their prompt lengths so far, this chunk included
+  std::uint64_t prefill_cached_tokens = 0;  // of those, computed before this step or taken from the cache
+  std::uint64_t decode_requests = 0;        // requests that sample a token
+  std::uint64_t decode_context_tokens = 0;  // sum of their lengths
 };
 
 class TimingModel {
@@ -34,7 +34,8 @@ class PolynomialTiming final : public TimingModel {
     const double t = static_cast<double>(requests * (mean_input - mean_cached));
     return t == 0 ? 0 : 4.209989e-7 * t * t + 1.518344e-2 * t + 16.50142;
   }
-  double decode_ms(std::uint64_t, std::uint64_t context_tokens, std::uint64_t, std::uint64_t capacity_tokens) const override {
+  double decode_ms(std::uint64_t, std::uint64_t context_tokens, std::uint64_t,
+                   std::uint64_t capacity_tokens) const override {
     const double u = capacity_tokens == 0
                          ? 1.0
                          : std::fmin(1.0, static_cast<double>(context_tokens) / static_cast<double>(capacity_tokens));
@@ -76,7 +77,8 @@ struct StepTiming {
 
  private:
   static double checked(double ms) {
-    if (!(ms >= 0) || ms > 4e12) throw Error(ErrorKind::InvalidArgument, "the timing model returned ", ms, " ms for a step");
+    if (!(ms >= 0) || ms > 4e12)
+      throw Error(ErrorKind::InvalidArgument, "the timing model returned ", ms, " ms for a step");
     return ms;
   }
 };

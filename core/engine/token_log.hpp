@@ -33,7 +33,8 @@ class TokenLog {
     for (std::size_t i = 0; i < runs.size(); ++i) {
       ++gap_changes_[runs[i].first_step + 1];
       --gap_changes_[runs[i].first_step + runs[i].count];
-      if (i > 0) odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
+      if (i > 0)
+        odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
     }
   }
   // Every gap, and how often it occurred: visit(gap_ns, count).

@@ -19,7 +19,8 @@ const EngineConfig& checked(const EngineConfig& c) {
     throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1], got ", c.watermark);
   }
   if (c.policy == SchedulingPolicy::Priority && c.preemption_mode == PreemptionMode::Fifo) {
-    throw Error(ErrorKind::ConfigError, "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
+    throw Error(ErrorKind::ConfigError,
+                "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
   }
   return c;
 }
@@ -30,8 +31,8 @@ StoreConfig store_config(const EngineConfig& c) {
   PoolConfig pool;
   pool.num_blocks = c.num_gpu_blocks;
   pool.duplicates = DuplicatePolicy::Keep;
-  const bool append = c.free_order == FreeOrder::AllLast ||
-                      (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
+  const bool append =
+      c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
   pool.policy.kind = append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
   store.pools = {pool};
   store.events.enabled = c.events;
@@ -74,7 +75,8 @@ RequestId VllmEngine::submit(RequestSpec spec) {
 }
 
 std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
-  const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
+  const std::uint64_t end =
+      std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
   const std::uint64_t blocks = (end - 1 + config_.block_size - 1) / config_.block_size;
   const bool too_long = !config_.enable_chunked_prefill && cap_prefill(prompt_tokens) > config_.max_num_batched_tokens;
   if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks && !too_long) {

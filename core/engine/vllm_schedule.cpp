@@ -51,7 +51,8 @@ void VllmEngine::schedule_running() {
 
 std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
   const std::uint64_t end = std::uint64_t{request.spec.prompt_tokens} + request.spec.max_tokens;
-  if (request.ahead > 0 && std::uint64_t{request.computed} + 2 - request.ahead >= end) return 0;  // its last is in flight
+  if (request.ahead > 0 && std::uint64_t{request.computed} + 2 - request.ahead >= end)
+    return 0;  // its last is in flight
   const std::uint32_t tokens = cap_prefill(request.known + request.ahead - request.computed);
   const std::uint32_t room = config_.max_model_len - request.computed - 1;
   return static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, room}));
@@ -87,7 +88,8 @@ void VllmEngine::preempt(std::size_t position) {
     // can be hit though nobody will ever compute them.
     budget_ += turn->tokens;
     log_.scheduled.erase(turn);
-    const auto fresh = std::span<const SlotId>(victim.table).subspan(victim.keyed_before, victim.keyed - victim.keyed_before);
+    const auto fresh =
+        std::span<const SlotId>(victim.table).subspan(victim.keyed_before, victim.keyed - victim.keyed_before);
     if (config_.phantom_hits) {
       for (const SlotId slot : fresh) phantom_[slot] = 1;
     } else {
@@ -118,7 +120,8 @@ void VllmEngine::admit(std::int64_t now_ns) {
       limit = (request.known - 1) / config_.block_size;
       need_identities(request, limit);
       hits_.resize(limit);
-      hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(), &unreferenced);
+      hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
+                                &unreferenced);
     }
     const auto hit_tokens = static_cast<std::uint32_t>(hits * config_.block_size);
     const std::uint32_t wanted = cap_prefill(request.known - hit_tokens);

@@ -24,9 +24,9 @@ class WaitingQueue {
   // A preempted request returns to the front, unless priorities decide.
   void push(RequestId id, bool preempted) {
     if (policy_ == SchedulingPolicy::Priority) {
-      ids_.insert(std::upper_bound(ids_.begin(), ids_.end(), id,
-                                   [this](RequestId a, RequestId b) { return before(a, b); }),
-                  id);
+      ids_.insert(
+          std::upper_bound(ids_.begin(), ids_.end(), id, [this](RequestId a, RequestId b) { return before(a, b); }),
+          id);
     } else if (preempted) {
       ids_.push_front(id);
     } else {

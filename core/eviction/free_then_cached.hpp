@@ -8,7 +8,7 @@
 
 namespace understudy {
 
-// `Cached` owns the order of the cached slots: insert(id), remove(id), touch(id), pop(), empty(), append_order(out,
+// `Cached` owns the order of the cached slots: insert(id), remove(id), touch(id), pop(), append_order(out,
 // limit), memory_bytes(), and a public `steps` counter.
 template <typename Cached>
 class FreeThenCached final : public EvictionPolicy {

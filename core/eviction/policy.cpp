@@ -12,8 +12,8 @@ namespace {
 
 void check_thresholds(const std::array<std::uint32_t, 3>& t) {
   if (t[0] < 1 || t[0] >= t[1] || t[1] >= t[2] || t[2] > 15) {
-    throw Error(ErrorKind::ConfigError, "multi_lru thresholds must rise strictly within 1..15, got ", t[0], ", ",
-                t[1], ", ", t[2]);
+    throw Error(ErrorKind::ConfigError, "multi_lru thresholds must rise strictly within 1..15, got ", t[0], ", ", t[1],
+                ", ", t[2]);
   }
 }
 

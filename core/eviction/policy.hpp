@@ -37,7 +37,7 @@ class PolicyAdvisor {
 struct PolicyConfig {
   PolicyKind kind = PolicyKind::Lineage;
   std::array<std::uint32_t, 3> thresholds = {3, 8, 15};  // MultiLru: warm, hot, very hot
-  std::shared_ptr<PolicyAdvisor> advisor;               // Advised only
+  std::shared_ptr<PolicyAdvisor> advisor;                // Advised only
 };
 
 // The part of the store that a policy works on. Slots of the pool are [first, first + count).

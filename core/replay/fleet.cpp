@@ -42,8 +42,9 @@ bool Fleet::independent() const noexcept {
 
 FleetResult Fleet::run(unsigned threads, const Progress& progress) {
   if (threads > 1 && !independent()) {
-    throw Error(ErrorKind::ConfigError,
-                "threads > 1 needs independent workers: open loop, single-turn requests, and round_robin or random routing");
+    throw Error(
+        ErrorKind::ConfigError,
+        "threads > 1 needs independent workers: open loop, single-turn requests, and round_robin or random routing");
   }
   if (independent()) {
     run_independent(threads, progress);
@@ -137,8 +138,8 @@ void Fleet::run_together(const Progress& progress) {
   std::size_t reported = 0;
 
   while (!arrivals_.empty() || !ends.empty()) {
-    const std::int64_t now_ns = std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns,
-                                         ends.empty() ? kForever : ends.top().first);
+    const std::int64_t now_ns =
+        std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns, ends.empty() ? kForever : ends.top().first);
     touched.clear();
     const auto touch = [&](std::size_t worker) {
       if (marked[worker]) return;
@@ -241,8 +242,8 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   std::span<const std::uint32_t> exact;
   if (!workload_.output_token_offsets.empty()) {
     const auto begin = static_cast<std::size_t>(workload_.output_token_offsets[row]);
-    exact = workload_.output_token_ids.subspan(begin,
-                                               static_cast<std::size_t>(workload_.output_token_offsets[row + 1]) - begin);
+    exact = workload_.output_token_ids.subspan(
+        begin, static_cast<std::size_t>(workload_.output_token_offsets[row + 1]) - begin);
   }
   const auto first = static_cast<std::size_t>(workload_.hash_offsets[source]);
   const auto last = static_cast<std::size_t>(workload_.hash_offsets[source + 1]);
@@ -252,9 +253,9 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   spec.arrival_time = static_cast<double>(arrival_ns);
   if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
-  spec.identities = std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first),
-                                                      workload_.trace_block_size, known, exact,
-                                                      config_.engine.block_size, row);
+  spec.identities =
+      std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
+                                        known, exact, config_.engine.block_size, row);
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);
   worker.outstanding_tokens += std::uint64_t{prompt} + output;
@@ -269,11 +270,12 @@ void Fleet::require_progress(const Worker& worker) const {
     const EngineRequest& request = worker.engine->request(id);
     who << (named > 1 ? ", " : "") << "row " << worker.rows[id] << " (" << request.known << " tokens)";
   }
-  const char* why = worker.engine->thrashing() ? " requests wait and those that run preempt each other without end, first "
-                                               : " requests wait and none can be admitted, first ";
+  const char* why = worker.engine->thrashing()
+                        ? " requests wait and those that run preempt each other without end, first "
+                        : " requests wait and none can be admitted, first ";
   throw Error(ErrorKind::WrongState, "the run makes no progress: ", worker.engine->waiting().size(), why,
-              std::move(who).str(), "; ",
-              worker.engine->store().available(0), " of ", config_.engine.num_gpu_blocks, " blocks are free");
+              std::move(who).str(), "; ", worker.engine->store().available(0), " of ", config_.engine.num_gpu_blocks,
+              " blocks are free");
 }
 
 // ── Columns ──
@@ -281,7 +283,8 @@ void Fleet::require_progress(const Worker& worker) const {
 FleetResult Fleet::collect() {
   const std::size_t n = workload_.size();
   FleetResult out;
-  for (auto* column : {&out.first_admit_ns, &out.first_token_ns, &out.second_token_ns, &out.last_token_ns, &out.finish_ns}) {
+  for (auto* column :
+       {&out.first_admit_ns, &out.first_token_ns, &out.second_token_ns, &out.last_token_ns, &out.finish_ns}) {
     column->assign(n, -1);
   }
   out.output_tokens.assign(n, 0);

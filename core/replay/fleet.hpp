@@ -36,7 +36,7 @@ struct WorkloadColumns {
   std::span<const std::int64_t> delay_ns;  // between the end of the turn before and this one
   std::span<const std::int64_t> hash_offsets;
   std::span<const std::uint32_t> hash_ids;
-  std::span<const bool> output_in_next;  // empty: nowhere
+  std::span<const bool> output_in_next;                // empty: nowhere
   std::span<const std::int64_t> output_token_offsets;  // empty: no row has exact outputs
   std::span<const std::uint32_t> output_token_ids;
   std::uint32_t trace_block_size = 512;

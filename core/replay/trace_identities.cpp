@@ -45,7 +45,8 @@ std::uint64_t TraceIdentities::local_hash(std::uint64_t first_token) const {
   for (std::uint64_t at = first_token; at < end;) {
     const bool output = at >= stream_tokens_;
     const std::uint64_t id = output ? outputs_[at - stream_tokens_] : stream_[at / trace_block_];
-    const std::uint64_t stop = output ? at + 1 : std::min({end, (at / trace_block_ + 1) * trace_block_, stream_tokens_});
+    const std::uint64_t stop =
+        output ? at + 1 : std::min({end, (at / trace_block_ + 1) * trace_block_, stream_tokens_});
     if (!runs.empty() && runs[runs.size() - 2] == id) {
       runs.back() += stop - at;
     } else {

@@ -83,9 +83,7 @@ class Soak {
     return config;
   }
 
-  std::size_t below(std::size_t bound) {
-    return std::uniform_int_distribution<std::size_t>(0, bound - 1)(random_);
-  }
+  std::size_t below(std::size_t bound) { return std::uniform_int_distribution<std::size_t>(0, bound - 1)(random_); }
 
   // Prompts over two token values: prefixes are shared, and equal blocks meet each other, all the time.
   TokenBlocks prompt(std::size_t blocks) {
@@ -188,11 +186,9 @@ class Soak {
     const auto there = std::make_unique<bool[]>(tokens.num_blocks());
     store_.has_blocks(pool, tokens.blocks(), there.get());
     const std::size_t length = store_.prefix_length(pool, tokens.blocks());
-    if (!std::all_of(there.get(), there.get() + length, [](bool hit) { return hit; }))
-      fail("a prefix with a hole");
+    if (!std::all_of(there.get(), there.get() + length, [](bool hit) { return hit; })) fail("a prefix with a hole");
     store_.touch(pool, tokens.blocks());
-    if (!store_.advised(pool) && store_.eviction_order(pool, 8).size() > 8)
-      fail("an eviction order past its limit");
+    if (!store_.advised(pool) && store_.eviction_order(pool, 8).size() > 8) fail("an eviction order past its limit");
     if (below(2) == 0) store_.drain_events(1 + below(100));
     if (below(32) == 0) store_.clear_inactive(pool);
   }
@@ -265,10 +261,8 @@ class Soak {
     while (!held_.empty()) let_go();
     store_.check();
     for (std::size_t pool = 0; pool < store_.num_pools(); ++pool) {
-      if (store_.available(pool) != store_.num_blocks(pool))
-        fail("blocks are missing after everything was released");
-      if (store_.metrics(pool).active_references != 0)
-        fail("references are left after everything was released");
+      if (store_.available(pool) != store_.num_blocks(pool)) fail("blocks are missing after everything was released");
+      if (store_.metrics(pool).active_references != 0) fail("references are left after everything was released");
     }
   }
 
@@ -282,16 +276,13 @@ class Soak {
 
 int soak(std::size_t operations) {
   std::size_t stores = 0;
-  for (const PolicyKind kind :
-       {PolicyKind::Lineage, PolicyKind::LineageFifo, PolicyKind::Lru, PolicyKind::MultiLru, PolicyKind::Fifo,
-        PolicyKind::Vllm, PolicyKind::VllmAppend, PolicyKind::Advised}) {
-    for (const DuplicatePolicy duplicates :
-         {DuplicatePolicy::Allow, DuplicatePolicy::Reject, DuplicatePolicy::Keep}) {
+  for (const PolicyKind kind : {PolicyKind::Lineage, PolicyKind::LineageFifo, PolicyKind::Lru, PolicyKind::MultiLru,
+                                PolicyKind::Fifo, PolicyKind::Vllm, PolicyKind::VllmAppend, PolicyKind::Advised}) {
+    for (const DuplicatePolicy duplicates : {DuplicatePolicy::Allow, DuplicatePolicy::Reject, DuplicatePolicy::Keep}) {
       Soak(kind, duplicates, ++stores).run(operations);
     }
   }
-  std::printf("soak: %zu stores, %zu random operations each: consistent, and nothing is held\n", stores,
-              operations);
+  std::printf("soak: %zu stores, %zu random operations each: consistent, and nothing is held\n", stores, operations);
   return 0;
 }
 
@@ -302,8 +293,7 @@ int main(int argc, char** argv) {
   std::size_t operations = 5'000;
   if (argc > 1) {
     const char* end = argv[1] + std::strlen(argv[1]);
-    if (const auto parsed = std::from_chars(argv[1], end, operations);
-        parsed.ec != std::errc() || parsed.ptr != end) {
+    if (const auto parsed = std::from_chars(argv[1], end, operations); parsed.ec != std::errc() || parsed.ptr != end) {
       std::fprintf(stderr, "usage: %s [operations per store]\n", argv[0]);
       return 2;
     }

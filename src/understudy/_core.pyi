@@ -380,7 +380,6 @@ def polynomial_timing(speedup_ratio: float = 1.0, decode_speedup_ratio: float = 
 def constant_timing(
     prefill_ms: float, decode_ms: float, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0
 ) -> StepTiming: ...
-
 def interpolated_timing(
     prefill_isl: Sequence[float],
     prefill_ttft_ms: Sequence[float],

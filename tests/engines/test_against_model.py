@@ -212,7 +212,9 @@ def test_a_finished_request_cannot_be_cancelled() -> None:
     assert not engine.cancel(done, 2 * MS)
 
 
-def test_a_request_whose_last_token_is_visible_has_finished_though_the_scheduler_has_yet_to_learn_it() -> None:
+def test_a_request_whose_last_token_is_visible_has_finished_though_the_scheduler_has_yet_to_learn_it() -> (
+    None
+):
     engine = engine_for({**TIGHT, "async_scheduling": True})
     done = submit_spec(engine, request_spec("a", [[1, 8]], 1), 0, 4)
     engine.begin_step(0)

@@ -166,7 +166,11 @@ def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_use
     # other two decode from then on: their steps must not be leapt over together.
     workload = single_turns([99, 200, 260], [30, 30, 2])
     config = VllmConfig(
-        block_size=16, num_gpu_blocks=100, max_num_batched_tokens=370, enable_chunked_prefill=False, timing=ONE_MS
+        block_size=16,
+        num_gpu_blocks=100,
+        max_num_batched_tokens=370,
+        enable_chunked_prefill=False,
+        timing=ONE_MS,
     )
     run = assert_same_run(Case(workload, config, {}))
     assert run is not None

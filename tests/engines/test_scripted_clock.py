@@ -29,7 +29,8 @@ def driver(asynchronous: bool = False, prefill_ms: float = 4.0, decode_ms: float
 
 def submit_later(live: LiveDriver, time_ns: int, prompt_tokens: int, max_tokens: int, first: int = 1) -> None:
     live.at(
-        time_ns, lambda d: void(d.submit(prompt_tokens, max_tokens, content(first, prompt_tokens + max_tokens)))
+        time_ns,
+        lambda d: void(d.submit(prompt_tokens, max_tokens, content(first, prompt_tokens + max_tokens))),
     )
 
 
@@ -99,7 +100,9 @@ def test_an_engine_that_is_idle_begins_when_a_request_arrives() -> None:
 
 
 @BOTH
-def test_a_request_without_output_finishes_at_the_end_of_its_prefill_without_a_token(asynchronous: bool) -> None:
+def test_a_request_without_output_finishes_at_the_end_of_its_prefill_without_a_token(
+    asynchronous: bool,
+) -> None:
     live = driver(asynchronous)
     submit_later(live, 0, 8, 0)
     live.run()

@@ -18,7 +18,9 @@ from understudy.replay.offline import run_offline
 from understudy.replay.timeline import Timeline
 
 
-def timeline(prompts: list[int], outputs: int | list[int], engine: VllmConfig | None = None, **how: Any) -> Timeline:
+def timeline(
+    prompts: list[int], outputs: int | list[int], engine: VllmConfig | None = None, **how: Any
+) -> Timeline:
     return run_offline(single_turns(prompts, outputs), engine, **how).timeline
 
 
@@ -230,7 +232,9 @@ def test_a_profile_that_does_not_fit_is_an_error_that_names_file_and_array(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense", b"PK\x03\x04nonsense"])
-def test_a_profile_that_does_not_load_is_an_error_and_never_a_fallback(tmp_path: Path, content: bytes | None) -> None:
+def test_a_profile_that_does_not_load_is_an_error_and_never_a_fallback(
+    tmp_path: Path, content: bytes | None
+) -> None:
     path = tmp_path / "broken.npz"
     if content is not None:
         path.write_bytes(content)
@@ -275,7 +279,9 @@ def test_a_model_that_echoes_the_batch_is_believed() -> None:
 def test_a_model_is_asked_in_means_of_the_batch_and_told_the_capacity() -> None:
     model = Model()
     engine = VllmConfig(block_size=16, num_gpu_blocks=100)
-    workload = single_turns([100, 301], 2, arrival_ms=[0, 1.5], content=[range(7), [*range(6), *range(100, 113)]])
+    workload = single_turns(
+        [100, 301], 2, arrival_ms=[0, 1.5], content=[range(7), [*range(6), *range(100, 113)]]
+    )
     run_offline(workload, engine, timing=model, leaping=False)
     assert model.prefills == [(1, 100, 0), (1, 301, 96)]
     assert model.decodes == [(1, 100, 100, 1600), (2, 402, 201, 1600), (1, 302, 302, 1600)]

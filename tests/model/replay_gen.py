@@ -55,7 +55,9 @@ def random_case(seed: int, *, single_turns: bool = False) -> Case:
     workload = _random_workload(rng, longest_prompt, single_turns)
     if rng.random() < 0.9:  # else some requests may be rejected, or all
         needed = max(workload.prompt_tokens + workload.output_tokens, default=1)
-        config["num_gpu_blocks"] = max(config["num_gpu_blocks"], math.ceil(int(needed) / config["block_size"]))
+        config["num_gpu_blocks"] = max(
+            config["num_gpu_blocks"], math.ceil(int(needed) / config["block_size"])
+        )
         if not config["enable_chunked_prefill"]:
             # A preempted request must be able to return whole.
             config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], int(needed))
@@ -85,7 +87,14 @@ def _random_engine(rng: Random) -> tuple[dict[str, Any], int]:
         "async_scheduling": rng.random() < 0.15,
         "vllm_version": rng.choice(["recorded", "recorded", "v0.27", "v0.24", "v0.23", "v0.18"]),
         "timing": rng.choice(
-            [Polynomial(), Polynomial(), Constant(2.0, 1.0), Constant(0.0, 0.0), Constant(5.0, 0.0), Constant(0.0, 3.0)]
+            [
+                Polynomial(),
+                Polynomial(),
+                Constant(2.0, 1.0),
+                Constant(0.0, 0.0),
+                Constant(5.0, 0.0),
+                Constant(0.0, 3.0),
+            ]
         ),
         "speedup_ratio": rng.choice([1.0, 1.0, 7.0]),
         "decode_speedup_ratio": rng.choice([1.0, 1.0, 0.3]),
@@ -144,7 +153,16 @@ def _random_workload(rng: Random, longest_prompt: int, single_turns: bool) -> Wo
             more = math.ceil(prompt / trace_block_size) - len(ids)
             ids += range(next_id, next_id + more)
             next_id += more
-    names = ("arrival_ns", "prompt_tokens", "output_tokens", "session", "turn", "delay_ns", "priority", "output_in_next")
+    names = (
+        "arrival_ns",
+        "prompt_tokens",
+        "output_tokens",
+        "session",
+        "turn",
+        "delay_ns",
+        "priority",
+        "output_in_next",
+    )
     return Workload(
         **{name: [row[name] for row in rows] for name in names},
         hash_offsets=[0, *accumulate(len(row["ids"]) for row in rows)],

@@ -120,7 +120,14 @@ def test_several_workers_fare_alike_in_both_ways_of_playing() -> None:
     engine = VllmConfig(block_size=16, num_gpu_blocks=90, max_num_seqs=4)
     together = run_offline(joined, engine, workers=3).timeline
     alone = run_offline(joined.take(range(rows + 1)), engine, workers=3).timeline
-    for name in ("first_admit_ns", "first_token_ns", "finish_ns", "cached_tokens_total", "preemptions", "worker"):
+    for name in (
+        "first_admit_ns",
+        "first_token_ns",
+        "finish_ns",
+        "cached_tokens_total",
+        "preemptions",
+        "worker",
+    ):
         np.testing.assert_array_equal(getattr(alone, name), getattr(together, name)[: rows + 1], name)
 
 
@@ -203,7 +210,9 @@ def test_numbers_that_make_no_sense_are_refused(how: dict[str, int]) -> None:
     ],
     ids=["routing by load", "closed loop", "sessions"],
 )
-def test_threads_are_refused_where_workers_depend_on_each_other(workload: Workload, how: dict[str, Any]) -> None:
+def test_threads_are_refused_where_workers_depend_on_each_other(
+    workload: Workload, how: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match="independent workers: open loop, single-turn requests"):
         run_offline(workload, workers=2, threads=2, **how)
     assert run_offline(workload, workers=2, threads=1, **how).timeline.completed.all()
@@ -369,7 +378,9 @@ def test_a_run_without_progress_ends_with_an_error_that_says_who_is_stuck(routin
         enable_chunked_prefill=False,
         enable_prefix_caching=False,
     )
-    with pytest.raises(WrongState, match=r"no progress: 1 requests wait .*first row 1 \(\d+ tokens\)") as caught:
+    with pytest.raises(
+        WrongState, match=r"no progress: 1 requests wait .*first row 1 \(\d+ tokens\)"
+    ) as caught:
         run_offline(workload, engine, routing=routing)
     assert "12 of 12 blocks are free" in str(caught.value)
 
@@ -508,9 +519,7 @@ def test_identical_requests_hit_more_and_more() -> None:
 def test_a_pool_of_500_blocks_serves_200_long_requests(shared: bool, caching: bool, chunked: bool) -> None:
     content = [range(63)] * 200 if shared else None
     workload = single_turns([1000] * 200, 100, content=content)
-    engine = VllmConfig(
-        num_gpu_blocks=500, enable_prefix_caching=caching, enable_chunked_prefill=chunked
-    )
+    engine = VllmConfig(num_gpu_blocks=500, enable_prefix_caching=caching, enable_chunked_prefill=chunked)
     columns = run_offline(workload, engine).timeline
     assert columns.completed.all()
     assert (columns.output_tokens == 100).all()
@@ -567,9 +576,7 @@ def test_a_follow_up_hits_the_blocks_that_its_answer_was_generated_into() -> Non
 
 
 def test_only_full_blocks_of_the_engine_are_found() -> None:
-    workload = single_turns(
-        [600, 600], arrival_ms=[0, 500], content=[[1, 2], [1, 2]], trace_block_size=512
-    )
+    workload = single_turns([600, 600], arrival_ms=[0, 500], content=[[1, 2], [1, 2]], trace_block_size=512)
     assert play(workload, VllmConfig(block_size=64)).timeline.cached_tokens_first.tolist() == [0, 576]
 
 

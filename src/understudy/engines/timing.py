@@ -76,7 +76,9 @@ class Interpolated(
         arrays = self._load()
         for name, array in arrays.items():
             if name != "decode_itl" and array.ndim != 1:
-                raise ConfigError(f"timing.path {self.path}: {name} must have one dimension, has {array.ndim}")
+                raise ConfigError(
+                    f"timing.path {self.path}: {name} must have one dimension, has {array.ndim}"
+                )
         shape = (len(arrays["decode_active_kv_tokens"]), len(arrays["decode_context_length"]))
         if arrays["decode_itl"].shape != shape:
             raise ConfigError(

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 class EvictionPolicy(ABC):
     """Owns one order over all unreferenced blocks of a pool, cached or empty, and says which go next.
 
-    The manager calls it once per allocation, never while it holds its lock: first with what happened since the last
-    call, in order, then with `select`. Calls never overlap, but may come from any thread that allocates. An exception
-    propagates to that caller and the allocation changes nothing; news whose call raised are told again next time.
+    The manager calls it for every allocation, never while it holds its lock: first with what happened since the last
+    call, in order, then with `select` (again, if another thread took a selected block meanwhile). Calls never overlap,
+    but may come from any thread that allocates. An exception propagates to that caller and the allocation changes
+    nothing; news whose call raised are told again next time.
     """
 
     @abstractmethod
