@@ -41,6 +41,7 @@ bool Fleet::independent() const noexcept {
 }
 
 FleetResult Fleet::run(unsigned threads, const Progress& progress) {
+  if (threads < 1) throw Error(ErrorKind::ConfigError, "threads must be at least 1");
   if (threads > 1 && !independent()) {
     throw Error(
         ErrorKind::ConfigError,

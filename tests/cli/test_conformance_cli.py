@@ -62,19 +62,19 @@ def test_a_difference_with_lists_is_printed_as_it_is(
     # Square brackets must not be taken for markup.
     scenario = recordings / "scenarios" / "single.json"
     content = json.loads(scenario.read_text())
-    content["requests"][0]["id"] = "bold"
+    content["requests"][0]["id"] = "[bold]"
     scenario.write_text(json.dumps(content))
     assert main(["conformance", "vllm", str(recordings), "--only", "single"]) == 1
     line = capsys.readouterr().out.splitlines()[0]
-    assert '"bold"' in line
+    assert '"[bold]"' in line
     assert line.startswith("differs single  step 0: scheduled is {")
     doctored = recordings / "golden" / "single.jsonl.gz"
     lines = [json.loads(line) for line in gzip.decompress(doctored.read_bytes()).splitlines()]
     for entry in lines[1:-1]:
-        entry["scheduled"] = {"bold": count for count in entry["scheduled"].values()}
+        entry["scheduled"] = {"[bold]": count for count in entry["scheduled"].values()}
     doctored.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
     assert main(["conformance", "vllm", str(recordings), "--only", "single"]) == 1
-    assert 'new is ["bold"], recorded [' in capsys.readouterr().out
+    assert 'new is ["[bold]"], recorded [' in capsys.readouterr().out
 
 
 def test_scenarios_can_be_chosen_and_checked(recordings: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line a scenario and the first difference of each that differs; 1 if any does."""
     from rich.console import Console
+    from rich.markup import escape
 
     from understudy.engines.conformance import compare_all
     from understudy.engines.profiles import profile_named
@@ -62,6 +63,6 @@ def run(args: argparse.Namespace) -> int:
             console.print(f"[green]same[/]    {outcome.name}  {outcome.steps} steps")
         else:
             failed += 1
-            console.print(f"[red]differs[/] {outcome.name}  {outcome.difference}", markup=True)
+            console.print(f"[red]differs[/] {outcome.name}  {escape(outcome.difference)}")
     console.print(f"{total - failed} of {total} scenarios identical, {steps} steps compared")
     return 1 if failed else 0

@@ -92,10 +92,15 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay, then print and write what was asked for."""
+    from understudy.errors import ConfigError, InvalidArgument
     from understudy.replay.settings import ReplaySettings
     from understudy.report.run import replay
 
     settings = ReplaySettings.read(args.config, _flags(args), args.set)
+    outputs = [path for path in (args.json, args.requests_jsonl, args.html) if path]
+    for path in outputs:  # known before the run, not after it
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no such folder")
     with _progress(args) as progress:
         report: Report = replay(
             args.trace,
@@ -112,17 +117,20 @@ def run(args: argparse.Namespace) -> int:
             format=args.format,
             trace_block_size=args.trace_block_size,
         )
-    if args.json:
-        report.to_json(args.json)
-    if args.requests_jsonl:
-        report.requests_jsonl(args.requests_jsonl)
-    if args.html:
-        report.to_html(args.html)
+    try:
+        if args.json:
+            report.to_json(args.json)
+        if args.requests_jsonl:
+            report.requests_jsonl(args.requests_jsonl)
+        if args.html:
+            report.to_html(args.html)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write the report: {error}") from error
     if args.digest:
         print(report.run["digest"])
     elif not args.quiet:
         report.print()
-        for path in filter(None, (args.json, args.requests_jsonl, args.html)):
+        for path in outputs:
             print(f"written: {path}")
     return 0
 
@@ -143,7 +151,8 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         )
     }
     flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
-    flags["engine"] = {name: value for name, value in engine.items() if value is not None}
+    if given := {name: value for name, value in engine.items() if value is not None}:
+        flags["engine"] = given
     if args.concurrency is not None:
         flags["load"] = {"kind": "closed_loop", "concurrency": args.concurrency}
     if args.speed_up is not None:

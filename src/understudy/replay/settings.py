@@ -34,7 +34,10 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in merged:
             if name not in _FIELDS:
                 raise ConfigError(f"{name} is not a setting of a replay; known are {', '.join(_FIELDS)}")
-        engine = VllmConfig.from_dict(merged.pop("engine", {}))
+        settings = merged.pop("engine", {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"engine must hold settings by name, got {settings!r}")
+        engine = VllmConfig.from_dict(settings)
         try:
             return msgspec.structs.replace(msgspec.convert(merged, cls), engine=engine)
         except msgspec.ValidationError as error:
@@ -46,8 +49,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    if content is None:  # nothing but comments
+        return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected settings by name at the top level")
     return content
@@ -59,7 +64,10 @@ def _parse_assignment(text: str) -> dict[str, Any]:
     path, separator, value = text.partition("=")
     if not separator or not all(path.split(".")):
         raise ConfigError(f"--set {text!r}: write it as a.b=value")
-    result: Any = yaml.safe_load(value)
+    try:
+        result: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text!r}: {error}") from error
     for name in reversed(path.split(".")):
         result = {name: result}
     return dict(result)
@@ -69,5 +77,10 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, value in over.items():
         known = merged.get(name)
-        merged[name] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+        if known is not None and isinstance(known, dict) != isinstance(value, dict):
+            raise ConfigError(f"{name} is given both as settings by name and as a single value")
+        if not isinstance(known, dict) or value.get("kind", known.get("kind")) != known.get("kind"):
+            merged[name] = value  # settings of another kind have nothing in common
+        else:
+            merged[name] = _merge(known, value)
     return merged
