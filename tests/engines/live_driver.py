@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from understudy import _core
+if TYPE_CHECKING:
+    from understudy import _core
 
 Action = Callable[["LiveDriver"], None]
 

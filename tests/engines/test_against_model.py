@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -14,11 +14,13 @@ import pytest
 from engines.building import engine_for, engine_profile, request_spec, submit_spec
 from model.scenario_gen import random_scenario
 from model.vllm_config import PROFILES, RECORDED, Profile
-from model.vllm_format import RequestSpec
 from model.vllm_scheduler import Plan, VllmModel
 from model.vllm_scheduler import run_scenario as run_model
 from understudy.engines import recorder
 from understudy.engines.scenario import Scenario
+
+if TYPE_CHECKING:
+    from model.vllm_format import RequestSpec
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
 SEEDS = 30  # for each profile

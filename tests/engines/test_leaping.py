@@ -131,8 +131,7 @@ def play(case: Case, *, leaping: bool) -> OfflineRun | str:
     """The run, or the error of one that makes no progress."""
     try:
         return run_offline(case.workload, case.config, leaping=leaping, **case.how)
-    except WrongState as error:
-        assert "makes no progress" in str(error)
+    except WrongState as error:  # of which there is one: no progress
         return str(error)
 
 
@@ -189,10 +188,10 @@ def test_a_timing_model_in_python_sees_the_same_batches() -> None:
         def __init__(self) -> None:
             self.batches: set[tuple[int, int]] = set()
 
-        def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:
+        def prefill_ms(self, *_: int) -> float:
             return 1.0
 
-        def decode_ms(self, requests: int, context_tokens: int, mean: int, capacity: int, /) -> float:
+        def decode_ms(self, requests: int, context_tokens: int, *_: int) -> float:
             self.batches.add((requests, context_tokens))
             return 1.0
 

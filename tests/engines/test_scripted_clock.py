@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
@@ -12,7 +15,11 @@ from understudy import _core
 from understudy.engines.scenario import blocks_of
 from understudy.errors import InvalidArgument, WrongState
 from understudy.replay.offline import run_offline
-from understudy.workload import OpenLoop, Workload
+from understudy.workload import OpenLoop
+
+if TYPE_CHECKING:
+    from understudy.engines.config import VllmConfig
+    from understudy.workload import Workload
 
 CONFIG = {"block_size": 4, "num_blocks": 33}
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -62,8 +69,7 @@ def test_asynchronously_the_scheduler_learns_of_a_token_one_step_after_it_was_vi
         engine.end_step((now_ms + 1) * MS)
         assert engine.emitted(0) == now_ms + 1
     assert engine.take_finished() == [0]
-    assert engine.running == [0]
-    assert not engine.idle
+    assert (engine.running, engine.idle) == ([0], False)
     assert engine.begin_step(2 * MS) == 0  # nothing to compute: it only receives
     assert (engine.scheduled, engine.finished, engine.running) == ([], [0], [])
     engine.end_step(2 * MS)
@@ -205,6 +211,20 @@ def tokens_of(workload: Workload, row: int) -> np.ndarray[tuple[int], np.dtype[n
     return np.concatenate([prompt, outputs])
 
 
+def play_live(workload: Workload, config: VllmConfig, engine: _core.Engine) -> LiveDriver:
+    live = LiveDriver(engine)
+
+    def arrive(row: int, driver: LiveDriver) -> None:
+        identities = blocks_of(tokens_of(workload, row), config.block_size)[0]
+        prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
+        driver.submit(prompt, output, identities, priority=int(workload.priority[row]))
+
+    for row in range(len(workload)):
+        live.at(int(workload.arrival_ns[row]), partial(arrive, row))
+    live.run()
+    return live
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
     compared = 0
@@ -212,25 +232,14 @@ def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
         case = random_case(seed, single_turns=True)
         workload = case.workload.normalised()
         engine = _core.Engine(case.config.native(), case.config.native_timing())
-        if any(
-            engine.never_fits(prompt, output)
-            for prompt, output in zip(workload.prompt_tokens, workload.output_tokens, strict=True)
-        ):
+        lengths = zip(workload.prompt_tokens, workload.output_tokens, strict=True)
+        if any(engine.never_fits(prompt, output) for prompt, output in lengths):
             continue
         try:
             columns = run_offline(workload, case.config, load=OpenLoop()).timeline
         except WrongState:
             continue
-        live = LiveDriver(engine)
-        for row in range(len(workload)):
-            identities = blocks_of(tokens_of(workload, row), case.config.block_size)[0]
-
-            def arrive(d: LiveDriver, row: int = row, identities: _core.Identities = identities) -> None:
-                prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
-                d.submit(prompt, output, identities, priority=int(workload.priority[row]))
-
-            live.at(int(workload.arrival_ns[row]), arrive)
-        live.run()
+        live = play_live(workload, case.config, engine)
         seen = live.seen
         assert [s.admitted_ns for s in seen] == columns.first_admit_ns.tolist(), seed
         assert [s.cached_tokens for s in seen] == columns.cached_tokens_first.tolist(), seed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,11 @@ from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant, Interpolated
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.replay.offline import run_offline
-from understudy.replay.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.replay.timeline import Timeline
 
 
 def timeline(
@@ -122,7 +125,7 @@ def test_a_speedup_divides_every_time_and_a_decode_speedup_those_of_decode() -> 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_a_speedup_that_is_no_ratio_is_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
-        VllmConfig(**{field: value})
+        VllmConfig.from_dict({field: value})
     with pytest.raises(ConfigError, match=field):
         _core.polynomial_timing(**{field: value})
 

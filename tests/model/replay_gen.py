@@ -163,11 +163,12 @@ def _random_workload(rng: Random, longest_prompt: int, single_turns: bool) -> Wo
         "priority",
         "output_in_next",
     )
-    return Workload(
-        **{name: [row[name] for row in rows] for name in names},
-        hash_offsets=[0, *accumulate(len(row["ids"]) for row in rows)],
-        hash_ids=[hash_id for row in rows for hash_id in row["ids"]],
-        output_token_offsets=[0, *accumulate(len(row["exact"]) for row in rows)] if exact else None,
-        output_token_ids=[token for row in rows for token in row["exact"]] if exact else None,
-        trace_block_size=trace_block_size,
-    )
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in names}
+    columns |= _ragged("hash_offsets", "hash_ids", [row["ids"] for row in rows])
+    if exact:
+        columns |= _ragged("output_token_offsets", "output_token_ids", [row["exact"] for row in rows])
+    return Workload(**columns, trace_block_size=trace_block_size)
+
+
+def _ragged(offsets: str, values: str, rows: list[list[int]]) -> dict[str, list[int]]:
+    return {offsets: [0, *accumulate(map(len, rows))], values: [value for row in rows for value in row]}

@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.engines.timing import Constant
 from understudy.replay.offline import OfflineRun, run_offline
-from understudy.workload import Workload
+from understudy.workload import Normal, Poisson, SharedRatio, SyntheticSpec, Workload, synthesise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,14 +35,14 @@ def single_turns(
         content = [range(start, start + count) for start, count in zip(starts, counts, strict=False)]
     arrivals = arrival_ms if arrival_ms is not None else [0] * len(prompts)
     outputs = [output_tokens] * len(prompts) if isinstance(output_tokens, int) else output_tokens
-    return Workload(
+    return _workload(
+        columns,
         arrival_ns=[round(time_ms * MS) for time_ms in arrivals],
         prompt_tokens=prompts,
         output_tokens=outputs,
         hash_offsets=np.cumsum([0, *counts]),
         hash_ids=[hash_id for ids in content for hash_id in ids],
         trace_block_size=trace_block_size,
-        **columns,
     )
 
 
@@ -68,7 +68,8 @@ def sessions(
     arrivals = arrival_ms if arrival_ms is not None else [0] * len(turns)
     if quoted:
         columns["output_in_next"] = [turn < last[session] for session, turn, *_ in rows]
-    return Workload(
+    return _workload(
+        columns,
         arrival_ns=[round(arrivals[session] * MS) for session, *_ in rows],
         prompt_tokens=[prompt for _, _, prompt, _, _ in rows],
         output_tokens=[output for _, _, _, output, _ in rows],
@@ -78,10 +79,36 @@ def sessions(
         hash_offsets=np.cumsum([0, *map(len, ids)]),
         hash_ids=[hash_id for row in ids for hash_id in row],
         trace_block_size=trace_block_size,
-        **columns,
+    )
+
+
+def _workload(given: dict[str, Any], **columns: Any) -> Workload:
+    return Workload(**columns, **given)
+
+
+def crowd(sessions: int = 60, **changes: Any) -> Workload:
+    """Requests of some hundred tokens that share prefixes, 40 a second."""
+    spec: dict[str, Any] = {
+        "sessions": sessions,
+        "prompt_tokens": Normal(mean=300, std=120),
+        "output_tokens": Normal(mean=20, std=8),
+        "arrivals": Poisson(qps=40),
+        "prefixes": SharedRatio(groups=3, ratio=0.5),
+    }
+    return synthesise(SyntheticSpec(**{**spec, **changes}))
+
+
+def conversations(count: int = 25, **changes: Any) -> Workload:
+    """The same with some turns each, and time to think."""
+    return crowd(
+        count,
+        turns=Normal(mean=3, std=1),
+        followup_tokens=Normal(mean=40, std=10),
+        think_time_ms=Normal(mean=50, std=30),
+        **changes,
     )
 
 
 def play(workload: Workload, engine: VllmConfig | None = None, **how: Any) -> OfflineRun:
-    """Replay with every invariant checked after every step, where that is possible."""
+    """Replay with every invariant checked after every step."""
     return run_offline(workload, engine, check=True, **how)

@@ -1,0 +1,97 @@
+"""Open and closed loop: when requests arrive."""
+
+from __future__ import annotations
+
+import pytest
+
+from replay.building import MS, ONE_MS, conversations, play, sessions, single_turns
+from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.replay.offline import run_offline
+from understudy.workload import ClosedLoop, OpenLoop
+
+MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
+
+
+# ── Open loop ──
+
+
+def test_timestamps_begin_at_zero_and_are_divided_by_the_speed_up() -> None:
+    workload = single_turns([10, 10], arrival_ms=[100, 200])
+    run = run_offline(workload, MILLISECOND_STEPS, load=OpenLoop(speed_up=10))
+    assert run.timeline.arrival_ns.tolist() == [0, 10 * MS]
+
+
+def test_a_workload_without_timestamps_needs_a_concurrency() -> None:
+    workload = single_turns([10, 10], has_arrivals=False)
+    with pytest.raises(ConfigError, match="no timestamps: replay it closed loop"):
+        run_offline(workload)
+    assert run_offline(workload, load=ClosedLoop(concurrency=1)).timeline.completed.all()
+
+
+def test_a_session_goes_on_a_delay_after_the_turn_before() -> None:
+    # Ten tokens of a millisecond, then 5 ms of thought.
+    workload = sessions([(16, 10, 0), (48, 1, 5), (64, 2, 0)], arrival_ms=[3])
+    run = play(workload, MILLISECOND_STEPS)
+    assert run.timeline.arrival_ns.tolist() == [0, 15 * MS, 16 * MS]
+    assert run.timeline.finish_ns.tolist() == [10 * MS, 16 * MS, 18 * MS]
+
+
+def test_the_speed_up_divides_delays_too() -> None:
+    workload = sessions([(16, 10, 0), (48, 1, 5)])
+    run = play(workload, MILLISECOND_STEPS, load=OpenLoop(speed_up=2))
+    assert run.timeline.arrival_ns.tolist() == [0, 12.5 * MS]
+
+
+def test_no_turn_is_ready_before_the_one_before_has_completed() -> None:
+    workload = conversations(40)
+    columns = run_offline(workload, VllmConfig(block_size=16, num_gpu_blocks=200), workers=2).timeline
+    sorted_load = workload.sorted_by_arrival()
+    for row, following in enumerate(sorted_load.next_turn.tolist()):
+        if following >= 0:
+            assert columns.arrival_ns[following] == columns.finish_ns[row] + sorted_load.delay_ns[following]
+
+
+# ── Closed loop ──
+
+
+def test_one_session_at_a_time_keeps_its_slot_through_its_think_time() -> None:
+    workload = sessions([(16, 10, 0), (48, 5, 5)], [(16, 1, 0)], arrival_ms=[7, 0])
+    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=1))
+    # The first session's two turns end at 10 and, ready at 15, at 20; only then the other one begins.
+    assert run.timeline.arrival_ns.tolist() == [0, 15 * MS, 20 * MS]
+    assert run.timeline.finish_ns.tolist() == [10 * MS, 20 * MS, 21 * MS]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 10])
+def test_the_cap_on_sessions_is_kept_and_used(concurrency: int) -> None:
+    workload = conversations(30)
+    run = run_offline(workload, workers=2, load=ClosedLoop(concurrency=concurrency))
+    columns = run.timeline
+    assert columns.completed.all()
+    spans = [
+        (int(columns.arrival_ns[rows].min()), int(columns.finish_ns[rows].max()))
+        for rows in (workload.session == session for session in range(workload.sessions))
+    ]
+    for begin, _ in spans:
+        alive = sum(b <= begin < e for b, e in spans)
+        assert alive <= concurrency
+    assert max(sum(b <= begin < e for b, e in spans) for begin, _ in spans) == min(concurrency, 30)
+
+
+def test_latency_does_not_count_the_wait_for_a_slot() -> None:
+    workload = single_turns([10] * 4, 5, arrival_ms=[0, 0, 0, 0])
+    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=1))
+    assert run.timeline.arrival_ns.tolist() == [0, 5 * MS, 10 * MS, 15 * MS]
+    assert (run.timeline.first_token_ns - run.timeline.arrival_ns).tolist() == [MS] * 4
+
+
+def test_a_closed_loop_keeps_the_order_of_rows() -> None:
+    workload = single_turns([10] * 3, 5, arrival_ms=[9, 4, 1])
+    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=1))
+    assert run.timeline.arrival_ns.tolist() == [0, 5 * MS, 10 * MS]
+
+
+def test_a_cap_above_the_number_of_sessions_starts_them_all() -> None:
+    run = play(single_turns([10] * 3), MILLISECOND_STEPS, load=ClosedLoop(concurrency=100))
+    assert run.timeline.arrival_ns.tolist() == [0, 0, 0]
