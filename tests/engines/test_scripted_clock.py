@@ -174,23 +174,23 @@ def test_steps_do_not_nest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "max_tokens", "identities", "message"),
+    ("prompt_tokens", "max_tokens", "named_tokens", "message"),
     [
-        (0, 1, content(1, 4), "prompt is empty"),
-        (-1, 1, content(1, 4), "prompt_tokens"),
-        (4, -1, content(1, 4), "max_tokens"),
+        (0, 1, 4, "prompt is empty"),
+        (-1, 1, 4, "prompt_tokens"),
+        (4, -1, 4, "max_tokens"),
         (8, 1, None, "prefix caching needs identities"),
-        (8, 1, content(1, 4), "identities name 1 blocks, prompt and output fill 2"),
-        (8, 5, content(1, 11), "identities name 2 blocks, prompt and output fill 3"),
-        (64, 1, content(1, 65), "leaves no room for output in max_model_len=64"),
+        (8, 1, 4, "identities name 1 blocks, prompt and output fill 2"),
+        (8, 5, 11, "identities name 2 blocks, prompt and output fill 3"),
+        (64, 1, 65, "leaves no room for output in max_model_len=64"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_and_leaves_no_trace(
-    prompt_tokens: int, max_tokens: int, identities: _core.Identities | None, message: str
+    prompt_tokens: int, max_tokens: int, named_tokens: int | None, message: str
 ) -> None:
     engine = engine_for({**CONFIG, "max_model_len": 64})
     with pytest.raises(InvalidArgument, match=message):
-        engine.submit("a", prompt_tokens, max_tokens, identities)
+        engine.submit("a", prompt_tokens, max_tokens, content(1, named_tokens) if named_tokens else None)
     assert engine.idle
     assert engine.submit("b", 8, 4, content(1, 11)) == 0  # the last token fills no block
     engine.advance(100 * MS)
