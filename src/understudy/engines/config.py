@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from understudy._core import EngineConfig, StepTiming, python_timing
-from understudy.engines.profiles import profile_named
+from understudy.engines.profiles import VersionProfile, profile_named
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
 
@@ -85,10 +85,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 )
         if not 0 <= self.watermark <= 1:
             raise ConfigError(f"watermark must be in [0, 1], got {self.watermark}")
-        if self.watermark and not profile.has_watermark:
-            raise ConfigError(f"watermark: vLLM {profile.name} does not have it")
-        if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
-            raise ConfigError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
+        self._require(profile)
         if self.scheduling_policy == "priority" and self.preemption_mode == "fifo":
             raise ConfigError(
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide"
@@ -115,9 +112,16 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine: {error}") from error
 
-    def native(self, *, events: bool = False) -> EngineConfig:
-        """The core's form of these settings."""
-        profile = profile_named(self.vllm_version)
+    def _require(self, profile: VersionProfile) -> None:
+        if self.watermark and not profile.has_watermark:
+            raise ConfigError(f"watermark: vLLM {profile.name} does not have it")
+        if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
+            raise ConfigError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
+
+    def native(self, *, events: bool = False, profile: VersionProfile | None = None) -> EngineConfig:
+        """The core's form of these settings, under the version they name or a profile of your own."""
+        profile = profile or profile_named(self.vllm_version)
+        self._require(profile)
         reserve = self.scheduler_reserve_full_isl
         return EngineConfig(
             block_size=self.block_size,

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 
 from understudy._core import EngineConfig, Identities, TokenBlocks
+from understudy.engines.config import VllmConfig
 from understudy.engines.profiles import PROFILES, VersionProfile
-from understudy.errors import ConfigError, InvalidArgument
+from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,12 +39,7 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def engine_config(self, profile: VersionProfile) -> EngineConfig:
         """The engine's settings under a version profile; ConfigError for a setting that the version lacks."""
-        reserve = self.scheduler_reserve_full_isl
-        if reserve and not profile.has_reserve_full_isl:
-            raise ConfigError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
-        if self.watermark and not profile.has_watermark:
-            raise ConfigError(f"watermark: vLLM {profile.name} does not have it")
-        return EngineConfig(
+        return VllmConfig(
             block_size=self.block_size,
             num_gpu_blocks=self.num_blocks - 1,
             max_num_seqs=self.max_num_seqs,
@@ -52,14 +48,11 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_chunked_prefill=self.enable_chunked_prefill,
-            policy=self.policy,
-            scheduler_reserve_full_isl=profile.has_reserve_full_isl if reserve is None else reserve,
+            scheduling_policy=self.policy,
+            scheduler_reserve_full_isl=self.scheduler_reserve_full_isl,
             watermark=self.watermark,
             async_scheduling=self.async_scheduling,
-            free_order=profile.free_order,
-            phantom_hits=profile.phantom_hits,
-            events=True,
-        )
+        ).native(events=True, profile=profile)
 
 
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
