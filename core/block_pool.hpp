@@ -23,6 +23,11 @@ struct BlockStore::Pool {
     ++in_state[static_cast<std::size_t>(to)];
     slot.state = to;
   }
+  // The books for `blocks` slots whose state has been set.
+  void moved(std::uint64_t blocks, SlotState from, SlotState to) noexcept {
+    in_state[static_cast<std::size_t>(from)] -= blocks;
+    in_state[static_cast<std::size_t>(to)] += blocks;
+  }
 
   PoolConfig config;
   std::uint8_t index;

@@ -221,26 +221,30 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
   events_.begin_call();
   std::uint64_t evictions = 0;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (i % kWarmBatch == 0) {
-      for (const SlotId ahead : out.subspan(i, std::min(kWarmBatch, out.size() - i))) {
-        const Slot& slot = slots_[ahead];
-        if (slot.state == SlotState::Inactive) (void)index_->warm(BlockIndex::tag(slot.identity.lineage, pool.index));
+  std::array<std::uint32_t, kWarmBatch> tags;
+  for (std::size_t start = 0; start < out.size(); start += kWarmBatch) {
+    const std::span<SlotId> batch = out.subspan(start, std::min(kWarmBatch, out.size() - start));
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      tags[i] = BlockIndex::tag(slots_[batch[i]].identity.lineage, pool.index);
+      index_->warm(tags[i]);
+    }
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const SlotId id = batch[i];
+      Slot& slot = slots_[id];
+      if (slot.state == SlotState::Inactive) {
+        ++evictions;
+        if (evicted != nullptr) evicted->push_back(slot.identity);
+        forget(pool, id, tags[i], true);
       }
+      slot.state = SlotState::Mutable;
+      slot.refs = 1;
+      slot.reset_on_release = pool.config.reset_on_release;
+      slot.identity = {};
+      batch[i] = id - pool.first;
     }
-    const SlotId id = out[i];
-    Slot& slot = slots_[id];
-    if (slot.state == SlotState::Inactive) {
-      ++evictions;
-      if (evicted != nullptr) evicted->push_back(slot.identity);
-      forget(pool, id, true);
-    }
-    pool.move(slot, SlotState::Mutable);
-    slot.refs = 1;
-    slot.reset_on_release = pool.config.reset_on_release;
-    slot.identity = {};
-    out[i] = id - pool.first;
   }
+  pool.moved(evictions, SlotState::Inactive, SlotState::Mutable);
+  pool.moved(out.size() - evictions, SlotState::Reset, SlotState::Mutable);
   pool.counters.allocations += out.size();
   pool.counters.evictions += evictions;
   pool.counters.allocations_from_reset += out.size() - evictions;
@@ -315,7 +319,17 @@ void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, 
   pool.references -= references;
   events_.begin_call();
   const std::size_t dropped = freed_.size();
-  for (std::size_t i = 0; i < dropped; ++i) let_go(pool, freed_[i]);
+  std::uint64_t cached = 0;
+  for (std::size_t i = 0; i < dropped; ++i) {
+    Slot& slot = slots_[freed_[i]];
+    if (slot.state == SlotState::Primary && !slot.reset_on_release) {
+      slot.state = SlotState::Inactive;
+      ++cached;
+    } else {
+      let_go(pool, freed_[i]);
+    }
+  }
+  pool.moved(cached, SlotState::Primary, SlotState::Inactive);
   pool.policy->insert(freed_);
   freed_.clear();
 }
@@ -352,8 +366,11 @@ void BlockStore::make_reset(Pool& pool, SlotId id) {
 
 // Takes the slot's hash out of the index and the ring of its copies.
 void BlockStore::forget(Pool& pool, SlotId id, bool announce) {
+  forget(pool, id, BlockIndex::tag(slots_[id].identity.lineage, pool.index), announce);
+}
+
+void BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
   Slot& slot = slots_[id];
-  const std::uint32_t tag = BlockIndex::tag(slot.identity.lineage, pool.index);
   const bool last = slot.twin_next == id;
   if (last) {
     index_->erase(tag, id);

@@ -193,7 +193,8 @@ class BlockStore {
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
   SlotId acquire(Pool& pool, SlotId id);
   void let_go(Pool& pool, SlotId id);
-  void insert_twin(Pool& pool, SlotId id, BlockIndex::Place place, std::uint32_t tag, const Token* tokens);
+  void insert_twin(Pool& pool, SlotId id, SlotId head, std::uint32_t tag, const Token* tokens);
+  void forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
   void forget(Pool& pool, SlotId id, bool announce);
   void make_reset(Pool& pool, SlotId id);
   bool present_elsewhere(const Pool& pool, const LineageHash& lineage) const;

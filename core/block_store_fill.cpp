@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kTagBatch = 16;
 
-// Computes the tags of a few blocks and brings their cache lines in together before the first is visited.
+// Computes the tags of a few blocks and brings their cache lines in together before the first is visited, as
+// visit(i, tag, guess) with the slot that probably holds block i. Nothing may change the index meanwhile.
 template <typename Warm, typename Visit>
 void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identities, std::uint8_t pool, Warm warm,
                   Visit visit) {
@@ -21,11 +22,12 @@ void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identi
     const std::size_t count = std::min(kTagBatch, identities.size() - start);
     for (std::size_t i = 0; i < count; ++i) {
       tags[i] = BlockIndex::tag(identities[start + i].lineage, pool);
-      guesses[i] = index.warm(tags[i]);
+      index.warm(tags[i]);
     }
+    for (std::size_t i = 0; i < count; ++i) guesses[i] = index.guess(tags[i]);
     warm(std::span<const SlotId>(guesses.data(), count));
     for (std::size_t i = 0; i < count; ++i) {
-      if (!visit(start + i, tags[i])) return;
+      if (!visit(start + i, tags[i], guesses[i])) return;
     }
   }
 }
@@ -62,17 +64,18 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
         throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable (or is named twice)");
       }
       if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
-      pool.move(slot, SlotState::Staged);
+      slot.state = SlotState::Staged;
       slot.identity = identities[done];
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {
       Slot& slot = slots_[pool.first + slots[i]];
-      pool.move(slot, SlotState::Mutable);
+      slot.state = SlotState::Mutable;
       slot.identity = {};
     }
     throw;
   }
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Staged);
   pool.counters.stagings += slots.size();
 }
 
@@ -135,7 +138,7 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
     const std::span<SlotId> batch = slots.subspan(start, std::min(kTagBatch, slots.size() - start));
     for (std::size_t i = 0; i < batch.size(); ++i) {
       tags[i] = BlockIndex::tag(slots_[pool.first + batch[i]].identity.lineage, pool.index);
-      (void)index_->warm(tags[i]);
+      index_->warm(tags[i]);
     }
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + (start + i) * block_size_;
@@ -149,8 +152,7 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
 
 SlotId BlockStore::register_one(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens) {
   Slot& slot = slots_[id];
-  const BlockIndex::Place place = index_->place(slot.identity.lineage, pool.index, tag);
-  const SlotId head = place.slot;
+  const SlotId head = index_->find(slot.identity.lineage, pool.index, tag);
   const DuplicatePolicy policy = pool.config.duplicates;
 
   if (head != kNoSlot && policy == DuplicatePolicy::Reject) {
@@ -159,7 +161,7 @@ SlotId BlockStore::register_one(Pool& pool, SlotId id, std::uint32_t tag, const 
     ++pool.counters.registration_dedup;
     return acquire(pool, head);
   }
-  insert_twin(pool, id, place, tag, tokens);
+  insert_twin(pool, id, head, tag, tokens);
   ++pool.references;
   if (head == kNoSlot || policy == DuplicatePolicy::Keep) {
     pool.move(slot, SlotState::Primary);
@@ -179,14 +181,13 @@ SlotId BlockStore::register_one(Pool& pool, SlotId id, std::uint32_t tag, const 
   return id;
 }
 
-// Adds the slot as the latest copy of its hash; `place` is where the index has, or wants, the earliest.
-void BlockStore::insert_twin(Pool& pool, SlotId id, BlockIndex::Place place, std::uint32_t tag, const Token* tokens) {
+// Adds the slot as the latest copy of its hash; `head` is the earliest, kNoSlot when there is none.
+void BlockStore::insert_twin(Pool& pool, SlotId id, SlotId head, std::uint32_t tag, const Token* tokens) {
   Slot& slot = slots_[id];
-  const SlotId head = place.slot;
   const bool first = head == kNoSlot;
   if (first) {
     if (sketch_ && !present_elsewhere(pool, slot.identity.lineage)) sketch_->touch(slot.identity.lineage);
-    index_->insert(place, tag, id);
+    index_->insert(tag, id);
     slot.twin_prev = slot.twin_next = id;
     slot.generation = next_generation_++;
   } else {
@@ -232,8 +233,8 @@ std::size_t BlockStore::match_prefix(std::size_t pool_index, std::span<const Blo
   const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t hits = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
     if (id == kNoSlot) return false;
     out[hits++] = acquire(pool, id) - pool.first;
     if (sketch_) sketch_->touch(identities[i].lineage);
@@ -250,8 +251,8 @@ std::size_t BlockStore::match_scattered(std::size_t pool_index, std::span<const 
   const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t hits = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
     out[i] = id == kNoSlot ? kNoSlot : acquire(pool, id) - pool.first;
     if (id != kNoSlot) {
       ++hits;
@@ -270,8 +271,8 @@ std::size_t BlockStore::scan(std::size_t pool_index, std::span<const BlockIdenti
   const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t distinct = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
     out[i] = kNoSlot;
     if (id == kNoSlot) return true;
     if (touch && sketch_) sketch_->touch(identities[i].lineage);
@@ -295,8 +296,8 @@ std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const Bl
   const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
   std::size_t hits = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    const bool hit = index_->find(identities[i].lineage, pool.index, tag) != kNoSlot;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const bool hit = index_->find(identities[i].lineage, pool.index, tag, guess) != kNoSlot;
     hits += hit ? 1 : 0;
     return hit;
   });
@@ -310,8 +311,8 @@ std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const Bloc
   const auto warm = [](std::span<const SlotId>) {};
   std::size_t hits = 0;
   *unreferenced = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
     if (id == kNoSlot) return false;
     *unreferenced += slots_[id].state == SlotState::Inactive ? 1 : 0;
     out[hits++] = id - pool.first;
@@ -325,8 +326,8 @@ void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> ide
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
     out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
     references[i] = id == kNoSlot ? 0 : slots_[id].refs;
     return true;
@@ -343,8 +344,8 @@ void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentit
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    out[i] = index_->find(identities[i].lineage, pool.index, tag) != kNoSlot;
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    out[i] = index_->find(identities[i].lineage, pool.index, tag, guess) != kNoSlot;
     return true;
   });
 }
@@ -354,8 +355,8 @@ void BlockStore::touch(std::size_t pool_index, std::span<const BlockIdentity> id
   const Lock lock(*this);
   const auto warm = [](std::span<const SlotId>) {};
   std::vector<SlotId> unreferenced;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag);
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
     if (id == kNoSlot) return true;
     if (sketch_) sketch_->touch(identities[i].lineage);
     if (slots_[id].state == SlotState::Inactive) unreferenced.push_back(id);

@@ -4,6 +4,7 @@
 #include <ranges>
 
 #include "eviction/policy.hpp"
+#include "eviction/slot_queue.hpp"
 
 namespace understudy {
 
@@ -12,44 +13,45 @@ namespace understudy {
 class VllmOrder final : public EvictionPolicy {
  public:
   VllmOrder(const PolicySpace& space, bool append_empty)
-      : slots_(space.slots), list_(space.slots, space.sentinels[0]), append_empty_(append_empty) {}
+      : slots_(space.slots), queue_(space.slots, space.count), append_empty_(append_empty) {}
 
   void insert(std::span<const SlotId> slots) override {
+    std::size_t in_front = 0;
     for (const SlotId id : slots) {
-      if (append_empty_ || slots_[id].state == SlotState::Inactive) list_.push_back(id);
-    }
-    if (!append_empty_) {
-      for (const SlotId id : slots | std::views::reverse) {
-        if (slots_[id].state != SlotState::Inactive) list_.push_front(id);
+      if (append_empty_ || slots_[id].state == SlotState::Inactive) {
+        steps_ += queue_.push_back(id);
+      } else {
+        ++in_front;
       }
     }
-    steps_ += slots.size();
+    if (in_front == 0) return;
+    for (const SlotId id : slots | std::views::reverse) {
+      if (slots_[id].state != SlotState::Inactive) steps_ += queue_.push_front(id);
+    }
   }
   void remove(SlotId id) override {
-    SlotList::unlink(slots_, id);
+    queue_.remove(id);
     ++steps_;
   }
   void touch(std::span<const SlotId> slots) override {
     for (const SlotId id : slots) {
       if (slots_[id].state != SlotState::Inactive) continue;
-      SlotList::unlink(slots_, id);
-      list_.push_back(id);
+      queue_.remove(id);
+      steps_ += queue_.push_back(id);
     }
     steps_ += slots.size();
   }
   void take(std::span<SlotId> out) override {
-    for (SlotId& id : out) id = list_.pop_front();
+    for (SlotId& id : out) id = queue_.pop_front();
     steps_ += out.size();
   }
-  std::vector<SlotId> order(std::size_t limit) const override {
-    std::vector<SlotId> out;
-    for (SlotId id = list_.front(); id != list_.end() && out.size() < limit; id = list_.after(id)) out.push_back(id);
-    return out;
-  }
+  std::vector<SlotId> order(std::size_t limit) const override { return queue_.first(limit); }
+
+  std::size_t memory_bytes() const override { return queue_.memory_bytes(); }
 
  private:
   Slot* slots_;
-  SlotList list_;
+  SlotQueue queue_;
   bool append_empty_;
 };
 
