@@ -29,8 +29,7 @@ class BlockIndex {
     return static_cast<std::uint32_t>(mixed >> 32);
   }
 
-  // Bring a key's cache line in. A real load: several of them, issued back to back, overlap their misses even where
-  // prefetch hints are ignored.
+  // Bring a key's cache line in, with a real load (see Slot::warm).
   void warm(std::uint32_t tag) const noexcept {
     std::uint32_t word = buckets_[home(tag)].used;
     asm volatile("" : "+r"(word));

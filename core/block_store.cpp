@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kSentinelsPerPool = 5;
 constexpr std::size_t kMaxPolicyTries = 10'000;  // answers of a policy that others have overtaken, in one allocation
-constexpr std::size_t kWarmBatch = 16;           // index lines brought in together
+constexpr std::size_t kWarmBatch = 32;           // index lines brought in together
 
 std::uint64_t total_blocks(const StoreConfig& config) {
   return std::accumulate(config.pools.begin(), config.pools.end(), std::uint64_t{0},
@@ -224,10 +224,11 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockId
   std::array<std::uint32_t, kWarmBatch> tags;
   for (std::size_t start = 0; start < out.size(); start += kWarmBatch) {
     const std::span<SlotId> batch = out.subspan(start, std::min(kWarmBatch, out.size() - start));
+    for (const SlotId id : batch) slots_[id].warm();
     for (std::size_t i = 0; i < batch.size(); ++i) {
       tags[i] = BlockIndex::tag(slots_[batch[i]].identity.lineage, pool.index);
-      index_->warm(tags[i]);
     }
+    for (std::size_t i = 0; i < batch.size(); ++i) index_->warm(tags[i]);
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const SlotId id = batch[i];
       Slot& slot = slots_[id];

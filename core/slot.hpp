@@ -32,6 +32,13 @@ struct alignas(64) Slot {
   bool reset_on_release = false;
   bool marked = false;  // scratch for all-or-nothing checks; false between calls
 
+  // Bring the line in. A real load: several of them, issued back to back, overlap their misses even where prefetch
+  // hints are ignored.
+  void warm() const noexcept {
+    std::uint32_t word = refs;
+    asm volatile("" : "+r"(word));
+  }
+
   bool registered() const noexcept { return state >= SlotState::Primary; }
   bool available() const noexcept { return state == SlotState::Reset || state == SlotState::Inactive; }
 };

@@ -37,11 +37,7 @@ constexpr std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) noexcept 
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
-constexpr std::uint64_t byte_swap(std::uint64_t x) noexcept {
-  x = ((x & 0x00ff00ff00ff00ff) << 8) | ((x >> 8) & 0x00ff00ff00ff00ff);
-  x = ((x & 0x0000ffff0000ffff) << 16) | ((x >> 16) & 0x0000ffff0000ffff);
-  return (x << 32) | (x >> 32);
-}
+constexpr std::uint64_t byte_swap(std::uint64_t x) noexcept { return __builtin_bswap64(x); }
 
 constexpr std::uint64_t avalanche(std::uint64_t x) noexcept {
   x ^= x >> 37;

@@ -256,7 +256,7 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
   spec.identities =
       std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
-                                        known, exact, config_.engine.block_size, row);
+                                        known, exact, std::uint64_t{prompt} + output, config_.engine.block_size, row);
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);
   worker.outstanding_tokens += std::uint64_t{prompt} + output;

@@ -9,32 +9,34 @@
 namespace understudy {
 
 void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count) const {
+  if (out.size() >= count) return;
   const std::uint64_t known_tokens = stream_tokens_ + outputs_.size();
-  out.reserve(std::max(count, static_cast<std::size_t>(known_tokens / block_size_)));
+  out.reserve(std::max<std::size_t>(count, total_tokens_ / block_size_));  // once: outputs come block by block
   std::uint64_t parent = out.empty() ? 0 : out.back().sequence_hash();
-  std::uint32_t last_id = 0;
-  std::uint64_t last_local = 0;  // of a block that lies inside one trace block with that id
-  while (out.size() < count) {
+  const auto append = [&](std::uint64_t local) {
     const std::size_t position = out.size();
-    const std::uint64_t first = position * std::uint64_t{block_size_};
-    const std::uint64_t end = first + block_size_;
-    std::uint64_t local = 0;
-    if (end > known_tokens) {
-      local = xxh3_64_pair(request_, position, ~kBaseSaltHash);
-    } else if (end <= stream_tokens_ && first / trace_block_ == (end - 1) / trace_block_) {
-      const std::uint32_t id = stream_[first / trace_block_];
-      if (last_local == 0 || id != last_id) {
-        last_id = id;
-        last_local = xxh3_64_pair(id, block_size_, kBaseSaltHash);
-      }
-      local = last_local;
-    } else {
-      local = local_hash(first);
-    }
     const std::uint64_t sequence = position == 0 ? local : chain_hash(parent, local);
     out.push_back({LineageHash::make(sequence, position > 0, parent, static_cast<std::uint32_t>(position)), local,
                    position == 0 ? 0 : parent});
     parent = sequence;
+  };
+  while (out.size() < count) {
+    const std::size_t position = out.size();
+    const std::uint64_t first = position * std::uint64_t{block_size_};
+    const std::uint64_t end = first + block_size_;
+    if (end > known_tokens) {
+      append(xxh3_64_pair(request_, position, ~kBaseSaltHash));
+      continue;
+    }
+    // Blocks inside one trace block are alike.
+    const std::uint64_t trace_end = std::min((first / trace_block_ + 1) * trace_block_, stream_tokens_);
+    if (end > trace_end) {
+      append(local_hash(first));
+      continue;
+    }
+    const std::uint64_t local = xxh3_64_pair(stream_[first / trace_block_], block_size_, kBaseSaltHash);
+    const std::size_t stop = std::min(count, static_cast<std::size_t>(trace_end / block_size_));
+    while (out.size() < stop) append(local);
   }
 }
 
