@@ -14,7 +14,7 @@ namespace understudy {
 // Buckets of a cache line each, sized once for the store's slots (at most one entry a slot), so it never rehashes. An
 // entry stays where it was put: a full bucket sends newcomers to the next ones and counts them, and a search goes on
 // past a bucket only while it has such guests elsewhere. So deletion moves nothing and leaves no tombstone. An entry
-// is a 32-bit tag, from which its home follows, and a slot.
+// is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket.
 class BlockIndex {
  public:
   BlockIndex(const Slot* slots, std::size_t max_entries)
@@ -31,15 +31,15 @@ class BlockIndex {
 
   // Bring a key's cache line in, with a real load (see Slot::warm).
   void warm(std::uint32_t tag) const noexcept {
-    std::uint32_t word = buckets_[home(tag)].used;
+    std::uint32_t word = buckets_[home(tag)].guests_elsewhere;
     asm volatile("" : "+r"(word));
   }
 
   // The slot that most probably holds the key, if any does.
   SlotId guess(std::uint32_t tag) const noexcept {
     const Bucket& bucket = buckets_[home(tag)];
-    const unsigned lanes = matching(bucket.tags, tag) & bucket.used;
-    return lanes == 0 ? kNoSlot : bucket.slots[lane_of(lanes)];
+    const Lanes lanes(bucket, mark(tag));
+    return lanes.empty() ? kNoSlot : bucket.slots[lanes.first()];
   }
 
   // `guess`, when it came from this tag and nothing has changed since, saves the search.
@@ -54,8 +54,8 @@ class BlockIndex {
     for (std::size_t at = home(tag);; at = next(at)) {
       ++probes_;
       const Bucket& bucket = buckets_[at];
-      for (unsigned lanes = matching(bucket.tags, tag) & bucket.used; lanes != 0; lanes &= lanes - 1) {
-        const SlotId slot = bucket.slots[lane_of(lanes)];
+      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
+        const SlotId slot = bucket.slots[lanes.first()];
         if (holds(slot, lineage, pool)) return slot;
       }
       if (bucket.guests_elsewhere == 0) return kNoSlot;
@@ -67,25 +67,28 @@ class BlockIndex {
 
   // The key of `slot` must be absent.
   void insert(std::uint32_t tag, SlotId slot) noexcept {
-    std::size_t at = home(tag);
-    for (; buckets_[at].used == kFull; at = next(at), ++probes_) ++buckets_[at].guests_elsewhere;
-    Bucket& bucket = buckets_[at];
-    const unsigned lane = lane_of(~bucket.used);
-    bucket.tags[lane] = tag;
-    bucket.slots[lane] = slot;
-    bucket.used |= 1u << lane;
-    ++count_;
-    ++probes_;
+    for (std::size_t at = home(tag);; at = next(at)) {
+      ++probes_;
+      Bucket& bucket = buckets_[at];
+      const Lanes free(bucket, kFree);
+      if (free.empty()) {
+        ++bucket.guests_elsewhere;
+        continue;
+      }
+      bucket.set(free.first(), mark(tag));
+      bucket.slots[free.first()] = slot;
+      ++count_;
+      return;
+    }
   }
 
   // The key of `slot` must be present and held by `slot`; afterwards `successor` holds it.
   void replace(std::uint32_t tag, SlotId slot, SlotId successor) noexcept {
     for (std::size_t at = home(tag);; at = next(at)) {
       ++probes_;
-      Bucket& bucket = buckets_[at];
-      const unsigned lanes = matching(bucket.slots, slot) & bucket.used;
-      if (lanes == 0) continue;
-      bucket.slots[lane_of(lanes)] = successor;
+      const std::size_t lane = lane_of(buckets_[at], tag, slot);
+      if (lane == kLanes) continue;
+      buckets_[at].slots[lane] = successor;
       return;
     }
   }
@@ -94,13 +97,14 @@ class BlockIndex {
     for (std::size_t at = home(tag);; at = next(at)) {
       ++probes_;
       Bucket& bucket = buckets_[at];
-      const unsigned lanes = matching(bucket.slots, slot) & bucket.used;
-      if (lanes != 0) {
-        bucket.used &= ~lanes;
-        --count_;
-        return;
+      const std::size_t lane = lane_of(bucket, tag, slot);
+      if (lane == kLanes) {
+        --bucket.guests_elsewhere;
+        continue;
       }
-      --bucket.guests_elsewhere;
+      bucket.set(lane, kFree);
+      --count_;
+      return;
     }
   }
 
@@ -109,25 +113,58 @@ class BlockIndex {
   std::size_t memory_bytes() const noexcept { return buckets_.size() * sizeof(Bucket); }
 
  private:
-  static constexpr std::size_t kLanes = 7;
-  static constexpr std::size_t kLoad = 4;  // entries a bucket when every slot has one
-  static constexpr std::uint32_t kFull = (1u << kLanes) - 1;
+  static constexpr std::size_t kLanes = 8;
+  static constexpr std::size_t kLoad = 5;  // entries a bucket when every slot has one
+  static constexpr std::uint16_t kFree = 0;
 
-  // The word behind the lanes makes them a round eight, which is what vector units compare; `used` hides it.
   struct alignas(64) Bucket {
-    std::array<std::uint32_t, kLanes> tags{};
-    std::uint32_t guests_elsewhere = 0;  // entries whose search comes past here
+    std::array<std::uint64_t, 2> marks{};  // 16 bits a lane, four lanes a word
     std::array<SlotId, kLanes> slots{};
-    std::uint32_t used = 0;  // a bit a lane
+    std::uint32_t guests_elsewhere = 0;  // entries whose search comes past here
+
+    void set(std::size_t lane, std::uint16_t mark) noexcept {
+      std::uint64_t& word = marks[lane / 4];
+      const std::size_t shift = lane % 4 * 16;
+      word = (word & ~(std::uint64_t{0xFFFF} << shift)) | (std::uint64_t{mark} << shift);
+    }
   };
   static_assert(sizeof(Bucket) == 64);
 
-  static unsigned matching(const std::array<std::uint32_t, kLanes>& words, std::uint32_t wanted) noexcept {
-    unsigned lanes = 0;
-    for (unsigned lane = 0; lane < kLanes; ++lane) lanes |= static_cast<unsigned>(words[lane] == wanted) << lane;
-    return lanes;
+  // The lanes of a bucket that carry one mark, found four at a time: a lane's top bit is set when all of its bits
+  // agree.
+  class Lanes {
+   public:
+    Lanes(const Bucket& bucket, std::uint16_t mark) noexcept
+        : low_(agreeing(bucket.marks[0], mark)), high_(agreeing(bucket.marks[1], mark)) {}
+
+    bool empty() const noexcept { return (low_ | high_) == 0; }
+    std::size_t first() const noexcept {
+      const int bit = low_ != 0 ? std::countr_zero(low_) : 64 + std::countr_zero(high_);
+      return static_cast<std::size_t>(bit) / 16;
+    }
+    void drop_first() noexcept { (low_ != 0 ? low_ : high_) &= (low_ != 0 ? low_ : high_) - 1; }
+
+   private:
+    static std::uint64_t agreeing(std::uint64_t word, std::uint16_t mark) noexcept {
+      constexpr std::uint64_t kRest = 0x7FFF7FFF7FFF7FFF;
+      const std::uint64_t differences = word ^ (0x0001000100010001 * mark);
+      return ~(((differences & kRest) + kRest) | differences | kRest);
+    }
+
+    std::uint64_t low_;
+    std::uint64_t high_;
+  };
+
+  static std::uint16_t mark(std::uint32_t tag) noexcept {
+    const auto bits = static_cast<std::uint16_t>(tag);
+    return bits == kFree ? std::uint16_t{1} : bits;
   }
-  static unsigned lane_of(unsigned lanes) noexcept { return static_cast<unsigned>(std::countr_zero(lanes)); }
+  static std::size_t lane_of(const Bucket& bucket, std::uint32_t tag, SlotId slot) noexcept {
+    for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
+      if (bucket.slots[lanes.first()] == slot) return lanes.first();
+    }
+    return kLanes;
+  }
 
   bool holds(SlotId id, const LineageHash& lineage, std::uint8_t pool) const noexcept {
     const Slot& slot = slots_[id];

@@ -188,12 +188,12 @@ class BlockStore {
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);
-  SlotId register_one(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens);
+  void insert_first(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens);
+  SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
   SlotId acquire(Pool& pool, SlotId id);
   void let_go(Pool& pool, SlotId id);
-  void insert_twin(Pool& pool, SlotId id, SlotId head, std::uint32_t tag, const Token* tokens);
   void forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
   void forget(Pool& pool, SlotId id, bool announce);
   void make_reset(Pool& pool, SlotId id);

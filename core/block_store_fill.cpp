@@ -134,6 +134,7 @@ void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::sp
 void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens) {
   events_.begin_call();
   std::array<std::uint32_t, kTagBatch> tags;
+  std::uint64_t fresh = 0;  // hashes that were not there: nearly all of them
   for (std::size_t start = 0; start < slots.size(); start += kTagBatch) {
     const std::span<SlotId> batch = slots.subspan(start, std::min(kTagBatch, slots.size() - start));
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -142,29 +143,52 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
     for (std::size_t i = 0; i < batch.size(); ++i) index_->warm(tags[i]);
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + (start + i) * block_size_;
-      batch[i] = register_one(pool, pool.first + batch[i], tags[i], block_tokens) - pool.first;
+      const SlotId id = pool.first + batch[i];
+      const SlotId head = index_->find(slots_[id].identity.lineage, pool.index, tags[i]);
+      if (head == kNoSlot) {
+        insert_first(pool, id, tags[i], block_tokens);
+        ++fresh;
+      } else {
+        batch[i] = register_copy(pool, id, head, block_tokens) - pool.first;
+      }
     }
   }
+  pool.moved(fresh, SlotState::Staged, SlotState::Primary);
+  pool.references += fresh;
   pool.counters.registrations += slots.size();
   pool.policy->insert(freed_);
   freed_.clear();
 }
 
-SlotId BlockStore::register_one(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens) {
+// The first block with its hash on this tier. The caller keeps the books of its state.
+inline void BlockStore::insert_first(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens) {
   Slot& slot = slots_[id];
-  const SlotId head = index_->find(slot.identity.lineage, pool.index, tag);
-  const DuplicatePolicy policy = pool.config.duplicates;
+  if (sketch_ && !present_elsewhere(pool, slot.identity.lineage)) sketch_->touch(slot.identity.lineage);
+  index_->insert(tag, id);
+  slot.state = SlotState::Primary;
+  slot.twin_prev = slot.twin_next = id;
+  slot.generation = next_generation_++;
+  if (events_on_) events_.stored(slot, pool.config.tier, true, tokens);
+}
 
-  if (head != kNoSlot && policy == DuplicatePolicy::Reject) {
+// A block whose hash `head` already carries; returns the slot that now holds it.
+SlotId BlockStore::register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens) {
+  Slot& slot = slots_[id];
+  if (pool.config.duplicates == DuplicatePolicy::Reject) {
     make_reset(pool, id);
     freed_.push_back(id);
     ++pool.counters.registration_dedup;
     return acquire(pool, head);
   }
-  insert_twin(pool, id, head, tag, tokens);
+  const SlotId tail = slots_[head].twin_prev;
+  slot.twin_prev = tail;
+  slot.twin_next = head;
+  slots_[tail].twin_next = slots_[head].twin_prev = id;
+  slot.generation = slots_[head].generation;
   ++pool.references;
-  if (head == kNoSlot || policy == DuplicatePolicy::Keep) {
+  if (pool.config.duplicates == DuplicatePolicy::Keep) {
     pool.move(slot, SlotState::Primary);
+    if (events_on_) events_.stored(slot, pool.config.tier, false, tokens);
   } else if (slots_[head].state == SlotState::Primary) {
     pool.move(slot, SlotState::Duplicate);
     ++slots_[head].refs;  // keep-alive: a duplicate never outlives its primary
@@ -179,27 +203,6 @@ SlotId BlockStore::register_one(Pool& pool, SlotId id, std::uint32_t tag, const 
     pool.move(slot, SlotState::Primary);
   }
   return id;
-}
-
-// Adds the slot as the latest copy of its hash; `head` is the earliest, kNoSlot when there is none.
-void BlockStore::insert_twin(Pool& pool, SlotId id, SlotId head, std::uint32_t tag, const Token* tokens) {
-  Slot& slot = slots_[id];
-  const bool first = head == kNoSlot;
-  if (first) {
-    if (sketch_ && !present_elsewhere(pool, slot.identity.lineage)) sketch_->touch(slot.identity.lineage);
-    index_->insert(tag, id);
-    slot.twin_prev = slot.twin_next = id;
-    slot.generation = next_generation_++;
-  } else {
-    const SlotId tail = slots_[head].twin_prev;
-    slot.twin_prev = tail;
-    slot.twin_next = head;
-    slots_[tail].twin_next = slots_[head].twin_prev = id;
-    slot.generation = slots_[head].generation;
-  }
-  if (events_on_ && (first || pool.config.duplicates == DuplicatePolicy::Keep)) {
-    events_.stored(slot, pool.config.tier, first, tokens);
-  }
 }
 
 bool BlockStore::present_elsewhere(const Pool& pool, const LineageHash& lineage) const {

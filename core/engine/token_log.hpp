@@ -17,19 +17,26 @@ struct EngineSample {
   std::uint32_t cached_blocks;
 };
 
+// A time between two tokens of one request, and how often it occurred.
+struct GapCount {
+  std::int64_t gap_ns;
+  std::int64_t count;
+};
+
+// The sum of two lists of gaps that ascend without repeats; so does the result.
+std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b);
+
 // Exact and small: all requests of a step get their tokens at its end, so a gap between two tokens is most often the
 // length of a step, and how many requests saw that gap is a running sum of changes.
 class TokenLog {
  public:
   std::uint64_t next_step() const noexcept { return ends_.size(); }
   std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step]; }
-  void end_step(std::int64_t end_ns) {
-    ends_.push_back(end_ns);
-    gap_changes_.push_back(0);
-  }
+  void end_step(std::int64_t end_ns) { ends_.push_back(end_ns); }
 
   // The request is complete: its gaps count.
   void count_gaps(std::span<const EngineRequest::Segment> runs) {
+    if (gap_changes_.size() <= ends_.size()) gap_changes_.resize(ends_.size() + 1);
     for (std::size_t i = 0; i < runs.size(); ++i) {
       ++gap_changes_[runs[i].first_step + 1];
       --gap_changes_[runs[i].first_step + runs[i].count];
@@ -37,16 +44,8 @@ class TokenLog {
         odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
     }
   }
-  // Every gap, and how often it occurred: visit(gap_ns, count).
-  template <typename Visit>
-  void for_each_gap(Visit visit) const {
-    std::int64_t requests = 0;
-    for (std::size_t step = 1; step < ends_.size(); ++step) {
-      requests += gap_changes_[step];
-      if (requests > 0) visit(ends_[step] - ends_[step - 1], requests);
-    }
-    for (const std::int64_t gap : odd_gaps_) visit(gap, std::int64_t{1});
-  }
+  // Every gap and how often it occurred, ascending and without repeats. O(steps).
+  std::vector<GapCount> gaps() const;
 
   bool wants_sample(std::int64_t now_ns) const noexcept { return now_ns >= next_sample_ns_; }
   // Keeps a bounded number of samples: when full, every other one goes and the interval doubles.
@@ -65,8 +64,8 @@ class TokenLog {
   static constexpr std::size_t kMaxSamples = 2048;
 
   std::vector<std::int64_t> ends_;
-  std::vector<std::int32_t> gap_changes_{0, 0};  // of the number of requests with a gap that ends with the step
-  std::vector<std::int64_t> odd_gaps_;           // between runs: a preemption, or a step without a turn
+  std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
+  std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn
   std::vector<EngineSample> samples_;
   std::int64_t sample_every_ns_ = 1'000'000;
   std::int64_t next_sample_ns_ = 0;

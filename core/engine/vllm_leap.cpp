@@ -68,7 +68,23 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
     }
   };
 
+  // A step without a turn changes the clock and the context, and nothing else.
+  const auto play_plain_steps = [&](std::uint64_t until_step) {
+    const std::uint64_t first = steps;
+    for (; steps < until_step && now_ns_ < until_ns; ++steps) {
+      const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
+      if (end_ns > until_ns) break;
+      now_ns_ = end_ns;
+      token_log_.end_step(end_ns);
+      context += alive;
+      sample(alive);
+    }
+    totals_.steps += steps - first;
+    return steps == until_step;
+  };
+
   while (alive > 0) {
+    if (!play_plain_steps(turns.top().step)) break;
     const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
     if (now_ns_ >= until_ns || end_ns > until_ns) break;
     due.clear();

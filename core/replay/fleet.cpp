@@ -1,10 +1,8 @@
 #include "replay/fleet.hpp"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -110,6 +108,7 @@ void Fleet::play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, c
   worker.engine->advance(kForever, false);
   require_progress(worker);
   (void)worker.engine->take_finished();
+  worker.gaps = worker.engine->token_log().gaps();
   if (progress) progress(ended_ += rows.size());
 }
 
@@ -172,7 +171,10 @@ void Fleet::run_together(const Progress& progress) {
     }
     if (progress && ended_ >= reported + kReportEvery) progress(reported = ended_);
   }
-  for (const Worker& worker : workers_) require_progress(worker);
+  for (Worker& worker : workers_) {
+    require_progress(worker);
+    worker.gaps = worker.engine->token_log().gaps();
+  }
 }
 
 void Fleet::arrive(Arrival arrival) {
@@ -340,50 +342,20 @@ FleetResult Fleet::collect() {
   return out;
 }
 
-// Ascending and without repeats, by least significant digit first: there are millions. A gap below 2^32 ns (4.3 s) and
-// its count share a word.
-void Fleet::collect_gaps(FleetResult& out) const {
-  constexpr std::int64_t kShort = std::int64_t{1} << 32;
-  std::vector<std::uint64_t> from;
-  std::map<std::int64_t, std::int64_t> others;
-  for (const Worker& worker : workers_) {
-    worker.engine->token_log().for_each_gap([&](std::int64_t ns, std::int64_t count) {
-      if (ns < kShort && count < kShort) {
-        from.push_back((static_cast<std::uint64_t>(ns) << 32) | static_cast<std::uint64_t>(count));
-      } else {
-        others[ns] += count;
-      }
-    });
-  }
-  std::vector<std::uint64_t> to(from.size());
-  constexpr unsigned kBits = 11;
-  for (unsigned shift = 32; shift < 64; shift += kBits) {
-    std::array<std::size_t, (1u << kBits) + 1> start{};
-    const auto digit = [shift](std::uint64_t gap) { return (gap >> shift) & ((1u << kBits) - 1); };
-    for (const std::uint64_t gap : from) ++start[digit(gap) + 1];
-    for (std::size_t i = 1; i < start.size(); ++i) start[i] += start[i - 1];
-    for (const std::uint64_t gap : from) to[start[digit(gap)]++] = gap;
-    from.swap(to);
-  }
-  for (const std::uint64_t gap : from) {
-    const auto ns = static_cast<std::int64_t>(gap >> 32);
-    const auto count = static_cast<std::int64_t>(gap & 0xFFFFFFFFu);
-    if (!out.gap_ns.empty() && out.gap_ns.back() == ns) {
-      out.gap_count.back() += count;
-    } else {
-      out.gap_ns.push_back(ns);
-      out.gap_count.push_back(count);
+// The gaps of all workers, merged pair by pair.
+void Fleet::collect_gaps(FleetResult& out) {
+  std::vector<std::vector<GapCount>> lists;
+  for (Worker& worker : workers_) lists.push_back(std::move(worker.gaps));
+  while (lists.size() > 1) {
+    for (std::size_t i = 0; 2 * i < lists.size(); ++i) {
+      const bool odd = 2 * i + 1 == lists.size();
+      lists[i] = odd ? std::move(lists[2 * i]) : merge_gaps(lists[2 * i], lists[2 * i + 1]);
     }
+    lists.resize((lists.size() + 1) / 2);
   }
-  for (const auto& [ns, count] : others) {
-    const auto at = std::lower_bound(out.gap_ns.begin(), out.gap_ns.end(), ns);
-    const auto index = at - out.gap_ns.begin();
-    if (at != out.gap_ns.end() && *at == ns) {
-      out.gap_count[static_cast<std::size_t>(index)] += count;
-    } else {
-      out.gap_ns.insert(at, ns);
-      out.gap_count.insert(out.gap_count.begin() + index, count);
-    }
+  for (const GapCount& gap : lists[0]) {
+    out.gap_ns.push_back(gap.gap_ns);
+    out.gap_count.push_back(gap.count);
   }
 }
 

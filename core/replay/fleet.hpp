@@ -103,6 +103,7 @@ class Fleet {
     std::unique_ptr<VllmEngine> engine;
     std::vector<std::uint64_t> rows;  // by the engine's request index
     std::uint64_t outstanding_tokens = 0;
+    std::vector<GapCount> gaps;  // when it is done
   };
 
   void run_independent(unsigned threads, const Progress& progress);
@@ -118,7 +119,7 @@ class Fleet {
   void submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns);
   void require_progress(const Worker& worker) const;
   FleetResult collect();
-  void collect_gaps(FleetResult& out) const;
+  void collect_gaps(FleetResult& out);
 
   FleetConfig config_;
   WorkloadColumns workload_;

@@ -1,0 +1,83 @@
+#include "engine/token_log.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace understudy {
+
+namespace {
+
+// A gap below 2^32 ns (4.3 s) and its count share a word.
+constexpr unsigned kCountBits = 32;
+constexpr std::int64_t kShort = std::int64_t{1} << kCountBits;
+constexpr unsigned kDigitBits = 10;  // three digits make a second
+
+// Adds a gap that is no shorter than the last.
+void append(std::vector<GapCount>& out, const GapCount& gap) {
+  if (!out.empty() && out.back().gap_ns == gap.gap_ns) {
+    out.back().count += gap.count;
+  } else {
+    out.push_back(gap);
+  }
+}
+
+// By gap, least significant digit first: there is one a step.
+void sort_packed(std::vector<std::uint64_t>& packed, std::uint64_t longest_ns) {
+  std::vector<std::uint64_t> sorted(packed.size());
+  for (unsigned shift = 0; longest_ns >> shift != 0; shift += kDigitBits) {
+    std::array<std::size_t, std::size_t{1} << kDigitBits> start{};
+    const auto digit = [shift, &start](std::uint64_t gap) { return (gap >> kCountBits >> shift) % start.size(); };
+    for (const std::uint64_t gap : packed) ++start[digit(gap)];
+    std::size_t sum = 0;
+    for (std::size_t& count : start) sum += std::exchange(count, sum);
+    for (const std::uint64_t gap : packed) sorted[start[digit(gap)]++] = gap;
+    packed.swap(sorted);
+  }
+}
+
+}  // namespace
+
+std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b) {
+  std::vector<GapCount> out;
+  out.reserve(a.size() + b.size());
+  std::size_t i = 0;
+  std::size_t j = 0;
+  while (i < a.size() && j < b.size()) append(out, a[i].gap_ns <= b[j].gap_ns ? a[i++] : b[j++]);
+  for (; i < a.size(); ++i) append(out, a[i]);
+  for (; j < b.size(); ++j) append(out, b[j]);
+  return out;
+}
+
+std::vector<GapCount> TokenLog::gaps() const {
+  std::vector<std::uint64_t> packed;
+  std::vector<GapCount> others;
+  std::uint64_t longest_ns = 0;
+  const auto add = [&](std::int64_t gap_ns, std::int64_t count) {
+    if (gap_ns < kShort && count < kShort) {
+      packed.push_back((static_cast<std::uint64_t>(gap_ns) << kCountBits) | static_cast<std::uint64_t>(count));
+      longest_ns = std::max(longest_ns, static_cast<std::uint64_t>(gap_ns));
+    } else {
+      others.push_back({gap_ns, count});
+    }
+  };
+  const std::size_t steps = std::min(gap_changes_.size(), ends_.size());
+  packed.reserve(steps + odd_gaps_.size());
+  std::int64_t requests = 0;
+  for (std::size_t step = 1; step < steps; ++step) {
+    requests += gap_changes_[step];
+    if (requests > 0) add(ends_[step] - ends_[step - 1], requests);
+  }
+  for (const std::int64_t gap_ns : odd_gaps_) add(gap_ns, 1);
+
+  sort_packed(packed, longest_ns);
+  std::vector<GapCount> short_gaps;
+  for (const std::uint64_t gap : packed) {
+    append(short_gaps,
+           {static_cast<std::int64_t>(gap >> kCountBits), static_cast<std::int64_t>(gap % std::uint64_t{kShort})});
+  }
+  std::sort(others.begin(), others.end(), [](const GapCount& a, const GapCount& b) { return a.gap_ns < b.gap_ns; });
+  return merge_gaps(short_gaps, others);
+}
+
+}  // namespace understudy
