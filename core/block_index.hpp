@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "huge_array.hpp"
 #include "slot.hpp"
@@ -12,9 +13,9 @@
 namespace understudy {
 
 // Buckets of a cache line each, sized once for the store's slots (at most one entry a slot), so it never rehashes. An
-// entry stays where it was put: a full bucket sends newcomers to the next ones and counts them, and a search goes on
-// past a bucket only while it has such guests elsewhere. So deletion moves nothing and leaves no tombstone. An entry
-// is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket.
+// entry stays in the bucket where it was put: a full one sends newcomers to the next ones and counts them, and a search
+// goes on past a bucket only while it has such guests elsewhere. So deletion touches one line and leaves no tombstone.
+// An entry is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket.
 class BlockIndex {
  public:
   BlockIndex(const Slot* slots, std::size_t max_entries)
@@ -65,21 +66,23 @@ class BlockIndex {
     return find(lineage, pool, tag(lineage, pool));
   }
 
-  // The key of `slot` must be absent.
-  void insert(std::uint32_t tag, SlotId slot) noexcept {
-    for (std::size_t at = home(tag);; at = next(at)) {
+  // The slot that holds the key of `slot`; when there is none it is `slot` from now on, and the answer is kNoSlot.
+  SlotId find_or_insert(std::uint32_t tag, SlotId slot) noexcept {
+    const Slot& wanted = slots_[slot];
+    const std::size_t first = home(tag);
+    if (!might_hold(buckets_[first], tag)) {
       ++probes_;
-      Bucket& bucket = buckets_[at];
-      const Lanes free(bucket, kFree);
-      if (free.empty()) {
-        ++bucket.guests_elsewhere;
-        continue;
-      }
-      bucket.set(free.first(), mark(tag));
-      bucket.slots[free.first()] = slot;
-      ++count_;
-      return;
+    } else if (const SlotId holder = find(wanted.identity.lineage, wanted.pool, tag); holder != kNoSlot) {
+      return holder;
     }
+    std::size_t at = first;
+    for (; buckets_[at].used == kLanes; at = next(at), ++probes_) ++buckets_[at].guests_elsewhere;
+    Bucket& bucket = buckets_[at];
+    const std::size_t lane = bucket.used++;
+    bucket.marks[lane] = mark(tag);
+    bucket.slots[lane] = slot;
+    ++count_;
+    return kNoSlot;
   }
 
   // The key of `slot` must be present and held by `slot`; afterwards `successor` holds it.
@@ -102,7 +105,10 @@ class BlockIndex {
         --bucket.guests_elsewhere;
         continue;
       }
-      bucket.set(lane, kFree);
+      const std::size_t last = --bucket.used;
+      bucket.marks[lane] = bucket.marks[last];
+      bucket.slots[lane] = bucket.slots[last];
+      bucket.marks[last] = kFree;
       --count_;
       return;
     }
@@ -118,15 +124,10 @@ class BlockIndex {
   static constexpr std::uint16_t kFree = 0;
 
   struct alignas(64) Bucket {
-    std::array<std::uint64_t, 2> marks{};  // 16 bits a lane, four lanes a word
+    std::array<std::uint16_t, kLanes> marks{};
     std::array<SlotId, kLanes> slots{};
     std::uint32_t guests_elsewhere = 0;  // entries whose search comes past here
-
-    void set(std::size_t lane, std::uint16_t mark) noexcept {
-      std::uint64_t& word = marks[lane / 4];
-      const std::size_t shift = lane % 4 * 16;
-      word = (word & ~(std::uint64_t{0xFFFF} << shift)) | (std::uint64_t{mark} << shift);
-    }
+    std::uint32_t used = 0;              // lanes, the first ones
   };
   static_assert(sizeof(Bucket) == 64);
 
@@ -134,8 +135,13 @@ class BlockIndex {
   // agree.
   class Lanes {
    public:
-    Lanes(const Bucket& bucket, std::uint16_t mark) noexcept
-        : low_(agreeing(bucket.marks[0], mark)), high_(agreeing(bucket.marks[1], mark)) {}
+    Lanes(const Bucket& bucket, std::uint16_t mark) noexcept {
+      std::array<std::uint64_t, 2> words;
+      static_assert(sizeof words == sizeof bucket.marks);
+      std::memcpy(words.data(), bucket.marks.data(), sizeof words);
+      low_ = agreeing(words[0], mark);
+      high_ = agreeing(words[1], mark);
+    }
 
     bool empty() const noexcept { return (low_ | high_) == 0; }
     std::size_t first() const noexcept {
@@ -155,6 +161,9 @@ class BlockIndex {
     std::uint64_t high_;
   };
 
+  static bool might_hold(const Bucket& bucket, std::uint32_t tag) noexcept {
+    return bucket.guests_elsewhere != 0 || !Lanes(bucket, mark(tag)).empty();
+  }
   static std::uint16_t mark(std::uint32_t tag) noexcept {
     const auto bits = static_cast<std::uint16_t>(tag);
     return bits == kFree ? std::uint16_t{1} : bits;

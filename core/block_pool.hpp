@@ -41,4 +41,9 @@ struct BlockStore::Pool {
   PoolMetrics counters;
 };
 
+inline SlotId BlockStore::global(const Pool& pool, SlotId id) const {
+  if (id >= pool.count) refuse_unknown(pool, id);
+  return pool.first + id;
+}
+
 }  // namespace understudy

@@ -101,12 +101,9 @@ const std::shared_ptr<PolicyAdvisor>& BlockStore::advisor(std::size_t pool) cons
   return pools_[pool]->config.policy.advisor;
 }
 
-SlotId BlockStore::global(const Pool& pool, SlotId id) const {
-  if (id >= pool.count) {
-    throw Error(ErrorKind::UnknownBlock, "block ", id, " is not in 0..", pool.count - 1, " of tier G",
-                static_cast<int>(pool.config.tier));
-  }
-  return pool.first + id;
+void BlockStore::refuse_unknown(const Pool& pool, SlotId id) {
+  throw Error(ErrorKind::UnknownBlock, "block ", id, " is not in 0..", pool.count - 1, " of tier G",
+              static_cast<int>(pool.config.tier));
 }
 
 // ── Allocate ──

@@ -177,7 +177,8 @@ class BlockStore {
   };
 
   // Block ids are checked before they are used as indices.
-  SlotId global(const Pool& pool, SlotId id) const;
+  SlotId global(const Pool& pool, SlotId id) const;  // inline: block_pool.hpp
+  [[noreturn]] static void refuse_unknown(const Pool& pool, SlotId id);
 
   bool take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available);
   bool take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available);
@@ -188,7 +189,6 @@ class BlockStore {
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);
-  void insert_first(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens);
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;

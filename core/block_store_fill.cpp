@@ -144,13 +144,17 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + (start + i) * block_size_;
       const SlotId id = pool.first + batch[i];
-      const SlotId head = index_->find(slots_[id].identity.lineage, pool.index, tags[i]);
-      if (head == kNoSlot) {
-        insert_first(pool, id, tags[i], block_tokens);
-        ++fresh;
-      } else {
+      if (const SlotId head = index_->find_or_insert(tags[i], id); head != kNoSlot) {
         batch[i] = register_copy(pool, id, head, block_tokens) - pool.first;
+        continue;
       }
+      ++fresh;
+      Slot& slot = slots_[id];
+      slot.state = SlotState::Primary;
+      slot.twin_prev = slot.twin_next = id;
+      slot.generation = next_generation_++;
+      if (sketch_ && !present_elsewhere(pool, slot.identity.lineage)) sketch_->touch(slot.identity.lineage);
+      if (events_on_) events_.stored(slot, pool.config.tier, true, block_tokens);
     }
   }
   pool.moved(fresh, SlotState::Staged, SlotState::Primary);
@@ -158,17 +162,6 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
   pool.counters.registrations += slots.size();
   pool.policy->insert(freed_);
   freed_.clear();
-}
-
-// The first block with its hash on this tier. The caller keeps the books of its state.
-inline void BlockStore::insert_first(Pool& pool, SlotId id, std::uint32_t tag, const Token* tokens) {
-  Slot& slot = slots_[id];
-  if (sketch_ && !present_elsewhere(pool, slot.identity.lineage)) sketch_->touch(slot.identity.lineage);
-  index_->insert(tag, id);
-  slot.state = SlotState::Primary;
-  slot.twin_prev = slot.twin_next = id;
-  slot.generation = next_generation_++;
-  if (events_on_) events_.stored(slot, pool.config.tier, true, tokens);
 }
 
 // A block whose hash `head` already carries; returns the slot that now holds it.

@@ -17,18 +17,19 @@ class SlotQueue {
  public:
   SlotQueue(Slot* slots, std::size_t count) : slots_(slots), ring_(2 * count + 2) {}
 
-  // Return the steps they took.
-  std::size_t push_back(SlotId id) noexcept {
-    const std::size_t steps = make_room();
+  // Makes room for `pushes`; returns the steps it took.
+  std::size_t make_room(std::size_t pushes) noexcept {
+    const std::size_t used = back_ >= front_ ? back_ - front_ : back_ + ring_.size() - front_;
+    // One place always stays free, to tell a full ring from an empty one.
+    return used + pushes < ring_.size() ? 0 : compact();
+  }
+  void push_back(SlotId id) noexcept {
     put(back_, id);
     back_ = after(back_);
-    return steps;
   }
-  std::size_t push_front(SlotId id) noexcept {
-    const std::size_t steps = make_room();
+  void push_front(SlotId id) noexcept {
     front_ = before(front_);
     put(front_, id);
-    return steps;
   }
 
   void remove(SlotId id) noexcept { ring_[slots_[id].prev] = kNoSlot; }
@@ -62,8 +63,6 @@ class SlotQueue {
     slots_[id].prev = static_cast<SlotId>(at);
   }
 
-  // One place always stays free, to tell a full ring from an empty one.
-  std::size_t make_room() noexcept { return after(back_) == front_ ? 1 + compact() : 1; }
   std::size_t compact() noexcept {
     std::size_t to = front_;
     for (std::size_t at = front_; at != back_; at = after(at)) {

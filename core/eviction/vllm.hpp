@@ -16,17 +16,18 @@ class VllmOrder final : public EvictionPolicy {
       : slots_(space.slots), queue_(space.slots, space.count), append_empty_(append_empty) {}
 
   void insert(std::span<const SlotId> slots) override {
+    steps_ += slots.size() + queue_.make_room(slots.size());
     std::size_t in_front = 0;
     for (const SlotId id : slots) {
       if (append_empty_ || slots_[id].state == SlotState::Inactive) {
-        steps_ += queue_.push_back(id);
+        queue_.push_back(id);
       } else {
         ++in_front;
       }
     }
     if (in_front == 0) return;
     for (const SlotId id : slots | std::views::reverse) {
-      if (slots_[id].state != SlotState::Inactive) steps_ += queue_.push_front(id);
+      if (slots_[id].state != SlotState::Inactive) queue_.push_front(id);
     }
   }
   void remove(SlotId id) override {
@@ -34,10 +35,11 @@ class VllmOrder final : public EvictionPolicy {
     ++steps_;
   }
   void touch(std::span<const SlotId> slots) override {
-    for (const SlotId id : slots) {
+    for (const SlotId id : slots) {  // any number of them: a slot may be named again and again
       if (slots_[id].state != SlotState::Inactive) continue;
       queue_.remove(id);
-      steps_ += queue_.push_back(id);
+      steps_ += queue_.make_room(1);
+      queue_.push_back(id);
     }
     steps_ += slots.size();
   }
