@@ -8,6 +8,7 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "replay/fleet.hpp"
+#include "replay/plain_rows.hpp"
 
 namespace understudy {
 
@@ -119,6 +120,19 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
   return fleet.run(thread_count, report);
 }
 
+nb::object plain_rows(nb::bytes lines) {
+  std::optional<PlainRows> rows;
+  {
+    const std::string_view text(lines.c_str(), lines.size());
+    nb::gil_scoped_release release;
+    rows = read_plain_rows(text);
+  }
+  if (!rows) return nb::none();
+  return nb::make_tuple(to_array(std::move(rows->timestamp_ms)), to_array(std::move(rows->input_length)),
+                        to_array(std::move(rows->output_length)), to_array(std::move(rows->hash_counts)),
+                        to_array(std::move(rows->hash_ids)));
+}
+
 template <auto Member>
 nb::object column_of(const FleetResult& self) {
   return to_array(self.*Member);
@@ -162,6 +176,10 @@ void bind_replay(nb::module_& m) {
       .def_ro("evictions", &FleetResult::evictions)
       .def_ro("stored_blocks", &FleetResult::stored_blocks)
       .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks);
+
+  m.def("read_plain_rows", &plain_rows, "lines"_a,
+        "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
+        "else None.");
 
   m.def("run_fleet", &run_fleet, nb::kw_only(), "engine"_a, "timing"_a, "arrival_ns"_a, "prompt_tokens"_a,
         "output_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,

@@ -531,6 +531,18 @@ class FleetResult:
     @property
     def phantom_hit_blocks(self) -> int: ...
 
+def read_plain_rows(
+    lines: bytes,
+) -> (
+    tuple[
+        npt.NDArray[np.float64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.uint64],
+    ]
+    | None
+): ...
 def run_fleet(
     *,
     engine: EngineConfig,

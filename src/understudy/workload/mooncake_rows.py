@@ -1,7 +1,8 @@
 """The lines of a Mooncake trace, decoded a megabyte at a time into columns.
 
-A chunk is decoded in one call and its numbers are converted in bulk; line by line happens only to say which
-line is wrong. Hash ids are by far the most of a trace, so they never become Python integers.
+Most traces have four keys and plain numbers: those rows the core reads. Any other chunk is decoded in one call and its
+numbers are converted in bulk; line by line happens only to say which line is wrong. Hash ids are by far the most of a
+trace, so they never become Python integers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import msgspec
 import numpy as np
 
+from understudy._core import read_plain_rows
 from understudy.errors import InvalidArgument, InvariantViolated
 from understudy.workload.columns import BoolColumn, Int64Column, first_row
 
@@ -46,17 +48,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     output_in_next_turn: bool | None = None
 
 
-class _LeanRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What most traces have and no more: decoded in half the time."""
-
-    timestamp: float | int | None = None
-    input_length: int | None = None
-    output_length: int | None = None
-    hash_ids: msgspec.Raw = _ABSENT
-
-
 _ROWS = msgspec.json.Decoder(_Row)
-_LEAN_ROWS = msgspec.json.Decoder(_LeanRow)
 _ID_LIST = msgspec.json.Decoder(list[int])
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -98,14 +90,44 @@ def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
         if not cut:
             rest += data
             continue
-        decoding = _Decoding(rest + data[:cut], line, name)
+        lines = rest + data[:cut]
+        rest = data[cut:]
+        if (plain := _plain_chunk(lines, line)) is not None:
+            yield plain
+            line += len(plain.lines)
+            continue
+        decoding = _Decoding(lines, line, name)
         if len(decoding):
             yield decoding.columns()
-        rest = data[cut:]
         line += decoding.newlines
     decoding = _Decoding(rest, line, name)
     if len(decoding):
         yield decoding.columns()
+
+
+def _plain_chunk(lines: bytes, first_line: int) -> TraceChunk | None:
+    """Read rows with the usual keys and nothing unusual in them; None when there is any other row."""
+    columns = read_plain_rows(lines)
+    if columns is None:
+        return None
+    timestamp_ms, input_length, output_length, hash_counts, hash_ids = columns
+    return TraceChunk(
+        lines=np.arange(first_line, first_line + len(hash_counts)),
+        input_length=input_length,
+        output_length=output_length,
+        hash_counts=hash_counts,
+        hash_ids=hash_ids,
+        timestamp_ms=timestamp_ms,
+        delay_ms=np.full(len(hash_counts), np.nan),
+        session_id=None,
+        request_id=None,
+        policy_class=None,
+        priority=None,
+        strict_priority=None,
+        output_in_next=None,
+        output_token_counts=None,
+        output_token_ids=None,
+    )
 
 
 class _Decoding:
@@ -116,16 +138,10 @@ class _Decoding:
         self._first_line = first_line
         self._name = name
         self.newlines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
-        self._rows: Sequence[_LeanRow | _Row]
         try:
-            self._rows = _LEAN_ROWS.decode_lines(data)
-            self._keys = _LeanRow.__struct_fields__
+            self._rows = _ROWS.decode_lines(data)
         except _DECODE_ERRORS:
-            self._keys = _Row.__struct_fields__
-            try:
-                self._rows = _ROWS.decode_lines(data)
-            except _DECODE_ERRORS:
-                self._explain_undecodable()
+            self._explain_undecodable()
         self._lines = self._line_numbers()
 
     def __len__(self) -> int:
@@ -185,11 +201,11 @@ class _Decoding:
         raise InvalidArgument(f"{self._name}:{self._lines[row]}: {reason}")
 
     def _raws(self, key: str) -> list[msgspec.Raw]:
-        return list(map(attrgetter(key), self._rows)) if key in self._keys else []
+        return list(map(attrgetter(key), self._rows))
 
     def _values(self, key: str, alias: str | None = None) -> list[Any] | None:
         """Values of one key, or of its other name; None when no row has either."""
-        values: list[Any] | None = list(map(attrgetter(key), self._rows)) if key in self._keys else None
+        values: list[Any] | None = list(map(attrgetter(key), self._rows))
         if values is not None and values.count(None) == len(values):
             values = None
         others = None if alias is None else self._values(alias)
