@@ -27,6 +27,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       worker_of_(workload.size(), -1),
       random_(config_.seed) {
   if (config_.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
+  config_.engine.check = config_.check;
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
     worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing);
@@ -151,7 +152,6 @@ void Fleet::run_together(const Progress& progress) {
       const std::size_t index = ends.top().second;
       ends.pop();
       workers_[index].engine->end_step(now_ns);
-      if (config_.check) workers_[index].engine->check();
       settle(workers_[index]);
       touch(index);
     }
@@ -301,6 +301,9 @@ FleetResult Fleet::collect() {
   }
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     const Worker& worker = workers_[index];
+    if (config_.check) worker.engine->check();
+    if (config_.engine.events) out.events.push_back(worker.engine->take_events());
+    if (config_.engine.kv_trace) out.kv_trace.push_back(worker.engine->take_kv_trace());
     const TokenLog& log = worker.engine->token_log();
     for (RequestId id = 0; id < worker.rows.size(); ++id) {
       const EngineRequest& request = worker.engine->request(id);
