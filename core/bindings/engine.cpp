@@ -139,6 +139,15 @@ void bind_engine(nb::module_& m) {
            "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "events"_a = false, "kv_trace"_a = false,
            "check"_a = false);
 
+  nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
+      .def(nb::init<>())
+      .def(
+          "apply", [](EventTruth& self, const DrainedEvents& batch) { self.apply(batch.records); }, "batch"_a,
+          "InvariantViolated when a row contradicts those before it.")
+      .def(
+          "require_equal", [](EventTruth& self, const VllmEngine& engine) { self.require_equal(engine.store(), true); },
+          "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
+
   nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
       .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
       .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),

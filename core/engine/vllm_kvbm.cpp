@@ -61,7 +61,8 @@ void VllmEngine::take_shared(EngineRequest& request, std::size_t count) {
                     std::span<const BlockIdentity>(request.blocks).subspan(first, stored));
     }
   }
-  request.keyed = static_cast<std::uint32_t>(std::max<std::size_t>(named, request.keyed));
+  // Asynchronously, the last block held may still wait for its name; then these have none either.
+  if (named > held) request.keyed = static_cast<std::uint32_t>(named);
   if (emits_) events_.pull(store_, true);
   if (config_.kv_trace) trace_taken(fresh, evictions);
 }

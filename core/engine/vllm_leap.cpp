@@ -87,6 +87,9 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
         admits = admits || request.blocks[computed / size].lineage == blocked_.missing;
       }
     }
+    // Only multi_lru may evict a block before those that continue it. Then the head of the queue finds less, so less
+    // has to be held for it, and it may fit.
+    if (shared_ && config_.eviction_policy == PolicyKind::MultiLru && blocked_.valid) admits = admits || fresh > 0;
     // A preemption, or a hit that the head of the queue has been waiting for: an ordinary step decides.
     if (admits || (fresh > 0 && fresh > store_.available(0))) {
       break;

@@ -254,7 +254,10 @@ def test_a_bad_setting_is_one_message_that_names_it(
         ("- 1\n", "top level"),
         ("workers: {a: 1}\n", "workers"),
         ("a: [1\n", "fleet.yaml"),
-        ("engine: {g1_backend: kvbm}\n", "g1_backend"),
+        ("engine: {g1_backend: pages}\n", "g1_backend must be native or kvbm"),
+        ("engine: {g1_backend: kvbm, kv_manager: kvbm}\n", "g1_backend and kv_manager"),
+        ("engine: {eviction_policy: lru}\n", "eviction_policy=lru contradicts kv_manager=native"),
+        ("engine: {kv_manager: kvbm, eviction_policy: fifo}\n", "eviction_policy"),
         ("load: {kind: open_loop, concurrency: 3}\n", "concurrency"),
         ("1: 2\n", "1 is not a setting"),
     ],
@@ -292,7 +295,7 @@ def test_a_missing_trace_is_one_message(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_report_that_cannot_be_written_is_one_message(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for flag in ("--json", "--requests-jsonl", "--html"):
+    for flag in ("--json", "--requests-jsonl", "--html", "--events", "--raw-events", "--kv-trace"):
         for path in (tmp_path / "no" / "place", tmp_path):
             assert str(path) in refused(capsys, arguments(trace, "--quiet", flag, str(path)))
 
