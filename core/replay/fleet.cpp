@@ -254,9 +254,11 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   spec.arrival_time = static_cast<double>(arrival_ns);
   if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
-  spec.identities =
-      std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
-                                        known, exact, config_.engine.block_size, row);
+  if (config_.engine.enable_prefix_caching) {
+    spec.identities =
+        std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
+                                          known, exact, config_.engine.block_size, row);
+  }
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);
   worker.outstanding_tokens += std::uint64_t{prompt} + output;
