@@ -62,6 +62,10 @@ class VllmEngine {
   // Frees its blocks at once; a token in flight is ignored. False when it has already finished.
   bool cancel(RequestId id, std::int64_t now_ns);
   const EngineRequest& request(RequestId id) const;
+  // Tokens that it will have emitted when it has run to its end.
+  std::uint32_t expected_outputs(const EngineRequest& request) const noexcept {
+    return std::min(request.spec.max_tokens, config_.max_model_len - request.spec.prompt_tokens);
+  }
   std::size_t num_requests() const noexcept { return requests_.size(); }
   std::span<const RequestId> running() const noexcept { return running_; }
   const std::deque<RequestId>& waiting() const noexcept { return waiting_.ids(); }

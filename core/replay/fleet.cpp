@@ -317,6 +317,10 @@ FleetResult Fleet::collect() {
       out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
       out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
       if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
+      if (config_.check && request.emitted != worker.engine->expected_outputs(request)) {
+        throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", request.emitted, " of ",
+                    worker.engine->expected_outputs(request), " tokens");
+      }
       if (request.tokens.empty()) continue;
       const auto& runs = request.tokens;
       out.first_token_ns[row] = log.end_of(runs.front().first_step);

@@ -246,12 +246,20 @@ def test_an_index_agrees_with_the_engine_at_every_step_of_random_scenarios(manag
 
 
 @MANAGERS
-def test_events_that_somebody_took_away_are_missed_at_the_end_of_the_step(manager: str) -> None:
-    worker = engine_for({"block_size": 4, "num_blocks": 9, "kv_manager": manager}, check=True)
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [(8, "is in the store alone"), (1000, "events tell of 0 hashes, the store holds 2")],
+    ids=["small", "large"],
+)
+def test_events_that_somebody_took_away_are_missed_at_the_end_of_the_step(
+    manager: str, blocks: int, message: str
+) -> None:
+    config = {"block_size": 4, "num_blocks": blocks + 1, "kv_manager": manager}
+    worker = engine_for(config, check=True)
     submit(worker, 8, 3)
     worker.begin_step(0)
     assert len(worker.drain_events()) == 2
-    with pytest.raises(InvariantViolated, match="events tell of 0 hashes, the store holds 2"):
+    with pytest.raises(InvariantViolated, match=message):
         worker.end_step(MS)
 
 

@@ -177,6 +177,21 @@ def test_a_replay_with_shared_blocks_has_the_digest_of_one_that_steps(eviction: 
     assert preempted > 0
 
 
+def test_a_request_lets_go_of_its_whole_chain_from_the_tail_so_that_lineage_and_lru_evict_alike() -> None:
+    evictions = 0
+    for seed in range(FLEET_SEEDS // 4):
+        runs = [
+            play(random_case(seed, kv_manager="kvbm", eviction_policy=eviction), leaping=True)
+            for eviction in ("lineage", "lru")
+        ]
+        if isinstance(runs[0], str) or isinstance(runs[1], str):
+            assert runs[0] == runs[1]
+            continue
+        assert runs[0].facts["digest"] == runs[1].facts["digest"]
+        evictions += runs[0].timeline.evictions
+    assert evictions > 0
+
+
 def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_used_it_up() -> None:
     # Without chunked prefill, the third prompt does not fit beside the second into step 0, but into step 1, and the
     # other two decode from then on: their steps must not be leapt over together.

@@ -75,6 +75,24 @@ def test_a_checked_run_is_the_same_run(manager: dict[str, Any], load: Workload) 
     )
 
 
+@MANAGERS
+def test_a_preemption_does_not_overwrite_what_the_first_admission_found(manager: dict[str, Any]) -> None:
+    # Each has two blocks of four tokens and then wants a third; there are five.
+    workload = single_turns([8, 8], [3, 2], trace_block_size=4)
+    run = play(workload, VllmConfig(block_size=4, num_gpu_blocks=5, timing=ONE_MS, **manager))
+    assert run.timeline.preemptions.tolist() == [0, 1]
+    assert run.timeline.cached_tokens_first.tolist() == [0, 0]
+    assert run.timeline.cached_tokens_total.tolist() == [0, 8]
+
+
+@MANAGERS
+def test_a_request_that_can_never_fit_is_rejected_and_the_next_one_runs(manager: dict[str, Any]) -> None:
+    workload = single_turns([100, 8], 1, trace_block_size=4)
+    run = play(workload, VllmConfig(block_size=4, num_gpu_blocks=6, timing=ONE_MS, **manager))
+    assert list(run.timeline.reject_reasons) == [0]
+    assert run.timeline.output_tokens.tolist() == [0, 1]
+
+
 def test_keeping_events_changes_nothing_else() -> None:
     plain = run_offline(crowd(), VllmConfig(**TIGHT))
     kept = run_offline(crowd(), VllmConfig(**TIGHT), events=True, kv_trace=True)
