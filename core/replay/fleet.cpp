@@ -31,7 +31,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
     worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing);
-    worker.engine->set_leaping(config_.leaping && !config_.check);
+    worker.engine->set_leaping(config_.leaping);
     workers_.push_back(std::move(worker));
   }
 }

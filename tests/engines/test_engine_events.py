@@ -221,6 +221,19 @@ def test_an_index_meets_no_error_under_pressure(manager: dict[str, str]) -> None
 
 
 @EVERY_MANAGER
+def test_an_engine_that_checks_itself_plays_on_its_own_too(manager: dict[str, str]) -> None:
+    ends = []
+    for check in (False, True):
+        worker = engine_for({"block_size": 4, "num_blocks": 13, **manager}, check=check)
+        for index in range(8):
+            submit(worker, 8, 4 + index, start=1 + index % 3, index=index)
+        worker.advance(1000 * MS)
+        assert worker.idle
+        ends.append((worker.now_ns, worker.steps, worker.preemptions, sorted(worker.resident_hashes())))
+    assert ends[0] == ends[1]
+
+
+@EVERY_MANAGER
 def test_an_index_agrees_with_the_engine_at_every_step_of_random_scenarios(manager: dict[str, str]) -> None:
     removed = 0
     for seed in range(40):

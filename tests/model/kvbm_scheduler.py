@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.tokens import Identities, Identity, TokenBlocks, lineage_hash
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from .vllm_format import KvEvent
 
 
+@dataclass(frozen=True)
+class SharedConfig(Config):
+    """The scheduler's settings with those of the KV manager, which recordings do not have."""
+
+    kv_manager: Literal["kvbm"] = "kvbm"
+    eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
+
+
 @dataclass
 class Hit:
     """A leading block that is here."""
@@ -29,7 +37,7 @@ class Hit:
 class SharedPool:
     """The slow KV manager, spoken to in tokens, with events as the golden files write them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: SharedConfig) -> None:
         self.block_size = config.block_size
         self.caching = config.enable_prefix_caching
         self.kv = KvManager(config.num_blocks - 1, config.eviction_policy or "lineage")
@@ -100,10 +108,11 @@ class SharedPool:
 class KvbmModel(VllmModel):
     """`VllmModel` where blocks are shared by hash. A request's table holds names: an Identity, or a partial's id."""
 
-    def __init__(self, config: Mapping[str, Any] | Config, profile: Profile = RECORDED) -> None:
-        super().__init__(config, profile)
-        assert self.config.kv_manager == "kvbm"
-        self.pool: Any = SharedPool(self.config)
+    def __init__(self, config: Mapping[str, Any], profile: Profile = RECORDED) -> None:
+        settings = SharedConfig.parse(config, profile)
+        assert isinstance(settings, SharedConfig)
+        super().__init__(settings, profile)
+        self.pool: Any = SharedPool(settings)
         self.partials = itertools.count()
 
     def named(self, request: Request) -> int:

@@ -57,8 +57,6 @@ class Config:
     watermark: float = 0.0
     max_model_len: int = 131072
     async_scheduling: bool = False
-    kv_manager: Literal["native", "kvbm"] = "native"
-    eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any], profile: Profile = RECORDED) -> Config:
