@@ -150,6 +150,8 @@ class BlockStore {
   PoolMetrics metrics(std::size_t pool) const;
   void note_leak(std::size_t pool);
   DrainedEvents drain_events(std::size_t limit);
+  std::size_t num_hashes() const;                               // distinct, over all tiers
+  std::vector<BlockIdentity> resident(std::size_t pool) const;  // each hash once. O(slots)
   std::vector<SlotId> eviction_order(std::size_t pool, std::size_t limit) const;
   unsigned frequency(const LineageHash& lineage) const;
   std::size_t memory_bytes() const;

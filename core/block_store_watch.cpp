@@ -46,6 +46,25 @@ DrainedEvents BlockStore::drain_events(std::size_t limit) {
   return events_.drain(limit);
 }
 
+std::size_t BlockStore::num_hashes() const {
+  const Lock lock(*this);
+  return index_->count();
+}
+
+std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index) const {
+  const Lock lock(*this);
+  const Pool& pool = *pools_[pool_index];
+  std::vector<BlockIdentity> out;
+  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
+    const Slot& slot = slots_[id];
+    const bool only = slot.registered() && slot.twin_next == id;
+    if (only || (slot.registered() && index_->find(slot.identity.lineage, pool.index) == id)) {
+      out.push_back(slot.identity);
+    }
+  }
+  return out;
+}
+
 std::vector<SlotId> BlockStore::eviction_order(std::size_t pool_index, std::size_t limit) const {
   const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];

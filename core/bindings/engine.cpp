@@ -37,7 +37,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  nb::handle max_num_batched_tokens, nb::handle max_model_len, nb::handle long_prefill_token_threshold,
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
-                 bool async_scheduling, const std::string& free_order, bool phantom_hits, bool events) {
+                 bool async_scheduling, const std::string& kv_manager, const std::string& eviction_policy,
+                 const std::string& free_order, bool phantom_hits, bool events, bool kv_trace, bool check) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -60,7 +61,14 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                                               {"all_last", FreeOrder::AllLast},
                                               {"uncached_last", FreeOrder::UncachedLast}});
   config.phantom_hits = phantom_hits;
+  config.kv_manager =
+      read_choice<KvBackend>(kv_manager, "kv_manager", {{"native", KvBackend::Native}, {"kvbm", KvBackend::Kvbm}});
+  config.eviction_policy = read_choice<PolicyKind>(
+      eviction_policy, "eviction_policy",
+      {{"lineage", PolicyKind::Lineage}, {"lru", PolicyKind::Lru}, {"multi_lru", PolicyKind::MultiLru}});
   config.events = events;
+  config.kv_trace = kv_trace;
+  config.check = check;
   new (self) EngineConfig(config);
 }
 
@@ -100,6 +108,19 @@ std::vector<std::tuple<RequestId, bool, std::uint32_t>> admitted(const VllmEngin
   return out;
 }
 
+using TraceRow = std::tuple<std::int64_t, bool, std::size_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+std::vector<TraceRow> trace_rows(const std::vector<TimedKvTrace>& trace) {
+  std::vector<TraceRow> out;
+  for (const auto& [time_ns, r] : trace) out.emplace_back(time_ns, r.eviction, r.blocks, r.free, r.active, r.inactive);
+  return out;
+}
+
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> pool_counts(const VllmEngine& self) {
+  const PoolMetrics m = self.store().metrics(0);
+  return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks, m.inactive_blocks};
+}
+
 std::vector<RequestId> waiting_head(const VllmEngine& self, std::size_t count) {
   const auto& ids = self.waiting();
   return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(std::min(count, ids.size()))};
@@ -114,7 +135,18 @@ void bind_engine(nb::module_& m) {
            "max_model_len"_a.none() = nb::none(), "long_prefill_token_threshold"_a = 0,
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
-           "async_scheduling"_a = false, "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "events"_a = false);
+           "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a = "lineage",
+           "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "events"_a = false, "kv_trace"_a = false,
+           "check"_a = false);
+
+  nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
+      .def(nb::init<>())
+      .def(
+          "apply", [](EventTruth& self, const DrainedEvents& batch) { self.apply(batch.records); }, "batch"_a,
+          "InvariantViolated when a row contradicts those before it.")
+      .def(
+          "require_equal", [](EventTruth& self, const VllmEngine& engine) { self.require_equal(engine.store(), true); },
+          "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
 
   nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
       .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
@@ -153,7 +185,26 @@ void bind_engine(nb::module_& m) {
       .def(
           "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
           "count"_a = 4)
-      .def("drain_events", [](VllmEngine& self) { return self.store().drain_events(~std::size_t{0}); })
+      .def("drain_events", &VllmEngine::drain_events, "Take all events so far, those of the step in progress too.")
+      .def(
+          "take_events",
+          [](VllmEngine& self) {
+            TimedEvents events = self.take_events();
+            return nb::make_tuple(std::move(events.batch), to_array(std::move(events.time_ns)));
+          },
+          "Take the events of ended steps, with the end of its step in ns for each row.")
+      .def(
+          "resident_hashes",
+          [](const VllmEngine& self) {
+            std::vector<std::uint64_t> out;
+            for (const BlockIdentity& block : self.store().resident(0)) out.push_back(block.sequence_hash());
+            return out;
+          },
+          "Sequence hashes of the registered blocks, each once.")
+      .def(
+          "take_kv_trace", [](VllmEngine& self) { return trace_rows(self.take_kv_trace()); },
+          "Take (time ns, eviction, blocks, free, active, inactive) of allocations and evictions.")
+      .def_prop_ro("pool", &pool_counts, "(free, active, inactive) blocks.")
       .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
       .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })

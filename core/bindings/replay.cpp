@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
@@ -171,6 +172,23 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("sample_waiting", &sample_column<std::int32_t, &EngineSample::waiting>)
       .def_prop_ro("sample_used_blocks", &sample_column<std::int32_t, &EngineSample::active_blocks>)
       .def_prop_ro("sample_cached_blocks", &sample_column<std::int32_t, &EngineSample::cached_blocks>)
+      .def(
+          "events",
+          [](const FleetResult& self, std::size_t worker) {
+            const TimedEvents& events = self.events.at(worker);
+            return nb::make_tuple(events.batch, to_array(std::vector<std::int64_t>(events.time_ns)));
+          },
+          "worker"_a, "A worker's events, with the end of its step in ns for each row.")
+      .def(
+          "kv_trace",
+          [](const FleetResult& self, std::size_t worker) {
+            std::vector<std::tuple<std::int64_t, bool, std::size_t, std::uint64_t, std::uint64_t, std::uint64_t>> out;
+            for (const auto& [time_ns, r] : self.kv_trace.at(worker)) {
+              out.emplace_back(time_ns, r.eviction, r.blocks, r.free, r.active, r.inactive);
+            }
+            return out;
+          },
+          "worker"_a, "A worker's allocations and evictions, as Engine.take_kv_trace tells them.")
       .def_ro("steps", &FleetResult::steps)
       .def_ro("total_preemptions", &FleetResult::preempted)
       .def_ro("evictions", &FleetResult::evictions)

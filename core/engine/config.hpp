@@ -4,10 +4,18 @@
 #include <cstdint>
 #include <limits>
 
+#include "eviction/policy.hpp"
+
 namespace understudy {
 
 enum class SchedulingPolicy : std::uint8_t { Fcfs, Priority };
 enum class PreemptionMode : std::uint8_t { Lifo, Fifo };  // under Fcfs: the newest or the oldest running request goes
+
+// Who decides which blocks a request gets.
+enum class KvBackend : std::uint8_t {
+  Kvbm,    // one physical block a hash, visible as soon as it is acquired
+  Native,  // vLLM's: copies of a hash live side by side, each visible once its last token is scheduled
+};
 
 // Where a freed block without a key enters the free list.
 enum class FreeOrder : std::uint8_t {
@@ -32,12 +40,16 @@ struct EngineConfig {
   bool scheduler_reserve_full_isl = true;
   double watermark = 0.0;
   bool async_scheduling = false;
+  KvBackend kv_manager = KvBackend::Native;
+  PolicyKind eviction_policy = PolicyKind::Lineage;  // Kvbm only: the native free list is vLLM's
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;
   bool phantom_hits = true;  // a victim already scheduled keeps keys of blocks that nobody will compute
 
-  bool events = false;
+  bool events = false;    // keep what happens to blocks until it is drained; nothing without prefix caching
+  bool kv_trace = false;  // keep a record of every allocation and eviction until it is drained
+  bool check = false;     // verify conservation and the truth of events at the end of every step
 };
 
 }  // namespace understudy

@@ -10,15 +10,13 @@
 #include <vector>
 
 #include "block_store.hpp"
+#include "engine/config.hpp"
 #include "engine/kv_events.hpp"
+#include "engine/kv_trace.hpp"
 
 namespace understudy {
 
-enum class KvBackend : std::uint8_t {
-  Kvbm,    // one physical block a hash, visible as soon as it is acquired
-  Native,  // vLLM's: requests hold leases (kv_lease.hpp); copies of a hash live side by side
-};
-
+// Under Native, requests hold leases (kv_lease.hpp).
 struct KvManagerConfig {
   KvBackend backend = KvBackend::Kvbm;
   std::uint64_t num_gpu_blocks = 0;
@@ -45,15 +43,6 @@ struct KvBlock {
 struct KvOverlap {
   std::size_t resident = 0;
   std::size_t active = 0;
-};
-
-// Blocks that one call allocated or evicted, and the pool afterwards.
-struct KvTraceRecord {
-  bool eviction = false;
-  std::size_t blocks = 0;
-  std::uint64_t free = 0;
-  std::uint64_t active = 0;
-  std::uint64_t inactive = 0;
 };
 
 // One thread at a time. Every call checks all of its arguments and then acts, or throws with nothing changed.

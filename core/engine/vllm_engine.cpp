@@ -22,6 +22,9 @@ const EngineConfig& checked(const EngineConfig& c) {
     throw Error(ErrorKind::ConfigError,
                 "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
   }
+  const bool known = c.eviction_policy == PolicyKind::Lineage || c.eviction_policy == PolicyKind::Lru ||
+                     c.eviction_policy == PolicyKind::MultiLru;
+  if (!known) throw Error(ErrorKind::ConfigError, "eviction_policy must be lineage, lru or multi_lru");
   return c;
 }
 
@@ -30,12 +33,13 @@ StoreConfig store_config(const EngineConfig& c) {
   store.block_size = c.block_size;
   PoolConfig pool;
   pool.num_blocks = c.num_gpu_blocks;
-  pool.duplicates = DuplicatePolicy::Keep;
+  const bool shared = c.kv_manager == KvBackend::Kvbm;
+  pool.duplicates = shared ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
   const bool append =
       c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
-  pool.policy.kind = append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
+  pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
   store.pools = {pool};
-  store.events.enabled = c.events;
+  store.events.enabled = (c.events || c.check) && c.enable_prefix_caching;
   store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
   return store;
 }
@@ -46,6 +50,8 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing)
     : config_(checked(config)),
       timing_(std::move(timing)),
       store_(store_config(config)),
+      shared_(config.kv_manager == KvBackend::Kvbm),
+      emits_((config.events || config.check) && config.enable_prefix_caching),
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
@@ -124,6 +130,7 @@ std::vector<RequestId> VllmEngine::take_finished() { return std::exchange(finish
 
 std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  begun_ns_ = now_ns;
   schedule(now_ns);
   const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
   fruitless_preemptions_ += log_.preempted.size();
@@ -148,6 +155,28 @@ void VllmEngine::end_step(std::int64_t end_ns) {
   if (!config_.async_scheduling) update(plan);
   emit(plan, end_ns);
   sample(running_.size());
+  close_step();
+}
+
+// The step that ends now has told everything.
+void VllmEngine::close_step() {
+  if (emits_) {
+    events_.pull(store_);
+    const std::span<const EventRecord> told = events_.end_step(now_ns_);
+    if (config_.check) truth_.apply(told);
+    if (!config_.events) (void)events_.take_visible();
+  }
+  if (!config_.check) return;
+  // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little.
+  const bool whole = totals_.steps % std::max<std::uint64_t>(1, config_.num_gpu_blocks / 16) == 0 || idle();
+  if (emits_) truth_.require_equal(store_, whole);
+  if (whole) store_.check();
+  check_counts();
+}
+
+DrainedEvents VllmEngine::drain_events() {
+  events_.pull(store_);
+  return events_.drain();
 }
 
 // The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
@@ -158,8 +187,9 @@ void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
     if (request.spec.max_tokens > 0) ++request.known;
     if (request.status == RequestStatus::Running && config_.async_scheduling) {
       --request.ahead;
-      key_blocks(request, request.computed - request.ahead);
+      if (!shared_) key_blocks(request, request.computed - request.ahead);
     }
+    if (shared_ && request.status == RequestStatus::Running) seal_blocks(request, named_blocks(request));
     if (request.outputs() < request.spec.max_tokens && request.known < config_.max_model_len) continue;
     if (request.status == RequestStatus::Preempted) waiting_.remove(turn.request);
     retire(request);
@@ -172,6 +202,7 @@ void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
 
 void VllmEngine::retire(EngineRequest& request) {
   free_blocks(request);
+  ++retired_;
   request.status = RequestStatus::Finished;
   std::vector<SlotId>().swap(request.table);  // assigning {} would keep the memory
   std::vector<BlockIdentity>().swap(request.blocks);
@@ -255,8 +286,19 @@ void VllmEngine::sample(std::size_t running) {
                          static_cast<std::uint32_t>(m.inactive_blocks)});
 }
 
-void VllmEngine::check() const {
+void VllmEngine::check() {
   store_.check();
+  check_counts();
+  // In the middle of a step there is more to tell.
+  if (config_.check && emits_ && !in_step_) truth_.require_equal(store_, true);
+}
+
+// Every request is in one place, and what requests hold is what the store has given away. O(requests under way).
+void VllmEngine::check_counts() const {
+  if (running_.size() + waiting_.size() + retired_ != requests_.size()) {
+    throw Error(ErrorKind::InvariantViolated, "of ", requests_.size(), " requests ", running_.size(), " run, ",
+                waiting_.size(), " wait and ", retired_, " are done");
+  }
   std::uint64_t references = 0;
   for (const RequestId id : running_) {
     const EngineRequest& r = requests_[id];
@@ -270,6 +312,10 @@ void VllmEngine::check() const {
     if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
   const PoolMetrics m = store_.metrics(0);
+  if (m.reset_blocks + m.inactive_blocks + m.active_blocks + m.mutable_blocks != m.total_blocks) {
+    throw Error(ErrorKind::InvariantViolated, m.reset_blocks, " free, ", m.inactive_blocks, " cached and ",
+                m.active_blocks + m.mutable_blocks, " active blocks are not ", m.total_blocks);
+  }
   if (references != m.active_references + m.mutable_blocks) {
     throw Error(ErrorKind::InvariantViolated, "requests hold ", references, " blocks, the store counts ",
                 m.active_references + m.mutable_blocks);

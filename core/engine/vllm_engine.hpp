@@ -6,10 +6,15 @@
 #include <deque>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "block_store.hpp"
 #include "engine/config.hpp"
+#include "engine/event_log.hpp"
+#include "engine/event_truth.hpp"
+#include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
@@ -57,6 +62,10 @@ class VllmEngine {
   // Frees its blocks at once; a token in flight is ignored. False when it has already finished.
   bool cancel(RequestId id, std::int64_t now_ns);
   const EngineRequest& request(RequestId id) const;
+  // Tokens that it will have emitted when it has run to its end.
+  std::uint32_t expected_outputs(const EngineRequest& request) const noexcept {
+    return std::min(request.spec.max_tokens, config_.max_model_len - request.spec.prompt_tokens);
+  }
   std::size_t num_requests() const noexcept { return requests_.size(); }
   std::span<const RequestId> running() const noexcept { return running_; }
   const std::deque<RequestId>& waiting() const noexcept { return waiting_.ids(); }
@@ -88,7 +97,14 @@ class VllmEngine {
 
   const EngineTotals& totals() const noexcept { return totals_; }
   const TokenLog& token_log() const noexcept { return token_log_; }
-  void check() const;  // raises InvariantViolated
+
+  // ── Events: with config().events, rows of both streams since the last call ──
+  TimedEvents take_events() { return events_.take_visible(); }  // of steps that have ended
+  DrainedEvents drain_events();                                 // of the step in progress too, as the store tells them
+  std::vector<TimedKvTrace> take_kv_trace() noexcept { return std::exchange(kv_trace_, {}); }
+
+  // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
+  void check();
 
  private:
   static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
@@ -113,11 +129,20 @@ class VllmEngine {
   void key_blocks(EngineRequest& request, std::uint32_t total);
   void free_blocks(EngineRequest& request);
   void need_identities(EngineRequest& request, std::size_t blocks);
+  void trace_taken(std::size_t taken, std::uint64_t evictions_before);
   std::uint32_t blocks_for(std::uint32_t tokens) const noexcept {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
 
+  // vllm_kvbm.cpp
+  std::uint32_t named_blocks(const EngineRequest& request) const noexcept;
+  std::uint64_t cost_of_shared(EngineRequest& request, std::size_t count);
+  void take_shared(EngineRequest& request, std::size_t count);
+  void seal_blocks(EngineRequest& request, std::uint32_t named);
+
   // vllm_engine.cpp
+  void close_step();
+  void check_counts() const;
   void update(const std::vector<StepLog::Scheduled>& plan);
   void emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns);
   void retire(EngineRequest& request);
@@ -133,6 +158,8 @@ class VllmEngine {
   EngineConfig config_;
   StepTiming timing_;
   BlockStore store_;
+  const bool shared_;  // the kvbm manager
+  const bool emits_;   // the store tells what happens
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
 
@@ -142,17 +169,25 @@ class VllmEngine {
   std::uint64_t budget_ = 0;
   StepLog log_;
   std::optional<std::vector<StepLog::Scheduled>> unreceived_;  // asynchronous: scheduled, outputs not yet received
+  std::int64_t begun_ns_ = 0;                                  // when the last step began
   std::int64_t now_ns_ = 0;
   bool in_step_ = false;
   bool stuck_ = false;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;
   Blocked blocked_;
-  std::vector<SlotId> hits_;           // scratch
+  std::vector<SlotId> hits_;  // scratch, and so are the next three
+  std::vector<SlotId> peeked_;
+  std::vector<std::uint32_t> holders_;
+  std::vector<SlotId> fresh_;
   std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone
   std::vector<RequestId> finished_;
   EngineTotals totals_;
   TokenLog token_log_;
+  EngineEventLog events_;
+  EventTruth truth_;
+  std::vector<TimedKvTrace> kv_trace_;
+  std::size_t retired_ = 0;
 };
 
 }  // namespace understudy

@@ -9,6 +9,7 @@ namespace understudy {
 
 // Every running request decodes, and nobody can be admitted until one of them ends.
 bool VllmEngine::can_leap() const {
+  if (config_.check) return false;  // requests are settled where a leap ends, not after each of its steps
   if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
     return false;
   }
@@ -97,23 +98,28 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
       EngineRequest& request = requests_[members[order]];
       const std::uint64_t computed = request.computed + steps;
       fresh += computed % size == 0 ? 1 : 0;
-      if (blocked_.valid && blocked_.wants_key && config_.enable_prefix_caching && (computed + 1) % size == 0) {
+      if (!shared_ && blocked_.valid && blocked_.wants_key && config_.enable_prefix_caching &&
+          (computed + 1) % size == 0) {
         need_identities(request, (computed + 1) / size);
         admits = admits || request.blocks[computed / size].lineage == blocked_.missing;
       }
     }
+    // Only multi_lru may evict a block before those that continue it. Then the head of the queue finds less, so less
+    // has to be held for it, and it may fit.
+    if (shared_ && config_.eviction_policy == PolicyKind::MultiLru && blocked_.valid) admits = admits || fresh > 0;
     // A preemption, or a hit that the head of the queue has been waiting for: an ordinary step decides.
     if (admits || (fresh > 0 && fresh > store_.available(0))) {
       break;
     }
 
+    begun_ns_ = now_ns_;
     now_ns_ = end_ns;
     done.clear();
     for (const std::uint32_t order : due) {
       EngineRequest& request = requests_[members[order]];
       const auto computed = static_cast<std::uint32_t>(request.computed + steps);
       if (computed % size == 0) take_blocks(request, 1);
-      if (config_.enable_prefix_caching && (computed + 1) % size == 0) {
+      if (!shared_ && config_.enable_prefix_caching && (computed + 1) % size == 0) {
         const std::uint32_t full = (computed + 1) / size;
         need_identities(request, full);
         store_.commit(0, std::span<SlotId>(request.table).subspan(full - 1, 1),
@@ -129,7 +135,18 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
     ++steps;
     ++totals_.steps;
     token_log_.end_step(now_ns_);
-    for (const std::uint32_t order : done) {
+    bool sealed = false;
+    const auto seal = [&](std::uint32_t order) {
+      EngineRequest& request = requests_[members[order]];
+      const auto computed = static_cast<std::uint32_t>(request.computed + steps);
+      if (computed % size != 0) return;
+      seal_blocks(request, computed / size);
+      sealed = true;
+    };
+    // Under kvbm, tokens are received in turn: a block is sealed, or a request ends, before the next one's.
+    for (const std::uint32_t order : shared_ ? due : done) {
+      if (shared_) seal(order);
+      if (last[order] + 1 != steps) continue;
       EngineRequest& request = requests_[members[order]];
       settle(request);
       context -= request.known - 1;  // what it added to the context of this step
@@ -141,6 +158,11 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
     context += alive;
     if (!done.empty()) blocked_.valid = false;
     sample(alive);
+    close_step();
+    if (sealed && blocked_.valid) {
+      blocked_.valid = false;  // what was sealed may be what the head of the queue lacks, or may have freed a block
+      if (!waiting_.empty()) break;
+    }
     if (!done.empty() && (stop_on_finish || !waiting_.empty())) break;
   }
 

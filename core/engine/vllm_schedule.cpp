@@ -6,6 +6,12 @@
 
 namespace understudy {
 
+namespace {
+
+constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
+
+}  // namespace
+
 void VllmEngine::schedule(std::int64_t now_ns) {
   log_ = {};
   blocked_ = {};
@@ -90,7 +96,9 @@ void VllmEngine::preempt(std::size_t position) {
     log_.scheduled.erase(turn);
     const auto fresh =
         std::span<const SlotId>(victim.table).subspan(victim.keyed_before, victim.keyed - victim.keyed_before);
-    if (config_.phantom_hits) {
+    if (shared_) {
+      // Others may hold those blocks by now: what is acquired is visible, computed or not.
+    } else if (config_.phantom_hits) {
       for (const SlotId slot : fresh) phantom_[slot] = 1;
     } else {
       store_.unregister(0, fresh);
@@ -160,11 +168,16 @@ void VllmEngine::admit(std::int64_t now_ns) {
 bool VllmEngine::grow(EngineRequest& request, std::uint32_t total) {
   const std::uint32_t needed = blocks_for(total);
   if (needed > request.table.size()) {
+    if (shared_) {
+      if (cost_of_shared(request, needed) > store_.available(0)) return false;
+      take_shared(request, needed);
+      return true;
+    }
     const std::size_t missing = needed - request.table.size();
     if (missing > store_.available(0)) return false;
     take_blocks(request, missing);
   }
-  key_blocks(request, total);
+  if (!shared_) key_blocks(request, total);
   return true;
 }
 
@@ -176,6 +189,12 @@ bool VllmEngine::place(EngineRequest& request, std::uint32_t tokens, std::size_t
   const auto beyond_hits = [hits](std::uint64_t blocks) { return blocks > hits ? blocks - hits : 0; };
   if (config_.scheduler_reserve_full_isl && beyond_hits(blocks_for(request.known)) + extra > free) return false;
   const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
+  if (shared_) {
+    // Exact: blocks behind the first that is missing may be here too.
+    if (cost_of_shared(request, blocks_for(total)) + extra - unreferenced > free) return false;
+    take_shared(request, blocks_for(total));
+    return true;
+  }
   const std::uint64_t missing = beyond_hits(blocks_for(total));
   if (missing + extra > free) return false;
 
@@ -192,7 +211,9 @@ void VllmEngine::take_blocks(EngineRequest& request, std::size_t count) {
   const std::size_t held = request.table.size();
   request.table.resize(held + count);
   const std::span<SlotId> fresh = std::span<SlotId>(request.table).subspan(held);
+  const std::uint64_t evictions = config_.kv_trace ? store_.metrics(0).evictions : 0;
   store_.allocate(0, fresh);
+  if (config_.kv_trace) trace_taken(count, evictions);
   for (const SlotId slot : fresh) phantom_[slot] = 0;
 }
 
@@ -214,7 +235,28 @@ void VllmEngine::free_blocks(EngineRequest& request) {
 }
 
 void VllmEngine::need_identities(EngineRequest& request, std::size_t blocks) {
-  if (request.blocks.size() < blocks) request.spec.identities->extend(request.blocks, blocks);
+  if (request.blocks.size() >= blocks) return;
+  if (config_.enable_prefix_caching) {
+    request.spec.identities->extend(request.blocks, blocks);
+    return;
+  }
+  // Names that nobody else has, the same for the request's life.
+  const auto id = static_cast<std::uint64_t>(&request - requests_.data());
+  while (request.blocks.size() < blocks) {
+    const auto position = static_cast<std::uint32_t>(request.blocks.size());
+    request.blocks.push_back({LineageHash::make(xxh3_64_pair(id, position, kPrivateSeed), false, 0, position), 0, 0});
+  }
+}
+
+void VllmEngine::trace_taken(std::size_t taken, std::uint64_t evictions_before) {
+  const PoolMetrics m = store_.metrics(0);
+  const auto note = [&](bool eviction, std::size_t blocks) {
+    if (blocks == 0) return;
+    const std::uint64_t active = m.total_blocks - m.reset_blocks - m.inactive_blocks;
+    kv_trace_.push_back({begun_ns_, {eviction, blocks, m.reset_blocks, active, m.inactive_blocks}});
+  };
+  note(false, taken);
+  note(true, static_cast<std::size_t>(m.evictions - evictions_before));
 }
 
 }  // namespace understudy

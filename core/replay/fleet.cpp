@@ -25,10 +25,11 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       worker_of_(workload.size(), -1),
       random_(config_.seed) {
   if (config_.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
+  config_.engine.check = config_.check;
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
     worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing);
-    worker.engine->set_leaping(config_.leaping && !config_.check);
+    worker.engine->set_leaping(config_.leaping);
     workers_.push_back(std::move(worker));
   }
 }
@@ -150,7 +151,6 @@ void Fleet::run_together(const Progress& progress) {
       const std::size_t index = ends.top().second;
       ends.pop();
       workers_[index].engine->end_step(now_ns);
-      if (config_.check) workers_[index].engine->check();
       settle(workers_[index]);
       touch(index);
     }
@@ -256,9 +256,12 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   spec.arrival_time = static_cast<double>(arrival_ns);
   if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
-  spec.identities =
-      std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
-                                        known, exact, std::uint64_t{prompt} + output, config_.engine.block_size, row);
+  if (config_.engine.enable_prefix_caching) {
+    spec.identities =
+        std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
+                                          known, exact, std::uint64_t{prompt} + output,
+                                          config_.engine.block_size, row);
+  }
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);
   worker.outstanding_tokens += std::uint64_t{prompt} + output;
@@ -303,6 +306,9 @@ FleetResult Fleet::collect() {
   }
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     const Worker& worker = workers_[index];
+    if (config_.check) worker.engine->check();
+    if (config_.engine.events) out.events.push_back(worker.engine->take_events());
+    if (config_.engine.kv_trace) out.kv_trace.push_back(worker.engine->take_kv_trace());
     const TokenLog& log = worker.engine->token_log();
     for (RequestId id = 0; id < worker.rows.size(); ++id) {
       const EngineRequest& request = worker.engine->request(id);
@@ -314,6 +320,10 @@ FleetResult Fleet::collect() {
       out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
       out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
       if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
+      if (config_.check && request.emitted != worker.engine->expected_outputs(request)) {
+        throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", request.emitted, " of ",
+                    worker.engine->expected_outputs(request), " tokens");
+      }
       if (request.tokens.empty()) continue;
       const auto& runs = request.tokens;
       out.first_token_ns[row] = log.end_of(runs.front().first_step);

@@ -52,7 +52,7 @@ struct FleetConfig {
   std::uint64_t seed = 0;
   std::uint32_t concurrency = 0;  // sessions at a time; 0: open loop
   bool leaping = true;
-  bool check = false;  // verify invariants after every step
+  bool check = false;  // verify conservation and the truth of events after every step
 };
 
 struct FleetResult {
@@ -74,6 +74,9 @@ struct FleetResult {
   std::vector<std::int64_t> gap_count;
   std::vector<EngineSample> samples;
   std::vector<std::int32_t> sample_worker;
+
+  std::vector<TimedEvents> events;  // by worker; empty unless the engines keep them, and so is the trace
+  std::vector<std::vector<TimedKvTrace>> kv_trace;
 
   std::uint64_t steps = 0;
   std::uint64_t preempted = 0;

@@ -239,6 +239,8 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--format", "csv"], "csv"),
         (["--slo-ttft-ms", "-1"], "ttft_ms"),
         (["--seed", "-1"], "seed"),
+        (["--eviction-policy", "lru"], "eviction_policy=lru contradicts kv_manager=native"),
+        (["--kv-manager", "pages"], "kv_manager"),
     ],
 )
 def test_a_bad_setting_is_one_message_that_names_it(
@@ -254,7 +256,10 @@ def test_a_bad_setting_is_one_message_that_names_it(
         ("- 1\n", "top level"),
         ("workers: {a: 1}\n", "workers"),
         ("a: [1\n", "fleet.yaml"),
-        ("engine: {g1_backend: kvbm}\n", "g1_backend"),
+        ("engine: {g1_backend: pages}\n", "g1_backend must be native or kvbm"),
+        ("engine: {g1_backend: kvbm, kv_manager: kvbm}\n", "g1_backend and kv_manager"),
+        ("engine: {eviction_policy: lru}\n", "eviction_policy=lru contradicts kv_manager=native"),
+        ("engine: {kv_manager: kvbm, eviction_policy: fifo}\n", "eviction_policy"),
         ("load: {kind: open_loop, concurrency: 3}\n", "concurrency"),
         ("1: 2\n", "1 is not a setting"),
     ],
@@ -265,6 +270,26 @@ def test_a_bad_settings_file_is_one_message(
     config = tmp_path / "fleet.yaml"
     config.write_text(content)
     assert message in refused(capsys, arguments(trace, "--config", str(config)))
+
+
+@pytest.mark.parametrize("how", [["--kv-manager", "kvbm"], ["--set", "engine.g1_backend=kvbm"]])
+def test_the_kv_manager_is_a_choice(tmp_path: Path, trace: Path, how: list[str]) -> None:
+    report = report_of(tmp_path, trace, *how, "--eviction-policy", "lru", "--check")
+    assert report["run"]["engine"]["kv_manager"] == "kvbm"
+    assert report["run"]["engine"]["eviction_policy"] == "lru"
+
+
+def test_events_and_allocations_are_written_a_line_each(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / name for name in ("events.jsonl", "raw.jsonl", "kv.jsonl")]
+    flags = [["--events", str(paths[0])], ["--raw-events", str(paths[1])], ["--kv-trace", str(paths[2])]]
+    assert main(arguments(trace, *(word for flag in flags for word in flag))) == 0
+    out = capsys.readouterr().out
+    for path in paths:
+        assert f"written: {path}" in out.replace("\n", "")
+        assert all({"time_ns", "worker"} < json.loads(line).keys() for line in path.read_text().splitlines())
+        assert path.read_text()
 
 
 def test_a_settings_file_that_is_no_text_is_one_message(
@@ -292,7 +317,7 @@ def test_a_missing_trace_is_one_message(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_report_that_cannot_be_written_is_one_message(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for flag in ("--json", "--requests-jsonl", "--html"):
+    for flag in ("--json", "--requests-jsonl", "--html", "--events", "--raw-events", "--kv-trace"):
         for path in (tmp_path / "no" / "place", tmp_path):
             assert str(path) in refused(capsys, arguments(trace, "--quiet", flag, str(path)))
 

@@ -35,11 +35,15 @@ def engine_profile(profile: Profile) -> VersionProfile:
 
 
 def engine_for(
-    config: Mapping[str, Any], profile: Profile = RECORDED, timing: _core.StepTiming | None = None
+    config: Mapping[str, Any],
+    profile: Profile = RECORDED,
+    timing: _core.StepTiming | None = None,
+    *,
+    check: bool = False,
 ) -> _core.Engine:
-    """An engine with a scenario's settings."""
+    """An engine with a scenario's settings; with `check` it verifies itself and its events at every step."""
     settings = msgspec.convert(dict(config), ScenarioConfig)
-    return _core.Engine(settings.engine_config(engine_profile(profile)), timing or constant())
+    return _core.Engine(settings.engine_config(engine_profile(profile), check=check), timing or constant())
 
 
 def request_spec(name: str, prompt: list[int | list[int]], max_tokens: int, priority: int = 0) -> RequestSpec:

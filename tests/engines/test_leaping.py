@@ -12,7 +12,7 @@ import pytest
 from engines.building import MS, constant, engine_for, request_spec, submit_scenario_request, submit_spec
 from model.replay_gen import COLUMNS, Case, random_case
 from model.scenario_gen import random_scenario
-from model.vllm_config import PROFILES, Profile
+from model.vllm_config import PROFILES, RECORDED, Profile
 from model.vllm_format import output_token
 from replay.building import ONE_MS, single_turns
 from understudy import _core
@@ -28,9 +28,10 @@ FLEET_SEEDS = 400
 # ── The engine: state and events after every stop ──
 
 
-def play_engine(seed: int, profile: Profile, *, leaping: bool) -> list[Any]:
+def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) -> list[Any]:
     """A random scenario on a random clock: arrivals and cancels fall where they may; what was seen at each stop."""
     scenario = random_scenario(seed, profile)
+    scenario["config"] |= config
     rng = Random(f"clock {seed}")
     prefill_ms, decode_ms = rng.choice([(1.0, 1.0), (3.0, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
     timing = constant(prefill_ms, decode_ms)
@@ -93,9 +94,9 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool) -> list[Any]:
     return seen
 
 
-def assert_leaping_changes_nothing(seed: int, profile: Profile) -> None:
-    single = play_engine(seed, profile, leaping=False)
-    leapt = play_engine(seed, profile, leaping=True)
+def assert_leaping_changes_nothing(seed: int, profile: Profile, **config: str) -> None:
+    single = play_engine(seed, profile, leaping=False, **config)
+    leapt = play_engine(seed, profile, leaping=True, **config)
     for stop, (ours, theirs) in enumerate(zip(leapt, single, strict=True)):
         assert ours == theirs, f"seed {seed}, {profile.name}: stop {stop}"
 
@@ -104,6 +105,12 @@ def assert_leaping_changes_nothing(seed: int, profile: Profile) -> None:
 def test_an_engine_that_leaps_is_at_every_stop_where_one_that_steps_is(profile: Profile) -> None:
     for seed in range(ENGINE_SEEDS // len(PROFILES)):
         assert_leaping_changes_nothing(seed * len(PROFILES) + PROFILES.index(profile), profile)
+
+
+@pytest.mark.parametrize("eviction", ["lineage", "lru", "multi_lru"])
+def test_an_engine_with_shared_blocks_leaps_as_it_steps(eviction: str) -> None:
+    for seed in range(ENGINE_SEEDS // 4):
+        assert_leaping_changes_nothing(seed, RECORDED, kv_manager="kvbm", eviction_policy=eviction)
 
 
 @pytest.mark.parametrize("leaping", [False, True])
@@ -158,6 +165,31 @@ def test_a_replay_that_leaps_has_the_columns_and_the_digest_of_one_that_steps(pa
         run = assert_same_run(random_case(seed, single_turns=seed % 5 > 0))
         preempted += run is not None and int(run.timeline.preemptions.sum()) > 0
     assert preempted > 0
+
+
+@pytest.mark.parametrize("eviction", ["lineage", "lru", "multi_lru"])
+def test_a_replay_with_shared_blocks_has_the_digest_of_one_that_steps(eviction: str) -> None:
+    preempted = 0
+    for seed in range(FLEET_SEEDS // 4):
+        case = random_case(seed, single_turns=seed % 5 > 0, kv_manager="kvbm", eviction_policy=eviction)
+        run = assert_same_run(case)
+        preempted += run is not None and int(run.timeline.preemptions.sum()) > 0
+    assert preempted > 0
+
+
+def test_a_request_lets_go_of_its_whole_chain_from_the_tail_so_that_lineage_and_lru_evict_alike() -> None:
+    evictions = 0
+    for seed in range(FLEET_SEEDS // 4):
+        runs = [
+            play(random_case(seed, kv_manager="kvbm", eviction_policy=eviction), leaping=True)
+            for eviction in ("lineage", "lru")
+        ]
+        if isinstance(runs[0], str) or isinstance(runs[1], str):
+            assert runs[0] == runs[1]
+            continue
+        assert runs[0].facts["digest"] == runs[1].facts["digest"]
+        evictions += runs[0].timeline.evictions
+    assert evictions > 0
 
 
 def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_used_it_up() -> None:

@@ -43,6 +43,13 @@ class Order(ABC):
     def order(self) -> list[int]:
         """Every block, the next to go first."""
 
+    def head(self, count: int) -> list[int]:
+        """The first so many of the order."""
+        return self.order()[:count]
+
+    def __len__(self) -> int:
+        return len(self.order())
+
 
 class Queue(Order):
     """One list; what is freed goes to its end."""
@@ -52,6 +59,9 @@ class Queue(Order):
 
     def insert(self, freed: list[Freed]) -> None:
         self.queue.extend(freed)
+
+    def __len__(self) -> int:
+        return len(self.queue)
 
     def remove(self, block: int) -> None:
         self.queue = [entry for entry in self.queue if entry[0] != block]
@@ -211,12 +221,22 @@ class LeafFirst(Order):
         return self.nodes[min(self.leaves, key=rank)].blocks[0]
 
     def order(self) -> list[int]:
+        return self.head(len(self))
+
+    def head(self, count: int) -> list[int]:
+        out = self.empty[:count]
+        if len(out) == count:
+            return out
+        if len(out) + 1 == count and self.lineage:
+            return [*out, self.next_cached()]
         rehearsal = copy.deepcopy(self)
-        out = list(rehearsal.empty)
-        while rehearsal.lineage:
+        while rehearsal.lineage and len(out) < count:
             out.append(rehearsal.next_cached())
             rehearsal.remove(out[-1])
         return out
+
+    def __len__(self) -> int:
+        return len(self.empty) + len(self.lineage)
 
 
 class AsPolicy(EvictionPolicy):

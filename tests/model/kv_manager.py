@@ -87,7 +87,7 @@ class KvManager:
         self.consolidated: list[Told] = []
 
     def available(self) -> int:
-        return len(self.order.order())
+        return len(self.order)
 
     def inactive(self) -> int:
         return sum(entry.references == 0 for entry in self.entries.values())
@@ -146,7 +146,7 @@ class KvManager:
         self.tell_removed(removed)
 
     def allocate(self, removed: list[int]) -> int:
-        slot = self.order.order()[0]
+        (slot,) = self.order.head(1)
         self.order.remove(slot)
         for lineage, entry in list(self.entries.items()):
             if entry.slot == slot and entry.references == 0:

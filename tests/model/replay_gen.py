@@ -48,8 +48,8 @@ class Case:
     how: dict[str, Any]
 
 
-def random_case(seed: int, *, single_turns: bool = False) -> Case:
-    """The case of that seed; with `single_turns` its workers are independent."""
+def random_case(seed: int, *, single_turns: bool = False, **changes: Any) -> Case:
+    """The case of that seed; with `single_turns` its workers are independent. `changes` are of the engine."""
     rng = Random(f"replay {seed}")
     config, longest_prompt = _random_engine(rng)
     workload = _random_workload(rng, longest_prompt, single_turns)
@@ -69,7 +69,7 @@ def random_case(seed: int, *, single_turns: bool = False) -> Case:
             how["routing"] = "least_loaded"
         if rng.random() < 0.4:
             how["load"] = ClosedLoop(concurrency=rng.choice([1, 2, 5, 20]))
-    return Case(workload, VllmConfig(**config), how)
+    return Case(workload, VllmConfig(**{**config, **changes}), how)
 
 
 def _random_engine(rng: Random) -> tuple[dict[str, Any], int]:

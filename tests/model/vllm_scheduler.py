@@ -281,9 +281,8 @@ class VllmModel:
             if request not in plan.samples or request.status == "finished":
                 continue
             request.tokens.append(output_token(request.index, request.outputs()))
-            if request.status == "running" and self.config.async_scheduling:
-                request.ahead -= 1
-                self._store_full_blocks(request, request.computed - request.ahead)
+            if request.status == "running":
+                self._receive(request)
             if request.outputs() >= request.max_tokens or len(request.tokens) >= self.config.max_model_len:
                 self._free(request)
                 if request.status == "preempted":
@@ -292,6 +291,12 @@ class VllmModel:
                 finished.append(request)
         self.running = [request for request in self.running if request.status != "finished"]
         return finished
+
+    def _receive(self, request: Request) -> None:
+        """A running request's token has come."""
+        if self.config.async_scheduling:
+            request.ahead -= 1
+            self._store_full_blocks(request, request.computed - request.ahead)
 
     # --- self-check ---------------------------------------------------------------------------------------
 
@@ -312,9 +317,11 @@ def _ids(requests: Sequence[Request]) -> list[str]:
     return [request.id for request in requests]
 
 
-def run_scenario(scenario: Scenario, profile: Profile = RECORDED) -> Iterator[dict[str, Any]]:
+def run_scenario(
+    scenario: Scenario, profile: Profile = RECORDED, model: VllmModel | None = None
+) -> Iterator[dict[str, Any]]:
     """The lines of the scenario's golden file after the header: one a step, then the totals."""
-    model = VllmModel(scenario["config"], profile)
+    model = model or VllmModel(scenario["config"], profile)
     requests = scenario["requests"]
     to_come = list(enumerate(requests))
     totals = dict.fromkeys(

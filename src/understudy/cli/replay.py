@@ -59,6 +59,12 @@ def add_parser(verbs: Verbs) -> None:
         "--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step (default: 8192)"
     )
     engine.add_argument("--max-model-len", type=int, metavar="N", help="context window (default: none)")
+    engine.add_argument(
+        "--kv-manager", metavar="NAME", help="native (vLLM's, the default) or kvbm (one block a hash)"
+    )
+    engine.add_argument(
+        "--eviction-policy", metavar="NAME", help="of kvbm: lineage (default), lru or multi_lru"
+    )
     engine.add_argument("--vllm-version", metavar="NAME", help="version profile of the scheduler")
     engine.add_argument(
         "--async-scheduling", action="store_const", const=True, help="schedule one step ahead"
@@ -77,6 +83,15 @@ def add_parser(verbs: Verbs) -> None:
     out.add_argument("--json", type=Path, metavar="PATH", help="write the report as JSON")
     out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write a line a request")
     out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with plots")
+    out.add_argument(
+        "--events", type=Path, metavar="PATH", help="write the KV events, consolidated, a line each"
+    )
+    out.add_argument(
+        "--raw-events", type=Path, metavar="PATH", help="write the KV events that such engines send"
+    )
+    out.add_argument(
+        "--kv-trace", type=Path, metavar="PATH", help="write a line an allocation or eviction of blocks"
+    )
     out.add_argument("--digest", action="store_true", help="print only the digest of the run")
     out.add_argument("--quiet", action="store_true", help="no table, no progress bar")
 
@@ -84,7 +99,9 @@ def add_parser(verbs: Verbs) -> None:
     how.add_argument(
         "--threads", type=int, default=1, metavar="N", help="for independent workers (default: 1)"
     )
-    how.add_argument("--check", action="store_true", help="verify conservation after every step (slow)")
+    how.add_argument(
+        "--check", action="store_true", help="verify conservation and events after every step (slow)"
+    )
     how.add_argument(
         "--no-leaping", action="store_true", help="play every decode step by itself; same result"
     )
@@ -97,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     from understudy.report.run import replay
 
     settings = ReplaySettings.read(args.config, _flags(args), args.set)
-    outputs = [path for path in (args.json, args.requests_jsonl, args.html) if path]
+    files = (args.json, args.requests_jsonl, args.html, args.events, args.raw_events, args.kv_trace)
+    outputs = [path for path in files if path]
     for path in outputs:  # known before the run, not after it
         if not path.parent.is_dir():
             raise ConfigError(f"{path}: there is no such folder")
@@ -113,6 +131,9 @@ def run(args: argparse.Namespace) -> int:
             threads=args.threads,
             leaping=not args.no_leaping,
             check=args.check,
+            events=args.events,
+            raw_events=args.raw_events,
+            kv_trace=args.kv_trace,
             progress=progress,
             format=args.format,
             trace_block_size=args.trace_block_size,
@@ -146,6 +167,8 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_model_len",
+            "kv_manager",
+            "eviction_policy",
             "vllm_version",
             "async_scheduling",
         )

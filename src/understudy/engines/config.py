@@ -29,7 +29,6 @@ _LATER = {
         ),
         "tiers below the device",
     ),
-    **dict.fromkeys(("g1_backend", "kv_manager", "eviction_backend"), "a choice of KV manager"),
     **dict.fromkeys(("aic_nextn", "aic_nextn_accept_rates", "aic_mtp_seed"), "speculative bursts"),
     **dict.fromkeys(("sglang", "trtllm"), "other engines than vLLM"),
     **dict.fromkeys(("router_queue_policy",), "KV-aware routing"),
@@ -41,7 +40,12 @@ _LATER = {
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A vLLM-style worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more)."""
+    """A vLLM-style worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
+
+    `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, copies of a block side by side and vLLM's free list;
+    "kvbm" has one physical block a hash, shared by all and visible once acquired, and evicts by `eviction_policy`
+    ("lineage" if None).
+    """
 
     block_size: int = 64
     num_gpu_blocks: int = 16384
@@ -56,6 +60,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scheduler_reserve_full_isl: bool | None = None
     watermark: float = 0.0
     async_scheduling: bool = False
+    kv_manager: Literal["native", "kvbm"] = "native"
+    eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
     vllm_version: str = "recorded"
     timing: Timing = Polynomial()
     speedup_ratio: float = 1.0
@@ -86,6 +92,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not 0 <= self.watermark <= 1:
             raise ConfigError(f"watermark must be in [0, 1], got {self.watermark}")
         self._require(profile)
+        if self.eviction_policy is not None and self.kv_manager == "native":
+            raise ConfigError(
+                f"eviction_policy={self.eviction_policy} contradicts kv_manager=native, whose free list is vLLM's; "
+                "leave it out, or set kv_manager=kvbm"
+            )
         if self.scheduling_policy == "priority" and self.preemption_mode == "fifo":
             raise ConfigError(
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide"
@@ -100,6 +111,14 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if "timing" in settings:
                 raise ConfigError("planner_profile_data and timing both name a timing model; give one")
             settings["timing"] = {"kind": "interpolated", "path": path}
+        if "g1_backend" in settings:
+            settings = dict(settings)
+            backend = settings.pop("g1_backend")
+            if "kv_manager" in settings:
+                raise ConfigError("g1_backend and kv_manager both name a KV manager; give one")
+            if backend not in ("native", "kvbm"):
+                raise ConfigError(f"g1_backend must be native or kvbm, got {backend!r}")
+            settings["kv_manager"] = backend
         for name in settings:
             if name in _LATER:
                 raise ConfigError(f"{name} belongs to {_LATER[name]}, which this version does not have yet")
@@ -118,8 +137,19 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
             raise ConfigError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
 
-    def native(self, *, events: bool = False, profile: VersionProfile | None = None) -> EngineConfig:
-        """The core's form of these settings, under the version they name or a profile of your own."""
+    def native(
+        self,
+        *,
+        events: bool = False,
+        kv_trace: bool = False,
+        check: bool = False,
+        profile: VersionProfile | None = None,
+    ) -> EngineConfig:
+        """The core's form of these settings, under the version they name or a profile of your own.
+
+        `events` and `kv_trace` keep what happens to blocks until it is taken; `check` verifies conservation and the
+        truth of events at the end of every step.
+        """
         profile = profile or profile_named(self.vllm_version)
         self._require(profile)
         reserve = self.scheduler_reserve_full_isl
@@ -137,9 +167,13 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             scheduler_reserve_full_isl=profile.has_reserve_full_isl if reserve is None else reserve,
             watermark=self.watermark,
             async_scheduling=self.async_scheduling,
+            kv_manager=self.kv_manager,
+            eviction_policy=self.eviction_policy or "lineage",
             free_order=profile.free_order,
             phantom_hits=profile.phantom_hits,
             events=events,
+            kv_trace=kv_trace,
+            check=check,
         )
 
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:

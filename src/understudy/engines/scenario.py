@@ -36,9 +36,14 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watermark: float = 0.0
     max_model_len: int = 131072
     async_scheduling: bool = False
+    kv_manager: Literal["native", "kvbm"] = "native"
+    eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
 
-    def engine_config(self, profile: VersionProfile) -> EngineConfig:
-        """The engine's settings under a version profile; ConfigError for a setting that the version lacks."""
+    def engine_config(self, profile: VersionProfile, *, check: bool = False) -> EngineConfig:
+        """The engine's settings under a version profile; ConfigError for a setting that the version lacks.
+
+        With `check`, the engine verifies conservation and its events at the end of every step.
+        """
         return VllmConfig(
             block_size=self.block_size,
             num_gpu_blocks=self.num_blocks - 1,
@@ -52,7 +57,9 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             scheduler_reserve_full_isl=self.scheduler_reserve_full_isl,
             watermark=self.watermark,
             async_scheduling=self.async_scheduling,
-        ).native(events=True, profile=profile)
+            kv_manager=self.kv_manager,
+            eviction_policy=self.eviction_policy,
+        ).native(events=True, check=check, profile=profile)
 
 
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ import numpy as np
 from understudy._core import run_fleet, xxh3_64
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.replay.kv_log import KvLog
 from understudy.replay.timeline import Timeline
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
@@ -27,10 +28,11 @@ _NO_TOKENS = np.zeros(0, dtype=np.uint32)
 
 
 class OfflineRun(msgspec.Struct, frozen=True):
-    """What a run left: its columns, and the facts to reproduce it (with its digest)."""
+    """What a run left: its columns, the facts to reproduce it (with its digest), and its blocks' history if kept."""
 
     timeline: Timeline
     facts: dict[str, Any]
+    kv: KvLog | None = None
 
 
 def run_offline(
@@ -45,15 +47,18 @@ def run_offline(
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
+    events: bool = False,
+    kv_trace: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> OfflineRun:
     """Play a workload to its end.
 
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
-    engine's. `threads` > 1 needs workers that are independent: open
-    loop, single-turn requests, round-robin or random routing. `check` verifies conservation after every step;
-    `leaping` off plays every decode step by itself, with the same result. Requests that can never fit are rejected and
-    reported; a run without progress raises WrongState and says who is stuck.
+    engine's. `threads` > 1 needs workers that are independent: open loop, single-turn requests, round-robin or random
+    routing. `check` verifies, after every step, conservation and that an index fed by the events alone knows exactly
+    the blocks that are there (InvariantViolated); `events` and `kv_trace` keep the run's KV events, and its
+    allocations and evictions; `leaping` off plays every decode step by itself, with the same result. Requests that can
+    never fit are rejected and reported; a run without progress raises WrongState and says who is stuck.
     """
     engine = engine or VllmConfig()
     load = load or OpenLoop()
@@ -62,7 +67,7 @@ def run_offline(
             raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
         workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
     result = run_fleet(
-        engine=engine.native(),
+        engine=engine.native(events=events, kv_trace=kv_trace),
         timing=engine.native_timing(timing),
         arrival_ns=workload.arrival_ns,
         prompt_tokens=workload.prompt_tokens,
@@ -98,7 +103,9 @@ def run_offline(
         **({} if timing is None else {"timing": type(timing).__qualname__}),
         "digest": digest(timeline),
     }
-    return OfflineRun(timeline, facts)
+    kept = events or kv_trace
+    kv = KvLog(result, workers, engine.block_size, engine.num_gpu_blocks) if kept else None
+    return OfflineRun(timeline, facts, kv)
 
 
 def digest(timeline: Timeline) -> str:

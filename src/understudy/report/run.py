@@ -35,12 +35,17 @@ def replay(
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
+    events: str | PathLike[str] | None = None,
+    raw_events: str | PathLike[str] | None = None,
+    kv_trace: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
     **trace_options: Any,
 ) -> Report:
     """Replay a workload, or a trace file, and report what would have happened.
 
-    The arguments are those of `understudy.replay.offline.run_offline`; `slo` sets goals for goodput, and
+    The arguments are those of `understudy.replay.offline.run_offline`, except for three files to write, a JSON line
+    each: `events` gets the consolidated KV events, `raw_events` those that such engines would send, and `kv_trace`
+    allocations and evictions. `slo` sets goals for goodput, and
     `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
     finished report.
     """
@@ -64,7 +69,11 @@ def replay(
         threads=threads,
         leaping=leaping,
         check=check,
+        events=events is not None or raw_events is not None,
+        kv_trace=kv_trace is not None,
         progress=progress,
     )
+    if run.kv is not None:
+        run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)
     report = Report.build(run.timeline, {"workload": name, **run.facts}, slo)
     return report.with_run(wall_time_s=time.perf_counter() - started)

@@ -1,0 +1,111 @@
+"""What the workers of a run said about their blocks, and what they did with them."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.errors import InvalidArgument
+from understudy.events import EventsLost, Stored, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from os import PathLike
+
+    from understudy._core import FleetResult
+    from understudy.events import Removed, Stream
+
+
+class KvLog:
+    """Events and allocations of a run, by worker. Only what the run was asked to keep is there."""
+
+    def __init__(self, result: FleetResult, workers: int, block_size: int, blocks: int) -> None:
+        self._result = result
+        self._workers = workers
+        self._block_size = block_size
+        self._blocks = blocks
+
+    def events(self, worker: int, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
+        """(end of its step in ns, event) in order; the ids of a stream count from 0 by 1."""
+        batch, times = self._result.events(worker)
+        ids = count()
+        for event in decode(batch, dp_rank=0, block_size=self._block_size, stream=stream):
+            assert not isinstance(event, EventsLost)  # nothing bounds an engine's events
+            yield int(times[event.event_id]), msgspec.structs.replace(event, event_id=next(ids))
+
+    def write(
+        self,
+        *,
+        events: str | PathLike[str] | None = None,
+        raw_events: str | PathLike[str] | None = None,
+        kv_trace: str | PathLike[str] | None = None,
+    ) -> None:
+        """Write the files that are named."""
+        if events is not None:
+            self.write_events(events, "consolidated")
+        if raw_events is not None:
+            self.write_events(raw_events, "raw")
+        if kv_trace is not None:
+            self.write_trace(kv_trace)
+
+    def write_events(self, path: str | PathLike[str], stream: Stream) -> None:
+        """Write a JSON line an event, by time and then worker. InvalidArgument when that is not possible."""
+        _write(
+            path,
+            heapq.merge(*map(self._event_lines, range(self._workers), [stream] * self._workers), key=_when),
+        )
+
+    def write_trace(self, path: str | PathLike[str]) -> None:
+        """Write a JSON line an allocation or eviction, by time and then worker. Errors as `write_events`."""
+        _write(path, heapq.merge(*map(self._trace_lines, range(self._workers)), key=_when))
+
+    def _event_lines(self, worker: int, stream: Stream) -> Iterator[dict[str, Any]]:
+        for time_ns, event in self.events(worker, stream):
+            line: dict[str, Any] = {"time_ns": time_ns, "worker": worker, "event_id": event.event_id}
+            if isinstance(event, Stored):
+                line |= {"type": "stored", "tier": event.tier.name, "parent_hash": event.parent_hash}
+                line["blocks"] = [
+                    {
+                        "sequence_hash": block.sequence_hash,
+                        "local_hash": block.local_hash,
+                        "position": block.position,
+                        "generation": block.generation,
+                    }
+                    for block in event.blocks
+                ]
+            else:
+                line |= {"type": "removed", "tier": event.tier.name}
+                line["blocks"] = [msgspec.to_builtins(block) for block in event.blocks]
+            yield line
+
+    def _trace_lines(self, worker: int) -> Iterator[dict[str, Any]]:
+        for time_ns, eviction, blocks, free, active, inactive in self._result.kv_trace(worker):
+            yield {
+                "time_ns": time_ns,
+                "worker": worker,
+                "event": "eviction" if eviction else "allocation",
+                "blocks": blocks,
+                "block_size": self._block_size,
+                "free_blocks": free,
+                "active_blocks": active,
+                "inactive_blocks": inactive,
+                "total_blocks": self._blocks,
+                "utilization": (active + inactive) / self._blocks,
+            }
+
+
+def _when(line: dict[str, Any]) -> tuple[int, int]:
+    return line["time_ns"], line["worker"]
+
+
+def _write(path: str | PathLike[str], lines: Iterable[dict[str, Any]]) -> None:
+    encoder = msgspec.json.Encoder()
+    try:
+        with Path(path).open("wb") as file:
+            file.writelines(encoder.encode(line) + b"\n" for line in lines)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error}") from error

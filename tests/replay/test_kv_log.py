@@ -1,0 +1,215 @@
+"""A replay under either KV manager: its events, its trace of allocations, and the check of both."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from model.kv_manager import PlainIndex
+from replay.building import ONE_MS, conversations, crowd, play, single_turns
+from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.replay.offline import OfflineRun, run_offline
+from understudy.report.run import replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.events import Stream
+    from understudy.workload import Workload
+
+MS = 1_000_000
+MANAGERS = pytest.mark.parametrize(
+    "manager",
+    [{}, {"kv_manager": "kvbm"}, {"kv_manager": "kvbm", "eviction_policy": "lru"}],
+    ids=["native", "lineage", "lru"],
+)
+TIGHT: dict[str, Any] = {"block_size": 16, "num_gpu_blocks": 100}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@MANAGERS
+@pytest.mark.parametrize("workload", [crowd(), conversations()], ids=["single", "sessions"])
+@pytest.mark.parametrize("leaping", [False, True])
+def test_events_of_every_worker_build_an_index_without_error(
+    manager: dict[str, Any], workload: Workload, leaping: bool
+) -> None:
+    run = run_offline(workload, VllmConfig(**TIGHT, **manager), workers=2, events=True, leaping=leaping)
+    assert run.kv is not None
+    for worker in range(2):
+        index = PlainIndex(parents=True)
+        events = list(run.kv.events(worker, "consolidated"))
+        times = [time_ns for time_ns, _ in events]
+        assert times == sorted(times)
+        index.apply([event for _, event in events])
+        assert 0 < len(index.resident) <= 100
+    assert run.timeline.evictions > 0
+
+
+@MANAGERS
+@pytest.mark.parametrize("stream", ["raw", "consolidated"])
+def test_leaping_tells_the_same_at_the_same_times(manager: dict[str, Any], stream: Stream) -> None:
+    def events(run: OfflineRun) -> list[Any]:
+        assert run.kv is not None
+        return [list(run.kv.events(worker, stream)) for worker in range(2)]
+
+    config = VllmConfig(**TIGHT, **manager)
+    runs = [
+        run_offline(crowd(), config, workers=2, events=True, leaping=leaping) for leaping in (False, True)
+    ]
+    assert events(runs[0]) == events(runs[1])
+
+
+@MANAGERS
+@pytest.mark.parametrize("load", [crowd(), conversations()], ids=["alone", "together"])
+def test_a_checked_run_is_the_same_run(manager: dict[str, Any], load: Workload) -> None:
+    config = VllmConfig(**TIGHT, **manager)
+    assert (
+        play(load, config, workers=2).facts["digest"] == run_offline(load, config, workers=2).facts["digest"]
+    )
+
+
+@MANAGERS
+def test_a_preemption_does_not_overwrite_what_the_first_admission_found(manager: dict[str, Any]) -> None:
+    # Each has two blocks of four tokens and then wants a third; there are five.
+    workload = single_turns([8, 8], [3, 2], trace_block_size=4)
+    run = play(workload, VllmConfig(block_size=4, num_gpu_blocks=5, timing=ONE_MS, **manager))
+    assert run.timeline.preemptions.tolist() == [0, 1]
+    assert run.timeline.cached_tokens_first.tolist() == [0, 0]
+    assert run.timeline.cached_tokens_total.tolist() == [0, 8]
+
+
+@MANAGERS
+def test_a_request_that_can_never_fit_is_rejected_and_the_next_one_runs(manager: dict[str, Any]) -> None:
+    workload = single_turns([100, 8], 1, trace_block_size=4)
+    run = play(workload, VllmConfig(block_size=4, num_gpu_blocks=6, timing=ONE_MS, **manager))
+    assert list(run.timeline.reject_reasons) == [0]
+    assert run.timeline.output_tokens.tolist() == [0, 1]
+
+
+def test_keeping_events_changes_nothing_else() -> None:
+    plain = run_offline(crowd(), VllmConfig(**TIGHT))
+    kept = run_offline(crowd(), VllmConfig(**TIGHT), events=True, kv_trace=True)
+    assert plain.kv is None
+    assert plain.facts == kept.facts
+
+
+def test_sharing_blocks_leaves_more_room_than_copies_do() -> None:
+    # Ten equal prompts of four blocks at once: copies of the last block, or one of each.
+    workload = single_turns([64] * 10, 4, content=[[1, 2, 3, 4]] * 10)
+    used = {}
+    for manager in ("native", "kvbm"):
+        config = VllmConfig.from_dict(
+            {
+                "block_size": 16,
+                "num_gpu_blocks": 100,
+                "kv_manager": manager,
+                "timing": {"kind": "constant", "prefill_ms": 0.0, "decode_ms": 1.0},
+            }
+        )
+        run = run_offline(workload, config)
+        used[manager] = int(np.max(run.timeline.sample_used_blocks))
+    assert used == {"native": 3 + 10 + 10, "kvbm": 4 + 10}
+
+
+def test_events_are_written_by_time_with_ids_that_count_for_each_worker(tmp_path: Path) -> None:
+    path, raw = tmp_path / "events.jsonl", tmp_path / "raw.jsonl"
+    replay(crowd(), VllmConfig(**TIGHT), workers=3, events=path, raw_events=raw)
+    told = lines(path)
+    assert [(line["time_ns"], line["worker"]) for line in told] == sorted(
+        (line["time_ns"], line["worker"]) for line in told
+    )
+    for worker in range(3):
+        ids = [line["event_id"] for line in told if line["worker"] == worker]
+        assert ids == list(range(len(ids)))
+    stored = next(line for line in told if line["type"] == "stored")
+    assert list(stored) == ["time_ns", "worker", "event_id", "type", "tier", "parent_hash", "blocks"]
+    assert stored["tier"] == "G1"
+    assert stored["parent_hash"] is None
+    assert list(stored["blocks"][0]) == ["sequence_hash", "local_hash", "position", "generation"]
+    removed = next(line for line in told if line["type"] == "removed")
+    assert list(removed["blocks"][0]) == ["sequence_hash", "position", "generation"]
+
+
+@pytest.mark.parametrize(("manager", "raw"), [("native", 4 + 9), ("kvbm", 4)])
+def test_copies_are_told_in_the_raw_stream_alone(tmp_path: Path, manager: str, raw: int) -> None:
+    workload = single_turns([64] * 10, 4, content=[[1, 2, 3, 4]] * 10)
+    config = VllmConfig.from_dict({"block_size": 16, "num_gpu_blocks": 100, "kv_manager": manager})
+    paths = tmp_path / "events.jsonl", tmp_path / "raw.jsonl"
+    replay(workload, config, events=paths[0], raw_events=paths[1])
+    assert [sum(len(line["blocks"]) for line in lines(path)) for path in paths] == [4, raw]
+
+
+def test_without_prefix_caching_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    for manager in ("native", "kvbm"):
+        path = tmp_path / f"{manager}.jsonl"
+        config = VllmConfig.from_dict({"enable_prefix_caching": False, "g1_backend": manager})
+        replay(crowd(), config, events=path, check=True)
+        assert path.read_text() == ""
+
+
+@MANAGERS
+def test_a_trace_accounts_for_every_block_handed_out_and_evicted(
+    tmp_path: Path, manager: dict[str, Any]
+) -> None:
+    path = tmp_path / "kv.jsonl"
+    run = run_offline(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True)
+    assert run.kv is not None
+    run.kv.write(kv_trace=path)
+    trace = lines(path)
+    assert sum(line["blocks"] for line in trace if line["event"] == "eviction") == run.timeline.evictions
+    for line in trace:
+        assert (
+            line["free_blocks"] + line["active_blocks"] + line["inactive_blocks"]
+            == line["total_blocks"]
+            == 100
+        )
+        assert line["utilization"] == (100 - line["free_blocks"]) / 100
+    times = [line["time_ns"] for line in trace]
+    assert times == sorted(times)
+    leapt = run_offline(crowd(), VllmConfig(**TIGHT, **manager), workers=2, kv_trace=True, leaping=False)
+    assert leapt.kv is not None
+    leapt.kv.write(kv_trace=tmp_path / "single.jsonl")
+    assert (tmp_path / "single.jsonl").read_text() == path.read_text()
+
+
+def test_the_first_allocation_of_a_request_is_its_first_step(tmp_path: Path) -> None:
+    path = tmp_path / "kv.jsonl"
+    workload = single_turns([20], 2, arrival_ms=[5])
+    replay(workload, VllmConfig(block_size=16, num_gpu_blocks=10, timing=ONE_MS), kv_trace=path)
+    assert lines(path) == [
+        {
+            "time_ns": 0,
+            "worker": 0,
+            "event": "allocation",
+            "blocks": 2,
+            "block_size": 16,
+            "free_blocks": 8,
+            "active_blocks": 2,
+            "inactive_blocks": 0,
+            "total_blocks": 10,
+            "utilization": 0.2,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"eviction_policy": "lru"}, "eviction_policy=lru contradicts kv_manager=native"),
+        ({"kv_manager": "native", "eviction_policy": "lineage"}, "eviction_policy=lineage contradicts"),
+        ({"kv_manager": "kvbm", "g1_backend": "kvbm"}, "g1_backend and kv_manager"),
+        ({"g1_backend": None}, "g1_backend must be native or kvbm"),
+        ({"kv_manager": "kvbm", "eviction_policy": "fifo"}, "eviction_policy"),
+        ({"kv_manager": "radix"}, "kv_manager"),
+    ],
+)
+def test_a_wrong_choice_of_manager_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VllmConfig.from_dict(settings)
