@@ -37,7 +37,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  nb::handle max_num_batched_tokens, nb::handle max_model_len, nb::handle long_prefill_token_threshold,
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
-                 bool async_scheduling, const std::string& free_order, bool phantom_hits, bool events) {
+                 bool async_scheduling, const std::vector<double>& accept_rates, nb::handle burst_seed,
+                 const std::string& free_order, bool phantom_hits, bool events) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -55,6 +56,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   config.scheduler_reserve_full_isl = scheduler_reserve_full_isl;
   config.watermark = watermark;
   config.async_scheduling = async_scheduling;
+  config.accept_rates = accept_rates;
+  config.burst_seed = read_uint(burst_seed, "burst_seed");
   config.free_order = read_choice<FreeOrder>(free_order, "free_order",
                                              {{"unkeyed_first", FreeOrder::UnkeyedFirst},
                                               {"all_last", FreeOrder::AllLast},
@@ -114,7 +117,12 @@ void bind_engine(nb::module_& m) {
            "max_model_len"_a.none() = nb::none(), "long_prefill_token_threshold"_a = 0,
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
-           "async_scheduling"_a = false, "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "events"_a = false);
+           "async_scheduling"_a = false, "accept_rates"_a = nb::list(), "burst_seed"_a = 42,
+           "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "events"_a = false);
+
+  nb::class_<BurstSampler>(m, "BurstSampler", "Draws how many tokens a step with speculation yields.")
+      .def(nb::init<std::vector<double>, std::uint64_t>(), "rates"_a, "seed"_a)
+      .def("draw", &BurstSampler::draw, "remaining"_a, "Tokens of one step, at most `remaining`.");
 
   nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
       .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
@@ -156,6 +164,8 @@ void bind_engine(nb::module_& m) {
       .def("drain_events", [](VllmEngine& self) { return self.store().drain_events(~std::size_t{0}); })
       .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
       .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
+      .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
+      .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
       .def("check", &VllmEngine::check);
 }

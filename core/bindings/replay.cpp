@@ -145,6 +145,7 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("output_tokens", &column_of<&FleetResult::output_tokens>)
       .def_prop_ro("cached_tokens_first", &column_of<&FleetResult::cached_tokens_first>)
       .def_prop_ro("cached_tokens_total", &column_of<&FleetResult::cached_tokens_total>)
+      .def_prop_ro("looked_up_tokens", &column_of<&FleetResult::looked_up_tokens>)
       .def_prop_ro("preemptions", &column_of<&FleetResult::preemptions>)
       .def_prop_ro("worker", &column_of<&FleetResult::worker>)
       .def_prop_ro("status", &column_of<&FleetResult::fate>)
@@ -161,7 +162,9 @@ void bind_replay(nb::module_& m) {
       .def_ro("total_preemptions", &FleetResult::preempted)
       .def_ro("evictions", &FleetResult::evictions)
       .def_ro("stored_blocks", &FleetResult::stored_blocks)
-      .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks);
+      .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks)
+      .def_ro("burst_steps", &FleetResult::burst_steps)
+      .def_ro("burst_tokens", &FleetResult::burst_tokens);
 
   m.def("run_fleet", &run_fleet, nb::kw_only(), "engine"_a, "timing"_a, "arrival_ns"_a, "prompt_tokens"_a,
         "output_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 namespace understudy {
 
@@ -32,6 +33,8 @@ struct EngineConfig {
   bool scheduler_reserve_full_isl = true;
   double watermark = 0.0;
   bool async_scheduling = false;
+  std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
+  std::uint64_t burst_seed = 42;
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;

@@ -28,8 +28,10 @@ class TokenLog {
     gap_changes_.push_back(0);
   }
 
-  // The request is complete: its gaps count.
-  void count_gaps(std::span<const EngineRequest::Segment> runs) {
+  // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
+  void count_gaps(std::span<const EngineRequest::Segment> runs, std::uint64_t tokens) {
+    zero_gaps_ += static_cast<std::int64_t>(tokens);
+    for (const EngineRequest::Segment& run : runs) zero_gaps_ -= run.count;
     for (std::size_t i = 0; i < runs.size(); ++i) {
       ++gap_changes_[runs[i].first_step + 1];
       --gap_changes_[runs[i].first_step + runs[i].count];
@@ -45,6 +47,7 @@ class TokenLog {
       requests += gap_changes_[step];
       if (requests > 0) visit(ends_[step] - ends_[step - 1], requests);
     }
+    if (zero_gaps_ > 0) visit(std::int64_t{0}, zero_gaps_);
     for (const std::int64_t gap : odd_gaps_) visit(gap, std::int64_t{1});
   }
 
@@ -67,6 +70,7 @@ class TokenLog {
   std::vector<std::int64_t> ends_;
   std::vector<std::int32_t> gap_changes_{0, 0};  // of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;           // between runs: a preemption, or a step without a turn
+  std::int64_t zero_gaps_ = 0;                   // within bursts
   std::vector<EngineSample> samples_;
   std::int64_t sample_every_ns_ = 1'000'000;
   std::int64_t next_sample_ns_ = 0;

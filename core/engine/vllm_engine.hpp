@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "block_store.hpp"
+#include "engine/burst_sampler.hpp"
 #include "engine/config.hpp"
 #include "engine/request.hpp"
 #include "engine/timing.hpp"
@@ -37,6 +38,8 @@ struct StepLog {
 struct EngineTotals {
   std::uint64_t steps = 0;
   std::uint64_t preemptions = 0;
+  std::uint64_t burst_steps = 0;         // turns that ended in a burst
+  std::uint64_t burst_tokens = 0;        // and its tokens
   std::uint64_t phantom_hit_blocks = 0;  // hits on blocks that no step ever computed
 };
 
@@ -124,6 +127,10 @@ class VllmEngine {
   void complete(RequestId id, std::int64_t now_ns);
   StepLoad measure() const;
 
+  // vllm_burst.cpp
+  std::uint32_t burst_room(const EngineRequest& request, std::uint32_t total) const noexcept;
+  void receive_burst(EngineRequest& request);
+
   // vllm_leap.cpp
   bool can_leap() const;
   bool leap(std::int64_t until_ns, bool stop_on_finish);
@@ -135,6 +142,7 @@ class VllmEngine {
   BlockStore store_;
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
+  BurstSampler bursts_;
 
   std::vector<EngineRequest> requests_;
   std::vector<RequestId> running_;

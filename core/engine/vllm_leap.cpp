@@ -9,7 +9,8 @@ namespace understudy {
 
 // Every running request decodes, and nobody can be admitted until one of them ends.
 bool VllmEngine::can_leap() const {
-  if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
+  if (config_.async_scheduling || bursts_.on() || in_step_ || running_.empty() ||
+      running_.size() > config_.max_num_batched_tokens) {
     return false;
   }
   if (!waiting_.empty() && !blocked_.valid && running_.size() < config_.max_num_seqs &&

@@ -122,6 +122,11 @@ void VllmEngine::admit(std::int64_t now_ns) {
       hits_.resize(limit);
       hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
                                 &unreferenced);
+      // The draft needs hidden states that the cache does not hold: the last block found is computed again.
+      if (bursts_.on() && hits > 0) {
+        hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(hits - 1), hits_.data(),
+                                  &unreferenced);
+      }
     }
     const auto hit_tokens = static_cast<std::uint32_t>(hits * config_.block_size);
     const std::uint32_t wanted = cap_prefill(request.known - hit_tokens);
@@ -145,6 +150,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
       request.cached_first = hit_tokens;
     }
     request.cached_total += hit_tokens;
+    request.looked_up += request.known;
     for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
     log_.admitted.push_back(id);
     log_.resumed.push_back(resumed);
@@ -158,7 +164,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
 
 // Room for a running request's first `total` tokens, or false with nothing changed.
 bool VllmEngine::grow(EngineRequest& request, std::uint32_t total) {
-  const std::uint32_t needed = blocks_for(total);
+  const std::uint32_t needed = blocks_for(total + burst_room(request, total));
   if (needed > request.table.size()) {
     const std::size_t missing = needed - request.table.size();
     if (missing > store_.available(0)) return false;
@@ -176,7 +182,7 @@ bool VllmEngine::place(EngineRequest& request, std::uint32_t tokens, std::size_t
   const auto beyond_hits = [hits](std::uint64_t blocks) { return blocks > hits ? blocks - hits : 0; };
   if (config_.scheduler_reserve_full_isl && beyond_hits(blocks_for(request.known)) + extra > free) return false;
   const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
-  const std::uint64_t missing = beyond_hits(blocks_for(total));
+  const std::uint64_t missing = beyond_hits(blocks_for(total + burst_room(request, total)));
   if (missing + extra > free) return false;
 
   const std::span<const SlotId> found(hits_.data(), hits);

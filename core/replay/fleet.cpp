@@ -29,7 +29,9 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   if (config_.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
-    worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing);
+    EngineConfig engine = config_.engine;
+    engine.burst_seed += i;  // streams of their own
+    worker.engine = std::make_unique<VllmEngine>(engine, config_.timing);
     worker.engine->set_leaping(config_.leaping && !config_.check);
     workers_.push_back(std::move(worker));
   }
@@ -291,6 +293,7 @@ FleetResult Fleet::collect() {
   out.output_tokens.assign(n, 0);
   out.cached_tokens_first.assign(n, 0);
   out.cached_tokens_total.assign(n, 0);
+  out.looked_up_tokens.assign(n, 0);
   out.preemptions.assign(n, 0);
   out.fate.assign(n, static_cast<std::uint8_t>(RequestFate::Unfinished));
   std::sort(rejections_.begin(), rejections_.end());
@@ -310,13 +313,16 @@ FleetResult Fleet::collect() {
       out.output_tokens[row] = static_cast<std::int32_t>(request.emitted);
       out.cached_tokens_first[row] = request.cached_first;
       out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
+      out.looked_up_tokens[row] = static_cast<std::int64_t>(request.looked_up);
       out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
       if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
       if (request.tokens.empty()) continue;
       const auto& runs = request.tokens;
       out.first_token_ns[row] = log.end_of(runs.front().first_step);
       out.last_token_ns[row] = log.end_of(runs.back().first_step + runs.back().count - 1);
-      if (runs.front().count > 1) {
+      if (request.first_burst > 1) {
+        out.second_token_ns[row] = out.first_token_ns[row];
+      } else if (runs.front().count > 1) {
         out.second_token_ns[row] = log.end_of(runs.front().first_step + 1);
       } else if (runs.size() > 1) {
         out.second_token_ns[row] = log.end_of(runs[1].first_step);
@@ -330,6 +336,8 @@ FleetResult Fleet::collect() {
     out.steps += worker.engine->totals().steps;
     out.preempted += worker.engine->totals().preemptions;
     out.phantom_hit_blocks += worker.engine->totals().phantom_hit_blocks;
+    out.burst_steps += worker.engine->totals().burst_steps;
+    out.burst_tokens += worker.engine->totals().burst_tokens;
     out.evictions += metrics.evictions;
     out.stored_blocks += metrics.registrations;
   }

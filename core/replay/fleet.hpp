@@ -65,6 +65,7 @@ struct FleetResult {
   std::vector<std::int32_t> output_tokens;
   std::vector<std::int64_t> cached_tokens_first;
   std::vector<std::int64_t> cached_tokens_total;
+  std::vector<std::int64_t> looked_up_tokens;
   std::vector<std::int32_t> preemptions;
   std::vector<std::int32_t> worker;
   std::vector<std::uint8_t> fate;
@@ -80,6 +81,8 @@ struct FleetResult {
   std::uint64_t evictions = 0;
   std::uint64_t stored_blocks = 0;
   std::uint64_t phantom_hit_blocks = 0;
+  std::uint64_t burst_steps = 0;
+  std::uint64_t burst_tokens = 0;
 };
 
 class Fleet {

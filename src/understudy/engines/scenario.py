@@ -22,7 +22,10 @@ OUTPUT_STRIDE = 100_000
 
 
 class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The scheduler's settings with their defaults; `num_blocks` counts vLLM's reserved block 0."""
+    """The scheduler's settings with their defaults; `num_blocks` counts vLLM's reserved block 0.
+
+    Recordings have no speculation (`aic_…`); a scenario of your own may.
+    """
 
     block_size: int = 16
     num_blocks: int = 1024
@@ -36,6 +39,9 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watermark: float = 0.0
     max_model_len: int = 131072
     async_scheduling: bool = False
+    aic_nextn: int | None = None
+    aic_nextn_accept_rates: str | None = None
+    aic_mtp_seed: int = 42
 
     def engine_config(self, profile: VersionProfile) -> EngineConfig:
         """The engine's settings under a version profile; ConfigError for a setting that the version lacks."""
@@ -52,6 +58,9 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             scheduler_reserve_full_isl=self.scheduler_reserve_full_isl,
             watermark=self.watermark,
             async_scheduling=self.async_scheduling,
+            aic_nextn=self.aic_nextn,
+            aic_nextn_accept_rates=self.aic_nextn_accept_rates,
+            aic_mtp_seed=self.aic_mtp_seed,
         ).native(events=True, profile=profile)
 
 

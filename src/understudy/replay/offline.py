@@ -113,6 +113,7 @@ def digest(timeline: Timeline) -> str:
         timeline.output_tokens,
         timeline.cached_tokens_first,
         timeline.cached_tokens_total,
+        timeline.looked_up_tokens,
         timeline.preemptions,
         timeline.worker,
         timeline.status,
@@ -138,6 +139,7 @@ def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, worke
         output_tokens=result.output_tokens,
         cached_tokens_first=result.cached_tokens_first.astype(np.int32),
         cached_tokens_total=result.cached_tokens_total,
+        looked_up_tokens=result.looked_up_tokens,
         preemptions=result.preemptions,
         worker=result.worker,
         status=result.status,
@@ -158,5 +160,7 @@ def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, worke
         evictions=result.evictions,
         stored_blocks=result.stored_blocks,
         phantom_hit_blocks=result.phantom_hit_blocks,
+        burst_steps=result.burst_steps,
+        burst_tokens=result.burst_tokens,
         reject_reasons=dict(result.rejections),
     )
