@@ -147,6 +147,9 @@ void bind_engine(nb::module_& m) {
       .def(
           "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).emitted; }, "request"_a,
           "Output tokens of a request that are visible.")
+      .def(
+          "name", [](const VllmEngine& self, RequestId id) { return self.request(id).spec.name; }, "request"_a,
+          "The name that a request was submitted under.")
       .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
       .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
       .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })

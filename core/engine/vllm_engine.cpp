@@ -144,6 +144,7 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   ++totals_.steps;
   in_step_ = true;
   now_ns_ = now_ns + duration_ns;
+  if (observer_) observer_(false);
   return duration_ns;
 }
 
@@ -155,6 +156,7 @@ void VllmEngine::end_step(std::int64_t end_ns) {
   if (!config_.async_scheduling) update(plan);
   emit(plan, end_ns);
   sample(running_.size());
+  if (observer_) observer_(true);
 }
 
 // The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
@@ -243,7 +245,8 @@ StepLoad VllmEngine::measure() const {
 }
 
 void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
-  for (;;) {
+  for (std::uint32_t turns = 1;; ++turns) {
+    if (turns % 64 == 0 && pause_) pause_();
     const std::size_t finished = finished_.size();
     if (in_step_) {
       if (now_ns_ > until_ns) return;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -81,6 +82,11 @@ class VllmEngine {
   // Nothing happens before this time. For an engine between steps.
   void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
   void set_leaping(bool on) noexcept { leaping_ = on; }
+  // Told of every step that is not leapt over, after it has begun (false) and after it has ended (true).
+  using Observer = std::function<void(bool ended)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
+  // Called by `advance` now and then, between steps; may throw to stop it there.
+  void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
   // The last step did nothing although requests wait, or requests have long preempted each other without a token
   // (possible when the oldest must give way: preemption_mode fifo, or equal priorities): it needs outside help.
   bool stuck() const noexcept { return stuck_; }
@@ -155,6 +161,8 @@ class VllmEngine {
   bool stuck_ = false;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;
+  Observer observer_;
+  std::function<void()> pause_;
   Blocked blocked_;
   std::vector<SlotId> hits_;           // scratch
   std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone

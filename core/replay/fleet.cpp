@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
+#include <condition_variable>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -16,7 +16,10 @@ namespace understudy {
 namespace {
 
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
-constexpr std::size_t kReportEvery = 256;  // requests between two calls of the progress hook
+constexpr std::size_t kReportEvery = 256;                     // requests between two calls of the progress hook
+constexpr auto kReportAfter = std::chrono::milliseconds(50);  // or this
+
+struct Stopped {};  // thrown in a worker's thread when the run is over
 
 }  // namespace
 
@@ -32,13 +35,20 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     EngineConfig engine = config_.engine;
     engine.burst_seed += i;  // streams of their own
     worker.engine = std::make_unique<VllmEngine>(engine, config_.timing);
-    worker.engine->set_leaping(config_.leaping && !config_.check);
+    worker.engine->set_leaping(config_.leaping && !config_.check && !config_.on_step);
+    if (config_.check || config_.on_step) {
+      worker.engine->set_observer([this, i, engine = worker.engine.get()](bool ended) {
+        if (ended && config_.check) engine->check();
+        if (config_.on_step) config_.on_step(i, *engine, ended);
+      });
+    }
     workers_.push_back(std::move(worker));
   }
 }
 
 bool Fleet::independent() const noexcept {
-  return config_.concurrency == 0 && config_.routing != Routing::LeastLoaded &&
+  return config_.concurrency == 0 && config_.lockstep_ns == 0 && !config_.on_step &&
+         config_.routing != Routing::LeastLoaded &&
          std::all_of(workload_.next_turn.begin(), workload_.next_turn.end(), [](std::int64_t n) { return n < 0; });
 }
 
@@ -47,13 +57,15 @@ FleetResult Fleet::run(unsigned threads, const Progress& progress) {
   if (threads > 1 && !independent()) {
     throw Error(
         ErrorKind::ConfigError,
-        "threads > 1 needs independent workers: open loop, single-turn requests, and round_robin or random routing");
+        "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, and "
+        "no recording of steps");
   }
   if (independent()) {
     run_independent(threads, progress);
   } else {
     run_together(progress);
   }
+  if (progress) progress(ended_);
   return collect();
 }
 
@@ -79,40 +91,80 @@ void Fleet::run_independent(unsigned threads, const Progress& progress) {
 
   if (threads <= 1 || workers_.size() == 1) {
     for (std::size_t i = 0; i < workers_.size(); ++i) play_alone(workers_[i], rows[i], progress);
-    return;
+  } else {
+    play_in_threads(threads, rows, progress);
   }
+}
+
+// The threads play; this one reports. Of several workers that fail, the first one's error counts, whoever was faster.
+void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows,
+                            const Progress& progress) {
   std::atomic<std::size_t> next = 0;
-  std::mutex failure_mutex;
-  std::exception_ptr failure;
+  std::vector<std::exception_ptr> failures(workers_.size());
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t playing = std::min<std::size_t>(threads, workers_.size());
   const auto work = [&] {
-    for (std::size_t i = next++; i < workers_.size(); i = next++) {
+    for (std::size_t i = next++; i < workers_.size() && !stop_; i = next++) {
       try {
         play_alone(workers_[i], rows[i], {});
+      } catch (const Stopped&) {
       } catch (...) {
-        const std::lock_guard lock(failure_mutex);
-        if (!failure) failure = std::current_exception();
+        failures[i] = std::current_exception();
       }
     }
+    const std::lock_guard lock(mutex);
+    --playing;
+    changed.notify_one();
   };
   std::vector<std::jthread> pool;
-  for (unsigned t = 1; t < std::min<std::size_t>(threads, workers_.size()); ++t) pool.emplace_back(work);
-  work();
+  try {
+    for (std::size_t t = playing; t > 0; --t) pool.emplace_back(work);
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, kReportAfter, [&] { return playing == 0; })) {
+      lock.unlock();
+      report(progress);
+      lock.lock();
+    }
+  } catch (...) {
+    stop_ = true;
+    pool.clear();
+    throw;
+  }
   pool.clear();
-  if (failure) std::rethrow_exception(failure);
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
 }
 
 void Fleet::play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress) {
+  const auto pause = [this, &worker, &progress] {
+    ended_ += worker.engine->take_finished().size();
+    if (stop_) throw Stopped();
+    report(progress);
+  };
+  worker.engine->set_pause(pause);
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i % kReportEvery == 0) pause();
     const std::int64_t arrival_ns = workload_.arrival_ns[rows[i]];
     worker.engine->advance(arrival_ns, false);
     if (!worker.engine->in_step()) worker.engine->skip_to(arrival_ns);
     submit(worker, rows[i], arrival_ns);
-    if (progress && i % kReportEvery == 0) progress(ended_ + i);
   }
   worker.engine->advance(kForever, false);
   require_progress(worker);
-  (void)worker.engine->take_finished();
-  if (progress) progress(ended_ += rows.size());
+  pause();
+  worker.engine->set_pause({});
+}
+
+void Fleet::report(const Progress& progress) {
+  if (!progress) return;
+  const std::size_t ended = ended_;
+  const auto now = std::chrono::steady_clock::now();
+  if (ended < reported_ + kReportEvery && now < reported_at_ + kReportAfter) return;
+  reported_ = ended;
+  reported_at_ = now;
+  progress(ended);
 }
 
 // ── Workers that meet: sessions, a cap on concurrency, or routing by load ──
@@ -137,12 +189,16 @@ void Fleet::run_together(const Progress& progress) {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> ends;
   std::vector<std::size_t> touched;
   std::vector<bool> marked(workers_.size(), false);
+  std::uint64_t rounds = 0;
   open_arrivals();
-  std::size_t reported = 0;
+  // In lockstep every worker begins at 0, and again whenever a step of its has ended.
+  const bool lockstep = config_.lockstep_ns > 0;
+  bool first = lockstep;
 
   while (!arrivals_.empty() || !ends.empty()) {
-    const std::int64_t now_ns =
-        std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns, ends.empty() ? kForever : ends.top().first);
+    const std::int64_t now_ns = first ? 0
+                                      : std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns,
+                                                 ends.empty() ? kForever : ends.top().first);
     touched.clear();
     const auto touch = [&](std::size_t worker) {
       if (marked[worker]) return;
@@ -153,7 +209,6 @@ void Fleet::run_together(const Progress& progress) {
       const std::size_t index = ends.top().second;
       ends.pop();
       workers_[index].engine->end_step(now_ns);
-      if (config_.check) workers_[index].engine->check();
       settle(workers_[index]);
       touch(index);
     }
@@ -163,16 +218,18 @@ void Fleet::run_together(const Progress& progress) {
       arrive(arrival);
       if (worker_of_[arrival.row] >= 0) touch(static_cast<std::size_t>(worker_of_[arrival.row]));
     }
+    for (std::size_t index = 0; first && index < workers_.size(); ++index) touch(index);
+    first = false;
     std::sort(touched.begin(), touched.end());
     for (const std::size_t index : touched) {
       marked[index] = false;
       VllmEngine& engine = *workers_[index].engine;
-      if (engine.in_step() || engine.idle()) continue;
+      if (engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) continue;
       const std::int64_t duration_ns = engine.begin_step(now_ns);
       if (engine.stuck()) require_progress(workers_[index]);
-      ends.push({now_ns + duration_ns, index});
+      ends.push({now_ns + (lockstep ? config_.lockstep_ns : duration_ns), index});
     }
-    if (progress && ended_ >= reported + kReportEvery) progress(reported = ended_);
+    if (++rounds % 64 == 0) report(progress);
   }
   for (const Worker& worker : workers_) require_progress(worker);
 }
@@ -254,8 +311,13 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   spec.prompt_tokens = prompt;
   spec.max_tokens = output;
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
-  spec.arrival_time = static_cast<double>(arrival_ns);
-  if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
+  spec.arrival_time =
+      workload_.queue_order.empty() ? static_cast<double>(arrival_ns) : static_cast<double>(workload_.queue_order[row]);
+  if (!workload_.names.empty()) {
+    spec.name = workload_.names[row];
+  } else if (config_.engine.policy == SchedulingPolicy::Priority) {
+    spec.name = std::to_string(row);
+  }
   spec.identities =
       std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
                                         known, exact, config_.engine.block_size, row);

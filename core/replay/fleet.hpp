@@ -1,6 +1,8 @@
 // A run: a workload, N simulated workers, and one deterministic order of everything that happens.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -40,6 +42,8 @@ struct WorkloadColumns {
   std::span<const std::int64_t> output_token_offsets;  // empty: no row has exact outputs
   std::span<const std::uint32_t> output_token_ids;
   std::uint32_t trace_block_size = 512;
+  std::span<const std::int64_t> queue_order;  // orders equal priorities; empty: by arrival
+  std::span<const std::string> names;         // empty: row numbers
 
   std::size_t size() const noexcept { return prompt_tokens.size(); }
 };
@@ -53,6 +57,10 @@ struct FleetConfig {
   std::uint32_t concurrency = 0;  // sessions at a time; 0: open loop
   bool leaping = true;
   bool check = false;  // verify invariants after every step
+  // Above 0: every worker takes a step of this length after another, busy or not, until all requests have ended.
+  std::int64_t lockstep_ns = 0;
+  // Told of every step in the order of time; see VllmEngine::Observer. Turns leaping off.
+  std::function<void(std::size_t worker, VllmEngine& engine, bool ended)> on_step;
 };
 
 struct FleetResult {
@@ -87,7 +95,8 @@ struct FleetResult {
 
 class Fleet {
  public:
-  // Called now and then with the number of requests that have ended; may throw to stop the run.
+  // Called now and then, on the thread that runs the fleet, with the number of requests that have ended; may throw to
+  // stop the run.
   using Progress = std::function<void(std::size_t)>;
 
   Fleet(FleetConfig config, WorkloadColumns workload);
@@ -109,7 +118,9 @@ class Fleet {
   };
 
   void run_independent(unsigned threads, const Progress& progress);
+  void play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows, const Progress& progress);
   void play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress);
+  void report(const Progress& progress);
   void run_together(const Progress& progress);
   void open_arrivals();
   void arrive(Arrival arrival);
@@ -134,7 +145,10 @@ class Fleet {
   std::size_t next_session_ = 0;
   std::size_t next_worker_ = 0;
   std::mt19937_64 random_;
-  std::size_t ended_ = 0;
+  std::atomic<std::size_t> ended_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::size_t reported_ = 0;
+  std::chrono::steady_clock::time_point reported_at_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace understudy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -11,10 +12,13 @@ from understudy._core import run_fleet, xxh3_64
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.timeline import Timeline
-from understudy.workload import ClosedLoop, OpenLoop, Workload
+from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
+from understudy.workload.arrivals import LOCKSTEP_NS
+from understudy.workload.files import create_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
 
     from understudy._core import FleetResult
     from understudy.engines.timing import TimingModel
@@ -40,19 +44,21 @@ def run_offline(
     workers: int = 1,
     routing: Routing = "round_robin",
     seed: int = 0,
-    load: OpenLoop | ClosedLoop | None = None,
+    load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
     progress: Callable[[int], None] | None = None,
+    record_steps: str | PathLike[str] | None = None,
 ) -> OfflineRun:
     """Play a workload to its end.
 
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
     engine's. `threads` > 1 needs workers that are independent: open
     loop, single-turn requests, round-robin or random routing. `check` verifies conservation after every step;
-    `leaping` off plays every decode step by itself, with the same result. Requests that can never fit are rejected and
+    `leaping` off plays every decode step by itself, with the same result. `record_steps` names a file for every step of
+    every worker, in the form of a recorded schedule (gzipped when its name ends in .gz). Requests that can never fit are rejected and
     reported; a run without progress raises WrongState and says who is stuck.
     """
     engine = engine or VllmConfig()
@@ -61,8 +67,11 @@ def run_offline(
         if not workload.has_arrivals:
             raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
         workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
-    result = run_fleet(
-        engine=engine.native(),
+    elif isinstance(load, Lockstep):
+        workload = workload.sorted_by_arrival()
+    play = partial(
+        run_fleet,
+        engine=engine.native(events=record_steps is not None),
         timing=engine.native_timing(timing),
         arrival_ns=workload.arrival_ns,
         prompt_tokens=workload.prompt_tokens,
@@ -87,7 +96,19 @@ def run_offline(
         leaping=leaping,
         check=check,
         progress=progress,
+        queue_order=_NO_OFFSETS if workload.queue_order is None else workload.queue_order,
+        lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
     )
+    if record_steps is None:
+        by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None
+        result = play(names=(workload.request_ids or []) if by_name else [])
+    else:
+        from understudy.replay.step_file import StepFile
+
+        with create_trace(record_steps) as file:
+            steps = StepFile(file, workload, engine, workers=workers, timed=not isinstance(load, Lockstep))
+            result = play(names=steps.names, on_step=steps.on_step)
+            steps.finish()
     timeline = _timeline(result, workload, engine, workers)
     facts = {
         "workers": workers,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from understudy.engines.timing import TimingModel
     from understudy.replay.offline import Routing
     from understudy.report.goodput import Slo
-    from understudy.workload import ClosedLoop, OpenLoop
+    from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
 def replay(
@@ -29,13 +29,14 @@ def replay(
     workers: int = 1,
     routing: Routing = "round_robin",
     seed: int = 0,
-    load: OpenLoop | ClosedLoop | None = None,
+    load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
     slo: Slo | None = None,
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
     progress: Callable[[int], None] | None = None,
+    record_steps: str | PathLike[str] | None = None,
     **trace_options: Any,
 ) -> Report:
     """Replay a workload, or a trace file, and report what would have happened.
@@ -65,6 +66,7 @@ def replay(
         leaping=leaping,
         check=check,
         progress=progress,
+        record_steps=record_steps,
     )
     report = Report.build(run.timeline, {"workload": name, **run.facts}, slo)
     return report.with_run(wall_time_s=time.perf_counter() - started)

@@ -66,6 +66,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         output_token_offsets=output_offsets,
         output_token_ids=output_ids,
         output_in_next=_concat_flags(workloads),
+        queue_order=_concat_order(workloads),
         strict_priority=_concat_strict(workloads),
         policy_class=policy_class,
         policy_classes=policy_classes,
@@ -159,6 +160,13 @@ def _concat_flags(workloads: Sequence[Workload]) -> BoolColumn | None:
             for part in workloads
         ]
     )
+
+
+def _concat_order(workloads: Sequence[Workload]) -> Int64Column | None:
+    orders = [part.queue_order for part in workloads if part.queue_order is not None]
+    if orders and len(orders) < len(workloads):
+        raise InvalidArgument("concat: some of the workloads have a queue_order, others have none")
+    return np.concatenate(orders) if orders else None
 
 
 def _concat_strict(workloads: Sequence[Workload]) -> Int64Column | None:
