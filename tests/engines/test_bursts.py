@@ -20,7 +20,9 @@ from understudy.workload import ClosedLoop
 
 
 @pytest.mark.parametrize(("rates", "tokens"), [([0, 1], 1), ([1, 1], 3), ([1, 0, 1], 2)])
-def test_a_burst_ends_with_the_first_draft_token_that_is_not_accepted(rates: list[float], tokens: int) -> None:
+def test_a_burst_ends_with_the_first_draft_token_that_is_not_accepted(
+    rates: list[float], tokens: int
+) -> None:
     sampler = _core.BurstSampler(rates, 42)
     assert {sampler.draw(10) for _ in range(1000)} == {tokens}
 
@@ -68,7 +70,9 @@ def test_one_to_five_draft_tokens(nextn: int) -> None:
         ("0.123456789", "0.123456789,0,0", [0.123456789, 0, 0]),
     ],
 )
-def test_accept_rates_are_padded_or_cut_to_the_draft(given: str | None, normalised: str, rates: list[float]) -> None:
+def test_accept_rates_are_padded_or_cut_to_the_draft(
+    given: str | None, normalised: str, rates: list[float]
+) -> None:
     config = VllmConfig(aic_nextn=3, aic_nextn_accept_rates=given)
     assert (config.aic_nextn_accept_rates, config.accept_rates) == (normalised, rates)
 
@@ -102,7 +106,7 @@ def test_the_core_refuses_bursts_under_asynchronous_scheduling() -> None:
 
 # ── The engine ──
 
-TWO = {"aic_nextn": 2, "aic_nextn_accept_rates": "1,1"}
+TWO: dict[str, Any] = {"aic_nextn": 2, "aic_nextn_accept_rates": "1,1"}
 
 
 def step(engine: _core.Engine) -> None:
@@ -130,7 +134,9 @@ def test_with_speculation_an_admission_needs_more_free_blocks(
     # with speculation another that is computed again, and one for the burst.
     for free, admitted in ((needed - 1, False), (needed, True)):
         blocks = 1 + 3 + free
-        engine = engine_for({"block_size": 4, "num_blocks": blocks, "scheduler_reserve_full_isl": False, **speculation})
+        engine = engine_for(
+            {"block_size": 4, "num_blocks": blocks, "scheduler_reserve_full_isl": False, **speculation}
+        )
         if speculation:
             submit_spec(engine, request_spec("holder", [[1, 8]], 4), 0, 4)
         else:
@@ -172,7 +178,9 @@ def test_what_a_burst_reserved_and_did_not_need_is_free_after_the_step(rates: st
 
 
 def test_accepted_tokens_fill_blocks_that_others_find() -> None:
-    engine = engine_for({"block_size": 4, "num_blocks": 100, "aic_nextn": 5, "aic_nextn_accept_rates": "1,1,1,1,1"})
+    engine = engine_for(
+        {"block_size": 4, "num_blocks": 100, "aic_nextn": 5, "aic_nextn_accept_rates": "1,1,1,1,1"}
+    )
     submit_spec(engine, request_spec("a", [[1, 3]], 6), 0, 4)
     step(engine)
     stored = engine.drain_events()
@@ -254,8 +262,15 @@ SPECULATIVE = VllmConfig(block_size=16, num_gpu_blocks=60, max_num_seqs=8, aic_n
 def test_runs_agree_whether_they_leap_or_step_and_however_many_threads_play() -> None:
     workload = crowd(120)
     digests = {
-        run_offline(workload, SPECULATIVE, workers=3, leaping=leaping, threads=threads, check=check).facts["digest"]
-        for leaping, threads, check in [(True, 1, False), (False, 1, False), (True, 2, False), (True, 3, True)]
+        run_offline(workload, SPECULATIVE, workers=3, leaping=leaping, threads=threads, check=check).facts[
+            "digest"
+        ]
+        for leaping, threads, check in [
+            (True, 1, False),
+            (False, 1, False),
+            (True, 2, False),
+            (True, 3, True),
+        ]
     }
     assert len(digests) == 1
     columns = run_offline(workload, SPECULATIVE, workers=3).timeline

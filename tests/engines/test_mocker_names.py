@@ -132,7 +132,12 @@ def test_an_old_spelling_of_preemption_mode_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_gpu_blocks", 16384), ("max_model_len", None), ("max_num_seqs", None), ("max_num_batched_tokens", None)],
+    [
+        ("num_gpu_blocks", 16384),
+        ("max_model_len", None),
+        ("max_num_seqs", None),
+        ("max_num_batched_tokens", None),
+    ],
 )
 def test_null_means_the_default_or_no_limit(name: str, value: int | None) -> None:
     assert getattr(VllmConfig.from_dict({name: None}), name) == value

@@ -248,11 +248,14 @@ def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
         assert [s.finished_ns for s in seen] == columns.finish_ns.tolist(), seed
         assert [len(s.token_ns) for s in seen] == columns.output_tokens.tolist(), seed
         assert [s.token_ns[0] if s.token_ns else -1 for s in seen] == columns.first_token_ns.tolist(), seed
-        assert [s.token_ns[1] if s.token_ns[1:] else -1 for s in seen] == columns.second_token_ns.tolist(), seed
+        assert [s.token_ns[1] if s.token_ns[1:] else -1 for s in seen] == columns.second_token_ns.tolist(), (
+            seed
+        )
         gaps = Counter(b - a for s in seen for a, b in itertools.pairwise(s.token_ns))
         assert gaps == dict(zip(columns.itl_ns.tolist(), columns.itl_count.tolist(), strict=True)), seed
         bursts += columns.burst_tokens > columns.burst_steps
         assert live.engine.steps == columns.steps, seed
         assert live.engine.free_blocks == case.config.num_gpu_blocks
         compared += 1
-    assert compared > 10 and bursts > 0
+    assert compared > 10
+    assert bursts > 0

@@ -72,7 +72,11 @@ def random_case(seed: int, *, single_turns: bool = False) -> Case:
             how["load"] = ClosedLoop(concurrency=rng.choice([1, 2, 5, 20]))
     bursts = Random(f"bursts {seed}")
     if not config["async_scheduling"] and bursts.random() < 0.2:
-        config |= {"aic_nextn": bursts.randint(1, 5), "aic_mtp_seed": bursts.getrandbits(64), "decode_speedup_ratio": 1.0}
+        config |= {
+            "aic_nextn": bursts.randint(1, 5),
+            "aic_mtp_seed": bursts.getrandbits(64),
+            "decode_speedup_ratio": 1.0,
+        }
         config["aic_nextn_accept_rates"] = bursts.choice([None, "1,1", "1,1,1,1,1", "0.5,0,1", "0.9,0.7,0.4"])
     return Case(workload, VllmConfig(**config), how)
 

@@ -38,7 +38,10 @@ def with_bursts(scenario: Scenario, seed: int) -> Scenario:
     """The same scenario with speculation, synchronously scheduled."""
     rng = Random(f"bursts {seed}")
     config = {**scenario["config"], "async_scheduling": False}
-    config |= {"aic_nextn": rng.randint(1, 5), "aic_mtp_seed": rng.choice([42, 2**64 - 1, rng.getrandbits(64)])}
+    config |= {
+        "aic_nextn": rng.randint(1, 5),
+        "aic_mtp_seed": rng.choice([42, 2**64 - 1, rng.getrandbits(64)]),
+    }
     if rng.random() < 0.8:
         rates = [rng.choice([0.0, 1.0, 1.0, round(rng.random(), 2)]) for _ in range(rng.randint(1, 6))]
         config["aic_nextn_accept_rates"] = ",".join(map(str, rates))

@@ -1,7 +1,8 @@
 """A slow, obvious model of the vLLM v1 scheduler: the oracle for the simulated engine.
 
 One worker, one full-attention KV cache group, text prompts; speculation as bursts of tokens, without a draft
-model. No clock: `VllmModel.step` does one engine step, and `run_scenario` turns a scenario file into the lines of its golden file.
+model. No clock: `VllmModel.step` does one engine step, and `run_scenario` turns a scenario file into the
+lines of its golden file.
 """
 
 from __future__ import annotations
@@ -271,7 +272,9 @@ class VllmModel:
             if whole + extra > pool.free_count():
                 return False
         room = total
-        if self.bursts.rates and total == len(request.tokens):  # it will sample, and may get its longest burst
+        if self.bursts.rates and total == len(
+            request.tokens
+        ):  # it will sample, and may get its longest burst
             room += min(len(self.bursts.rates) + 1, self._outputs_left(request))
         missing = max(0, self._blocks_for(room) - len(request.table) - len(hits))
         if missing + extra > pool.free_count():

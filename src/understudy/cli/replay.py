@@ -83,7 +83,10 @@ def add_parser(verbs: Verbs) -> None:
     out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write a line a request")
     out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with plots")
     out.add_argument(
-        "--record-steps", type=Path, metavar="PATH", help="write every step as `conformance` reads it (.gz: zipped)"
+        "--record-steps",
+        type=Path,
+        metavar="PATH",
+        help="write every step as `conformance` reads it (.gz: zipped)",
     )
     out.add_argument("--digest", action="store_true", help="print only the digest of the run")
     out.add_argument("--quiet", action="store_true", help="no table, no progress bar")

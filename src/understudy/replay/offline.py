@@ -58,8 +58,8 @@ def run_offline(
     engine's. `threads` > 1 needs workers that are independent: open
     loop, single-turn requests, round-robin or random routing. `check` verifies conservation after every step;
     `leaping` off plays every decode step by itself, with the same result. `record_steps` names a file for every step of
-    every worker, in the form of a recorded schedule (gzipped when its name ends in .gz). Requests that can never fit are rejected and
-    reported; a run without progress raises WrongState and says who is stuck.
+    every worker, in the form of a recorded schedule (gzipped when its name ends in .gz). Requests that can never fit
+    are rejected and reported; a run without progress raises WrongState and says who is stuck.
     """
     engine = engine or VllmConfig()
     load = load or OpenLoop()

@@ -22,7 +22,9 @@ class StepFile:
     several workers `worker`. `first_tokens` are the trace's ids; null where an output has none.
     """
 
-    def __init__(self, file: IO[bytes], workload: Workload, engine: VllmConfig, *, workers: int, timed: bool) -> None:
+    def __init__(
+        self, file: IO[bytes], workload: Workload, engine: VllmConfig, *, workers: int, timed: bool
+    ) -> None:
         self.names = workload.request_ids or [str(row) for row in range(len(workload))]
         self._rows = {name: row for row, name in enumerate(self.names)}
         self._file = file
@@ -66,7 +68,13 @@ class StepFile:
         exact = known if known is not None and not quoted else w.hash_ids[:0]
         stream = w.prompt_hash_ids(int(w.next_turn[row]) if quoted else row)
         identities = trace_identities(
-            stream, w.trace_block_size, prompt + (output if quoted else 0), exact, size, row, (prompt + output) // size
+            stream,
+            w.trace_block_size,
+            prompt + (output if quoted else 0),
+            exact,
+            size,
+            row,
+            (prompt + output) // size,
         )
         firsts: list[int | None] = []
         for token in range(0, len(identities) * size, size):

@@ -29,13 +29,13 @@ def read_vllm_scenario(path: Path) -> Workload:
     none = np.empty(0, np.uint32)
     queue_time = [i if r.arrival_time is None else r.arrival_time for i, r in enumerate(requests)]
     return Workload(
-        arrival_ns=[request.arrival_step * LOCKSTEP_NS for request in requests],
-        prompt_tokens=[len(prompt) for prompt in prompts],
-        output_tokens=[request.max_tokens for request in requests],
+        arrival_ns=np.array([request.arrival_step * LOCKSTEP_NS for request in requests]),
+        prompt_tokens=np.array([len(prompt) for prompt in prompts]),
+        output_tokens=np.array([request.max_tokens for request in requests]),
         hash_offsets=np.cumsum([0, *map(len, prompts)]),
         hash_ids=np.concatenate([none, *prompts]),
         trace_block_size=1,
-        priority=[request.priority for request in requests],
+        priority=np.array([request.priority for request in requests]),
         output_token_offsets=np.cumsum([0, *map(len, outputs)]),
         output_token_ids=np.concatenate([none, *outputs]).astype(np.uint32),
         queue_order=np.unique(queue_time, return_inverse=True)[1],
