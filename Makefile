@@ -4,6 +4,7 @@ PYTHON ?= python3
 WERROR ?= OFF  # ON: a compiler warning in core/ fails the build
 SANITIZE_CXX ?= g++
 SOAK_OPS ?= 1000000
+SOAK_SECONDS ?= 3600
 # What exercises the core; pure Python (report, workload, the reference models) has nothing to sanitize.
 SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
 
@@ -27,7 +28,7 @@ help:
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
-	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations'
+	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations, and SOAK_SECONDS=$(SOAK_SECONDS) of scenarios'
 	@echo 'make clean     remove environments, builds and caches'
 
 # --- targets ------------------------------------------------------------------------------------------
@@ -59,6 +60,7 @@ bench: .venv/installed-dev
 
 soak: .venv/installed-dev
 	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak
+	$(BIN)/python tests/soak.py --seconds $(SOAK_SECONDS)
 
 clean:
 	rm -rf .venv .venv-sanitize build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -38,7 +38,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
                  bool async_scheduling, const std::string& kv_manager, const std::string& eviction_policy,
-                 const std::string& free_order, bool phantom_hits, bool events, bool kv_trace, bool check) {
+                 const std::vector<double>& accept_rates, nb::handle burst_seed, const std::string& free_order,
+                 bool phantom_hits, bool events, bool kv_trace, bool check) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -56,6 +57,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   config.scheduler_reserve_full_isl = scheduler_reserve_full_isl;
   config.watermark = watermark;
   config.async_scheduling = async_scheduling;
+  config.accept_rates = accept_rates;
+  config.burst_seed = read_uint(burst_seed, "burst_seed");
   config.free_order = read_choice<FreeOrder>(free_order, "free_order",
                                              {{"unkeyed_first", FreeOrder::UnkeyedFirst},
                                               {"all_last", FreeOrder::AllLast},
@@ -136,8 +139,8 @@ void bind_engine(nb::module_& m) {
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
            "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a = "lineage",
-           "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "events"_a = false, "kv_trace"_a = false,
-           "check"_a = false);
+           "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "free_order"_a = "unkeyed_first",
+           "phantom_hits"_a = true, "events"_a = false, "kv_trace"_a = false, "check"_a = false);
 
   nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
       .def(nb::init<>())
@@ -147,6 +150,10 @@ void bind_engine(nb::module_& m) {
       .def(
           "require_equal", [](EventTruth& self, const VllmEngine& engine) { self.require_equal(engine.store(), true); },
           "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
+
+  nb::class_<BurstSampler>(m, "BurstSampler", "Draws how many tokens a step with speculation yields.")
+      .def(nb::init<std::vector<double>, std::uint64_t>(), "rates"_a, "seed"_a)
+      .def("draw", &BurstSampler::draw, "remaining"_a, "Tokens of one step, at most `remaining`.");
 
   nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
       .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
@@ -171,6 +178,9 @@ void bind_engine(nb::module_& m) {
       .def(
           "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).emitted; }, "request"_a,
           "Output tokens of a request that are visible.")
+      .def(
+          "name", [](const VllmEngine& self, RequestId id) { return self.request(id).spec.name; }, "request"_a,
+          "The name that a request was submitted under.")
       .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
       .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
       .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })
@@ -207,6 +217,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("pool", &pool_counts, "(free, active, inactive) blocks.")
       .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
       .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
+      .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
+      .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
       .def("check", &VllmEngine::check);
 }

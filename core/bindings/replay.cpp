@@ -1,6 +1,7 @@
 // A run of a fleet in Python: columns in, columns out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +11,7 @@
 #include "convert.hpp"
 #include "replay/fleet.hpp"
 #include "replay/plain_rows.hpp"
+#include "replay/trace_identities.hpp"
 
 namespace understudy {
 
@@ -77,7 +79,8 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
                       Column<bool> output_in_next, Column<std::int64_t> output_token_offsets,
                       Column<std::uint32_t> output_token_ids, nb::handle trace_block_size, nb::handle workers,
                       const std::string& routing, nb::handle seed, nb::handle concurrency, nb::handle threads,
-                      bool leaping, bool check, nb::object progress) {
+                      bool leaping, bool check, nb::object progress, Column<std::int64_t> queue_order,
+                      const std::vector<std::string>& names, nb::handle lockstep_ns, nb::object on_step) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
   workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
@@ -97,6 +100,11 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
   workload.trace_block_size = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
   if (workload.trace_block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
   check_links(workload);
+  if (queue_order.size() != 0) workload.queue_order = view(queue_order, rows, "queue_order");
+  if (!names.empty() && names.size() != rows) {
+    throw Error(ErrorKind::InvalidArgument, "names has ", names.size(), " rows, expected ", rows);
+  }
+  workload.names = names;
 
   FleetConfig config;
   config.engine = engine;
@@ -107,15 +115,19 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
   config.concurrency = static_cast<std::uint32_t>(read_uint(concurrency, "concurrency", 0xFFFFFFFFu));
   config.leaping = leaping;
   config.check = check;
-  const auto thread_count = static_cast<unsigned>(read_uint(threads, "threads", 4096));
-  Fleet::Progress report;
-  if (!progress.is_none()) {
-    report = [&progress](std::size_t ended) {
+  config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
+  if (!on_step.is_none()) {
+    config.on_step = [&on_step](std::size_t worker, VllmEngine& stepped, bool ended) {
       nb::gil_scoped_acquire gil;
-      progress(ended);
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      on_step(worker, nb::cast(&stepped, nb::rv_policy::reference), ended);
     };
   }
+  const auto thread_count = static_cast<unsigned>(read_uint(threads, "threads", 4096));
+  const Fleet::Progress report = [&progress](std::size_t ended) {
+    nb::gil_scoped_acquire gil;
+    if (!progress.is_none()) progress(ended);
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  };
   nb::gil_scoped_release release;
   Fleet fleet(std::move(config), workload);
   return fleet.run(thread_count, report);
@@ -132,6 +144,24 @@ nb::object plain_rows(nb::bytes lines) {
   return nb::make_tuple(to_array(std::move(rows->timestamp_ms)), to_array(std::move(rows->input_length)),
                         to_array(std::move(rows->output_length)), to_array(std::move(rows->hash_counts)),
                         to_array(std::move(rows->hash_ids)));
+}
+
+Identities trace_identities(Column<std::uint32_t> stream, nb::handle trace_block_size, nb::handle stream_tokens,
+                            Column<std::uint32_t> outputs, nb::handle block_size, nb::handle row, nb::handle count) {
+  const auto block = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
+  const std::uint64_t tokens = read_uint(stream_tokens, "stream_tokens", std::uint64_t{1} << 40);
+  const auto size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
+  if (block == 0 || size == 0) throw Error(ErrorKind::InvalidArgument, "block sizes must be at least 1");
+  if (stream.size() * std::uint64_t{block} < tokens) {
+    throw Error(ErrorKind::InvalidArgument, "stream names ", stream.size(), " blocks of ", block,
+                " tokens, fewer than ", tokens, " tokens");
+  }
+  const std::uint64_t blocks = read_uint(count, "count", std::uint64_t{1} << 32);
+  const TraceIdentities source({stream.data(), stream.size()}, block, tokens, {outputs.data(), outputs.size()},
+                               blocks * size, size, read_uint(row, "row"));
+  std::vector<BlockIdentity> out;
+  source.extend(out, static_cast<std::size_t>(blocks));
+  return Identities(std::move(out));
 }
 
 template <auto Member>
@@ -160,6 +190,7 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("output_tokens", &column_of<&FleetResult::output_tokens>)
       .def_prop_ro("cached_tokens_first", &column_of<&FleetResult::cached_tokens_first>)
       .def_prop_ro("cached_tokens_total", &column_of<&FleetResult::cached_tokens_total>)
+      .def_prop_ro("looked_up_tokens", &column_of<&FleetResult::looked_up_tokens>)
       .def_prop_ro("preemptions", &column_of<&FleetResult::preemptions>)
       .def_prop_ro("worker", &column_of<&FleetResult::worker>)
       .def_prop_ro("status", &column_of<&FleetResult::fate>)
@@ -193,7 +224,9 @@ void bind_replay(nb::module_& m) {
       .def_ro("total_preemptions", &FleetResult::preempted)
       .def_ro("evictions", &FleetResult::evictions)
       .def_ro("stored_blocks", &FleetResult::stored_blocks)
-      .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks);
+      .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks)
+      .def_ro("burst_steps", &FleetResult::burst_steps)
+      .def_ro("burst_tokens", &FleetResult::burst_tokens);
 
   m.def("read_plain_rows", &plain_rows, "lines"_a,
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
@@ -203,7 +236,11 @@ void bind_replay(nb::module_& m) {
         "output_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,
         "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a, "workers"_a = 1,
         "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
-        "check"_a = false, "progress"_a.none() = nb::none(), "Replay a workload through a fleet of simulated workers.");
+        "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
+        "on_step"_a.none() = nb::none(), "Replay a workload through a fleet of simulated workers.");
+  m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
+        "block_size"_a, "row"_a, "count"_a,
+        "Identities of the first `count` blocks of a trace row, as a fleet sees them.");
 }
 
 }  // namespace understudy

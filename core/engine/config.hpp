@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "eviction/policy.hpp"
 
@@ -42,6 +43,8 @@ struct EngineConfig {
   bool async_scheduling = false;
   KvBackend kv_manager = KvBackend::Native;
   PolicyKind eviction_policy = PolicyKind::Lineage;  // Kvbm only: the native free list is vLLM's
+  std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
+  std::uint64_t burst_seed = 42;
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;

@@ -70,7 +70,9 @@ struct EngineRequest {
   std::uint32_t preemptions = 0;
   std::uint32_t cached_first = 0;
   std::uint64_t cached_total = 0;
-  struct Segment {  // tokens in consecutive steps
+  std::uint64_t looked_up = 0;    // its tokens at every admission, together
+  std::uint32_t first_burst = 0;  // tokens of the step that gave the first
+  struct Segment {                // consecutive steps with tokens
     std::uint64_t first_step;
     std::uint32_t count;
   };

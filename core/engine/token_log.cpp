@@ -69,6 +69,7 @@ std::vector<GapCount> TokenLog::gaps() const {
     if (requests > 0) add(ends_[step] - ends_[step - 1], requests);
   }
   for (const std::int64_t gap_ns : odd_gaps_) add(gap_ns, 1);
+  if (zero_gaps_ > 0) add(0, zero_gaps_);
 
   sort_packed(packed, longest_ns);
   std::vector<GapCount> short_gaps;

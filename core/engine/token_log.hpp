@@ -34,8 +34,10 @@ class TokenLog {
   std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step]; }
   void end_step(std::int64_t end_ns) { ends_.push_back(end_ns); }
 
-  // The request is complete: its gaps count.
-  void count_gaps(std::span<const EngineRequest::Segment> runs) {
+  // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
+  void count_gaps(std::span<const EngineRequest::Segment> runs, std::uint64_t tokens) {
+    zero_gaps_ += static_cast<std::int64_t>(tokens);
+    for (const EngineRequest::Segment& run : runs) zero_gaps_ -= run.count;
     if (gap_changes_.size() <= ends_.size()) gap_changes_.resize(ends_.size() + 1);
     for (std::size_t i = 0; i < runs.size(); ++i) {
       ++gap_changes_[runs[i].first_step + 1];
@@ -66,6 +68,7 @@ class TokenLog {
   std::vector<std::int64_t> ends_;
   std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn
+  std::int64_t zero_gaps_ = 0;             // within bursts
   std::vector<EngineSample> samples_;
   std::int64_t sample_every_ns_ = 1'000'000;
   std::int64_t next_sample_ns_ = 0;

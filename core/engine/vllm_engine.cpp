@@ -25,6 +25,10 @@ const EngineConfig& checked(const EngineConfig& c) {
   const bool known = c.eviction_policy == PolicyKind::Lineage || c.eviction_policy == PolicyKind::Lru ||
                      c.eviction_policy == PolicyKind::MultiLru;
   if (!known) throw Error(ErrorKind::ConfigError, "eviction_policy must be lineage, lru or multi_lru");
+  if (c.async_scheduling && !c.accept_rates.empty()) {
+    throw Error(ErrorKind::ConfigError,
+                "accept_rates contradict async_scheduling: the next step is scheduled before the burst is known");
+  }
   return c;
 }
 
@@ -55,6 +59,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing)
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
+      bursts_(config.accept_rates, config.burst_seed),
       waiting_(config.policy, requests_),
       phantom_(config.num_gpu_blocks, 0) {}
 
@@ -83,7 +88,9 @@ RequestId VllmEngine::submit(RequestSpec spec) {
 std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
   const std::uint64_t end =
       std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
-  const std::uint64_t blocks = (end - 1 + config_.block_size - 1) / config_.block_size;
+  // The last token is never computed; a burst reserves room for it all the same.
+  const std::uint64_t stored = bursts_.on() ? end : end - 1;
+  const std::uint64_t blocks = (stored + config_.block_size - 1) / config_.block_size;
   const bool too_long = !config_.enable_chunked_prefill && cap_prefill(prompt_tokens) > config_.max_num_batched_tokens;
   if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks && !too_long) {
     return std::nullopt;
@@ -144,6 +151,7 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   ++totals_.steps;
   in_step_ = true;
   now_ns_ = now_ns + duration_ns;
+  if (observer_) observer_(false);
   return duration_ns;
 }
 
@@ -156,6 +164,7 @@ void VllmEngine::end_step(std::int64_t end_ns) {
   emit(plan, end_ns);
   sample(running_.size());
   close_step();
+  if (observer_) observer_(true);
 }
 
 // The step that ends now has told everything.
@@ -184,7 +193,11 @@ void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
   for (const StepLog::Scheduled& turn : plan) {
     EngineRequest& request = requests_[turn.request];
     if (!turn.samples || request.status == RequestStatus::Finished) continue;
-    if (request.spec.max_tokens > 0) ++request.known;
+    if (bursts_.on()) {
+      receive_burst(request);
+    } else if (request.spec.max_tokens > 0) {
+      ++request.known;
+    }
     if (request.status == RequestStatus::Running && config_.async_scheduling) {
       --request.ahead;
       if (!shared_) key_blocks(request, request.computed - request.ahead);
@@ -218,7 +231,9 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
     if (!turn.samples || request.finish_ns >= 0) continue;
     const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.emitted;
     if (request.emitted < request.spec.max_tokens && length < config_.max_model_len) {
-      ++request.emitted;
+      const std::uint32_t tokens = bursts_.on() ? request.outputs() - request.emitted : 1;
+      if (request.emitted == 0) request.first_burst = tokens;
+      request.emitted += tokens;
       fruitless_preemptions_ = 0;
       auto& runs = request.tokens;
       if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
@@ -237,7 +252,7 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
 void VllmEngine::complete(RequestId id, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   request.finish_ns = now_ns;
-  token_log_.count_gaps(request.tokens);
+  token_log_.count_gaps(request.tokens, request.emitted);
   finished_.push_back(id);
 }
 
@@ -261,7 +276,8 @@ StepLoad VllmEngine::measure() const {
 }
 
 void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
-  for (;;) {
+  for (std::uint32_t turns = 1;; ++turns) {
+    if (turns % 64 == 0 && pause_) pause_();
     const std::size_t finished = finished_.size();
     if (in_step_) {
       if (now_ns_ > until_ns) return;

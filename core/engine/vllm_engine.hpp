@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "block_store.hpp"
+#include "engine/burst_sampler.hpp"
 #include "engine/config.hpp"
 #include "engine/event_log.hpp"
 #include "engine/event_truth.hpp"
@@ -42,6 +44,8 @@ struct StepLog {
 struct EngineTotals {
   std::uint64_t steps = 0;
   std::uint64_t preemptions = 0;
+  std::uint64_t burst_steps = 0;         // turns that ended in a burst
+  std::uint64_t burst_tokens = 0;        // and its tokens
   std::uint64_t phantom_hit_blocks = 0;  // hits on blocks that no step ever computed
 };
 
@@ -87,6 +91,11 @@ class VllmEngine {
   // Nothing happens before this time. For an engine between steps.
   void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
   void set_leaping(bool on) noexcept { leaping_ = on; }
+  // Told of every step that is not leapt over, after it has begun (false) and after it has ended (true).
+  using Observer = std::function<void(bool ended)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
+  // Called by `advance` now and then, between steps; may throw to stop it there.
+  void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
   // The last step did nothing although requests wait, or requests have long preempted each other without a token
   // (possible when the oldest must give way: preemption_mode fifo, or equal priorities): it needs outside help.
   bool stuck() const noexcept { return stuck_; }
@@ -149,6 +158,10 @@ class VllmEngine {
   void complete(RequestId id, std::int64_t now_ns);
   StepLoad measure() const;
 
+  // vllm_burst.cpp
+  std::uint32_t burst_room(const EngineRequest& request, std::uint32_t total) const noexcept;
+  void receive_burst(EngineRequest& request);
+
   // vllm_leap.cpp
   bool can_leap() const;
   bool leap(std::int64_t until_ns, bool stop_on_finish);
@@ -162,6 +175,7 @@ class VllmEngine {
   const bool emits_;   // the store tells what happens
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
+  BurstSampler bursts_;
 
   std::vector<EngineRequest> requests_;
   std::vector<RequestId> running_;
@@ -175,6 +189,8 @@ class VllmEngine {
   bool stuck_ = false;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;
+  Observer observer_;
+  std::function<void()> pause_;
   Blocked blocked_;
   std::vector<SlotId> hits_;  // scratch, and so are the next three
   std::vector<SlotId> peeked_;

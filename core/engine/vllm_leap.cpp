@@ -9,7 +9,7 @@ namespace understudy {
 
 // Every running request decodes, and nobody can be admitted until one of them ends.
 bool VllmEngine::can_leap() const {
-  if (config_.check) return false;  // requests are settled where a leap ends, not after each of its steps
+  if (config_.check || bursts_.on()) return false;  // requests are settled where a leap ends, not after each step
   if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
     return false;
   }

@@ -130,6 +130,11 @@ void VllmEngine::admit(std::int64_t now_ns) {
       hits_.resize(limit);
       hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
                                 &unreferenced);
+      // The draft needs hidden states that the cache does not hold: the last block found is computed again.
+      if (bursts_.on() && hits > 0) {
+        hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(hits - 1), hits_.data(),
+                                  &unreferenced);
+      }
     }
     const auto hit_tokens = static_cast<std::uint32_t>(hits * config_.block_size);
     const std::uint32_t wanted = cap_prefill(request.known - hit_tokens);
@@ -153,6 +158,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
       request.cached_first = hit_tokens;
     }
     request.cached_total += hit_tokens;
+    request.looked_up += request.known;
     for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
     log_.admitted.push_back(id);
     log_.resumed.push_back(resumed);
@@ -166,7 +172,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
 
 // Room for a running request's first `total` tokens, or false with nothing changed.
 bool VllmEngine::grow(EngineRequest& request, std::uint32_t total) {
-  const std::uint32_t needed = blocks_for(total);
+  const std::uint32_t needed = blocks_for(total + burst_room(request, total));
   if (needed > request.table.size()) {
     if (shared_) {
       if (cost_of_shared(request, needed) > store_.available(0)) return false;
@@ -189,13 +195,14 @@ bool VllmEngine::place(EngineRequest& request, std::uint32_t tokens, std::size_t
   const auto beyond_hits = [hits](std::uint64_t blocks) { return blocks > hits ? blocks - hits : 0; };
   if (config_.scheduler_reserve_full_isl && beyond_hits(blocks_for(request.known)) + extra > free) return false;
   const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
+  const std::uint32_t room = blocks_for(total + burst_room(request, total));
   if (shared_) {
     // Exact: blocks behind the first that is missing may be here too.
-    if (cost_of_shared(request, blocks_for(total)) + extra - unreferenced > free) return false;
-    take_shared(request, blocks_for(total));
+    if (cost_of_shared(request, room) + extra - unreferenced > free) return false;
+    take_shared(request, room);
     return true;
   }
-  const std::uint64_t missing = beyond_hits(blocks_for(total));
+  const std::uint64_t missing = beyond_hits(room);
   if (missing + extra > free) return false;
 
   const std::span<const SlotId> found(hits_.data(), hits);

@@ -1,7 +1,9 @@
 #include "replay/fleet.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <condition_variable>
 #include <limits>
 #include <mutex>
 #include <sstream>
@@ -14,7 +16,10 @@ namespace understudy {
 namespace {
 
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
-constexpr std::size_t kReportEvery = 256;  // requests between two calls of the progress hook
+constexpr std::size_t kReportEvery = 256;                     // requests between two calls of the progress hook
+constexpr auto kReportAfter = std::chrono::milliseconds(50);  // or this
+
+struct Stopped {};  // thrown in a worker's thread when the run is over
 
 }  // namespace
 
@@ -28,14 +33,21 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   config_.engine.check = config_.check;
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
-    worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing);
-    worker.engine->set_leaping(config_.leaping);
+    EngineConfig engine = config_.engine;
+    engine.burst_seed += i;  // streams of their own
+    worker.engine = std::make_unique<VllmEngine>(engine, config_.timing);
+    worker.engine->set_leaping(config_.leaping && !config_.on_step);
+    if (config_.on_step) {
+      worker.engine->set_observer(
+          [this, i, engine = worker.engine.get()](bool ended) { config_.on_step(i, *engine, ended); });
+    }
     workers_.push_back(std::move(worker));
   }
 }
 
 bool Fleet::independent() const noexcept {
-  return config_.concurrency == 0 && config_.routing != Routing::LeastLoaded &&
+  return config_.concurrency == 0 && config_.lockstep_ns == 0 && !config_.on_step &&
+         config_.routing != Routing::LeastLoaded &&
          std::all_of(workload_.next_turn.begin(), workload_.next_turn.end(), [](std::int64_t n) { return n < 0; });
 }
 
@@ -44,13 +56,15 @@ FleetResult Fleet::run(unsigned threads, const Progress& progress) {
   if (threads > 1 && !independent()) {
     throw Error(
         ErrorKind::ConfigError,
-        "threads > 1 needs independent workers: open loop, single-turn requests, and round_robin or random routing");
+        "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, and "
+        "no recording of steps");
   }
   if (independent()) {
     run_independent(threads, progress);
   } else {
     run_together(progress);
   }
+  if (progress) progress(ended_);
   return collect();
 }
 
@@ -76,41 +90,81 @@ void Fleet::run_independent(unsigned threads, const Progress& progress) {
 
   if (threads <= 1 || workers_.size() == 1) {
     for (std::size_t i = 0; i < workers_.size(); ++i) play_alone(workers_[i], rows[i], progress);
-    return;
+  } else {
+    play_in_threads(threads, rows, progress);
   }
+}
+
+// The threads play; this one reports. Of several workers that fail, the first one's error counts, whoever was faster.
+void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows,
+                            const Progress& progress) {
   std::atomic<std::size_t> next = 0;
-  std::mutex failure_mutex;
-  std::exception_ptr failure;
+  std::vector<std::exception_ptr> failures(workers_.size());
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t playing = std::min<std::size_t>(threads, workers_.size());
   const auto work = [&] {
-    for (std::size_t i = next++; i < workers_.size(); i = next++) {
+    for (std::size_t i = next++; i < workers_.size() && !stop_; i = next++) {
       try {
         play_alone(workers_[i], rows[i], {});
+      } catch (const Stopped&) {
       } catch (...) {
-        const std::lock_guard lock(failure_mutex);
-        if (!failure) failure = std::current_exception();
+        failures[i] = std::current_exception();
       }
     }
+    const std::lock_guard lock(mutex);
+    --playing;
+    changed.notify_one();
   };
   std::vector<std::jthread> pool;
-  for (unsigned t = 1; t < std::min<std::size_t>(threads, workers_.size()); ++t) pool.emplace_back(work);
-  work();
+  try {
+    for (std::size_t t = playing; t > 0; --t) pool.emplace_back(work);
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, kReportAfter, [&] { return playing == 0; })) {
+      lock.unlock();
+      report(progress);
+      lock.lock();
+    }
+  } catch (...) {
+    stop_ = true;
+    pool.clear();
+    throw;
+  }
   pool.clear();
-  if (failure) std::rethrow_exception(failure);
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
 }
 
 void Fleet::play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress) {
+  const auto pause = [this, &worker, &progress] {
+    ended_ += worker.engine->take_finished().size();
+    if (stop_) throw Stopped();
+    report(progress);
+  };
+  worker.engine->set_pause(pause);
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i % kReportEvery == 0) pause();
     const std::int64_t arrival_ns = workload_.arrival_ns[rows[i]];
     worker.engine->advance(arrival_ns, false);
     if (!worker.engine->in_step()) worker.engine->skip_to(arrival_ns);
     submit(worker, rows[i], arrival_ns);
-    if (progress && i % kReportEvery == 0) progress(ended_ + i);
   }
   worker.engine->advance(kForever, false);
   require_progress(worker);
-  (void)worker.engine->take_finished();
+  pause();
+  worker.engine->set_pause({});
   worker.gaps = worker.engine->token_log().gaps();
-  if (progress) progress(ended_ += rows.size());
+}
+
+void Fleet::report(const Progress& progress) {
+  if (!progress) return;
+  const std::size_t ended = ended_;
+  const auto now = std::chrono::steady_clock::now();
+  if (ended < reported_ + kReportEvery && now < reported_at_ + kReportAfter) return;
+  reported_ = ended;
+  reported_at_ = now;
+  progress(ended);
 }
 
 // ── Workers that meet: sessions, a cap on concurrency, or routing by load ──
@@ -135,12 +189,16 @@ void Fleet::run_together(const Progress& progress) {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> ends;
   std::vector<std::size_t> touched;
   std::vector<bool> marked(workers_.size(), false);
+  std::uint64_t rounds = 0;
   open_arrivals();
-  std::size_t reported = 0;
+  // In lockstep every worker begins at 0, and again whenever a step of its has ended.
+  const bool lockstep = config_.lockstep_ns > 0;
+  bool first = lockstep;
 
   while (!arrivals_.empty() || !ends.empty()) {
-    const std::int64_t now_ns =
-        std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns, ends.empty() ? kForever : ends.top().first);
+    const std::int64_t now_ns = first ? 0
+                                      : std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns,
+                                                 ends.empty() ? kForever : ends.top().first);
     touched.clear();
     const auto touch = [&](std::size_t worker) {
       if (marked[worker]) return;
@@ -160,16 +218,18 @@ void Fleet::run_together(const Progress& progress) {
       arrive(arrival);
       if (worker_of_[arrival.row] >= 0) touch(static_cast<std::size_t>(worker_of_[arrival.row]));
     }
+    for (std::size_t index = 0; first && index < workers_.size(); ++index) touch(index);
+    first = false;
     std::sort(touched.begin(), touched.end());
     for (const std::size_t index : touched) {
       marked[index] = false;
       VllmEngine& engine = *workers_[index].engine;
-      if (engine.in_step() || engine.idle()) continue;
+      if (engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) continue;
       const std::int64_t duration_ns = engine.begin_step(now_ns);
       if (engine.stuck()) require_progress(workers_[index]);
-      ends.push({now_ns + duration_ns, index});
+      ends.push({now_ns + (lockstep ? config_.lockstep_ns : duration_ns), index});
     }
-    if (progress && ended_ >= reported + kReportEvery) progress(reported = ended_);
+    if (++rounds % 64 == 0) report(progress);
   }
   for (Worker& worker : workers_) {
     require_progress(worker);
@@ -254,13 +314,17 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   spec.prompt_tokens = prompt;
   spec.max_tokens = output;
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
-  spec.arrival_time = static_cast<double>(arrival_ns);
-  if (config_.engine.policy == SchedulingPolicy::Priority) spec.name = std::to_string(row);
+  spec.arrival_time =
+      workload_.queue_order.empty() ? static_cast<double>(arrival_ns) : static_cast<double>(workload_.queue_order[row]);
+  if (!workload_.names.empty()) {
+    spec.name = workload_.names[row];
+  } else if (config_.engine.policy == SchedulingPolicy::Priority) {
+    spec.name = std::to_string(row);
+  }
   if (config_.engine.enable_prefix_caching) {
     spec.identities =
         std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
-                                          known, exact, std::uint64_t{prompt} + output,
-                                          config_.engine.block_size, row);
+                                          known, exact, std::uint64_t{prompt} + output, config_.engine.block_size, row);
   }
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);
@@ -296,6 +360,7 @@ FleetResult Fleet::collect() {
   out.output_tokens.assign(n, 0);
   out.cached_tokens_first.assign(n, 0);
   out.cached_tokens_total.assign(n, 0);
+  out.looked_up_tokens.assign(n, 0);
   out.preemptions.assign(n, 0);
   out.fate.assign(n, static_cast<std::uint8_t>(RequestFate::Unfinished));
   std::sort(rejections_.begin(), rejections_.end());
@@ -318,6 +383,7 @@ FleetResult Fleet::collect() {
       out.output_tokens[row] = static_cast<std::int32_t>(request.emitted);
       out.cached_tokens_first[row] = request.cached_first;
       out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
+      out.looked_up_tokens[row] = static_cast<std::int64_t>(request.looked_up);
       out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
       if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
       if (config_.check && request.emitted != worker.engine->expected_outputs(request)) {
@@ -328,7 +394,9 @@ FleetResult Fleet::collect() {
       const auto& runs = request.tokens;
       out.first_token_ns[row] = log.end_of(runs.front().first_step);
       out.last_token_ns[row] = log.end_of(runs.back().first_step + runs.back().count - 1);
-      if (runs.front().count > 1) {
+      if (request.first_burst > 1) {
+        out.second_token_ns[row] = out.first_token_ns[row];
+      } else if (runs.front().count > 1) {
         out.second_token_ns[row] = log.end_of(runs.front().first_step + 1);
       } else if (runs.size() > 1) {
         out.second_token_ns[row] = log.end_of(runs[1].first_step);
@@ -342,6 +410,8 @@ FleetResult Fleet::collect() {
     out.steps += worker.engine->totals().steps;
     out.preempted += worker.engine->totals().preemptions;
     out.phantom_hit_blocks += worker.engine->totals().phantom_hit_blocks;
+    out.burst_steps += worker.engine->totals().burst_steps;
+    out.burst_tokens += worker.engine->totals().burst_tokens;
     out.evictions += metrics.evictions;
     out.stored_blocks += metrics.registrations;
   }

@@ -1,6 +1,8 @@
 // A run: a workload, N simulated workers, and one deterministic order of everything that happens.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -40,6 +42,8 @@ struct WorkloadColumns {
   std::span<const std::int64_t> output_token_offsets;  // empty: no row has exact outputs
   std::span<const std::uint32_t> output_token_ids;
   std::uint32_t trace_block_size = 512;
+  std::span<const std::int64_t> queue_order;  // orders equal priorities; empty: by arrival
+  std::span<const std::string> names;         // empty: row numbers
 
   std::size_t size() const noexcept { return prompt_tokens.size(); }
 };
@@ -53,6 +57,10 @@ struct FleetConfig {
   std::uint32_t concurrency = 0;  // sessions at a time; 0: open loop
   bool leaping = true;
   bool check = false;  // verify conservation and the truth of events after every step
+  // Above 0: every worker takes a step of this length after another, busy or not, until all requests have ended.
+  std::int64_t lockstep_ns = 0;
+  // Told of every step in the order of time; see VllmEngine::Observer. Turns leaping off.
+  std::function<void(std::size_t worker, VllmEngine& engine, bool ended)> on_step;
 };
 
 struct FleetResult {
@@ -65,6 +73,7 @@ struct FleetResult {
   std::vector<std::int32_t> output_tokens;
   std::vector<std::int64_t> cached_tokens_first;
   std::vector<std::int64_t> cached_tokens_total;
+  std::vector<std::int64_t> looked_up_tokens;
   std::vector<std::int32_t> preemptions;
   std::vector<std::int32_t> worker;
   std::vector<std::uint8_t> fate;
@@ -83,11 +92,14 @@ struct FleetResult {
   std::uint64_t evictions = 0;
   std::uint64_t stored_blocks = 0;
   std::uint64_t phantom_hit_blocks = 0;
+  std::uint64_t burst_steps = 0;
+  std::uint64_t burst_tokens = 0;
 };
 
 class Fleet {
  public:
-  // Called now and then with the number of requests that have ended; may throw to stop the run.
+  // Called now and then, on the thread that runs the fleet, with the number of requests that have ended; may throw to
+  // stop the run.
   using Progress = std::function<void(std::size_t)>;
 
   Fleet(FleetConfig config, WorkloadColumns workload);
@@ -110,7 +122,9 @@ class Fleet {
   };
 
   void run_independent(unsigned threads, const Progress& progress);
+  void play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows, const Progress& progress);
   void play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress);
+  void report(const Progress& progress);
   void run_together(const Progress& progress);
   void open_arrivals();
   void arrive(Arrival arrival);
@@ -135,7 +149,10 @@ class Fleet {
   std::size_t next_session_ = 0;
   std::size_t next_worker_ = 0;
   std::mt19937_64 random_;
-  std::size_t ended_ = 0;
+  std::atomic<std::size_t> ended_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::size_t reported_ = 0;
+  std::chrono::steady_clock::time_point reported_at_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace understudy

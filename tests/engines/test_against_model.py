@@ -13,7 +13,7 @@ import pytest
 
 from engines.building import engine_for, engine_profile, request_spec, submit_spec
 from model.kvbm_scheduler import KvbmModel, model_for
-from model.scenario_gen import random_scenario
+from model.scenario_gen import random_scenario, with_bursts
 from model.vllm_config import PROFILES, RECORDED, Profile
 from model.vllm_scheduler import Plan
 from model.vllm_scheduler import run_scenario as run_model
@@ -29,9 +29,11 @@ FIXED = Profile("fixed", phantom_hit=False)
 MS = 1_000_000
 
 
-def assert_like_the_model(seed: int, profile: Profile) -> dict[str, Any]:
+def assert_like_the_model(seed: int, profile: Profile, *, bursts: bool = False) -> dict[str, Any]:
     """Compare the text of every line; returns the last one, the totals."""
     scenario = random_scenario(seed, profile)
+    if bursts:
+        scenario = with_bursts(scenario, seed)
     ours = recorder.run_scenario(
         msgspec.convert(scenario, engine_scenario.Scenario), engine_profile(profile), check=True
     )
@@ -94,12 +96,19 @@ def test_thousands_of_scenarios_with_shared_blocks_are_scheduled_as_the_model_do
         assert_shared_like_the_model(seed, eviction)
 
 
+@pytest.mark.parametrize("profile", [*PROFILES, FIXED], ids=lambda profile: profile.name)
+def test_random_scenarios_with_speculation_are_scheduled_as_the_model_does(profile: Profile) -> None:
+    ends = [assert_like_the_model(seed, profile, bursts=True) for seed in range(SEEDS)]
+    for total in ("preemptions", "cached_tokens", "removed_blocks"):
+        assert any(end[total] for end in ends), total
+
+
 @pytest.mark.soak
 @pytest.mark.skipif(SOAK <= 0, reason="set UNDERSTUDY_SOAK_OPS to a number of operations")
 @pytest.mark.parametrize("profile", [*PROFILES, FIXED], ids=lambda profile: profile.name)
 def test_thousands_of_scenarios_are_scheduled_as_the_model_does(profile: Profile) -> None:
     for seed in range(1000, 1000 + SOAK // 500):
-        assert_like_the_model(seed, profile)
+        assert_like_the_model(seed, profile, bursts=seed % 3 == 0)
 
 
 @pytest.mark.parametrize(("seed", "blocks"), [(0, 0), (137, 2), (597, 1), (1676, 3), (1990, 2)])
@@ -289,10 +298,15 @@ def test_a_request_that_was_never_submitted_cannot_be_cancelled() -> None:
 def test_random_scenarios_with_random_cancels_stay_equal_to_the_model(profile: Profile) -> None:
     for seed in range(SEEDS):
         play_with_cancels(seed, profile)
+        play_with_cancels(seed, profile, bursts=True)
 
 
-def play_with_cancels(seed: int, profile: Profile, scenario: Scenario | None = None) -> None:
+def play_with_cancels(
+    seed: int, profile: Profile, scenario: Scenario | None = None, *, bursts: bool = False
+) -> None:
     scenario = scenario or random_scenario(seed, profile)
+    if bursts:
+        scenario = with_bursts(scenario, seed)
     rng = Random(f"cancels {seed}")
     pair = Pair(scenario["config"], profile)
     for step in range(120):

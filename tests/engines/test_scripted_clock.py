@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -227,7 +229,7 @@ def play_live(workload: Workload, config: VllmConfig, engine: _core.Engine) -> L
 
 @pytest.mark.parametrize("part", range(4))
 def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
-    compared = 0
+    compared = bursts = 0
     for seed in range(part, 120, 4):
         case = random_case(seed, single_turns=True)
         workload = case.workload.normalised()
@@ -246,7 +248,14 @@ def test_a_driver_with_a_clock_sees_what_a_replay_reports(part: int) -> None:
         assert [s.finished_ns for s in seen] == columns.finish_ns.tolist(), seed
         assert [len(s.token_ns) for s in seen] == columns.output_tokens.tolist(), seed
         assert [s.token_ns[0] if s.token_ns else -1 for s in seen] == columns.first_token_ns.tolist(), seed
+        assert [s.token_ns[1] if s.token_ns[1:] else -1 for s in seen] == columns.second_token_ns.tolist(), (
+            seed
+        )
+        gaps = Counter(b - a for s in seen for a, b in itertools.pairwise(s.token_ns))
+        assert gaps == dict(zip(columns.itl_ns.tolist(), columns.itl_count.tolist(), strict=True)), seed
+        bursts += columns.burst_tokens > columns.burst_steps
         assert live.engine.steps == columns.steps, seed
         assert live.engine.free_blocks == case.config.num_gpu_blocks
         compared += 1
     assert compared > 10
+    assert bursts > 0

@@ -24,6 +24,7 @@ COLUMNS = (
     "output_tokens",
     "cached_tokens_first",
     "cached_tokens_total",
+    "looked_up_tokens",
     "preemptions",
     "worker",
     "status",
@@ -69,6 +70,14 @@ def random_case(seed: int, *, single_turns: bool = False, **changes: Any) -> Cas
             how["routing"] = "least_loaded"
         if rng.random() < 0.4:
             how["load"] = ClosedLoop(concurrency=rng.choice([1, 2, 5, 20]))
+    bursts = Random(f"bursts {seed}")
+    if not config["async_scheduling"] and bursts.random() < 0.2:
+        config |= {
+            "aic_nextn": bursts.randint(1, 5),
+            "aic_mtp_seed": bursts.getrandbits(64),
+            "decode_speedup_ratio": 1.0,
+        }
+        config["aic_nextn_accept_rates"] = bursts.choice([None, "1,1", "1,1,1,1,1", "0.5,0,1", "0.9,0.7,0.4"])
     return Case(workload, VllmConfig(**{**config, **changes}), how)
 
 

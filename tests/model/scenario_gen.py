@@ -34,6 +34,20 @@ def random_scenario(seed: int, profile: Profile = RECORDED) -> Scenario:
     return {"name": f"seed_{seed}", "config": config, "max_steps": MAX_STEPS, "requests": requests}
 
 
+def with_bursts(scenario: Scenario, seed: int) -> Scenario:
+    """The same scenario with speculation, synchronously scheduled."""
+    rng = Random(f"bursts {seed}")
+    config = {**scenario["config"], "async_scheduling": False}
+    config |= {
+        "aic_nextn": rng.randint(1, 5),
+        "aic_mtp_seed": rng.choice([42, 2**64 - 1, rng.getrandbits(64)]),
+    }
+    if rng.random() < 0.8:
+        rates = [rng.choice([0.0, 1.0, 1.0, round(rng.random(), 2)]) for _ in range(rng.randint(1, 6))]
+        config["aic_nextn_accept_rates"] = ",".join(map(str, rates))
+    return {**scenario, "config": config}
+
+
 def _elephant_and_mice(rng: Random, seed: int, profile: Profile) -> Scenario:
     """A long unimportant prefill in chunks of several blocks among short urgent requests, in a small pool.
 

@@ -57,6 +57,17 @@ class Config:
     watermark: float = 0.0
     max_model_len: int = 131072
     async_scheduling: bool = False
+    aic_nextn: int | None = None  # draft tokens in every step that samples
+    aic_nextn_accept_rates: str | None = None
+    aic_mtp_seed: int = 42
+
+    def accept_rates(self) -> list[float]:
+        """The rate of every draft token; empty: no speculation."""
+        if self.aic_nextn is None:
+            return []
+        text = self.aic_nextn_accept_rates or "0.85,0.3"
+        rates = [float(part) for part in text.split(",")] + [0.0] * self.aic_nextn
+        return rates[: self.aic_nextn]
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any], profile: Profile = RECORDED) -> Config:

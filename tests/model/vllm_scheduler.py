@@ -1,7 +1,8 @@
 """A slow, obvious model of the vLLM v1 scheduler: the oracle for the simulated engine.
 
-One worker, one full-attention KV cache group, text prompts, no speculation. No clock: `VllmModel.step`
-does one engine step, and `run_scenario` turns a scenario file into the lines of its golden file.
+One worker, one full-attention KV cache group, text prompts; speculation as bursts of tokens, without a draft
+model. No clock: `VllmModel.step` does one engine step, and `run_scenario` turns a scenario file into the
+lines of its golden file.
 """
 
 from __future__ import annotations
@@ -55,6 +56,30 @@ class Plan:
     keyed_before: dict[Request, int] = field(default_factory=dict)  # `keyed` before this step's allocation
 
 
+class BurstModel:
+    """How many tokens a sampling step yields: one, and draft tokens until the first that is not accepted."""
+
+    def __init__(self, rates: Sequence[float], seed: int) -> None:
+        self.rates = rates
+        self.state = seed
+
+    def draw(self, remaining: int) -> int:
+        tokens = 1
+        for rate in self.rates:
+            if self._uniform() >= rate:
+                break
+            tokens += 1
+        return min(tokens, remaining)
+
+    def _uniform(self) -> float:  # SplitMix64
+        mask = 2**64 - 1
+        self.state = (self.state + 0x9E3779B97F4A7C15) & mask
+        z = self.state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        return ((z ^ (z >> 31)) >> 11) / 2**53
+
+
 class VllmModel:
     """The scheduler. Call `add` and `cancel` between steps only."""
 
@@ -66,6 +91,7 @@ class VllmModel:
         self.waiting: list[Request] = []  # in the order in which they will be tried
         self.steps = 0
         self.phantom_hit_blocks = 0  # hits on blocks that nobody ever computed
+        self.bursts = BurstModel(self.config.accept_rates(), self.config.aic_mtp_seed)
         self._unreceived: Plan | None = None  # asynchronous: scheduled, its outputs not yet received
 
     def add(self, spec: RequestSpec, index: int) -> None:
@@ -212,6 +238,8 @@ class VllmModel:
         while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
             hits = self.pool.find(request.tokens)
+            if self.bursts.rates:
+                hits = hits[:-1]
             hit_tokens = len(hits) * self.config.block_size
             count = self._cap_prefill(len(request.tokens) - hit_tokens)
             if count > plan.budget and not self.config.enable_chunked_prefill:
@@ -243,7 +271,12 @@ class VllmModel:
             whole = max(0, self._blocks_for(len(request.tokens)) - len(hits))
             if whole + extra > pool.free_count():
                 return False
-        missing = max(0, self._blocks_for(total) - len(request.table) - len(hits))
+        room = total
+        if self.bursts.rates and total == len(
+            request.tokens
+        ):  # it will sample, and may get its longest burst
+            room += min(len(self.bursts.rates) + 1, self._outputs_left(request))
+        missing = max(0, self._blocks_for(room) - len(request.table) - len(hits))
         if missing + extra > pool.free_count():
             return False
 
@@ -264,6 +297,10 @@ class VllmModel:
             self.pool.store(request.table, request.tokens, request.keyed, full)
             request.keyed = full
 
+    def _outputs_left(self, request: Request) -> int:
+        left = self.config.max_model_len - len(request.tokens)
+        return min(request.max_tokens - request.outputs(), left)
+
     def _free(self, request: Request) -> None:
         self.pool.release(request.table)
         request.table = []
@@ -280,7 +317,10 @@ class VllmModel:
         for request in plan.scheduled:
             if request not in plan.samples or request.status == "finished":
                 continue
-            request.tokens.append(output_token(request.index, request.outputs()))
+            for _ in range(self.bursts.draw(self._outputs_left(request)) if self.bursts.rates else 1):
+                request.tokens.append(output_token(request.index, request.outputs()))
+            if self.bursts.rates:
+                self._settle_burst(request)
             if request.status == "running":
                 self._receive(request)
             if request.outputs() >= request.max_tokens or len(request.tokens) >= self.config.max_model_len:
@@ -291,6 +331,14 @@ class VllmModel:
                 finished.append(request)
         self.running = [request for request in self.running if request.status != "finished"]
         return finished
+
+    def _settle_burst(self, request: Request) -> None:
+        """All tokens of a burst but the last are computed; what was reserved in vain goes back."""
+        request.computed = len(request.tokens) - 1
+        self._store_full_blocks(request, request.computed)
+        kept = self._blocks_for(request.computed)
+        self.pool.release(request.table[kept:])
+        del request.table[kept:]
 
     def _receive(self, request: Request) -> None:
         """A running request's token has come."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model.replay_gen import COLUMNS, random_case
-from replay.building import MS, ONE_MS, conversations, crowd, play, sessions, single_turns
+from replay.building import MS, conversations, crowd, play, sessions, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError, WrongState
@@ -186,34 +186,3 @@ def test_every_step_of_a_random_run_keeps_the_books(part: int) -> None:
             own = np.flatnonzero(columns.sample_worker == worker)
             if len(own) and columns.sample_running[own[-1]] == 0 and columns.sample_waiting[own[-1]] == 0:
                 assert columns.sample_used_blocks[own[-1]] == 0
-
-
-# ── Progress ──
-
-
-@pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
-def test_progress_rises_to_the_number_of_requests(routing: Any) -> None:
-    counts: list[int] = []
-    workload = single_turns([16] * 2000, arrival_ms=[row / 10 for row in range(2000)])
-    run_offline(workload, VllmConfig(timing=ONE_MS), workers=2, routing=routing, progress=counts.append)
-    assert len(counts) > 3
-    assert counts == sorted(counts)
-    assert 2000 - 256 <= counts[-1] <= 2000
-
-
-@pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
-def test_an_error_in_the_progress_hook_stops_the_run(routing: Any) -> None:
-    class Enough(Exception):
-        pass
-
-    calls = 0
-
-    def stop(_: int) -> None:
-        nonlocal calls
-        calls += 1
-        raise Enough
-
-    workload = single_turns([16] * 2000, arrival_ms=[row / 10 for row in range(2000)])
-    with pytest.raises(Enough):
-        run_offline(workload, VllmConfig(timing=ONE_MS), routing=routing, progress=stop)
-    assert calls == 1

@@ -26,6 +26,7 @@ class Row:
     requested: int | None = None
     cached_first: int = 0
     cached_total: int | None = None
+    looked_up: int | None = None  # the prompt at every admission
     preemptions: int = 0
     worker: int = 0
     status: Status = Status.COMPLETED
@@ -71,6 +72,12 @@ def timeline(*rows: Row, **overrides: Any) -> Timeline:
         "cached_tokens_first": [row.cached_first for row in rows],
         "cached_tokens_total": [
             row.cached_first if row.cached_total is None else row.cached_total for row in rows
+        ],
+        "looked_up_tokens": [
+            (row.prompt_tokens * (1 + row.preemptions) if admit is not None else 0)
+            if row.looked_up is None
+            else row.looked_up
+            for row, admit in zip(rows, admits, strict=True)
         ],
         "preemptions": [row.preemptions for row in rows],
         "worker": [row.worker for row in rows],
@@ -144,6 +151,7 @@ def crowd(
         output_tokens=output.astype(np.int32),
         cached_tokens_first=cached.astype(np.int32),
         cached_tokens_total=cached,
+        looked_up_tokens=np.where(status == 0, prompt, 0),
         preemptions=np.zeros(requests, np.int32),
         worker=worker,
         status=status,

@@ -111,6 +111,7 @@ def test_requests_become_one_line_each(tmp_path: Path) -> None:
         "output_tokens": 4,
         "cached_tokens_first": 16,
         "cached_tokens_total": 16,
+        "looked_up_tokens": 40,
         "preemptions": 0,
     }
     assert (second["status"], second["reason"]) == ("rejected", "needs 9 blocks, a worker has 4")

@@ -146,11 +146,12 @@ def test_tokens_of_one_burst_have_a_gap_of_zero_and_no_rate() -> None:
 def test_prefix_hits_count_over_admitted_requests() -> None:
     r = report(
         Row([10], prompt_tokens=100, cached_first=64),
-        Row([10], prompt_tokens=100, cached_first=0, cached_total=80, preemptions=1),
+        # Preempted with nine tokens of output, it was looked up with 100 tokens, then with 109.
+        Row([10], prompt_tokens=100, cached_first=0, cached_total=80, preemptions=1, looked_up=209),
         Row(prompt_tokens=900, status=Status.REJECTED, worker=-1),
     )
     assert r.prefix_hit_ratio.first_admission == 0.32
-    assert r.prefix_hit_ratio.total == (64 + 80) / (100 + 2 * 100)
+    assert r.prefix_hit_ratio.total == (64 + 80) / (100 + 209)
     assert r.preemptions == 1
 
 

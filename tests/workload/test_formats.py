@@ -49,7 +49,7 @@ def test_a_user_can_add_a_format(tmp_path: Path) -> None:
 
     register_format("lengths", lengths)
     (tmp_path / "n").write_text("3")
-    assert trace_formats() == ("lengths", "mooncake")
+    assert trace_formats() == ("lengths", "mooncake", "vllm-scenario")
     assert len(read_trace(tmp_path / "n", "lengths")) == 3
     assert read_trace(tmp_path / "n", "lengths", tokens=8).prompt_tokens.tolist() == [8, 8, 8]
 

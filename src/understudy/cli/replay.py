@@ -33,9 +33,14 @@ def add_parser(verbs: Verbs) -> None:
         allow_abbrev=False,
     )
     verb.add_argument("trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped")
-    verb.add_argument("--format", default="mooncake", metavar="NAME", help="trace format (default: mooncake)")
     verb.add_argument(
-        "--trace-block-size", type=int, default=512, metavar="N", help="tokens of one hash id (default: 512)"
+        "--format",
+        default="mooncake",
+        metavar="NAME",
+        help="mooncake (default), or vllm-scenario: a conformance scenario, with its settings and in lockstep",
+    )
+    verb.add_argument(
+        "--trace-block-size", type=int, metavar="N", help="tokens of one hash id (mooncake; default: 512)"
     )
 
     fleet = verb.add_argument_group("fleet")
@@ -92,6 +97,12 @@ def add_parser(verbs: Verbs) -> None:
     out.add_argument(
         "--kv-trace", type=Path, metavar="PATH", help="write a line an allocation or eviction of blocks"
     )
+    out.add_argument(
+        "--record-steps",
+        type=Path,
+        metavar="PATH",
+        help="write every step as `conformance` reads it (.gz: zipped)",
+    )
     out.add_argument("--digest", action="store_true", help="print only the digest of the run")
     out.add_argument("--quiet", action="store_true", help="no table, no progress bar")
 
@@ -113,8 +124,16 @@ def run(args: argparse.Namespace) -> int:
     from understudy.replay.settings import ReplaySettings
     from understudy.report.run import replay
 
-    settings = ReplaySettings.read(args.config, _flags(args), args.set)
-    files = (args.json, args.requests_jsonl, args.html, args.events, args.raw_events, args.kv_trace)
+    settings = ReplaySettings.read(args.config, _flags(args), args.set, base=_scenario_settings(args))
+    files = (
+        args.json,
+        args.requests_jsonl,
+        args.html,
+        args.events,
+        args.raw_events,
+        args.kv_trace,
+        args.record_steps,
+    )
     outputs = [path for path in files if path]
     for path in outputs:  # known before the run, not after it
         if not path.parent.is_dir():
@@ -135,8 +154,9 @@ def run(args: argparse.Namespace) -> int:
             raw_events=args.raw_events,
             kv_trace=args.kv_trace,
             progress=progress,
+            record_steps=args.record_steps,
             format=args.format,
-            trace_block_size=args.trace_block_size,
+            **({} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}),
         )
     try:
         if args.json:
@@ -181,6 +201,16 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     if args.speed_up is not None:
         flags.setdefault("load", {"kind": "open_loop"})["speed_up"] = args.speed_up
     return flags
+
+
+def _scenario_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What a scenario says of the run itself."""
+    if args.format != "vllm-scenario":
+        return {}
+    from understudy.engines.scenario import read_scenario
+
+    settings = read_scenario(args.trace).config.settings()
+    return {"engine": settings, "load": {"kind": "lockstep"}}
 
 
 def _slo(args: argparse.Namespace) -> Slo | None:

@@ -29,14 +29,69 @@ _LATER = {
         ),
         "tiers below the device",
     ),
-    **dict.fromkeys(("aic_nextn", "aic_nextn_accept_rates", "aic_mtp_seed"), "speculative bursts"),
     **dict.fromkeys(("sglang", "trtllm"), "other engines than vLLM"),
-    **dict.fromkeys(("router_queue_policy",), "KV-aware routing"),
+    **dict.fromkeys(("router_queue_policy", "enable_local_indexer"), "KV-aware routing"),
     **dict.fromkeys(("zmq_kv_events_port", "zmq_replay_port"), "KV events on the wire"),
-    **dict.fromkeys(("worker_type", "is_prefill", "is_decode", "kv_transfer_bandwidth"), "disaggregation"),
+    **dict.fromkeys(
+        (
+            "worker_type",
+            "is_prefill",
+            "is_decode",
+            "bootstrap_port",
+            "handoff_session_timeout_ms",
+            "kv_transfer_bandwidth",
+            "kv_transfer_timing_mode",
+        ),
+        "disaggregation",
+    ),
     **dict.fromkeys(("dp_size", "startup_time"), "data parallelism and scaling"),
+    **dict.fromkeys(("reasoning",), "live serving"),
 }
 """Names that belong to a part of Understudy that does not exist yet, and what that part is."""
+
+_INSTEAD = {
+    **dict.fromkeys(
+        (
+            "aic_backend",
+            "aic_system",
+            "aic_backend_version",
+            "aic_tp_size",
+            "aic_model_path",
+            "aic_moe_tp_size",
+            "aic_moe_ep_size",
+            "aic_attention_dp_size",
+            "aic_gemm_dtype",
+            "aic_moe_dtype",
+            "aic_fmha_dtype",
+            "aic_kv_cache_dtype",
+            "aic_comm_dtype",
+        ),
+        "describes a system to AIConfigurator; give measurements (planner_profile_data) or a timing model of your own",
+    ),
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"),
+        "only estimates how many blocks fit; give num_gpu_blocks",
+    ),
+    "perf_model": "is an object of the mocker; give timing, planner_profile_data or a timing model of your own",
+    "has_perf_model": "says that a timing model was set, but not which; give timing or planner_profile_data",
+    "response_replay_trace_path": "names outputs in a file of their own; they are read from the trace",
+}
+"""Names of the mocker's that mean nothing here, why, and what to give instead."""
+
+_OFF: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(_LATER, (None,)),
+    **dict.fromkeys(_INSTEAD, (None,)),
+    **dict.fromkeys(("is_prefill", "is_decode", "enable_local_indexer", "has_perf_model"), (None, False)),
+    "enable_g4_storage": (False,),
+    "num_g2_blocks": (None, 0),
+    "num_g3_blocks": (None, 0),
+    "offload_batch_size": (None, 0),
+    "kv_transfer_timing_mode": ("full_prompt",),
+    "handoff_session_timeout_ms": (300_000,),
+    "worker_type": ("aggregated",),
+    "dp_size": (1,),
+}
+"""Values of the names above that ask for nothing, as the mocker writes them: they are accepted."""
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +100,10 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, copies of a block side by side and vLLM's free list;
     "kvbm" has one physical block a hash, shared by all and visible once acquired, and evicts by `eviction_policy`
     ("lineage" if None).
+
+    `aic_nextn` draft tokens are verified in every step that samples; `aic_nextn_accept_rates` says with which
+    probability each is accepted if those before it were ("0.85,0.3"; missing ones are 0, more than `aic_nextn` are cut
+    off). Worker i draws from the stream `aic_mtp_seed` + i.
     """
 
     block_size: int = 64
@@ -62,6 +121,9 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     async_scheduling: bool = False
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
+    aic_nextn: int | None = None
+    aic_nextn_accept_rates: str | None = None
+    aic_mtp_seed: int = 42
     vllm_version: str = "recorded"
     timing: Timing = Polynomial()
     speedup_ratio: float = 1.0
@@ -101,6 +163,28 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide"
             )
+        self._check_speculation()
+
+    def _check_speculation(self) -> None:
+        if not 0 <= self.aic_mtp_seed < 2**64:
+            raise ConfigError(f"aic_mtp_seed must be in 0 … 2^64−1, got {self.aic_mtp_seed}")
+        if self.aic_nextn is None:
+            if self.aic_nextn_accept_rates is not None:
+                raise ConfigError("aic_nextn_accept_rates needs aic_nextn, the number of draft tokens")
+            return
+        if not 1 <= self.aic_nextn <= 5:
+            raise ConfigError(f"aic_nextn must be in 1 … 5, got {self.aic_nextn}")
+        if self.decode_speedup_ratio != 1:
+            raise ConfigError(
+                "decode_speedup_ratio contradicts aic_nextn: speculation makes decoding faster by itself; leave it at 1"
+            )
+        if self.async_scheduling:
+            raise ConfigError(
+                "async_scheduling contradicts aic_nextn: the next step is scheduled before a burst is known"
+            )
+        rates = _read_rates(self.aic_nextn_accept_rates, self.aic_nextn)
+        normalised = ",".join(f"{rate:g}" if float(f"{rate:g}") == rate else repr(rate) for rate in rates)
+        msgspec.structs.force_setattr(self, "aic_nextn_accept_rates", normalised)
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
@@ -111,15 +195,26 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if "timing" in settings:
                 raise ConfigError("planner_profile_data and timing both name a timing model; give one")
             settings["timing"] = {"kind": "interpolated", "path": path}
+        settings = {
+            name: value
+            for name, value in settings.items()
+            if not (name in _OFF and any(type(value) is type(off) and value == off for off in _OFF[name]))
+        }
         if "g1_backend" in settings:
-            settings = dict(settings)
             backend = settings.pop("g1_backend")
             if "kv_manager" in settings:
                 raise ConfigError("g1_backend and kv_manager both name a KV manager; give one")
             if backend not in ("native", "kvbm"):
                 raise ConfigError(f"g1_backend must be native or kvbm, got {backend!r}")
             settings["kv_manager"] = backend
+        _check_engine_type(settings.pop("engine_type", "vllm"))
+        if settings.get("num_gpu_blocks", 0) is None:
+            del settings["num_gpu_blocks"]  # its default, as for the mocker
+        if isinstance(settings.get("preemption_mode"), str):
+            settings["preemption_mode"] = settings["preemption_mode"].lower()
         for name in settings:
+            if name in _INSTEAD:
+                raise ConfigError(f"{name} {_INSTEAD[name]}")
             if name in _LATER:
                 raise ConfigError(f"{name} belongs to {_LATER[name]}, which this version does not have yet")
             if name not in cls.__struct_fields__:
@@ -130,6 +225,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine: {error}") from error
+
+    @property
+    def accept_rates(self) -> list[float]:
+        """The accept rate of every draft token; empty without speculation."""
+        return [] if self.aic_nextn is None else _read_rates(self.aic_nextn_accept_rates, self.aic_nextn)
 
     def _require(self, profile: VersionProfile) -> None:
         if self.watermark and not profile.has_watermark:
@@ -169,6 +269,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             async_scheduling=self.async_scheduling,
             kv_manager=self.kv_manager,
             eviction_policy=self.eviction_policy or "lineage",
+            accept_rates=self.accept_rates,
+            burst_seed=self.aic_mtp_seed,
             free_order=profile.free_order,
             phantom_hits=profile.phantom_hits,
             events=events,
@@ -181,3 +283,27 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if model is not None:
             return python_timing(model, self.speedup_ratio, self.decode_speedup_ratio)
         return self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)
+
+
+def _read_rates(text: str | None, count: int) -> list[float]:
+    """Rates of `count` draft tokens, padded with 0 or cut off; all that are given must be right."""
+    rates: list[float] = []
+    for index, part in enumerate((text or "0.85,0.3").split(",")):
+        try:
+            rate = float(part)
+        except ValueError:
+            raise ConfigError(f"aic_nextn_accept_rates[{index}] is not a number: {part!r}") from None
+        if not 0 <= rate <= 1:
+            raise ConfigError(f"aic_nextn_accept_rates[{index}] must be in [0, 1], got {part.strip()}")
+        rates.append(rate)
+    return (rates + [0.0] * count)[:count]
+
+
+def _check_engine_type(name: object) -> None:
+    known = name.lower() if isinstance(name, str) else name
+    if known in ("sglang", "trtllm"):
+        raise ConfigError(
+            f"engine_type {known} belongs to other engines than vLLM, which this version does not have yet"
+        )
+    if known != "vllm":
+        raise ConfigError(f"engine_type must be vllm, sglang or trtllm, got {name!r}")

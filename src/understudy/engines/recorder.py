@@ -1,4 +1,4 @@
-"""Runs a scenario through the engine and tells every step in the words of a recording."""
+"""Tells the steps of an engine in the words of a recording; runs a scenario step by step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from understudy._core import Engine, EventBatch, constant_timing
 from understudy.engines.scenario import DEFAULT_PROFILE, Scenario, blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from understudy.engines.profiles import VersionProfile
 
 STEP_NS = 1_000_000
+TOTALS = ("finished", "preemptions", "scheduled_tokens", "cached_tokens", "stored_blocks", "removed_blocks")
 
 
 class KvEventLog:
     """Events in a recording's form: hashes become numbers in the order in which stored events first name them."""
 
     def __init__(self, block_size: int) -> None:
-        self.first_tokens: dict[int, int] = {}  # by sequence hash
+        self.first_tokens: dict[int, int | None] = {}  # by sequence hash
         self._block_size = block_size
         self._numbers: dict[int, int] = {}
 
@@ -55,6 +56,49 @@ class KvEventLog:
         return events
 
 
+class StepRecorder:
+    """Tells the steps of one engine as the lines of a recording. Call `begun` and `ended` for every step."""
+
+    def __init__(self, block_size: int, asynchronous: bool) -> None:
+        self.steps = 0
+        self.totals = dict.fromkeys(TOTALS, 0)
+        self._events = KvEventLog(block_size)
+        self._asynchronous = asynchronous
+        self._lines: list[dict[str, Any]] = []
+
+    @property
+    def first_tokens(self) -> dict[int, int | None]:
+        """First token of every block that may be stored, by sequence hash; to be filled before it is."""
+        return self._events.first_tokens
+
+    def begun(self, engine: Engine) -> None:
+        """Asynchronously the events of a step are those of its first half."""
+        # The first schedule is followed by no update, so its events wait for the next.
+        if self._asynchronous:
+            self._lines = self._events.describe(engine.drain_events()) if self.steps > 0 else []
+
+    def ended(self, engine: Engine) -> dict[str, Any]:
+        """The line of the step."""
+        if not self._asynchronous:
+            self._lines = self._events.describe(engine.drain_events())
+        line = _describe_step(engine, self.steps, self._lines)
+        self.steps += 1
+        totals = self.totals
+        totals["finished"] += len(line["finished"])
+        totals["preemptions"] += len(line["preempted"])
+        totals["scheduled_tokens"] += sum(line["scheduled"].values())
+        totals["cached_tokens"] += sum(line["cached"].values())
+        for event in self._lines:
+            totals[f"{event['type']}_blocks"] += event["n"]
+        return line
+
+
+def end_line(reason: str, recorders: Sequence[StepRecorder]) -> dict[str, Any]:
+    """The last line of a recording: totals over the engines."""
+    totals = {name: sum(recorder.totals[name] for recorder in recorders) for name in TOTALS}
+    return {"end": {"reason": reason, "steps": sum(recorder.steps for recorder in recorders), **totals}}
+
+
 def run_scenario(
     scenario: Scenario, profile: VersionProfile = DEFAULT_PROFILE, *, check: bool = False
 ) -> Iterator[dict[str, Any]]:
@@ -64,20 +108,16 @@ def run_scenario(
     """
     config = scenario.config
     engine = Engine(config.engine_config(profile), constant_timing(1.0, 1.0))
-    names: list[str] = []
-    log = KvEventLog(config.block_size)
+    recorder = StepRecorder(config.block_size, config.async_scheduling)
     to_come = list(enumerate(scenario.requests))
-    totals = dict.fromkeys(
-        ["finished", "preemptions", "scheduled_tokens", "cached_tokens", "stored_blocks", "removed_blocks"], 0
-    )
-    step = 0
-    while totals["finished"] < len(scenario.requests) and step < scenario.max_steps:
+    while recorder.totals["finished"] < len(scenario.requests) and recorder.steps < scenario.max_steps:
+        step = recorder.steps
         for index, request in to_come:
             if request.arrival_step > step:
                 continue
             tokens = request.tokens(index, config.max_model_len)
             identities, firsts = blocks_of(tokens, config.block_size)
-            log.first_tokens.update(firsts)
+            recorder.first_tokens.update(firsts)
             engine.submit(
                 request.id,
                 len(request.prompt_tokens()),
@@ -86,46 +126,33 @@ def run_scenario(
                 priority=request.priority,
                 arrival_time=index if request.arrival_time is None else request.arrival_time,
             )
-            names.append(request.id)
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
 
         engine.begin_step(step * STEP_NS)
-        # Asynchronously the first schedule is followed by no update, so its events wait for the next.
-        events = log.describe(engine.drain_events()) if config.async_scheduling and step > 0 else []
+        recorder.begun(engine)
         engine.end_step((step + 1) * STEP_NS)
-        if not config.async_scheduling:
-            events = log.describe(engine.drain_events())
         if check:
             engine.check()
-        line = _describe_step(engine, step, names, events)
-        totals["finished"] += len(line["finished"])
-        totals["preemptions"] += len(line["preempted"])
-        totals["scheduled_tokens"] += sum(line["scheduled"].values())
-        totals["cached_tokens"] += sum(line["cached"].values())
-        for event in events:
-            totals[f"{event['type']}_blocks"] += event["n"]
-        step += 1
-        yield line
-    reason = "done" if totals["finished"] == len(scenario.requests) else "max_steps"
-    yield {"end": {"reason": reason, "steps": step, **totals}}
+        yield recorder.ended(engine)
+    done = recorder.totals["finished"] == len(scenario.requests)
+    yield end_line("done" if done else "max_steps", [recorder])
 
 
-def _describe_step(
-    engine: Engine, step: int, names: list[str], events: list[dict[str, Any]]
-) -> dict[str, Any]:
-    new = [(names[r], cached) for r, resumed, cached in engine.admitted if not resumed]
-    again = [(names[r], cached) for r, resumed, cached in engine.admitted if resumed]
+def _describe_step(engine: Engine, step: int, events: list[dict[str, Any]]) -> dict[str, Any]:
+    name = engine.name
+    new = [(name(r), cached) for r, resumed, cached in engine.admitted if not resumed]
+    again = [(name(r), cached) for r, resumed, cached in engine.admitted if resumed]
     return {
         "step": step,
-        "scheduled": {names[r]: tokens for r, tokens in engine.scheduled},
-        "new": [name for name, _ in new],
+        "scheduled": {name(r): tokens for r, tokens in engine.scheduled},
+        "new": [who for who, _ in new],
         "cached": dict(new + again),
-        "resumed": [name for name, _ in again],
-        "preempted": [names[r] for r in engine.preempted],
-        "finished": [names[r] for r in engine.finished],
-        "running": [names[r] for r in engine.running],
+        "resumed": [who for who, _ in again],
+        "preempted": [name(r) for r in engine.preempted],
+        "finished": [name(r) for r in engine.finished],
+        "running": [name(r) for r in engine.running],
         "waiting": engine.num_waiting,
-        "waiting_head": [names[r] for r in engine.waiting_head(4)],
+        "waiting_head": [name(r) for r in engine.waiting_head(4)],
         "free_blocks": engine.free_blocks,
         "free_after_schedule": engine.free_after_schedule,
         # vLLM counts its reserved block 0.

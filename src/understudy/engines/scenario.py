@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,7 +22,10 @@ OUTPUT_STRIDE = 100_000
 
 
 class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The scheduler's settings with their defaults; `num_blocks` counts vLLM's reserved block 0."""
+    """The scheduler's settings with their defaults; `num_blocks` counts vLLM's reserved block 0.
+
+    Recordings have no speculation (`aic_…`); a scenario of your own may.
+    """
 
     block_size: int = 16
     num_blocks: int = 1024
@@ -38,28 +41,23 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     async_scheduling: bool = False
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
+    aic_nextn: int | None = None
+    aic_nextn_accept_rates: str | None = None
+    aic_mtp_seed: int = 42
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of an engine, by the names of VllmConfig."""
+        settings = msgspec.structs.asdict(self)
+        settings["num_gpu_blocks"] = settings.pop("num_blocks") - 1
+        settings["scheduling_policy"] = settings.pop("policy")
+        return settings
 
     def engine_config(self, profile: VersionProfile, *, check: bool = False) -> EngineConfig:
         """The engine's settings under a version profile; ConfigError for a setting that the version lacks.
 
         With `check`, the engine verifies conservation and its events at the end of every step.
         """
-        return VllmConfig(
-            block_size=self.block_size,
-            num_gpu_blocks=self.num_blocks - 1,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            enable_prefix_caching=self.enable_prefix_caching,
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            scheduling_policy=self.policy,
-            scheduler_reserve_full_isl=self.scheduler_reserve_full_isl,
-            watermark=self.watermark,
-            async_scheduling=self.async_scheduling,
-            kv_manager=self.kv_manager,
-            eviction_policy=self.eviction_policy,
-        ).native(events=True, check=check, profile=profile)
+        return VllmConfig(**self.settings()).native(events=True, check=check, profile=profile)
 
 
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,7 +101,7 @@ def read_scenario(path: Path) -> Scenario:
         raise InvalidArgument(f"{path}: {error}") from error
 
 
-def blocks_of(tokens: npt.NDArray[np.uint32], block_size: int) -> tuple[Identities, dict[int, int]]:
+def blocks_of(tokens: npt.NDArray[np.uint32], block_size: int) -> tuple[Identities, dict[int, int | None]]:
     """Identities of the full blocks, and the first token of each by its sequence hash."""
     identities = TokenBlocks(tokens, block_size).identities
     firsts = tokens[: len(identities) * block_size : block_size]

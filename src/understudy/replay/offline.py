@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -12,10 +13,13 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.kv_log import KvLog
 from understudy.replay.timeline import Timeline
-from understudy.workload import ClosedLoop, OpenLoop, Workload
+from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
+from understudy.workload.arrivals import LOCKSTEP_NS
+from understudy.workload.files import create_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
 
     from understudy._core import FleetResult
     from understudy.engines.timing import TimingModel
@@ -42,7 +46,7 @@ def run_offline(
     workers: int = 1,
     routing: Routing = "round_robin",
     seed: int = 0,
-    load: OpenLoop | ClosedLoop | None = None,
+    load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
     threads: int = 1,
     leaping: bool = True,
@@ -50,6 +54,7 @@ def run_offline(
     events: bool = False,
     kv_trace: bool = False,
     progress: Callable[[int], None] | None = None,
+    record_steps: str | PathLike[str] | None = None,
 ) -> OfflineRun:
     """Play a workload to its end.
 
@@ -57,8 +62,10 @@ def run_offline(
     engine's. `threads` > 1 needs workers that are independent: open loop, single-turn requests, round-robin or random
     routing. `check` verifies, after every step, conservation and that an index fed by the events alone knows exactly
     the blocks that are there (InvariantViolated); `events` and `kv_trace` keep the run's KV events, and its
-    allocations and evictions; `leaping` off plays every decode step by itself, with the same result. Requests that can
-    never fit are rejected and reported; a run without progress raises WrongState and says who is stuck.
+    allocations and evictions; `leaping` off plays every decode step by itself, with the same result. `record_steps`
+    names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz).
+    Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
+    stuck.
     """
     engine = engine or VllmConfig()
     load = load or OpenLoop()
@@ -66,8 +73,11 @@ def run_offline(
         if not workload.has_arrivals:
             raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
         workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
-    result = run_fleet(
-        engine=engine.native(events=events, kv_trace=kv_trace),
+    elif isinstance(load, Lockstep):
+        workload = workload.sorted_by_arrival()
+    play = partial(
+        run_fleet,
+        engine=engine.native(events=events or record_steps is not None, kv_trace=kv_trace),
         timing=engine.native_timing(timing),
         arrival_ns=workload.arrival_ns,
         prompt_tokens=workload.prompt_tokens,
@@ -92,7 +102,19 @@ def run_offline(
         leaping=leaping,
         check=check,
         progress=progress,
+        queue_order=_NO_OFFSETS if workload.queue_order is None else workload.queue_order,
+        lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
     )
+    if record_steps is None:
+        by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None
+        result = play(names=(workload.request_ids or []) if by_name else [])
+    else:
+        from understudy.replay.step_file import StepFile
+
+        with create_trace(record_steps) as file:
+            steps = StepFile(file, workload, engine, workers=workers, timed=not isinstance(load, Lockstep))
+            result = play(names=steps.names, on_step=steps.on_step)
+            steps.finish()
     timeline = _timeline(result, workload, engine, workers)
     facts = {
         "workers": workers,
@@ -120,6 +142,7 @@ def digest(timeline: Timeline) -> str:
         timeline.output_tokens,
         timeline.cached_tokens_first,
         timeline.cached_tokens_total,
+        timeline.looked_up_tokens,
         timeline.preemptions,
         timeline.worker,
         timeline.status,
@@ -145,6 +168,7 @@ def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, worke
         output_tokens=result.output_tokens,
         cached_tokens_first=result.cached_tokens_first.astype(np.int32),
         cached_tokens_total=result.cached_tokens_total,
+        looked_up_tokens=result.looked_up_tokens,
         preemptions=result.preemptions,
         worker=result.worker,
         status=result.status,
@@ -165,5 +189,7 @@ def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, worke
         evictions=result.evictions,
         stored_blocks=result.stored_blocks,
         phantom_hit_blocks=result.phantom_hit_blocks,
+        burst_steps=result.burst_steps,
+        burst_tokens=result.burst_tokens,
         reject_reasons=dict(result.rejections),
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.workload import ClosedLoop, OpenLoop
+from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +22,20 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     routing: Literal["round_robin", "random", "least_loaded"] = "round_robin"
     seed: int = 0
-    load: OpenLoop | ClosedLoop = OpenLoop()
+    load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
     engine: VllmConfig = VllmConfig()
 
     @classmethod
-    def read(cls, path: Path | None, flags: dict[str, Any], assignments: list[str]) -> ReplaySettings:
-        """Merge the file, the flags and `a.b=value` assignments. ConfigError names the field at fault."""
-        merged = _merge(_read_yaml(path) if path else {}, flags)
+    def read(
+        cls,
+        path: Path | None,
+        flags: dict[str, Any],
+        assignments: list[str],
+        *,
+        base: dict[str, Any] | None = None,
+    ) -> ReplaySettings:
+        """Merge `base`, the file, the flags and `a.b=value` assignments. ConfigError names the field at fault."""
+        merged = _merge(_merge(base or {}, _read_yaml(path) if path else {}), flags)
         for assignment in assignments:
             merged = _merge(merged, _parse_assignment(assignment))
         for name in merged:

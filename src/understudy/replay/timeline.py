@@ -31,6 +31,7 @@ _REQUEST_COLUMNS: dict[str, type[np.generic]] = {
     "output_tokens": np.int32,
     "cached_tokens_first": np.int32,
     "cached_tokens_total": np.int64,
+    "looked_up_tokens": np.int64,
     "preemptions": np.int32,
     "worker": np.int32,
     "status": np.uint8,
@@ -47,7 +48,7 @@ _SAMPLE_COLUMNS: dict[str, type[np.generic]] = {
 _TIMES = ("arrival_ns", "first_admit_ns", "first_token_ns", "second_token_ns", "last_token_ns", "finish_ns")
 _COUNTS = ("prompt_tokens", "requested_output_tokens", "output_tokens", "cached_tokens_first", "preemptions")
 _SIZES = ("num_workers", "blocks_per_worker", "block_size")
-_TOTALS = ("steps", "evictions", "stored_blocks", "phantom_hit_blocks")
+_TOTALS = ("steps", "evictions", "stored_blocks", "phantom_hit_blocks", "burst_steps", "burst_tokens")
 
 
 class Status(IntEnum):
@@ -89,7 +90,9 @@ class Timeline:
     cached_tokens_first: Int32Column
     """Prompt tokens found in the prefix cache at the first admission."""
     cached_tokens_total: Int64Column
-    """The same, summed over all admissions (one more after each preemption)."""
+    """Tokens found in the prefix cache, summed over all admissions (one more after each preemption)."""
+    looked_up_tokens: Int64Column
+    """Tokens that the request had (prompt, and output so far), summed over all admissions."""
     preemptions: Int32Column
     """How often the request was preempted."""
     worker: Int32Column
@@ -133,6 +136,10 @@ class Timeline:
     """Blocks that were stored in the prefix cache."""
     phantom_hit_blocks: int = 0
     """Blocks counted as hits that did not hold the tokens (a defect of some engine versions)."""
+    burst_steps: int = 0
+    """Turns that sampled with speculation."""
+    burst_tokens: int = 0
+    """Tokens that came of them."""
     reject_reasons: Mapping[int, str] = field(default_factory=dict)
     """Why, for rows that were rejected."""
 
@@ -218,6 +225,8 @@ class Timeline:
         _refuse("cached_tokens_first", too_much, "is above prompt_tokens")
         too_little = self.cached_tokens_total < self.cached_tokens_first
         _refuse("cached_tokens_total", too_little, "is below cached_tokens_first")
+        too_much = self.cached_tokens_total > self.looked_up_tokens
+        _refuse("cached_tokens_total", too_much, "is above looked_up_tokens")
 
     def _check_gaps(self) -> None:
         _refuse("itl_ns", self.itl_ns < 0, "must not be negative")

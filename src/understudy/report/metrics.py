@@ -29,13 +29,15 @@ DISTRIBUTIONS = (
         "ttst_ms",
         "Time to second token (TTST)",
         "ms",
-        "Second output token − first output token, per request with at least two tokens.",
+        "Second output token − first output token, per request with at least two tokens; 0 when one speculative burst "
+        "brought both.",
     ),
     Metric(
         "itl_ms",
         "Inter-token latency (ITL)",
         "ms",
-        "Every gap between neighbouring output tokens, pooled over all requests.",
+        "Every gap between neighbouring output tokens, pooled over all requests; tokens of one speculative burst are "
+        "visible together, with gaps of 0 between them.",
     ),
     Metric(
         "tpot_ms",
@@ -121,8 +123,8 @@ SCALARS = (
         "prefix_hit_ratio.total",
         "Prefix hit, all admissions",
         "ratio",
-        "Tokens found in the prefix cache at any admission ÷ prompt tokens counted once for each admission "
-        "(1 + preemptions); what a preempted request finds again of its own counts as hit.",
+        "Tokens found in the prefix cache at any admission ÷ tokens that the requests had (prompt, and output so far) "
+        "at every admission; what a preempted request finds again of its own counts as hit.",
     ),
     Metric(
         "kv.usage_mean",
@@ -152,6 +154,12 @@ SCALARS = (
         "Preemptions",
         "preemptions",
         "How often a running request lost its blocks and had to wait.",
+    ),
+    Metric(
+        "accept_length",
+        "Accept length",
+        "tokens",
+        "With speculation: tokens ÷ turns that sampled, 1 and the draft tokens that were accepted.",
     ),
     Metric("steps", "Steps", "steps", "Engine steps over all workers."),
 )

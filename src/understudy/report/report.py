@@ -110,6 +110,7 @@ class Report:
     prefix_hit_ratio: PrefixHitRatio
     kv: KvUsage
     preemptions: int
+    accept_length: float
     steps: int
 
     @classmethod
@@ -156,6 +157,7 @@ class Report:
             prefix_hit_ratio=_prefix_hit_ratio(timeline),
             kv=_kv_usage(timeline),
             preemptions=int(timeline.preemptions.sum(dtype=np.int64)),
+            accept_length=ratio(timeline.burst_tokens, timeline.burst_steps),
             steps=timeline.steps,
         )
 
@@ -229,12 +231,11 @@ def _requests(timeline: Timeline) -> RequestCounts:
 def _prefix_hit_ratio(timeline: Timeline) -> PrefixHitRatio:
     admitted = timeline.first_admit_ns >= 0
     prompt_tokens = timeline.prompt_tokens[admitted].astype(np.int64)
-    looked_up = prompt_tokens * (1 + timeline.preemptions[admitted].astype(np.int64))
     return PrefixHitRatio(
         first_admission=ratio(
             int(timeline.cached_tokens_first[admitted].sum(dtype=np.int64)), int(prompt_tokens.sum())
         ),
-        total=ratio(int(timeline.cached_tokens_total[admitted].sum()), int(looked_up.sum())),
+        total=ratio(int(timeline.cached_tokens_total.sum()), int(timeline.looked_up_tokens.sum())),
     )
 
 

@@ -48,6 +48,7 @@ class RequestRow(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
     cached_tokens_first: int
     cached_tokens_total: int
+    looked_up_tokens: int
     preemptions: int
 
 
@@ -95,6 +96,7 @@ def _rows(report: Report, part: slice, request_ids: Sequence[str] | None) -> lis
         timeline.output_tokens[part].tolist(),
         timeline.cached_tokens_first[part].tolist(),
         timeline.cached_tokens_total[part].tolist(),
+        timeline.looked_up_tokens[part].tolist(),
         timeline.preemptions[part].tolist(),
     )
     return list(map(RequestRow, *columns))

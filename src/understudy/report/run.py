@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from understudy.engines.timing import TimingModel
     from understudy.replay.offline import Routing
     from understudy.report.goodput import Slo
-    from understudy.workload import ClosedLoop, OpenLoop
+    from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
 def replay(
@@ -29,7 +29,7 @@ def replay(
     workers: int = 1,
     routing: Routing = "round_robin",
     seed: int = 0,
-    load: OpenLoop | ClosedLoop | None = None,
+    load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
     slo: Slo | None = None,
     threads: int = 1,
@@ -39,6 +39,7 @@ def replay(
     raw_events: str | PathLike[str] | None = None,
     kv_trace: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
+    record_steps: str | PathLike[str] | None = None,
     **trace_options: Any,
 ) -> Report:
     """Replay a workload, or a trace file, and report what would have happened.
@@ -72,6 +73,7 @@ def replay(
         events=events is not None or raw_events is not None,
         kv_trace=kv_trace is not None,
         progress=progress,
+        record_steps=record_steps,
     )
     if run.kv is not None:
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)

@@ -132,6 +132,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     usage = f"{quantity(report.kv.usage_mean, 'ratio')} / {quantity(report.kv.usage_max, 'ratio')}"
     facts.append(("KV usage, mean / max", usage))
     facts.append(("Preemptions", f"{report.preemptions:,}"))
+    if report.columns.burst_steps:
+        facts.append(("Accept length", f"{fixed(report.accept_length)} tok"))
     facts.append(("Evicted blocks", f"{report.kv.evictions:,}"))
     if report.kv.phantom_hit_blocks:
         facts.append(("Phantom hit blocks", f"{report.kv.phantom_hit_blocks:,}"))

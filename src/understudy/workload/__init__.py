@@ -1,10 +1,19 @@
 """Workloads: what a replay consumes, from trace files or made to order.
 
 `read_trace` reads a file, `synthesise` makes a workload from a `SyntheticSpec`, `write_mooncake` writes one;
-`OpenLoop` and `ClosedLoop` say how a replay plays it. Times inside are int64 nanoseconds.
+`OpenLoop`, `ClosedLoop` and `Lockstep` say how a replay plays it. Times inside are int64 nanoseconds.
 """
 
-from understudy.workload.arrivals import ArrivalProcess, Burst, ClosedLoop, Constant, Gamma, OpenLoop, Poisson
+from understudy.workload.arrivals import (
+    ArrivalProcess,
+    Burst,
+    ClosedLoop,
+    Constant,
+    Gamma,
+    Lockstep,
+    OpenLoop,
+    Poisson,
+)
 from understudy.workload.columns import RowError
 from understudy.workload.combine import concat, repeat
 from understudy.workload.distributions import Distribution, Fixed, LogNormal, Normal
@@ -24,6 +33,7 @@ __all__ = [
     "Distribution",
     "Fixed",
     "Gamma",
+    "Lockstep",
     "LogNormal",
     "Normal",
     "OpenLoop",

@@ -93,6 +93,18 @@ class ClosedLoop(
             raise ConfigError(f"concurrency must be an integer of at least 1, got {self.concurrency!r}")
 
 
+LOCKSTEP_NS = 1_000_000
+"""A step in lockstep."""
+
+
+class Lockstep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lockstep"):
+    """Every worker takes a step every millisecond, busy or not, whatever its timing model says.
+
+    A request arrives at its timestamp, before the step that begins then: millisecond s is step s. So are schedules
+    recorded.
+    """
+
+
 def arrival_times_ns(process: ArrivalProcess, sessions: int, rng: np.random.Generator) -> Int64Column:
     """Draw when each of `sessions` sessions begins: the first at 0, never falling, each rounded once.
 

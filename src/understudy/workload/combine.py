@@ -26,13 +26,13 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
     (exact outputs included) are moved to numbers of their own, so that no part can hit what another cached.
 
     Errors: InvalidArgument when there is no part, when the parts differ in trace_block_size or in what they
-    carry (arrivals, names), when two names are equal, or when the token numbers no longer fit 32 bits.
+    carry (arrivals, names, queue_order), when two names are equal, or when the token numbers no longer fit 32 bits.
     """
     if not workloads:
         raise InvalidArgument("concat needs at least one workload")
     size = _common("trace_block_size", [part.trace_block_size for part in workloads])
     has_arrivals = _common("has_arrivals", [part.has_arrivals for part in workloads])
-    for name in ("request_ids", "session_ids"):
+    for name in ("request_ids", "session_ids", "queue_order"):
         _common(f"presence of {name}", [getattr(part, name) is not None for part in workloads])
     spaces = [0 if shared_prefixes else part.token_space for part in workloads]
     if sum(spaces) >= 2**32:
@@ -66,6 +66,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         output_token_offsets=output_offsets,
         output_token_ids=output_ids,
         output_in_next=_concat_flags(workloads),
+        queue_order=_concat_order(workloads),
         strict_priority=_concat_strict(workloads),
         policy_class=policy_class,
         policy_classes=policy_classes,
@@ -159,6 +160,11 @@ def _concat_flags(workloads: Sequence[Workload]) -> BoolColumn | None:
             for part in workloads
         ]
     )
+
+
+def _concat_order(workloads: Sequence[Workload]) -> Int64Column | None:
+    orders = [part.queue_order for part in workloads if part.queue_order is not None]
+    return np.concatenate(orders) if orders else None
 
 
 def _concat_strict(workloads: Sequence[Workload]) -> Int64Column | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
 from understudy.workload.mooncake import read_mooncake
+from understudy.workload.vllm_scenario import read_vllm_scenario
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -67,3 +68,4 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
 
 
 register_format("mooncake", read_mooncake)
+register_format("vllm-scenario", read_vllm_scenario)

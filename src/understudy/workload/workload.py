@@ -83,6 +83,8 @@ class Workload:
     """Exact output tokens, where the source has them."""
     output_in_next: BoolColumn | None = None
     """Where true, the next turn's prompt is this prompt, this output, and more."""
+    queue_order: Int64Column | None = None
+    """Order of requests of equal priority in a queue by priority (equal: by name), where the source has its own."""
     strict_priority: Int64Column | None = None
     """Router tier (0 … 2^32−1)."""
     policy_class: Int32Column | None = None
@@ -120,6 +122,7 @@ class Workload:
         self._set_optional("output_token_offsets", np.int64, rows + 1)
         self._set_optional("output_token_ids", np.uint32, None)
         self._set_optional("output_in_next", np.bool_, rows)
+        self._set_optional("queue_order", np.int64, rows)
         self._set_optional("strict_priority", np.int64, rows)
         self._set_optional("policy_class", np.int32, rows)
         check_workload(self)
@@ -256,6 +259,7 @@ class Workload:
             output_token_offsets=output_offsets,
             output_token_ids=output_ids,
             output_in_next=output_in_next,
+            queue_order=_pick(self.queue_order, index),
             strict_priority=_pick(self.strict_priority, index),
             policy_class=_pick(self.policy_class, index),
             request_ids=request_ids,

@@ -31,6 +31,8 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
     Errors: InvalidArgument, before anything is written, when a time cannot be told exactly in milliseconds;
     or when the file cannot be written.
     """
+    if workload.queue_order is not None:
+        raise InvalidArgument("queue_order cannot be told in a Mooncake trace")
     rows = _Rows(workload)
     encoder = msgspec.json.Encoder()
     with create_trace(path) as file:

@@ -1,0 +1,85 @@
+"""A file with every step of a replay, in the form of a recording of the real scheduler."""
+
+from __future__ import annotations
+
+import json
+from typing import IO, TYPE_CHECKING, Any
+
+from understudy import __version__
+from understudy._core import trace_identities
+from understudy.engines.recorder import StepRecorder, end_line
+
+if TYPE_CHECKING:
+    from understudy._core import Engine
+    from understudy.engines.config import VllmConfig
+    from understudy.workload import Workload
+
+
+class StepFile:
+    """Writes a header, a line a step in the order in which steps end, and the totals.
+
+    A line is what `understudy conformance` compares. Where workers keep their own time it has `end_ns` too, and with
+    several workers `worker`. `first_tokens` are the trace's ids; null where an output has none.
+    """
+
+    def __init__(
+        self, file: IO[bytes], workload: Workload, engine: VllmConfig, *, workers: int, timed: bool
+    ) -> None:
+        self.names = workload.request_ids or [str(row) for row in range(len(workload))]
+        self._rows = {name: row for row, name in enumerate(self.names)}
+        self._file = file
+        self._workload = workload
+        self._block_size = engine.block_size
+        self._recorders = [StepRecorder(engine.block_size, engine.async_scheduling) for _ in range(workers)]
+        self._timed = timed
+        header = {"format": 1, "understudy": __version__, "workers": workers, "requests": len(workload)}
+        self._write({"header": header})
+
+    def on_step(self, worker: int, engine: Engine, ended: bool) -> None:
+        """What a fleet calls for both halves of every step."""
+        recorder = self._recorders[worker]
+        if not ended:
+            for request, resumed, _ in engine.admitted:
+                if not resumed:
+                    recorder.first_tokens.update(self._first_tokens(self._rows[engine.name(request)]))
+            recorder.begun(engine)
+            return
+        line = recorder.ended(engine)
+        if self._timed:
+            line = {"end_ns": engine.now_ns, **line}
+        if len(self._recorders) > 1:
+            line = {"worker": worker, **line}
+        self._write(line)
+
+    def finish(self) -> None:
+        """Write the totals."""
+        self._write(end_line("done", self._recorders))
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def _first_tokens(self, row: int) -> dict[int, int | None]:
+        """The first token of each block that prompt and output fill, by sequence hash."""
+        w = self._workload
+        size = self._block_size
+        prompt, output = int(w.prompt_tokens[row]), int(w.output_tokens[row])
+        quoted = w.output_in_next is not None and bool(w.output_in_next[row])
+        known = w.known_output_tokens(row)
+        exact = known if known is not None and not quoted else w.hash_ids[:0]
+        stream = w.prompt_hash_ids(int(w.next_turn[row]) if quoted else row)
+        identities = trace_identities(
+            stream,
+            w.trace_block_size,
+            prompt + (output if quoted else 0),
+            exact,
+            size,
+            row,
+            (prompt + output) // size,
+        )
+        firsts: list[int | None] = []
+        for token in range(0, len(identities) * size, size):
+            if token < prompt:
+                firsts.append(int(w.prompt_hash_ids(row)[token // w.trace_block_size]))
+            else:
+                firsts.append(None if known is None else int(known[token - prompt]))
+        return dict(zip(identities.sequence_hashes.tolist(), firsts, strict=True))

@@ -1,0 +1,43 @@
+"""A conformance scenario as a workload: its tokens are its content, its steps are milliseconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.workload.arrivals import LOCKSTEP_NS
+from understudy.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_vllm_scenario(path: Path) -> Workload:
+    """Read scenarios/NAME.json; replay it in lockstep, with the settings that the scenario itself names.
+
+    Errors: InvalidArgument, naming the file and the field, for what is no scenario.
+    """
+    from understudy.engines.scenario import OUTPUT_BASE, OUTPUT_STRIDE, read_scenario
+
+    requests = read_scenario(path).requests
+    prompts = [request.prompt_tokens() for request in requests]
+    starts = OUTPUT_BASE + OUTPUT_STRIDE * np.arange(len(requests))
+    outputs = [
+        np.arange(start, start + request.max_tokens) for start, request in zip(starts, requests, strict=True)
+    ]
+    none = np.empty(0, np.uint32)
+    queue_time = [i if r.arrival_time is None else r.arrival_time for i, r in enumerate(requests)]
+    return Workload(
+        arrival_ns=np.array([request.arrival_step * LOCKSTEP_NS for request in requests]),
+        prompt_tokens=np.array([len(prompt) for prompt in prompts]),
+        output_tokens=np.array([request.max_tokens for request in requests]),
+        hash_offsets=np.cumsum([0, *map(len, prompts)]),
+        hash_ids=np.concatenate([none, *prompts]),
+        trace_block_size=1,
+        priority=np.array([request.priority for request in requests]),
+        output_token_offsets=np.cumsum([0, *map(len, outputs)]),
+        output_token_ids=np.concatenate([none, *outputs]).astype(np.uint32),
+        queue_order=np.unique(queue_time, return_inverse=True)[1],
+        request_ids=[request.id for request in requests],
+    )
