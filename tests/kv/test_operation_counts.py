@@ -14,7 +14,7 @@ from understudy.kv import BlockManager
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from understudy._core import PolicyName
 
@@ -38,6 +38,13 @@ def many_leaves(count: int) -> tuple[Identities, Identities]:
     orders = hashes.tolist(), rng.permutation(hashes).tolist()
     first, second = (Identities.from_lineage_hashes([h << 54 for h in order]) for order in orders)
     return first, second
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forget() -> Iterator[None]:
+    """What the cache still held when the interpreter ends would look like a leak of the bindings."""
+    yield
+    many_leaves.cache_clear()
 
 
 def operations_per_block(
