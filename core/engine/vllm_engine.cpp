@@ -32,6 +32,9 @@ const EngineConfig& checked(const EngineConfig& c) {
   return c;
 }
 
+// Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
+bool emits(const EngineConfig& c) { return (c.events || c.check) && c.enable_prefix_caching; }
+
 StoreConfig store_config(const EngineConfig& c) {
   StoreConfig store;
   store.block_size = c.block_size;
@@ -43,7 +46,7 @@ StoreConfig store_config(const EngineConfig& c) {
       c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
   pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
   store.pools = {pool};
-  store.events.enabled = (c.events || c.check) && c.enable_prefix_caching;
+  store.events.enabled = emits(c);
   store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
   return store;
 }
@@ -55,7 +58,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing)
       timing_(std::move(timing)),
       store_(store_config(config)),
       shared_(config.kv_manager == KvBackend::Kvbm),
-      emits_((config.events || config.check) && config.enable_prefix_caching),
+      emits_(emits(config)),
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),

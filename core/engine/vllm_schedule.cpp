@@ -94,11 +94,10 @@ void VllmEngine::preempt(std::size_t position) {
     // can be hit though nobody will ever compute them.
     budget_ += turn->tokens;
     log_.scheduled.erase(turn);
-    const auto fresh =
-        std::span<const SlotId>(victim.table).subspan(victim.keyed_before, victim.keyed - victim.keyed_before);
-    if (shared_) {
-      // Others may hold those blocks by now: what is acquired is visible, computed or not.
-    } else if (config_.phantom_hits) {
+    // Not under kvbm, where what is acquired is visible, computed or not, and others may hold it by now.
+    const auto fresh = std::span<const SlotId>(victim.table)
+                           .subspan(victim.keyed_before, shared_ ? 0 : victim.keyed - victim.keyed_before);
+    if (config_.phantom_hits) {
       for (const SlotId slot : fresh) phantom_[slot] = 1;
     } else {
       store_.unregister(0, fresh);
