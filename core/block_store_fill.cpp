@@ -208,7 +208,7 @@ bool BlockStore::present_elsewhere(const Pool& pool, const LineageHash& lineage)
 
 void BlockStore::warm_slots(const Pool& pool, std::span<const SlotId> guesses) const {
   for (const SlotId id : guesses) {
-    if (id != kNoSlot) __builtin_prefetch(&slots_[id], 1);
+    if (id != kNoSlot) slots_[id].warm();
   }
   pool.policy->warm(guesses);
 }
