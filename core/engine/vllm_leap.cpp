@@ -12,11 +12,13 @@ bool VllmEngine::can_leap() const {
   if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
     return false;
   }
+  if (tiers_ && !waiting_.empty() && blocked_.released != tiers_->released()) return false;
   if (!waiting_.empty() && !blocked_.valid && running_.size() < config_.max_num_seqs &&
       running_.size() < config_.max_num_batched_tokens) {
     return false;
   }
   return std::all_of(running_.begin(), running_.end(), [this](RequestId id) {
+    if (tiers_ && tiers_->waiting(id)) return false;
     const EngineRequest& r = requests_[id];
     return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
   });
@@ -56,6 +58,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   std::uint64_t steps = 0;  // completed in this leap
   std::vector<std::uint32_t> due;
   std::vector<std::uint32_t> done;
+  std::vector<StepLog::Scheduled> filled;  // requests whose block is complete
   std::vector<bool> gone(members.size(), false);
   const auto settle = [&](EngineRequest& request) {
     request.computed += static_cast<std::uint32_t>(steps);
@@ -70,7 +73,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
 
   while (alive > 0) {
     const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
-    if (now_ns_ >= until_ns || end_ns > until_ns) break;
+    if (now_ns_ >= until_ns || end_ns > until_ns || (tiers_ && leap_disturbed())) break;
     due.clear();
     std::uint64_t fresh = 0;
     bool admits = false;
@@ -87,22 +90,23 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
       }
     }
     // A preemption, or a hit that the head of the queue has been waiting for: an ordinary step decides.
-    if (admits || (fresh > 0 && fresh > store_.available(0))) {
-      break;
-    }
+    if (admits || (fresh > 0 && !leap_has_room(fresh))) break;
 
+    const std::int64_t begin_ns = now_ns_;
     now_ns_ = end_ns;
     done.clear();
+    filled.clear();
     for (const std::uint32_t order : due) {
       EngineRequest& request = requests_[members[order]];
       const auto computed = static_cast<std::uint32_t>(request.computed + steps);
-      if (computed % size == 0) take_blocks(request, 1);
+      if (computed % size == 0) (void)take_blocks(members[order], 1, begin_ns);
       if (config_.enable_prefix_caching && (computed + 1) % size == 0) {
         const std::uint32_t full = (computed + 1) / size;
         need_identities(request, full);
         store_.commit(0, std::span<SlotId>(request.table).subspan(full - 1, 1),
                       std::span<const BlockIdentity>(request.blocks).subspan(full - 1, 1));
         request.keyed = full;
+        if (tiers_) filled.push_back({members[order], 0, false});
       }
       if (last[order] == steps) {
         done.push_back(order);
@@ -111,6 +115,10 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
       }
     }
     ++steps;
+    if (tiers_) {
+      tiers_->hub().run_until(end_ns);
+      write_through(filled, end_ns);
+    }
     ++totals_.steps;
     token_log_.end_step(now_ns_);
     for (const std::uint32_t order : done) {

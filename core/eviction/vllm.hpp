@@ -25,6 +25,10 @@ class VllmOrder final : public EvictionPolicy {
     }
     steps_ += slots.size();
   }
+  void give_back(std::span<const SlotId> slots) override {
+    for (const SlotId id : slots | std::views::reverse) list_.push_front(id);
+    steps_ += slots.size();
+  }
   void remove(SlotId id) override {
     SlotList::unlink(slots_, id);
     ++steps_;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <sstream>
 #include <thread>
+#include <tuple>
 
 #include "replay/trace_identities.hpp"
 
@@ -27,16 +28,23 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       worker_of_(workload.size(), -1),
       random_(config_.seed) {
   if (config_.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
+  const TierConfig* tiers = config_.tiers ? &*config_.tiers : nullptr;
+  if (tiers != nullptr && !independent()) {
+    tier_run_ = std::make_unique<TierRun>(*tiers, config_.engine.block_size, config_.engine.events);
+  }
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
-    worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing);
+    std::string name = "worker ";
+    name += std::to_string(i);
+    worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing, tiers, tier_run_.get(), name);
     worker.engine->set_leaping(config_.leaping && !config_.check);
     workers_.push_back(std::move(worker));
   }
 }
 
 bool Fleet::independent() const noexcept {
-  return config_.concurrency == 0 && config_.routing != Routing::LeastLoaded &&
+  const bool shared = config_.tiers && (config_.tiers->g3 || config_.tiers->g4);
+  return !shared && config_.concurrency == 0 && config_.routing != Routing::LeastLoaded &&
          std::all_of(workload_.next_turn.begin(), workload_.next_turn.end(), [](std::int64_t n) { return n < 0; });
 }
 
@@ -45,7 +53,8 @@ FleetResult Fleet::run(unsigned threads, const Progress& progress) {
   if (threads > 1 && !independent()) {
     throw Error(
         ErrorKind::ConfigError,
-        "threads > 1 needs independent workers: open loop, single-turn requests, and round_robin or random routing");
+        "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, and no "
+        "tier that they share");
   }
   if (independent()) {
     run_independent(threads, progress);
@@ -109,6 +118,7 @@ void Fleet::play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, c
   }
   worker.engine->advance(kForever, false);
   require_progress(worker);
+  if (worker.engine->tiers() != nullptr) worker.engine->tiers()->hub().run_until(kForever);  // links drain
   (void)worker.engine->take_finished();
   if (progress) progress(ended_ += rows.size());
 }
@@ -129,26 +139,44 @@ void Fleet::open_arrivals() {
   }
 }
 
-// At one time: steps end, then requests arrive, then idle workers begin. A worker that steps is in the heap once.
+// Among workers at one time, whoever got the earliest request goes first: not a matter of how workers are numbered.
+std::uint64_t Fleet::order_of(std::size_t worker) const {
+  const std::vector<std::uint64_t>& rows = workers_[worker].rows;
+  return rows.empty() ? workload_.size() + worker : rows.front();
+}
+
+// At one time: transfers land, steps end, requests arrive, and then workers that are free begin a step. A worker that
+// steps is in the heap once.
 void Fleet::run_together(const Progress& progress) {
-  using Event = std::pair<std::int64_t, std::size_t>;
+  using Event = std::tuple<std::int64_t, std::uint64_t, std::size_t>;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> ends;
   std::vector<std::size_t> touched;
+  std::vector<std::size_t> sleepers;
   std::vector<bool> marked(workers_.size(), false);
+  TransferHub* const hub = tier_run_ ? &tier_run_->hub() : nullptr;
   open_arrivals();
   std::size_t reported = 0;
 
-  while (!arrivals_.empty() || !ends.empty()) {
-    const std::int64_t now_ns =
-        std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns, ends.empty() ? kForever : ends.top().first);
+  for (;;) {
+    const std::int64_t landing_ns = hub != nullptr ? hub->next_wake_ns().value_or(kForever) : kForever;
+    const bool over = arrivals_.empty() && ends.empty() && landing_ns == kForever;
+    if (over) break;
+    const std::int64_t now_ns = std::min({arrivals_.empty() ? kForever : arrivals_.top().time_ns,
+                                          ends.empty() ? kForever : std::get<0>(ends.top()), landing_ns});
     touched.clear();
     const auto touch = [&](std::size_t worker) {
       if (marked[worker]) return;
       marked[worker] = true;
       touched.push_back(worker);
     };
-    while (!ends.empty() && ends.top().first == now_ns) {
-      const std::size_t index = ends.top().second;
+    if (landing_ns == now_ns) {
+      hub->run_until(now_ns);
+      for (const std::size_t index : sleepers) {
+        if (workers_[index].engine->roused()) touch(index);
+      }
+    }
+    while (!ends.empty() && std::get<0>(ends.top()) == now_ns) {
+      const std::size_t index = std::get<2>(ends.top());
       ends.pop();
       workers_[index].engine->end_step(now_ns);
       if (config_.check) workers_[index].engine->check();
@@ -161,15 +189,22 @@ void Fleet::run_together(const Progress& progress) {
       arrive(arrival);
       if (worker_of_[arrival.row] >= 0) touch(static_cast<std::size_t>(worker_of_[arrival.row]));
     }
-    std::sort(touched.begin(), touched.end());
+    std::sort(touched.begin(), touched.end(),
+              [this](std::size_t a, std::size_t b) { return order_of(a) < order_of(b); });
     for (const std::size_t index : touched) {
       marked[index] = false;
       VllmEngine& engine = *workers_[index].engine;
       if (engine.in_step() || engine.idle()) continue;
+      if (engine.sleeping()) std::erase(sleepers, index);
       const std::int64_t duration_ns = engine.begin_step(now_ns);
       if (engine.stuck()) require_progress(workers_[index]);
-      ends.push({now_ns + duration_ns, index});
+      if (engine.sleeping()) {
+        sleepers.push_back(index);
+      } else {
+        ends.push({now_ns + duration_ns, order_of(index), index});
+      }
     }
+    if (config_.check && tier_run_) tier_run_->check();
     if (progress && ended_ >= reported + kReportEvery) progress(reported = ended_);
   }
   for (const Worker& worker : workers_) require_progress(worker);
@@ -337,7 +372,50 @@ FleetResult Fleet::collect() {
   out.worker = worker_of_;
   out.rejections = rejections_;
   collect_gaps(out);
+  if (config_.tiers) collect_tiers(out);
   return out;
+}
+
+void Fleet::collect_tiers(FleetResult& out) const {
+  const std::size_t n = workload_.size();
+  for (auto* columns : {&out.below_tokens_first, &out.below_tokens_total}) {
+    for (std::vector<std::int64_t>& column : *columns) column.assign(n, 0);
+  }
+  out.parked_ns.assign(n, 0);
+  out.room_wait_ns.assign(n, 0);
+  const auto add = [&out](Tier tier, const PoolMetrics& m) {
+    auto found = std::find_if(out.tiers.begin(), out.tiers.end(), [&](const TierSummary& t) { return t.tier == tier; });
+    if (found == out.tiers.end()) found = out.tiers.insert(out.tiers.end(), TierSummary{tier, 0, 0, 0, 0});
+    found->capacity_blocks += m.total_blocks;
+    found->resident_blocks += m.active_blocks + m.inactive_blocks;
+    found->stored_blocks += m.registrations;
+    found->evicted_blocks += m.evictions;
+  };
+  const auto add_run = [&](const TierRun& run) {
+    for (const auto& shared : run.shared()) add(shared->tier(), shared->store().metrics(0));
+    const Links& links = run.hub().links();
+    for (LinkId id = 0; id < links.num_links(); ++id) out.links.push_back(links.usage(id));
+  };
+  for (const Worker& worker : workers_) {
+    const VllmEngine& engine = *worker.engine;
+    const WorkerTiers& tiers = *engine.tiers();
+    for (RequestId id = 0; id < worker.rows.size(); ++id) {
+      const EngineRequest& request = engine.request(id);
+      const auto row = static_cast<std::size_t>(worker.rows[id]);
+      for (std::size_t below = 0; below < 3; ++below) {
+        out.below_tokens_first[below][row] = request.below_first[below];
+        out.below_tokens_total[below][row] = static_cast<std::int64_t>(request.below_total[below]);
+      }
+      out.parked_ns[row] = request.parked_ns;
+      out.room_wait_ns[row] = tiers.waited_ns(id);
+    }
+    add(Tier::G1, engine.store().metrics(0));
+    add(Tier::G2, engine.store().metrics(1));
+    out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
+    out.tier_totals += tiers.totals();
+    if (engine.own_run() != nullptr) add_run(*engine.own_run());
+  }
+  if (tier_run_) add_run(*tier_run_);
 }
 
 // Ascending and without repeats, by least significant digit first: there are millions. A gap below 2^32 ns (4.3 s) and
