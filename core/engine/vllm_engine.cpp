@@ -42,7 +42,8 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers) {
     PoolConfig host;
     host.tier = Tier::G2;
     host.num_blocks = tiers->g2_blocks;
-    host.policy = tiers->g2_policy;
+    host.policy.kind = PolicyKind::Lru;
+    if (tiers->g2_policy) host.policy = tiers->g2_policy();
     host.duplicates = DuplicatePolicy::Reject;
     store.pools.push_back(host);
   }

@@ -25,19 +25,11 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     throw Error(ErrorKind::ConfigError, "onboard_failure_rate must be in [0, 1], got ", config_.onboard_failure_rate);
   }
   Links& links = run_.hub().links();
-  std::optional<DuplexId> duplex;
-  if (std::isfinite(config_.duplex_gbps)) {
-    duplex = links.add_duplex(worker + " host", config_.duplex_gbps, config_.demand_first);
-  }
-  const auto add = [&](const std::string& name, const LinkSettings& link, std::optional<DuplexId> cap) {
-    return links.add_link({worker + " " + name, link.bandwidth_gbps, link.fixed_ns, cap, config_.demand_first});
-  };
-  d2h_ = add("d2h", config_.d2h, duplex);
-  h2d_ = add("h2d", config_.h2d, duplex);
+  host_ = add_way(links, config_.host, worker + " g1_to_g2", worker + " g2_to_g1", config_.demand_first);
   for (const auto& tier : run_.shared()) {
     const bool disk = tier->tier() == Tier::G3;
-    down_.push_back(add(disk ? "g2 to g3" : "g2 to g4", tier->config().worker_down, std::nullopt));
-    up_.push_back(add(disk ? "g3 to g2" : "g4 to g2", tier->config().worker_up, std::nullopt));
+    ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
+                            worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
   }
   if (config_.min_reuse > 0 || config_.filter) reuse_.assign(store_.num_blocks(kG1), 0);
 }
@@ -211,7 +203,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
                    to.begin() + static_cast<std::ptrdiff_t>(start + count));
     copy.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(start),
                        blocks.begin() + static_cast<std::ptrdiff_t>(start + count));
-    copy.eta_ns = now_ns + transfer_ns(config_.d2h, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
+    copy.eta_ns = now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
     for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
     wait_for(who, now_ns, copy);
     queued_.push_back(index);
@@ -224,7 +216,7 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     const std::uint32_t index = queued_.front();
     queued_.pop_front();
     ++copying_;
-    const TransferId id = hub().start(now_ns, std::span(&d2h_, 1), copies_[index].blocks.size() * config_.bytes_per_block,
+    const TransferId id = hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
                                       Priority::Background, *this);
     errands_.emplace(id, Errand{Role::Copy, index});
   }
@@ -273,8 +265,8 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
     std::vector<BlockIdentity> wanted(blocks.begin(), blocks.end());
     const std::uint64_t bytes = wanted.size() * config_.bytes_per_block;
     const std::int64_t eta_ns =
-        now_ns + std::max(transfer_ns(shared.config().worker_down, bytes, 1 + copying_lower_[tier]),
-                          transfer_ns(shared.config().backend_down, bytes, 1 + copying_lower_[tier]));
+        now_ns + std::max(transfer_ns(shared.config().worker.down, bytes, 1 + copying_lower_[tier]),
+                          transfer_ns(shared.config().backend.down, bytes, 1 + copying_lower_[tier]));
     const std::vector<SlotId> to = shared.expect(wanted, eta_ns);
     std::vector<SlotId> from;
     for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {
@@ -303,11 +295,12 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
 }
 
 void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
-  while (copying_lower_[tier] < config_.offload_concurrency && !queued_lower_[tier].empty()) {
+  const std::uint32_t limit = run_.shared()[tier]->config().offload_concurrency;
+  while (copying_lower_[tier] < limit && !queued_lower_[tier].empty()) {
     const std::uint32_t index = queued_lower_[tier].front();
     queued_lower_[tier].pop_front();
     ++copying_lower_[tier];
-    const std::array<LinkId, 2> path{down_[tier], run_.shared()[tier]->backend_down()};
+    const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
     const TransferId id =
         hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this);
     errands_.emplace(id, Errand{Role::Lower, index, tier});

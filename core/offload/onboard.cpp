@@ -104,14 +104,14 @@ std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
     if (staged[tier] == 0) continue;
     SharedTier& shared = *run_.shared()[tier];
     const std::uint64_t bytes = staged[tier] * config_.bytes_per_block;
-    const LinkSettings& worker = shared.config().worker_up;
-    const LinkSettings& backend = shared.config().backend_up;
+    const LinkSettings& worker = shared.config().worker.up;
+    const LinkSettings& backend = shared.config().backend.up;
     const std::int64_t flow_ns =
         std::max(transfer_ns(worker, bytes, 1) - worker.fixed_ns,
                  transfer_ns(backend, bytes, 1 + shared.loads_under_way()) - backend.fixed_ns);
     stage_ns = std::max(stage_ns, worker.fixed_ns + backend.fixed_ns + flow_ns);
   }
-  const std::int64_t load_ns = transfer_ns(config_.h2d, blocks * config_.bytes_per_block, 1 + loading_now_);
+  const std::int64_t load_ns = transfer_ns(config_.host.up, blocks * config_.bytes_per_block, 1 + loading_now_);
   return std::max(joined_ns, ready_ns + stage_ns + load_ns);
 }
 
@@ -351,7 +351,7 @@ void WorkerTiers::stage(std::uint32_t index, std::int64_t time_ns) {
     if (blocks == 0) continue;
     ++loads_[index].pending;
     ++shared.loads_under_way();
-    const std::array<LinkId, 2> path{up_[tier], shared.backend_up()};
+    const std::array<LinkId, 2> path{ways_[tier].up, shared.backend().up};
     const TransferId id = hub().start(time_ns, path, blocks * config_.bytes_per_block, Priority::Demand, *this);
     errands_.emplace(id, Errand{Role::Stage, index, tier});
   }
@@ -390,7 +390,7 @@ void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
     ++loading_now_;
     ++loads_begun_;
     const TransferId id =
-        hub().start(time_ns, std::span(&h2d_, 1), load.blocks.size() * config_.bytes_per_block, Priority::Demand, *this);
+        hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block, Priority::Demand, *this);
     errands_.emplace(id, Errand{Role::Load, index});
   }
   next_phase(index, time_ns);

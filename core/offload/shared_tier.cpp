@@ -1,6 +1,7 @@
 #include "offload/shared_tier.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace understudy {
@@ -21,20 +22,24 @@ StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint32_
   return store;
 }
 
-LinkId add(Links& links, Tier tier, const char* direction, const LinkSettings& settings) {
-  std::string name = tier == Tier::G3 ? "g3 backend " : "g4 backend ";
-  name += direction;
-  return links.add_link({name, settings.bandwidth_gbps, settings.fixed_ns, std::nullopt, false});
-}
 
 }  // namespace
 
-SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, Links& links)
+SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events,
+                       bool demand_first, Links& links)
     : tier_(tier),
       config_(config),
       store_(store_config(tier, config, block_size, events)),
-      backend_down_(add(links, tier, "down", config.backend_down)),
-      backend_up_(add(links, tier, "up", config.backend_up)) {}
+      backend_(add_way(links, config.backend, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend",
+                       tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend", demand_first)) {}
+
+Way add_way(Links& links, const WayConfig& config, const std::string& down, const std::string& up,
+            bool demand_first) {
+  std::optional<DuplexId> duplex;
+  if (std::isfinite(config.duplex_gbps)) duplex = links.add_duplex(down, config.duplex_gbps, demand_first);
+  return {links.add_link({down, config.down.bandwidth_gbps, config.down.fixed_ns, duplex, demand_first}),
+          links.add_link({up, config.up.bandwidth_gbps, config.up.fixed_ns, duplex, demand_first})};
+}
 
 std::vector<SlotId> SharedTier::expect(std::vector<BlockIdentity>& blocks, std::int64_t eta_ns) {
   std::vector<SlotId> seen(blocks.size());
@@ -86,8 +91,8 @@ void SharedTier::check() const {
 }
 
 TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events) {
-  if (config.g3) shared_.push_back(std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, hub_.links()));
-  if (config.g4) shared_.push_back(std::make_unique<SharedTier>(Tier::G4, *config.g4, block_size, events, hub_.links()));
+  if (config.g3) shared_.push_back(std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, config.demand_first, hub_.links()));
+  if (config.g4) shared_.push_back(std::make_unique<SharedTier>(Tier::G4, *config.g4, block_size, events, config.demand_first, hub_.links()));
 }
 
 void TierRun::check() const {

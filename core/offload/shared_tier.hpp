@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "block_store.hpp"
@@ -19,16 +21,23 @@ class LandingWaiter {
   virtual void source_landed(std::uint32_t load, std::uint32_t block, SlotId slot, std::int64_t time_ns) = 0;
 };
 
+// The two directions to a tier.
+struct Way {
+  LinkId down;
+  LinkId up;
+};
+Way add_way(Links& links, const WayConfig& config, const std::string& down, const std::string& up, bool demand_first);
+
 class SharedTier {
  public:
-  SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, Links& links);
+  SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, bool demand_first,
+             Links& links);
 
   Tier tier() const noexcept { return tier_; }
   BlockStore& store() noexcept { return store_; }
   const BlockStore& store() const noexcept { return store_; }
   const SharedTierConfig& config() const noexcept { return config_; }
-  LinkId backend_down() const noexcept { return backend_down_; }
-  LinkId backend_up() const noexcept { return backend_up_; }
+  const Way& backend() const noexcept { return backend_; }
   std::uint32_t& loads_under_way() noexcept { return loads_under_way_; }
 
   // ── Copies on their way here ──
@@ -57,8 +66,7 @@ class SharedTier {
   Tier tier_;
   SharedTierConfig config_;
   BlockStore store_;
-  LinkId backend_down_;
-  LinkId backend_up_;
+  Way backend_;
   std::uint32_t loads_under_way_ = 0;
   InFlight coming_;  // values index expected_
   std::vector<Expected> expected_;
@@ -69,6 +77,8 @@ class SharedTier {
 class TierRun {
  public:
   TierRun(const TierConfig& config, std::uint32_t block_size, bool events);
+  TierRun(const TierRun&) = delete;
+  TierRun& operator=(const TierRun&) = delete;
 
   TransferHub& hub() noexcept { return hub_; }
   const TransferHub& hub() const noexcept { return hub_; }

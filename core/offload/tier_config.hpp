@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -36,31 +37,37 @@ struct LinkSettings {
   std::int64_t fixed_ns = 0;                                        // per transfer, before its bytes flow
 };
 
+// The way to a tier and back.
+struct WayConfig {
+  LinkSettings down;
+  LinkSettings up;
+  double duplex_gbps = std::numeric_limits<double>::infinity();  // both directions together
+};
+
+inline constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();
+
 // A tier that belongs to the run. A copy crosses the worker's own link and the tier's, at the lesser of its shares.
 struct SharedTierConfig {
   std::uint64_t num_blocks = 0;
   PolicyConfig policy{PolicyKind::Lru, {3, 8, 15}, nullptr};
-  LinkSettings worker_down;
-  LinkSettings worker_up;
-  LinkSettings backend_down;
-  LinkSettings backend_up;
+  WayConfig worker;
+  WayConfig backend;
+  std::uint32_t offload_concurrency = kNoLimit;  // copies that a worker has under way to it; others queue
 };
 
 struct TierConfig {
   std::uint64_t bytes_per_block = 0;
   std::uint64_t g2_blocks = 0;
-  PolicyConfig g2_policy{PolicyKind::Lru, {3, 8, 15}, nullptr};
-  LinkSettings d2h;
-  LinkSettings h2d;
-  double duplex_gbps = std::numeric_limits<double>::infinity();  // both directions together
-  bool demand_first = false;  // loads that a request waits for go before copies down
+  std::function<PolicyConfig()> g2_policy;  // of each worker's host; none: LRU
+  WayConfig host;
+  std::uint32_t offload_concurrency = kNoLimit;  // copies that a worker has under way to its host; others queue
+  bool demand_first = false;                     // loads that a request waits for go before copies down
 
   OffloadMode mode = OffloadMode::OnEviction;
   bool exclusive = false;                 // a block that returns to the device leaves the host
   std::uint32_t min_reuse = 0;            // hits on the device before a block is worth a copy
   std::shared_ptr<OffloadFilter> filter;  // none: all
   std::uint32_t offload_batch_size = 32;  // blocks in one copy
-  std::uint32_t offload_concurrency = 4;  // copies under way on one of the worker's links down; others queue
 
   bool onboard_preempted = true;     // preempted requests load too
   bool recompute_fallback = true;    // do not load what is computed sooner

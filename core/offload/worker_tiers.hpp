@@ -237,10 +237,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   TierConfig config_;
   BlockStore& store_;
   TierRun& run_;
-  LinkId d2h_;
-  LinkId h2d_;
-  std::vector<LinkId> down_;  // to each shared tier
-  std::vector<LinkId> up_;
+  Way host_;
+  std::vector<Way> ways_;  // to each shared tier
   std::vector<std::uint32_t> reuse_;  // hits by device slot; empty when nobody asks
 
   std::vector<Copy> copies_;
