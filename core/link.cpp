@@ -12,6 +12,7 @@ namespace understudy {
 namespace {
 
 constexpr double kMaxGbps = 1e6;
+constexpr LinkFlow::Wide kMaxBacklogNs = LinkFlow::Wide{1} << 58;  // nine years: times stay far from the end of int64
 
 // Whole bytes per second; 0 stands for no limit.
 std::uint64_t bytes_per_second(const std::string& name, double gbps) {
@@ -70,32 +71,41 @@ TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::
   if (in_flight_ >= LinkFlow::kMaxTransfers)
     throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers, " transfers are under way at once");
 
-  advance(now_ns);
   std::array<LinkFlow::PortId, 4> ports{};
   std::size_t num_ports = 0;
   std::int64_t flow_ns = now_ns;
   for (const LinkId id : path) {
-    Link& link = links_[id];
+    const Link& link = links_[id];
+    flow_ns += link.fixed_ns;
     ports[num_ports++] = link.port;
     if (link.duplex) {
       const LinkFlow::PortId cap = duplexes_[*link.duplex];
       if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links are under it
     }
-    flow_ns += link.fixed_ns;
-    link.usage.bytes_started += bytes;
-    ++link.usage.transfers_started;
+  }
+  const LinkFlow::LaneId lane = flow_.lane(path, std::span(ports).first(num_ports), priority);
+  const LinkFlow::Wide alone_ns = LinkFlow::alone_ns(flow_.lane_at(lane), bytes);
+  if (backlog_ns_ + alone_ns > kMaxBacklogNs) {
+    throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
+                ": what is under way would take years; is bandwidth_gbps right?");
+  }
+
+  advance(now_ns);
+  for (const LinkId id : path) {
+    links_[id].usage.bytes_started += bytes;
+    ++links_[id].usage.transfers_started;
   }
   const TransferId id = next_id_++;
   ++in_flight_;
+  backlog_ns_ += alone_ns;
   forecast_.reset();
   Ledger ledger(*this);
-  const LinkFlow::LaneId lane = flow_.lane(path, std::span(ports).first(num_ports), priority);
   flow_.start(now_ns, flow_ns, lane, id, bytes, ended_, &ledger);
   return id;
 }
 
 std::optional<std::int64_t> Links::next_completion_ns() const {
-  if (!ended_.empty()) return std::ranges::min(ended_).time_ns;
+  if (!ended_.empty()) return now_ns_;
   const std::optional<LinkFlow::Next> next = flow_.next();
   if (!next) return std::nullopt;
   if (next->is_end) return next->time_ns;
@@ -194,12 +204,13 @@ void Links::Ledger::moved(const LinkFlow::Lane& lane, LinkFlow::Tick from, LinkF
 
 void Links::Ledger::ended(const LinkFlow::Lane& lane, std::int64_t time_ns, std::uint64_t bytes) {
   --links_.in_flight_;
+  links_.backlog_ns_ -= LinkFlow::alone_ns(lane, bytes);
   for (std::uint32_t i = 0; i < lane.num_links; ++i) {
     LinkUsage& usage = links_.links_[lane.links[i]].usage;
     usage.bytes_finished += bytes;
     ++usage.transfers_finished;
     const double at = static_cast<double>(time_ns);
-    if (lane.instant) usage.spread(at, at, static_cast<double>(bytes));
+    if (lane.least_port == 0) usage.spread(at, at, static_cast<double>(bytes));
   }
 }
 

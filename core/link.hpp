@@ -36,7 +36,8 @@ class Links {
   // Starts a transfer over one or two links; ids rise in order of start. Time never goes backwards (InvalidArgument).
   TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes,
                    Priority priority = Priority::Demand);
-  // When the next transfer ends if none starts before. Exact; costs a look ahead when a fixed cost is running out.
+  // When pop_due next has something to return if no transfer starts before: now, or the next end. Exact; costs a look
+  // ahead while a fixed cost is running.
   std::optional<std::int64_t> next_completion_ns() const;
   // Cheaper: a time not after the next completion, and not before now. pop_due at that time may return nothing.
   std::optional<std::int64_t> next_wake_ns() const;
@@ -80,6 +81,7 @@ class Links {
   std::int64_t now_ns_ = 0;
   TransferId next_id_ = 0;
   std::size_t in_flight_ = 0;
+  LinkFlow::Wide backlog_ns_ = 0;  // what each transfer under way would take alone, together
   std::vector<Completion> ended_;  // not popped yet
   // Ends of all that is under way, in order; good until the next start.
   mutable std::optional<std::vector<Completion>> forecast_;

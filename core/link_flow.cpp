@@ -43,11 +43,11 @@ LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<
   lane.priority = priority;
   lane.num_links = static_cast<std::uint32_t>(links.size());
   std::ranges::copy(links, lane.links.begin());
-  lane.instant = true;
   const LaneId id = static_cast<LaneId>(lanes_.size());
   for (const PortId port : ports) {
     lane.ports[lane.num_ports++] = port;
-    lane.instant = lane.instant && ports_[port].bytes_per_second == 0;
+    const std::uint64_t limit = ports_[port].bytes_per_second;
+    if (limit > 0 && (lane.least_port == 0 || limit < lane.least_port)) lane.least_port = limit;
     ports_[port].lanes.push_back(id);
   }
   lanes_.push_back(std::move(lane));
@@ -101,14 +101,13 @@ void LinkFlow::join(LaneId id, Tick now, TransferId transfer, std::uint64_t byte
                     Listener* listener) {
   ++operations_;
   Lane& lane = lanes_[id];
-  if (lane.instant || bytes == 0) {
+  if (lane.least_port == 0 || bytes == 0) {
     ended.push_back({ns_after(now), transfer});
     if (listener != nullptr) listener->ended(lane, ns_after(now), bytes);
     return;
   }
   settle(lane, now, listener);
   lane.members.push({lane.served + bytes * kUnitsPerByte, transfer, bytes});
-  lane.bytes += bytes;
   for (std::uint32_t i = 0; i < lane.num_ports; ++i) {
     Port& port = ports_[lane.ports[i]];
     if (port.flowing[0] + port.flowing[1] == 0) port.busy_since = now;
@@ -125,7 +124,6 @@ void LinkFlow::leave(LaneId id, Tick now, std::vector<Completion>& ended, Listen
   while (!lane.members.empty() && lane.members.top().ends_at <= lane.served) {
     ++operations_;
     const Member& member = lane.members.top();
-    lane.bytes -= member.bytes;
     ended.push_back({ns_after(now), member.id});
     if (listener != nullptr) listener->ended(lane, ns_after(now), member.bytes);
     lane.members.pop();
@@ -212,13 +210,6 @@ std::size_t LinkFlow::under_way() const {
   return count;
 }
 
-std::uint64_t LinkFlow::bytes_to_come() const {
-  std::uint64_t bytes = 0;
-  for (const Waiting& waiting : waiting_) bytes += waiting.bytes;
-  for (const Lane& lane : lanes_) bytes += lane.bytes;
-  return bytes;
-}
-
 void LinkFlow::check() const {
   std::vector<std::array<std::uint64_t, 2>> flowing(ports_.size());
   std::size_t wakes = 0;
@@ -229,7 +220,7 @@ void LinkFlow::check() const {
     if (lane.wake && !wakes_.contains({*lane.wake, id})) broken("a lane's end is not in the queue");
     wakes += lane.wake ? 1 : 0;
     if (lane.members.empty()) {
-      if (lane.bytes != 0 || lane.served != 0 || lane.wake) broken("an empty lane still moves bytes");
+      if (lane.served != 0 || lane.wake) broken("an empty lane still moves bytes");
       continue;
     }
     if (share(lane) != std::pair{lane.bytes_per_second, lane.sharers}) broken("a lane does not move at its share");

@@ -10,8 +10,6 @@
 #include <queue>
 #include <set>
 #include <span>
-#include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -65,13 +63,12 @@ class LinkFlow {
     std::array<std::uint32_t, 2> links{};
     std::uint32_t num_links = 0;
     Priority priority = Priority::Demand;
-    bool instant = false;                // no port of it has a limit
+    std::uint64_t least_port = 0;        // bytes per second of its narrowest port; 0: none has a limit
     std::uint64_t bytes_per_second = 0;  // the rate of each member is this over `sharers`; 0: nothing moves
     std::uint64_t sharers = 1;
     Wide served = 0;  // to each member, in 10^-9 bytes * 2^-40, at `settled_at`
     Tick settled_at = 0;
     std::optional<Tick> wake;  // when the first member ends, if nothing changes
-    std::uint64_t bytes = 0;   // of all members
     std::priority_queue<Member, std::vector<Member>, std::greater<>> members;
   };
   struct Port {
@@ -113,10 +110,13 @@ class LinkFlow {
 
   const Port& port(PortId id) const { return ports_[id]; }
   const Lane& lane_at(LaneId id) const { return lanes_[id]; }
-  std::span<const Lane> lanes() const { return lanes_; }
-  std::size_t under_way() const;        // flowing or about to
-  std::uint64_t bytes_to_come() const;  // of those, in full
+  std::size_t under_way() const;  // flowing or about to
   std::uint64_t operations() const { return operations_; }
+  // What a transfer takes alone, rounded up.
+  static Wide alone_ns(const Lane& lane, std::uint64_t bytes) {
+    if (lane.least_port == 0) return 0;
+    return (Wide{bytes} * 1'000'000'000 + lane.least_port - 1) / lane.least_port;
+  }
   // What `lane` has moved since it was last settled, up to `now`.
   static Wide moving(const Lane& lane, Tick now);
   void check() const;

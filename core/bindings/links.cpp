@@ -80,7 +80,7 @@ void bind_links(nb::module_& m) {
           "now_ns"_a, "path"_a, "num_bytes"_a, nb::kw_only(), "background"_a = false,
           "Start a transfer over one link or two and return its id; ids rise in order of start.")
       .def("next_completion_ns", &Links::next_completion_ns,
-           "When the next transfer ends if none starts before; None when nothing is under way.")
+           "When pop_due next has something to return if no transfer starts before; None when nothing is under way.")
       .def("next_wake_ns", &Links::next_wake_ns,
            "A time not after the next completion, cheaper to know; pop_due then may return nothing.")
       .def(

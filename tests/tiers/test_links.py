@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.links import ModelCap, ModelLink, ModelTransfer, completions
-from understudy.errors import ConfigError, InvalidArgument
+from understudy.errors import CapacityExhausted, ConfigError, InvalidArgument
 from understudy.tiers import Links
 
 MB = 1_000_000
@@ -205,14 +205,18 @@ def test_background_shares_what_demand_leaves() -> None:
 # --- many -------------------------------------------------------------------------------------------------
 
 
-def test_ten_thousand_transfers_cost_a_few_operations_each() -> None:
+def test_ten_thousand_transfers_cost_a_few_operations_each_and_lose_no_time() -> None:
     links = one_link(3.0)
     count = 10_000
-    for i in range(count):
-        links.start(i, [0], 1_000_000 + 7919 * i % 1000)
+    sizes = [1_000_000 + 7919 * i % 1000 for i in range(count)]
+    for i, num_bytes in enumerate(sizes):
+        links.start(i, [0], num_bytes)
     assert links.in_flight == count
-    assert len(drain(links)) == count
+    ended = drain(links)
+    assert len(ended) == count
     assert links.operations < 8 * count
+    # The link was never idle: whatever shares were rounded to, the last byte leaves when all have been served.
+    assert ended[-1][0] == math.ceil(sum(sizes) / 3)
 
 
 def test_other_workers_do_not_make_a_link_slower_to_compute() -> None:
@@ -278,6 +282,17 @@ def test_a_transfer_that_cannot_be_is_refused_and_changes_nothing(
     assert (links.now_ns, links.in_flight, links.usage(0).bytes_started) == (0, 0, 0)
 
 
+def test_what_would_take_years_is_refused() -> None:
+    links = one_link(1e-9)
+    with pytest.raises(CapacityExhausted, match=r"link d2h: .* years; is bandwidth_gbps right"):
+        links.start(0, [0], 1 << 38)
+    links.start(0, [0], 10**8)
+    with pytest.raises(CapacityExhausted):
+        links.start(1, [0], 2 * 10**8)
+    assert (links.now_ns, links.usage(0).bytes_started) == (0, 10**8)
+    assert drain(links) == [(10**17, 0)]
+
+
 def test_a_cap_that_does_not_exist_and_a_negative_cost_are_refused() -> None:
     links = Links()
     with pytest.raises(ConfigError, match="link d2h: there is no duplex 3"):
@@ -304,7 +319,7 @@ def test_a_completion_that_nobody_fetched_is_kept() -> None:
     links.start(0, [0], 100)
     links.start(500, [0], 100)
     assert links.deadline_ns(0) == 100
-    assert links.next_completion_ns() == 100
+    assert links.next_completion_ns() == 500
     assert links.next_wake_ns() == 500
     assert not links.idle
     assert links.pop_due(500) == [(100, 0)]
