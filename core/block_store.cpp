@@ -108,22 +108,47 @@ void BlockStore::refuse_unknown(const Pool& pool, SlotId id) {
 
 // ── Allocate ──
 
-bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
+                              std::vector<SlotId>* evicted_slots) {
   std::uint64_t available = 0;
-  return take(*pools_[pool_index], out, evicted, &available);
+  return take(*pools_[pool_index], out, {evicted, evicted_slots}, &available);
 }
 
-void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
+                          std::vector<SlotId>* evicted_slots) {
   std::uint64_t available = 0;
-  if (take(*pools_[pool_index], out, evicted, &available)) return;
+  if (take(*pools_[pool_index], out, {evicted, evicted_slots}, &available)) return;
   throw Error(ErrorKind::CapacityExhausted, "asked for ", out.size(), " blocks of tier G",
               static_cast<int>(tier(pool_index)), " but only ", available, " of ", num_blocks(pool_index),
               " are available");
 }
 
+void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  std::size_t good = 0;
+  SlotId bad = 0;
+  for (; good < slots.size() && slots[good] < pool.count; ++good) {
+    Slot& slot = slots_[pool.first + slots[good]];
+    if (slot.state != SlotState::Mutable || slot.refs != 1 || slot.marked) break;
+    slot.marked = true;
+  }
+  if (good < slots.size()) bad = slots[good];
+  for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
+  if (good < slots.size()) {
+    (void)global(pool, bad);
+    throw Error(ErrorKind::WrongState, "block ", bad, " is not mutable, or is named twice");
+  }
+  for (const SlotId id : slots) {
+    make_reset(pool, pool.first + id);
+    freed_.push_back(pool.first + id);
+  }
+  pool.policy->give_back(freed_);
+  freed_.clear();
+}
+
 // False, and how many there are, when there are too few.
-bool BlockStore::take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
-                      std::uint64_t* available) {
+bool BlockStore::take(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available) {
   if (pool.advised != nullptr) return take_advised(pool, out, evicted, available);
   const Lock lock(*this);
   *available = pool.available();
@@ -135,8 +160,7 @@ bool BlockStore::take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdenti
 
 // The advisor is asked between two critical sections; if the pool moved meanwhile so that its answer no longer
 // holds, it is told and asked again.
-bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
-                              std::uint64_t* available) {
+bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available) {
   // Of any such pool: two that reach for each other's would wait for each other's turn.
   static thread_local bool asking = false;
   if (asking) {
@@ -215,7 +239,7 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
 }
 
 // `out` holds global ids that have just left the policy's order; it ends with local ones.
-void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
+void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted) {
   events_.begin_call();
   std::uint64_t evictions = 0;
   std::array<std::uint32_t, kWarmBatch> tags;
@@ -231,8 +255,9 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockId
       Slot& slot = slots_[id];
       if (slot.state == SlotState::Inactive) {
         ++evictions;
-        if (evicted != nullptr) evicted->push_back(slot.identity);
-        forget(pool, id, tags[i], true);
+        if (evicted.blocks != nullptr) evicted.blocks->push_back(slot.identity);
+        const bool last = forget(pool, id, tags[i], true);
+        if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
       }
       slot.state = SlotState::Mutable;
       slot.refs = 1;
@@ -363,11 +388,11 @@ void BlockStore::make_reset(Pool& pool, SlotId id) {
 }
 
 // Takes the slot's hash out of the index and the ring of its copies.
-void BlockStore::forget(Pool& pool, SlotId id, bool announce) {
-  forget(pool, id, BlockIndex::tag(slots_[id].identity.lineage, pool.index), announce);
+bool BlockStore::forget(Pool& pool, SlotId id, bool announce) {
+  return forget(pool, id, BlockIndex::tag(slots_[id].identity.lineage, pool.index), announce);
 }
 
-void BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
+bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
   Slot& slot = slots_[id];
   const bool last = slot.twin_next == id;
   if (last) {
@@ -381,6 +406,7 @@ void BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce)
   if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
     events_.removed(slot, pool.config.tier, last);
   }
+  return last;
 }
 
 void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {

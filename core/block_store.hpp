@@ -99,9 +99,14 @@ class BlockStore {
 
   // ── Allocate ──
   // Fills `out` with Mutable slots, or returns false (fewer available) with nothing changed. Evicted blocks are
-  // appended to `evicted` in eviction order.
-  bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr);
-  void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr);
+  // appended to `evicted` in eviction order, and the slots of `out` that held them to `evicted_slots` (kNoSlot where
+  // another copy of the block stays).
+  bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
+                    std::vector<SlotId>* evicted_slots = nullptr);
+  void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
+                std::vector<SlotId>* evicted_slots = nullptr);
+  // Mutable slots come back unused: they are the next to be handed out again, in this order.
+  void give_back(std::size_t pool, std::span<const SlotId> slots);
 
   // ── Fill: Mutable → Staged → Registered ──
   void stage(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
@@ -182,11 +187,15 @@ class BlockStore {
   SlotId global(const Pool& pool, SlotId id) const;  // inline: block_pool.hpp
   [[noreturn]] static void refuse_unknown(const Pool& pool, SlotId id);
 
-  bool take(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available);
-  bool take_advised(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted, std::uint64_t* available);
+  struct Evicted {  // where to say what went; null: nobody asks
+    std::vector<BlockIdentity>* blocks = nullptr;
+    std::vector<SlotId>* slots = nullptr;
+  };
+  bool take(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
+  bool take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
   bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
                        bool* overtaken);
-  void hand_out(Pool& pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted);
+  void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
 
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
@@ -196,8 +205,9 @@ class BlockStore {
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
   SlotId acquire(Pool& pool, SlotId id);
   void let_go(Pool& pool, SlotId id);
-  void forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
-  void forget(Pool& pool, SlotId id, bool announce);
+  // Both: true when that was the last copy.
+  bool forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
+  bool forget(Pool& pool, SlotId id, bool announce);
   void make_reset(Pool& pool, SlotId id);
   bool present_elsewhere(const Pool& pool, const LineageHash& lineage) const;
 

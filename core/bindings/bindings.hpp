@@ -12,6 +12,8 @@ void bind_events(nanobind::module_& m);
 void bind_guards(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_request_kv(nanobind::module_& m);
+void bind_links(nanobind::module_& m);
+void bind_tiers(nanobind::module_& m);
 void bind_timing(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_kv_manager(nanobind::module_& m);

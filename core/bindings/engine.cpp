@@ -129,6 +129,38 @@ std::vector<RequestId> waiting_head(const VllmEngine& self, std::size_t count) {
   return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(std::min(count, ids.size()))};
 }
 
+// ── Tiers ──
+
+void make_engine(VllmEngine* self, const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
+                 TierRun* run, const std::string& name) {
+  if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
+  new (self) VllmEngine(config, timing, tiers, run, name);
+}
+
+WorkerTiers& tiers_of(VllmEngine& self) {
+  if (self.tiers() == nullptr) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  return *self.tiers();
+}
+
+std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& self, const Identities& identities) {
+  std::vector<std::tuple<std::string, int, std::int64_t>> out;
+  for (const TierAnswer& answer : tiers_of(self).lookup(identities.span())) {
+    const char* kind = answer.kind == TierAnswer::Kind::Hit       ? "hit"
+                       : answer.kind == TierAnswer::Kind::Pending ? "pending"
+                                                                  : "miss";
+    out.emplace_back(kind, static_cast<int>(answer.tier), answer.ready_ns);
+  }
+  return out;
+}
+
+// (free, active, inactive, held) of a tier of the worker's own.
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> tier_blocks(const VllmEngine& self, Tier tier) {
+  const std::size_t pool = self.store().pool_of(tier);
+  const PoolMetrics m = self.store().metrics(pool);
+  const std::uint64_t held = pool == 0 && self.tiers() != nullptr ? self.tiers()->held() : 0;
+  return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks - held, m.inactive_blocks, held};
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -156,7 +188,9 @@ void bind_engine(nb::module_& m) {
       .def("draw", &BurstSampler::draw, "remaining"_a, "Tokens of one step, at most `remaining`.");
 
   nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
-      .def(nb::init<const EngineConfig&, StepTiming>(), "config"_a, "timing"_a)
+      .def("__init__", &make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
+           "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<1, 5>(),
+           "With `tiers`, and `run` where several engines share them.")
       .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
            nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0,
            "Queue a request; returns its index. `identities` name the blocks that prompt and output fill.")
@@ -220,6 +254,38 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
       .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
+      .def_prop_ro("sleeping", &VllmEngine::sleeping, "Nothing to compute until a transfer lands; no step is open.")
+      .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")
+      .def_prop_ro(
+          "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
+          "Not after the next transfer lands; None when none is under way.")
+      .def(
+          "land", [](VllmEngine& self, std::int64_t now_ns) { tiers_of(self).hub().run_until(now_ns); }, "now_ns"_a,
+          nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
+      .def("tier_lookup", &tier_lookup, "identities"_a,
+           "(hit, pending or miss; tier; about when it is there) of the leading blocks, ended by the first miss.")
+      .def("tier_blocks", &tier_blocks, "tier"_a, "(free, active, inactive, held) of G1 or G2.")
+      .def(
+          "prefetch",
+          [](VllmEngine& self, const Identities& identities, std::int64_t now_ns) {
+            tiers_of(self).hub().run_until(now_ns);
+            return tiers_of(self).prefetch(now_ns, identities.span());
+          },
+          "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
+      .def_prop_ro("tier_totals", [](VllmEngine& self) { return tiers_of(self).totals(); })
+      .def(
+          "below_tokens",
+          [](const VllmEngine& self, RequestId id) {
+            const auto& below = self.request(id).below_total;
+            return std::tuple(below[0], below[1], below[2]);
+          },
+          "request"_a, "Of its cached tokens, those that came from G2, G3 and G4.")
+      .def(
+          "tier_waits",
+          [](VllmEngine& self, RequestId id) {
+            return std::pair(self.request(id).parked_ns, tiers_of(self).waited_ns(id));
+          },
+          "request"_a, "Nanoseconds that it was parked for loads, and waited for copies to leave the device.")
       .def("check", &VllmEngine::check);
 }
 

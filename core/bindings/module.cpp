@@ -11,6 +11,8 @@ NB_MODULE(_core, m) {
   understudy::bind_events(m);
   understudy::bind_guards(m);
   understudy::bind_request_kv(m);
+  understudy::bind_links(m);
+  understudy::bind_tiers(m);
   understudy::bind_timing(m);
   understudy::bind_engine(m);
   understudy::bind_kv_manager(m);

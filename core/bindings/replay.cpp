@@ -80,7 +80,8 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
                       Column<std::uint32_t> output_token_ids, nb::handle trace_block_size, nb::handle workers,
                       const std::string& routing, nb::handle seed, nb::handle concurrency, nb::handle threads,
                       bool leaping, bool check, nb::object progress, Column<std::int64_t> queue_order,
-                      const std::vector<std::string>& names, nb::handle lockstep_ns, nb::object on_step) {
+                      const std::vector<std::string>& names, nb::handle lockstep_ns, nb::object on_step,
+                      const TierConfig* tiers) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
   workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
@@ -109,6 +110,7 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
   FleetConfig config;
   config.engine = engine;
   config.timing = timing;
+  if (tiers != nullptr) config.tiers = *tiers;
   config.num_workers = static_cast<std::uint32_t>(read_uint(workers, "workers", 1u << 20));
   config.routing = read_routing(routing);
   config.seed = read_uint(seed, "seed");
@@ -169,6 +171,12 @@ nb::object column_of(const FleetResult& self) {
   return to_array(self.*Member);
 }
 
+template <auto Member>
+nb::tuple columns_of(const FleetResult& self) {
+  const auto& columns = self.*Member;
+  return nb::make_tuple(to_array(columns[0]), to_array(columns[1]), to_array(columns[2]));
+}
+
 template <typename T, auto Field>
 nb::object sample_column(const FleetResult& self) {
   std::vector<T> out;
@@ -180,6 +188,12 @@ nb::object sample_column(const FleetResult& self) {
 }  // namespace
 
 void bind_replay(nb::module_& m) {
+  nb::class_<TierSummary>(m, "TierSummary", "One tier at the end of a run; those of the workers together.")
+      .def_ro("tier", &TierSummary::tier)
+      .def_ro("capacity_blocks", &TierSummary::capacity_blocks)
+      .def_ro("resident_blocks", &TierSummary::resident_blocks)
+      .def_ro("stored_blocks", &TierSummary::stored_blocks)
+      .def_ro("evicted_blocks", &TierSummary::evicted_blocks);
   nb::class_<FleetResult>(m, "FleetResult", "Columns of a run, one row a request in workload order.")
       .def_prop_ro("arrival_ns", &column_of<&FleetResult::arrival_ns>)
       .def_prop_ro("first_admit_ns", &column_of<&FleetResult::first_admit_ns>)
@@ -220,6 +234,17 @@ void bind_replay(nb::module_& m) {
             return out;
           },
           "worker"_a, "A worker's allocations and evictions, as Engine.take_kv_trace tells them.")
+      .def_prop_ro("sample_held_blocks", &sample_column<std::int32_t, &EngineSample::held_blocks>)
+      .def_prop_ro("sample_host_blocks", &sample_column<std::int32_t, &EngineSample::host_blocks>)
+      .def_prop_ro("below_tokens_first", &columns_of<&FleetResult::below_tokens_first>,
+                   "Of cached_tokens_first, from G2, G3 and G4.")
+      .def_prop_ro("below_tokens_total", &columns_of<&FleetResult::below_tokens_total>)
+      .def_prop_ro("parked_ns", &column_of<&FleetResult::parked_ns>)
+      .def_prop_ro("room_wait_ns", &column_of<&FleetResult::room_wait_ns>)
+      .def_prop_ro("onboard_ns", &column_of<&FleetResult::onboard_ns>)
+      .def_ro("tiers", &FleetResult::tiers)
+      .def_ro("tier_totals", &FleetResult::tier_totals)
+      .def_ro("links", &FleetResult::links)
       .def_ro("steps", &FleetResult::steps)
       .def_ro("total_preemptions", &FleetResult::preempted)
       .def_ro("evictions", &FleetResult::evictions)
@@ -237,7 +262,8 @@ void bind_replay(nb::module_& m) {
         "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a, "workers"_a = 1,
         "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
         "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
-        "on_step"_a.none() = nb::none(), "Replay a workload through a fleet of simulated workers.");
+        "on_step"_a.none() = nb::none(), "tiers"_a.none() = nb::none(),
+        "Replay a workload through a fleet of simulated workers.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a,
         "Identities of the first `count` blocks of a trace row, as a fleet sees them.");

@@ -1,6 +1,7 @@
 // A request inside a simulated engine. It has lengths and identities, never tokens.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -47,7 +48,7 @@ struct RequestSpec {
   std::shared_ptr<const IdentitySource> identities;
 };
 
-enum class RequestStatus : std::uint8_t { Waiting, Running, Preempted, Finished };
+enum class RequestStatus : std::uint8_t { Waiting, Running, Preempted, Parked, Finished };  // Parked: its blocks are being loaded
 
 struct EngineRequest {
   RequestSpec spec;
@@ -72,6 +73,15 @@ struct EngineRequest {
   std::uint64_t cached_total = 0;
   std::uint64_t looked_up = 0;    // its tokens at every admission, together
   std::uint32_t first_burst = 0;  // tokens of the step that gave the first
+
+  // Tiers.
+  RequestStatus before_park = RequestStatus::Waiting;
+  bool onboard_tried = false;  // once for every time in the queue
+  std::uint32_t through = 0;   // leading blocks that were offered to the host (write-through)
+  std::array<std::uint32_t, 3> below_first{};  // of cached_first, tokens that came from G2, G3, G4
+  std::array<std::uint64_t, 3> below_total{};  // of cached_total
+  std::int64_t parked_ns = 0;
+
   struct Segment {                // consecutive steps with tokens
     std::uint64_t first_step;
     std::uint32_t count;

@@ -15,6 +15,8 @@ struct EngineSample {
   std::uint32_t waiting;
   std::uint32_t active_blocks;
   std::uint32_t cached_blocks;
+  std::uint32_t held_blocks = 0;  // of the active ones, on their way to the host
+  std::uint32_t host_blocks = 0;  // that the host has
 };
 
 // A time between two tokens of one request, and how often it occurred.

@@ -35,7 +35,7 @@ const EngineConfig& checked(const EngineConfig& c) {
 // Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
 bool emits(const EngineConfig& c) { return (c.events || c.check) && c.enable_prefix_caching; }
 
-StoreConfig store_config(const EngineConfig& c) {
+StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers) {
   StoreConfig store;
   store.block_size = c.block_size;
   PoolConfig pool;
@@ -46,6 +46,18 @@ StoreConfig store_config(const EngineConfig& c) {
       c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
   pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
   store.pools = {pool};
+  if (tiers != nullptr) {
+    if (!c.enable_prefix_caching) {
+      throw Error(ErrorKind::ConfigError, "tiers need enable_prefix_caching: without it no block is found again");
+    }
+    PoolConfig host;
+    host.tier = Tier::G2;
+    host.num_blocks = tiers->g2_blocks;
+    host.policy.kind = PolicyKind::Lru;
+    if (tiers->g2_policy) host.policy = tiers->g2_policy();
+    host.duplicates = DuplicatePolicy::Reject;
+    store.pools.push_back(host);
+  }
   store.events.enabled = emits(c);
   store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
   return store;
@@ -53,12 +65,18 @@ StoreConfig store_config(const EngineConfig& c) {
 
 }  // namespace
 
-VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing)
+VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers, TierRun* run,
+                       const std::string& name)
     : config_(checked(config)),
       timing_(std::move(timing)),
-      store_(store_config(config)),
+      store_(store_config(config, tiers)),
       shared_(config.kv_manager == KvBackend::Kvbm),
       emits_(emits(config)),
+      own_run_(tiers != nullptr && run == nullptr
+                   ? std::make_unique<TierRun>(*tiers, config.block_size, emits(config))
+                   : nullptr),
+      tiers_(tiers == nullptr ? nullptr
+                              : std::make_unique<WorkerTiers>(*tiers, store_, run != nullptr ? *run : *own_run_, name)),
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
@@ -118,8 +136,14 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   if (request.status == RequestStatus::Finished || request.finish_ns >= 0) return false;
   if (request.status == RequestStatus::Running) {
     running_.erase(std::find(running_.begin(), running_.end(), id));
+  } else if (request.status == RequestStatus::Parked) {
+    --parked_;
   } else {
     waiting_.remove(id);
+  }
+  if (tiers_) {
+    tiers_->abandon(id);
+    tiers_->stop_waiting(id, now_ns);
   }
   retire(request);
   request.finish_ns = now_ns;
@@ -141,10 +165,21 @@ std::vector<RequestId> VllmEngine::take_finished() { return std::exchange(finish
 std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   begun_ns_ = now_ns;
+  if (tiers_) {
+    tiers_->hub().run_until(now_ns);
+    resume_loaded();
+    tell_landed(now_ns);
+  }
   schedule(now_ns);
   const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
   fruitless_preemptions_ += log_.preempted.size();
   const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && !unreceived_;
+  sleeping_ = nothing && tiers_ && !idle() && !tiers_->idle();
+  if (sleeping_) {
+    released_at_sleep_ = tiers_->released();
+    now_ns_ = now_ns;
+    return 0;
+  }
   stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
   if (config_.async_scheduling) {
     const auto received = std::exchange(unreceived_, std::nullopt);
@@ -163,6 +198,10 @@ void VllmEngine::end_step(std::int64_t end_ns) {
   in_step_ = false;
   now_ns_ = end_ns;
   const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
+  if (tiers_) {
+    tiers_->hub().run_until(end_ns);
+    write_through(plan, end_ns);
+  }
   if (!config_.async_scheduling) update(plan);
   emit(plan, end_ns);
   sample(running_.size());
@@ -287,6 +326,16 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
       end_step(now_ns_);
     } else {
       if (now_ns_ >= until_ns || idle() || stuck_) return;
+      if (sleeping_ && !roused()) {
+        const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
+        if (wake && *wake > until_ns) return;
+        if (wake) {
+          tiers_->hub().run_until(*wake);
+          now_ns_ = std::max(now_ns_, *wake);
+          if (!roused()) continue;
+        }
+        if (now_ns_ >= until_ns) return;
+      }
       if (!leaping_ || !can_leap() || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
       if (stuck_ && in_step_ && log_.scheduled.empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
@@ -300,9 +349,15 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
 void VllmEngine::sample(std::size_t running) {
   if (!token_log_.wants_sample(now_ns_)) return;
   const PoolMetrics m = store_.metrics(0);
-  token_log_.add_sample({now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
-                         static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
-                         static_cast<std::uint32_t>(m.inactive_blocks)});
+  EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
+                      static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
+                      static_cast<std::uint32_t>(m.inactive_blocks)};
+  if (tiers_) {
+    const PoolMetrics host = store_.metrics(1);
+    sample.held_blocks = static_cast<std::uint32_t>(tiers_->held());
+    sample.host_blocks = static_cast<std::uint32_t>(host.active_blocks + host.inactive_blocks);
+  }
+  token_log_.add_sample(sample);
 }
 
 void VllmEngine::check() {
@@ -314,9 +369,9 @@ void VllmEngine::check() {
 
 // Every request is in one place, and what requests hold is what the store has given away. O(requests under way).
 void VllmEngine::check_counts() const {
-  if (running_.size() + waiting_.size() + retired_ != requests_.size()) {
+  if (running_.size() + waiting_.size() + parked_ + retired_ != requests_.size()) {
     throw Error(ErrorKind::InvariantViolated, "of ", requests_.size(), " requests ", running_.size(), " run, ",
-                waiting_.size(), " wait and ", retired_, " are done");
+                waiting_.size(), " wait, ", parked_, " are being loaded and ", retired_, " are done");
   }
   std::uint64_t references = 0;
   for (const RequestId id : running_) {
@@ -330,6 +385,11 @@ void VllmEngine::check_counts() const {
   for (const RequestId id : waiting_.ids()) {
     if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
+  if (tiers_) {
+    tiers_->check();
+    references += tiers_->g1_references();
+  }
+  if (own_run_) own_run_->check();
   const PoolMetrics m = store_.metrics(0);
   if (m.reset_blocks + m.inactive_blocks + m.active_blocks + m.mutable_blocks != m.total_blocks) {
     throw Error(ErrorKind::InvariantViolated, m.reset_blocks, " free, ", m.inactive_blocks, " cached and ",

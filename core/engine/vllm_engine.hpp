@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +22,7 @@
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
 #include "engine/waiting_queue.hpp"
+#include "offload/worker_tiers.hpp"
 
 namespace understudy {
 
@@ -53,7 +55,9 @@ struct EngineTotals {
 // visible at once) and end_step (its tokens are); requests may be submitted and cancelled in between.
 class VllmEngine {
  public:
-  VllmEngine(const EngineConfig& config, StepTiming timing);
+  // With `tiers`, blocks go down to them and come back; `run` is what its workers share (null: the engine is alone).
+  VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers = nullptr, TierRun* run = nullptr,
+             const std::string& name = "worker");
 
   const EngineConfig& config() const noexcept { return config_; }
   BlockStore& store() noexcept { return store_; }
@@ -73,7 +77,12 @@ class VllmEngine {
   std::size_t num_requests() const noexcept { return requests_.size(); }
   std::span<const RequestId> running() const noexcept { return running_; }
   const std::deque<RequestId>& waiting() const noexcept { return waiting_.ids(); }
-  bool idle() const noexcept { return running_.empty() && waiting_.empty() && !unreceived_; }
+  bool idle() const noexcept { return running_.empty() && waiting_.empty() && !unreceived_ && parked_ == 0; }
+  std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
+  WorkerTiers* tiers() noexcept { return tiers_.get(); }    // null: none
+  const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
+  void drain_tiers();  // lets every transfer land; for an engine that has nothing more to do
+  const TierRun* own_run() const noexcept { return own_run_.get(); }
 
   // ── Steps ──
   // Schedules, and returns the duration in nanoseconds (0 when there was nothing to compute).
@@ -99,6 +108,10 @@ class VllmEngine {
   // The last step did nothing although requests wait, or requests have long preempted each other without a token
   // (possible when the oldest must give way: preemption_mode fifo, or equal priorities): it needs outside help.
   bool stuck() const noexcept { return stuck_; }
+  // The last call of begin_step found nothing that could be computed until a copy or a load ends: no step is open, and
+  // the next may begin when `roused` (or when a request comes).
+  bool sleeping() const noexcept { return sleeping_; }
+  bool roused() const noexcept { return tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
 
   // Requests whose last token became visible (or that ended without one) since the last call.
@@ -122,19 +135,22 @@ class VllmEngine {
     bool valid = false;
     bool wants_key = false;
     LineageHash missing;  // the key that would lengthen its hit
+    std::uint64_t released = 0;  // by the tiers until then
   };
 
   // vllm_schedule.cpp
   void schedule(std::int64_t now_ns);
-  void schedule_running();
+  void schedule_running(std::int64_t now_ns);
   std::uint32_t next_tokens(const EngineRequest& request) const;
   std::uint32_t cap_prefill(std::uint32_t tokens) const;
   std::size_t choose_victim() const;
   void preempt(std::size_t position);
   void admit(std::int64_t now_ns);
-  bool grow(EngineRequest& request, std::uint32_t total);
-  bool place(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced);
-  void take_blocks(EngineRequest& request, std::size_t count);
+  using Room = WorkerTiers::Room;
+  Room grow(RequestId id, std::uint32_t total, std::int64_t now_ns);
+  bool fits(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced);
+  Room place(RequestId id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns);
+  Room take_blocks(RequestId id, std::size_t count, std::int64_t now_ns);
   void key_blocks(EngineRequest& request, std::uint32_t total);
   void free_blocks(EngineRequest& request);
   void need_identities(EngineRequest& request, std::size_t blocks);
@@ -146,8 +162,17 @@ class VllmEngine {
   // vllm_kvbm.cpp
   std::uint32_t named_blocks(const EngineRequest& request) const noexcept;
   std::uint64_t cost_of_shared(EngineRequest& request, std::size_t count);
-  void take_shared(EngineRequest& request, std::size_t count);
+  Room take_shared(RequestId id, std::size_t count, std::int64_t now_ns);
   void seal_blocks(EngineRequest& request, std::uint32_t named);
+
+  // vllm_tiers.cpp
+  WorkerTiers::Onboard onboard(RequestId id, std::size_t hits, std::size_t limit, std::int64_t now_ns);
+  void resume_loaded();
+  void count_origins(RequestId id, std::size_t hits, bool resumed);
+  void write_through(const std::vector<StepLog::Scheduled>& plan, std::int64_t now_ns);
+  void tell_landed(std::int64_t now_ns);
+  bool leap_disturbed();
+  bool leap_has_room(std::uint64_t slots) const;
 
   // vllm_engine.cpp
   void close_step();
@@ -173,6 +198,8 @@ class VllmEngine {
   BlockStore store_;
   const bool shared_;  // the kvbm manager
   const bool emits_;   // the store tells what happens
+  std::unique_ptr<TierRun> own_run_;
+  std::unique_ptr<WorkerTiers> tiers_;
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
   BurstSampler bursts_;
@@ -187,6 +214,9 @@ class VllmEngine {
   std::int64_t now_ns_ = 0;
   bool in_step_ = false;
   bool stuck_ = false;
+  bool sleeping_ = false;
+  std::uint64_t released_at_sleep_ = 0;
+  std::size_t parked_ = 0;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;
   Observer observer_;

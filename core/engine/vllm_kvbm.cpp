@@ -25,8 +25,11 @@ std::uint64_t VllmEngine::cost_of_shared(EngineRequest& request, std::size_t cou
   return count - named + static_cast<std::uint64_t>(unheld);
 }
 
-// Follows cost_of_shared with the same count, and there is room.
-void VllmEngine::take_shared(EngineRequest& request, std::size_t count) {
+// Blocks up to `count`, or nothing changed.
+VllmEngine::Room VllmEngine::take_shared(RequestId id, std::size_t count, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  const std::uint64_t cost = cost_of_shared(request, count);
+  if (!tiers_ && cost > store_.available(0)) return Room::Short;
   const std::size_t held = request.table.size();
   const std::size_t named = held + peeked_.size();
   // Blocks that are here first, so that making room for the others cannot evict them. Only what nobody held counts
@@ -43,7 +46,13 @@ void VllmEngine::take_shared(EngineRequest& request, std::size_t count) {
   }
   fresh_.resize(fresh);
   const std::uint64_t evictions = config_.kv_trace ? store_.metrics(0).evictions : 0;
-  store_.allocate(0, fresh_);
+  if (!tiers_) {
+    store_.allocate(0, fresh_);
+  } else if (const Room room = tiers_->take(id, now_ns, fresh_); room != Room::Taken) {
+    std::erase(peeked_, kNoSlot);
+    store_.release(0, peeked_, true);
+    return room;
+  }
 
   request.table.resize(count);
   std::size_t next = 0;
@@ -65,6 +74,7 @@ void VllmEngine::take_shared(EngineRequest& request, std::size_t count) {
   if (named > held) request.keyed = static_cast<std::uint32_t>(named);
   if (emits_) events_.pull(store_, true);
   if (config_.kv_trace) trace_taken(fresh, evictions);
+  return Room::Taken;
 }
 
 // Blocks that were partial and have a name now join the others, or give way to the one that is here already.

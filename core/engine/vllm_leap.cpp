@@ -13,11 +13,13 @@ bool VllmEngine::can_leap() const {
   if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
     return false;
   }
+  if (tiers_ && !waiting_.empty() && blocked_.released != tiers_->released()) return false;
   if (!waiting_.empty() && !blocked_.valid && running_.size() < config_.max_num_seqs &&
       running_.size() < config_.max_num_batched_tokens) {
     return false;
   }
   return std::all_of(running_.begin(), running_.end(), [this](RequestId id) {
+    if (tiers_ && tiers_->waiting(id)) return false;
     const EngineRequest& r = requests_[id];
     return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
   });
@@ -57,6 +59,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   std::uint64_t steps = 0;  // completed in this leap
   std::vector<std::uint32_t> due;
   std::vector<std::uint32_t> done;
+  std::vector<StepLog::Scheduled> filled;  // requests whose block is complete
   std::vector<bool> gone(members.size(), false);
   const auto settle = [&](EngineRequest& request) {
     request.computed += static_cast<std::uint32_t>(steps);
@@ -73,6 +76,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   const auto play_plain_steps = [&](std::uint64_t until_step) {
     const std::uint64_t first = steps;
     for (; steps < until_step && now_ns_ < until_ns; ++steps) {
+      if (tiers_ && leap_disturbed()) break;
       const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
       if (end_ns > until_ns) break;
       now_ns_ = end_ns;
@@ -87,7 +91,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   while (alive > 0) {
     if (!play_plain_steps(turns.top().step)) break;
     const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
-    if (now_ns_ >= until_ns || end_ns > until_ns) break;
+    if (now_ns_ >= until_ns || end_ns > until_ns || (tiers_ && leap_disturbed())) break;
     due.clear();
     std::uint64_t fresh = 0;
     bool admits = false;
@@ -108,23 +112,23 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
     // has to be held for it, and it may fit.
     if (shared_ && config_.eviction_policy == PolicyKind::MultiLru && blocked_.valid) admits = admits || fresh > 0;
     // A preemption, or a hit that the head of the queue has been waiting for: an ordinary step decides.
-    if (admits || (fresh > 0 && fresh > store_.available(0))) {
-      break;
-    }
+    if (admits || (fresh > 0 && !leap_has_room(fresh))) break;
 
     begun_ns_ = now_ns_;
     now_ns_ = end_ns;
     done.clear();
+    filled.clear();
     for (const std::uint32_t order : due) {
       EngineRequest& request = requests_[members[order]];
       const auto computed = static_cast<std::uint32_t>(request.computed + steps);
-      if (computed % size == 0) take_blocks(request, 1);
+      if (computed % size == 0) (void)take_blocks(members[order], 1, begun_ns_);
       if (!shared_ && config_.enable_prefix_caching && (computed + 1) % size == 0) {
         const std::uint32_t full = (computed + 1) / size;
         need_identities(request, full);
         store_.commit(0, std::span<SlotId>(request.table).subspan(full - 1, 1),
                       std::span<const BlockIdentity>(request.blocks).subspan(full - 1, 1));
         request.keyed = full;
+        if (tiers_) filled.push_back({members[order], 0, false});
       }
       if (last[order] == steps) {
         done.push_back(order);
@@ -133,6 +137,10 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
       }
     }
     ++steps;
+    if (tiers_) {
+      tiers_->hub().run_until(end_ns);
+      write_through(filled, end_ns);
+    }
     ++totals_.steps;
     token_log_.end_step(now_ns_);
     bool sealed = false;

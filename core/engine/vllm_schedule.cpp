@@ -16,8 +16,9 @@ void VllmEngine::schedule(std::int64_t now_ns) {
   log_ = {};
   blocked_ = {};
   budget_ = config_.max_num_batched_tokens;
-  schedule_running();
+  schedule_running(now_ns);
   if (log_.preempted.empty()) admit(now_ns);
+  if (tiers_) blocked_.released = tiers_->released();
   log_.load = measure();
   for (StepLog::Scheduled& turn : log_.scheduled) {
     EngineRequest& request = requests_[turn.request];
@@ -30,23 +31,29 @@ void VllmEngine::schedule(std::int64_t now_ns) {
 
 // ── Phase 1: the running list, in order; nobody rotates ──
 
-void VllmEngine::schedule_running() {
+void VllmEngine::schedule_running(std::int64_t now_ns) {
   std::size_t cursor = 0;
   while (cursor < running_.size() && budget_ > 0) {
     const RequestId id = running_[cursor];
     EngineRequest& request = requests_[id];
-    const std::uint32_t tokens = next_tokens(request);
+    const std::uint32_t tokens = tiers_ && tiers_->waiting(id) ? 0 : next_tokens(request);
     if (tokens == 0) {
       ++cursor;
       continue;
     }
     const std::uint32_t keyed_before = request.keyed;
-    while (!grow(request, request.computed + tokens)) {
+    Room room = Room::Short;
+    while ((room = grow(id, request.computed + tokens, now_ns)) == Room::Short) {
       const std::size_t victim = choose_victim();
       const bool itself = running_[victim] == id;
       if (victim < cursor) --cursor;
+      if (tiers_) tiers_->stop_waiting(running_[victim], now_ns);
       preempt(victim);
       if (itself) return;
+    }
+    if (room == Room::Wait) {
+      ++cursor;
+      continue;
     }
     request.keyed_before = keyed_before;
     log_.scheduled.push_back({id, tokens, false});
@@ -119,6 +126,10 @@ void VllmEngine::admit(std::int64_t now_ns) {
   while (!waiting_.empty() && budget_ > 0 && running_.size() < config_.max_num_seqs) {
     const RequestId id = waiting_.head();
     EngineRequest& request = requests_[id];
+    if (tiers_ && tiers_->waiting(id)) {
+      blocked_.valid = true;
+      return;
+    }
     std::size_t hits = 0;
     std::size_t unreferenced = 0;
     std::size_t limit = 0;
@@ -139,7 +150,16 @@ void VllmEngine::admit(std::int64_t now_ns) {
     const std::uint32_t wanted = cap_prefill(request.known - hit_tokens);
     const bool too_long = !config_.enable_chunked_prefill && wanted > budget_;
     const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, budget_));
-    if (too_long || !place(request, tokens, hits, unreferenced)) {
+    const bool fitting = !too_long && fits(request, tokens, hits, unreferenced);
+    WorkerTiers::Onboard loading = WorkerTiers::Onboard::Miss;
+    if (tiers_ && fitting) loading = onboard(id, hits, limit, now_ns);
+    if (loading == WorkerTiers::Onboard::Parked) continue;
+    const bool retry = loading == WorkerTiers::Onboard::Retry;
+    if (retry || (fitting && place(id, tokens, hits, now_ns) == Room::Wait)) {
+      blocked_.valid = true;
+      return;
+    }
+    if (!fitting) {
       // Blocks only get scarcer while the others decode; but the budget may have gone to prompts of this step alone.
       blocked_.valid = !too_long || wanted + running_.size() > config_.max_num_batched_tokens;
       blocked_.wants_key = hits < limit;
@@ -158,6 +178,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
     }
     request.cached_total += hit_tokens;
     request.looked_up += request.known;
+    if (tiers_) count_origins(id, hits, resumed);
     for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
     log_.admitted.push_back(id);
     log_.resumed.push_back(resumed);
@@ -169,25 +190,21 @@ void VllmEngine::admit(std::int64_t now_ns) {
 
 // ── Blocks ──
 
-// Room for a running request's first `total` tokens, or false with nothing changed.
-bool VllmEngine::grow(EngineRequest& request, std::uint32_t total) {
+// Room for a running request's first `total` tokens, or nothing changed.
+VllmEngine::Room VllmEngine::grow(RequestId id, std::uint32_t total, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
   const std::uint32_t needed = blocks_for(total + burst_room(request, total));
   if (needed > request.table.size()) {
-    if (shared_) {
-      if (cost_of_shared(request, needed) > store_.available(0)) return false;
-      take_shared(request, needed);
-      return true;
-    }
-    const std::size_t missing = needed - request.table.size();
-    if (missing > store_.available(0)) return false;
-    take_blocks(request, missing);
+    if (shared_) return take_shared(id, needed, now_ns);
+    const Room room = take_blocks(id, needed - request.table.size(), now_ns);
+    if (room != Room::Taken) return room;
   }
   if (!shared_) key_blocks(request, total);
-  return true;
+  return Room::Taken;
 }
 
-// Room for an admission: the hits in hits_, and what `tokens` more need; or false with nothing changed.
-bool VllmEngine::place(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced) {
+// Whether there is room for an admission with so many hits that computes `tokens` more.
+bool VllmEngine::fits(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced) {
   const std::uint64_t free = store_.available(0);
   // Unreferenced hits sit in the free list and will leave it.
   const std::uint64_t extra = unreferenced + (running_.empty() ? 0 : watermark_blocks_);
@@ -195,32 +212,48 @@ bool VllmEngine::place(EngineRequest& request, std::uint32_t tokens, std::size_t
   if (config_.scheduler_reserve_full_isl && beyond_hits(blocks_for(request.known)) + extra > free) return false;
   const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
   const std::uint32_t room = blocks_for(total + burst_room(request, total));
-  if (shared_) {
-    // Exact: blocks behind the first that is missing may be here too.
-    if (cost_of_shared(request, room) + extra - unreferenced > free) return false;
-    take_shared(request, room);
-    return true;
-  }
-  const std::uint64_t missing = beyond_hits(room);
-  if (missing + extra > free) return false;
+  // Exact: blocks behind the first that is missing may be here too.
+  if (shared_) return cost_of_shared(request, room) + extra - unreferenced <= free;
+  return beyond_hits(room) + extra <= free;
+}
 
+// An admission that fits: the hits in hits_, and what `tokens` more need; or nothing changed.
+VllmEngine::Room VllmEngine::place(RequestId id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
+  const std::uint64_t blocks = blocks_for(total + burst_room(request, total));
+  if (shared_) return take_shared(id, blocks, now_ns);
   const std::span<const SlotId> found(hits_.data(), hits);
   store_.reference(0, found);
   request.table.assign(found.begin(), found.end());
+  const Room room = take_blocks(id, blocks > hits ? blocks - hits : 0, now_ns);
+  if (room != Room::Taken) {
+    store_.release(0, request.table, true);
+    request.table.clear();
+    return room;
+  }
   request.keyed = static_cast<std::uint32_t>(hits);
-  take_blocks(request, missing);
   key_blocks(request, total);
-  return true;
+  return room;
 }
 
-void VllmEngine::take_blocks(EngineRequest& request, std::size_t count) {
+VllmEngine::Room VllmEngine::take_blocks(RequestId id, std::size_t count, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  if (count == 0) return Room::Taken;
+  if (!tiers_ && count > store_.available(0)) return Room::Short;
   const std::size_t held = request.table.size();
   request.table.resize(held + count);
   const std::span<SlotId> fresh = std::span<SlotId>(request.table).subspan(held);
   const std::uint64_t evictions = config_.kv_trace ? store_.metrics(0).evictions : 0;
-  store_.allocate(0, fresh);
+  if (!tiers_) {
+    store_.allocate(0, fresh);
+  } else if (const Room room = tiers_->take(id, now_ns, fresh); room != Room::Taken) {
+    request.table.resize(held);
+    return room;
+  }
   if (config_.kv_trace) trace_taken(count, evictions);
   for (const SlotId slot : fresh) phantom_[slot] = 0;
+  return Room::Taken;
 }
 
 // A block is visible to others, before it is computed, from the step that schedules its last token on.

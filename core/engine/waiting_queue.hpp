@@ -33,6 +33,15 @@ class WaitingQueue {
       ids_.push_back(id);
     }
   }
+  // A request that left the queue to be loaded takes its place again: ahead of all that came later.
+  void resume(RequestId id, bool preempted) {
+    if (policy_ == SchedulingPolicy::Priority || preempted) return push(id, preempted);
+    ids_.insert(std::find_if(ids_.begin(), ids_.end(),
+                             [&](RequestId other) {
+                               return requests_[other].status != RequestStatus::Preempted && other > id;
+                             }),
+                id);
+  }
   void pop() { ids_.pop_front(); }
   void remove(RequestId id) { ids_.erase(std::find(ids_.begin(), ids_.end(), id)); }
 

@@ -30,6 +30,10 @@ class VllmOrder final : public EvictionPolicy {
       if (slots_[id].state != SlotState::Inactive) queue_.push_front(id);
     }
   }
+  void give_back(std::span<const SlotId> slots) override {
+    steps_ += slots.size() + queue_.make_room(slots.size());
+    for (const SlotId id : slots | std::views::reverse) queue_.push_front(id);
+  }
   void remove(SlotId id) override {
     queue_.remove(id);
     ++steps_;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <sstream>
 #include <thread>
+#include <tuple>
 
 #include "replay/trace_identities.hpp"
 
@@ -31,11 +32,20 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       random_(config_.seed) {
   if (config_.num_workers < 1) throw Error(ErrorKind::ConfigError, "workers must be at least 1");
   config_.engine.check = config_.check;
+  const TierConfig* tiers = config_.tiers ? &*config_.tiers : nullptr;
+  if (tiers != nullptr && config_.lockstep_ns > 0) {
+    throw Error(ErrorKind::ConfigError, "tiers contradict lockstep, whose steps have one length whatever is on its way");
+  }
+  if (tiers != nullptr && !independent()) {
+    tier_run_ = std::make_unique<TierRun>(*tiers, config_.engine.block_size, config_.engine.events);
+  }
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
     EngineConfig engine = config_.engine;
     engine.burst_seed += i;  // streams of their own
-    worker.engine = std::make_unique<VllmEngine>(engine, config_.timing);
+    std::string name = "worker ";
+    name += std::to_string(i);
+    worker.engine = std::make_unique<VllmEngine>(engine, config_.timing, tiers, tier_run_.get(), name);
     worker.engine->set_leaping(config_.leaping && !config_.on_step);
     if (config_.on_step) {
       worker.engine->set_observer(
@@ -46,7 +56,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
 }
 
 bool Fleet::independent() const noexcept {
-  return config_.concurrency == 0 && config_.lockstep_ns == 0 && !config_.on_step &&
+  const bool shared = config_.tiers && (config_.tiers->g3 || config_.tiers->g4);
+  return !shared && config_.concurrency == 0 && config_.lockstep_ns == 0 && !config_.on_step &&
          config_.routing != Routing::LeastLoaded &&
          std::all_of(workload_.next_turn.begin(), workload_.next_turn.end(), [](std::int64_t n) { return n < 0; });
 }
@@ -56,8 +67,8 @@ FleetResult Fleet::run(unsigned threads, const Progress& progress) {
   if (threads > 1 && !independent()) {
     throw Error(
         ErrorKind::ConfigError,
-        "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, and "
-        "no recording of steps");
+        "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, no "
+        "tier that they share, and no recording of steps");
   }
   if (independent()) {
     run_independent(threads, progress);
@@ -152,6 +163,7 @@ void Fleet::play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, c
   }
   worker.engine->advance(kForever, false);
   require_progress(worker);
+  if (worker.engine->tiers() != nullptr) worker.engine->drain_tiers();
   pause();
   worker.engine->set_pause({});
   worker.gaps = worker.engine->token_log().gaps();
@@ -183,30 +195,47 @@ void Fleet::open_arrivals() {
   }
 }
 
-// At one time: steps end, then requests arrive, then idle workers begin. A worker that steps is in the heap once.
+// Among workers at one time, whoever got the earliest request goes first: not a matter of how workers are numbered.
+std::uint64_t Fleet::order_of(std::size_t worker) const {
+  const std::vector<std::uint64_t>& rows = workers_[worker].rows;
+  return rows.empty() ? workload_.size() + worker : rows.front();
+}
+
+// At one time: transfers land, steps end, requests arrive, and then workers that are free begin a step. A worker that
+// steps is in the heap once.
 void Fleet::run_together(const Progress& progress) {
-  using Event = std::pair<std::int64_t, std::size_t>;
+  using Event = std::tuple<std::int64_t, std::uint64_t, std::size_t>;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> ends;
   std::vector<std::size_t> touched;
+  std::vector<std::size_t> sleepers;
   std::vector<bool> marked(workers_.size(), false);
   std::uint64_t rounds = 0;
+  TransferHub* const hub = tier_run_ ? &tier_run_->hub() : nullptr;
   open_arrivals();
   // In lockstep every worker begins at 0, and again whenever a step of its has ended.
   const bool lockstep = config_.lockstep_ns > 0;
   bool first = lockstep;
 
-  while (!arrivals_.empty() || !ends.empty()) {
-    const std::int64_t now_ns = first ? 0
-                                      : std::min(arrivals_.empty() ? kForever : arrivals_.top().time_ns,
-                                                 ends.empty() ? kForever : ends.top().first);
+  for (;;) {
+    const std::int64_t landing_ns = hub != nullptr ? hub->next_wake_ns().value_or(kForever) : kForever;
+    std::int64_t now_ns = std::min({arrivals_.empty() ? kForever : arrivals_.top().time_ns,
+                                    ends.empty() ? kForever : std::get<0>(ends.top()), landing_ns});
+    if (first) now_ns = 0;
+    if (now_ns == kForever) break;
     touched.clear();
     const auto touch = [&](std::size_t worker) {
       if (marked[worker]) return;
       marked[worker] = true;
       touched.push_back(worker);
     };
-    while (!ends.empty() && ends.top().first == now_ns) {
-      const std::size_t index = ends.top().second;
+    if (landing_ns == now_ns) {
+      hub->run_until(now_ns);
+      for (const std::size_t index : sleepers) {
+        if (workers_[index].engine->roused()) touch(index);
+      }
+    }
+    while (!ends.empty() && std::get<0>(ends.top()) == now_ns) {
+      const std::size_t index = std::get<2>(ends.top());
       ends.pop();
       workers_[index].engine->end_step(now_ns);
       settle(workers_[index]);
@@ -220,19 +249,27 @@ void Fleet::run_together(const Progress& progress) {
     }
     for (std::size_t index = 0; first && index < workers_.size(); ++index) touch(index);
     first = false;
-    std::sort(touched.begin(), touched.end());
+    std::sort(touched.begin(), touched.end(),
+              [this](std::size_t a, std::size_t b) { return order_of(a) < order_of(b); });
     for (const std::size_t index : touched) {
       marked[index] = false;
       VllmEngine& engine = *workers_[index].engine;
       if (engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) continue;
+      if (engine.sleeping()) std::erase(sleepers, index);
       const std::int64_t duration_ns = engine.begin_step(now_ns);
       if (engine.stuck()) require_progress(workers_[index]);
-      ends.push({now_ns + (lockstep ? config_.lockstep_ns : duration_ns), index});
+      if (engine.sleeping()) {
+        sleepers.push_back(index);
+      } else {
+        ends.push({now_ns + (lockstep ? config_.lockstep_ns : duration_ns), order_of(index), index});
+      }
     }
+    if (config_.check && tier_run_) tier_run_->check();
     if (++rounds % 64 == 0) report(progress);
   }
   for (Worker& worker : workers_) {
     require_progress(worker);
+    if (worker.engine->tiers() != nullptr) worker.engine->drain_tiers();
     worker.gaps = worker.engine->token_log().gaps();
   }
 }
@@ -419,7 +456,50 @@ FleetResult Fleet::collect() {
   out.worker = worker_of_;
   out.rejections = rejections_;
   collect_gaps(out);
+  if (config_.tiers) collect_tiers(out);
   return out;
+}
+
+void Fleet::collect_tiers(FleetResult& out) const {
+  const std::size_t n = workload_.size();
+  for (auto* columns : {&out.below_tokens_first, &out.below_tokens_total}) {
+    for (std::vector<std::int64_t>& column : *columns) column.assign(n, 0);
+  }
+  out.parked_ns.assign(n, 0);
+  out.room_wait_ns.assign(n, 0);
+  const auto add = [&out](Tier tier, const PoolMetrics& m) {
+    auto found = std::find_if(out.tiers.begin(), out.tiers.end(), [&](const TierSummary& t) { return t.tier == tier; });
+    if (found == out.tiers.end()) found = out.tiers.insert(out.tiers.end(), TierSummary{tier, 0, 0, 0, 0});
+    found->capacity_blocks += m.total_blocks;
+    found->resident_blocks += m.active_blocks + m.inactive_blocks;
+    found->stored_blocks += m.registrations;
+    found->evicted_blocks += m.evictions;
+  };
+  const auto add_run = [&](const TierRun& run) {
+    for (const auto& shared : run.shared()) add(shared->tier(), shared->store().metrics(0));
+    const Links& links = run.hub().links();
+    for (LinkId id = 0; id < links.num_links(); ++id) out.links.push_back(links.usage(id));
+  };
+  for (const Worker& worker : workers_) {
+    const VllmEngine& engine = *worker.engine;
+    const WorkerTiers& tiers = *engine.tiers();
+    for (RequestId id = 0; id < worker.rows.size(); ++id) {
+      const EngineRequest& request = engine.request(id);
+      const auto row = static_cast<std::size_t>(worker.rows[id]);
+      for (std::size_t below = 0; below < 3; ++below) {
+        out.below_tokens_first[below][row] = request.below_first[below];
+        out.below_tokens_total[below][row] = static_cast<std::int64_t>(request.below_total[below]);
+      }
+      out.parked_ns[row] = request.parked_ns;
+      out.room_wait_ns[row] = tiers.waited_ns(id);
+    }
+    add(Tier::G1, engine.store().metrics(0));
+    add(Tier::G2, engine.store().metrics(1));
+    out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
+    out.tier_totals += tiers.totals();
+    if (engine.own_run() != nullptr) add_run(*engine.own_run());
+  }
+  if (tier_run_) add_run(*tier_run_);
 }
 
 // The gaps of all workers, merged pair by pair.

@@ -1,6 +1,7 @@
 // A run: a workload, N simulated workers, and one deterministic order of everything that happens.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -51,6 +52,7 @@ struct WorkloadColumns {
 struct FleetConfig {
   EngineConfig engine;
   StepTiming timing;
+  std::optional<TierConfig> tiers;
   std::uint32_t num_workers = 1;
   Routing routing = Routing::RoundRobin;
   std::uint64_t seed = 0;
@@ -61,6 +63,15 @@ struct FleetConfig {
   std::int64_t lockstep_ns = 0;
   // Told of every step in the order of time; see VllmEngine::Observer. Turns leaping off.
   std::function<void(std::size_t worker, VllmEngine& engine, bool ended)> on_step;
+};
+
+// One tier at the end of a run; those of the workers together.
+struct TierSummary {
+  Tier tier = Tier::G1;
+  std::uint64_t capacity_blocks = 0;
+  std::uint64_t resident_blocks = 0;
+  std::uint64_t stored_blocks = 0;
+  std::uint64_t evicted_blocks = 0;
 };
 
 struct FleetResult {
@@ -78,6 +89,16 @@ struct FleetResult {
   std::vector<std::int32_t> worker;
   std::vector<std::uint8_t> fate;
   std::vector<std::pair<std::int64_t, std::string>> rejections;
+
+  // With tiers; else empty.
+  std::array<std::vector<std::int64_t>, 3> below_tokens_first;  // of cached_tokens_first, from G2, G3, G4
+  std::array<std::vector<std::int64_t>, 3> below_tokens_total;
+  std::vector<std::int64_t> parked_ns;     // while its blocks were loaded
+  std::vector<std::int64_t> room_wait_ns;  // while copies left the device
+  std::vector<std::int64_t> onboard_ns;    // of every load
+  std::vector<TierSummary> tiers;
+  TierTotals tier_totals;
+  std::vector<LinkUsage> links;
 
   std::vector<std::int64_t> gap_ns;  // ascending, with how often each occurred
   std::vector<std::int64_t> gap_count;
@@ -126,6 +147,7 @@ class Fleet {
   void play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress);
   void report(const Progress& progress);
   void run_together(const Progress& progress);
+  std::uint64_t order_of(std::size_t worker) const;
   void open_arrivals();
   void arrive(Arrival arrival);
   void settle(Worker& worker);
@@ -136,10 +158,12 @@ class Fleet {
   void submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns);
   void require_progress(const Worker& worker) const;
   FleetResult collect();
+  void collect_tiers(FleetResult& out) const;
   void collect_gaps(FleetResult& out);
 
   FleetConfig config_;
   WorkloadColumns workload_;
+  std::unique_ptr<TierRun> tier_run_;  // unless every worker has its own
   std::vector<Worker> workers_;
   std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never

@@ -1,0 +1,157 @@
+// Tiers in Python: their settings, and what they did.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "offload/worker_tiers.hpp"
+#include "policy_config.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+// An object whose last reference may go on a thread without the GIL.
+std::shared_ptr<nb::object> keep(nb::handle object) {
+  return {new nb::object(nb::borrow(object)), [](nb::object* held) {
+            if (Py_IsInitialized() == 0) {
+              (void)held->release();
+            } else {
+              nb::gil_scoped_acquire gil;
+              held->reset();
+            }
+            delete held;
+          }};
+}
+
+// Asks an object with select(lineages, reuse), which returns a truth value for each block.
+class PythonFilter final : public OffloadFilter {
+ public:
+  explicit PythonFilter(nb::handle filter) : filter_(keep(filter)) {}
+
+  void select(std::span<const OffloadCandidate> candidates, std::span<std::uint8_t> chosen) override {
+    nb::gil_scoped_acquire gil;
+    nb::list lineages;
+    std::vector<std::uint32_t> reuse;
+    for (const OffloadCandidate& candidate : candidates) {
+      lineages.append(lineage_to_int(candidate.identity.lineage));
+      reuse.push_back(candidate.reuse);
+    }
+    const nb::object answer = filter_->attr("select")(lineages, to_array(std::move(reuse)));
+    const std::size_t count = nb::len(answer);
+    if (count != candidates.size()) {
+      throw Error(ErrorKind::PolicyError, "the offload policy was asked about ", candidates.size(),
+                  " blocks and answered for ", count);
+    }
+    std::size_t i = 0;
+    for (const nb::handle keep_it : answer) chosen[i++] = nb::cast<bool>(nb::bool_(keep_it)) ? 1 : 0;
+  }
+
+ private:
+  std::shared_ptr<nb::object> filter_;
+};
+
+std::uint32_t read_concurrency(nb::handle value) {
+  return value.is_none() ? kNoLimit : static_cast<std::uint32_t>(read_uint(value, "offload_concurrency", kNoLimit));
+}
+
+// A policy by name, or a callable that makes one for each worker.
+std::function<PolicyConfig()> read_policy_maker(nb::handle policy) {
+  if (nb::isinstance<nb::str>(policy)) return [config = read_policy(policy, nb::none())] { return config; };
+  return [make = keep(policy)] {
+    nb::gil_scoped_acquire gil;
+    return read_policy((*make)(), nb::none());
+  };
+}
+
+void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle policy, const WayConfig& worker,
+                      const WayConfig& backend, nb::handle offload_concurrency) {
+  SharedTierConfig config;
+  config.num_blocks = read_uint(num_blocks, "num_blocks", BlockStore::kMaxBlocks);
+  config.policy = read_policy_maker(policy)();
+  config.worker = worker;
+  config.backend = backend;
+  config.offload_concurrency = read_concurrency(offload_concurrency);
+  new (self) SharedTierConfig(std::move(config));
+}
+
+void make_tiers(TierConfig* self, nb::handle bytes_per_block, nb::handle g2_blocks, nb::handle g2_policy,
+                const WayConfig& host, nb::handle offload_concurrency, bool demand_first, bool write_through,
+                bool exclusive, nb::handle min_reuse, nb::object filter, nb::handle offload_batch_size,
+                bool onboard_preempted, bool recompute_fallback, double onboard_failure_rate, nb::handle seed,
+                const SharedTierConfig* g3, const SharedTierConfig* g4) {
+  TierConfig config;
+  config.bytes_per_block = read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 40);
+  config.g2_blocks = read_uint(g2_blocks, "g2_blocks", BlockStore::kMaxBlocks);
+  config.g2_policy = read_policy_maker(g2_policy);
+  config.host = host;
+  config.offload_concurrency = read_concurrency(offload_concurrency);
+  config.demand_first = demand_first;
+  config.mode = write_through ? OffloadMode::WriteThrough : OffloadMode::OnEviction;
+  config.exclusive = exclusive;
+  config.min_reuse = static_cast<std::uint32_t>(read_uint(min_reuse, "min_reuse", 0xFFFFFFFFu));
+  if (!filter.is_none()) config.filter = std::make_shared<PythonFilter>(filter);
+  config.offload_batch_size =
+      static_cast<std::uint32_t>(read_uint(offload_batch_size, "offload_batch_size", 0xFFFFFFFFu));
+  config.onboard_preempted = onboard_preempted;
+  config.recompute_fallback = recompute_fallback;
+  config.onboard_failure_rate = onboard_failure_rate;
+  config.seed = read_uint(seed, "seed");
+  if (g3 != nullptr) config.g3 = *g3;
+  if (g4 != nullptr) config.g4 = *g4;
+  new (self) TierConfig(std::move(config));
+}
+
+}  // namespace
+
+void bind_tiers(nb::module_& m) {
+  nb::class_<WayConfig>(m, "WayConfig", "The links to a tier and back.")
+      .def(
+          "__init__",
+          [](WayConfig* self, double down_gbps, double up_gbps, std::int64_t down_fixed_ns, std::int64_t up_fixed_ns,
+             double duplex_gbps) {
+            new (self) WayConfig{{down_gbps, down_fixed_ns}, {up_gbps, up_fixed_ns}, duplex_gbps};
+          },
+          nb::kw_only(), "down_gbps"_a, "up_gbps"_a, "down_fixed_ns"_a = 0, "up_fixed_ns"_a = 0,
+          "duplex_gbps"_a = std::numeric_limits<double>::infinity());
+  nb::class_<SharedTierConfig>(m, "SharedTierConfig", "A tier that the workers of a run share.")
+      .def("__init__", &make_shared_tier, nb::kw_only(), "num_blocks"_a, "policy"_a = "lru", "worker"_a, "backend"_a,
+           "offload_concurrency"_a.none() = nb::none());
+  nb::class_<TierConfig>(m, "TierConfig", "The tiers below the device.")
+      .def("__init__", &make_tiers, nb::kw_only(), "bytes_per_block"_a, "g2_blocks"_a, "g2_policy"_a = "lru", "host"_a,
+           "offload_concurrency"_a.none() = nb::none(), "demand_first"_a = false, "write_through"_a = false,
+           "exclusive"_a = false, "min_reuse"_a = 0, "filter"_a.none() = nb::none(), "offload_batch_size"_a = 32,
+           "onboard_preempted"_a = true, "recompute_fallback"_a = true, "onboard_failure_rate"_a = 0.0, "seed"_a = 0,
+           "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none());
+  nb::class_<TierRun>(m, "TierRun", "What the workers of a run share: links and the tiers below the host.")
+      .def(nb::init<const TierConfig&, std::uint32_t, bool>(), "config"_a, "block_size"_a, "events"_a = false)
+      .def(
+          "run_until", [](TierRun& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
+          nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
+      .def_prop_ro("next_wake_ns", [](const TierRun& self) { return self.hub().next_wake_ns(); })
+      .def(
+          "drain_events",
+          [](TierRun& self, Tier tier) {
+            for (const auto& shared : self.shared()) {
+              if (shared->tier() == tier) return shared->store().drain_events(~std::size_t{0});
+            }
+            throw Error(ErrorKind::ConfigError, "this run has no tier G", static_cast<int>(tier));
+          },
+          "tier"_a, "The events of one shared tier, which is a publisher of its own.")
+      .def("check", &TierRun::check);
+  nb::class_<TierTotals>(m, "TierTotals", "What the tiers did.")
+      .def_ro("offloaded_blocks", &TierTotals::offloaded_blocks)
+      .def_ro("dropped_blocks", &TierTotals::dropped_blocks)
+      .def_ro("onboards", &TierTotals::onboards)
+      .def_ro("onboarded_blocks", &TierTotals::onboarded_blocks)
+      .def_ro("joined_loads", &TierTotals::joined_loads)
+      .def_ro("slow_loads", &TierTotals::slow_loads)
+      .def_ro("failed_loads", &TierTotals::failed_loads)
+      .def_ro("room_waits", &TierTotals::room_waits);
+}
+
+}  // namespace understudy

@@ -1,0 +1,353 @@
+// From the device to the host, and from there to the tiers of the run.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <ranges>
+
+#include "offload/worker_tiers.hpp"
+
+namespace understudy {
+
+namespace {
+
+std::int64_t transfer_ns(const LinkSettings& link, std::uint64_t bytes, std::uint64_t sharers) {
+  const double ns = static_cast<double>(bytes) * static_cast<double>(sharers) / link.bandwidth_gbps;
+  return link.fixed_ns + std::llround(std::ceil(ns));
+}
+
+}  // namespace
+
+WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
+    : config_(config), store_(store), run_(run) {
+  if (config_.bytes_per_block < 1) throw Error(ErrorKind::ConfigError, "bytes_per_block must be at least 1");
+  if (config_.offload_batch_size < 1) throw Error(ErrorKind::ConfigError, "offload_batch_size must be at least 1");
+  if (config_.offload_concurrency < 1) throw Error(ErrorKind::ConfigError, "offload_concurrency must be at least 1");
+  if (!(config_.onboard_failure_rate >= 0 && config_.onboard_failure_rate <= 1)) {
+    throw Error(ErrorKind::ConfigError, "onboard_failure_rate must be in [0, 1], got ", config_.onboard_failure_rate);
+  }
+  Links& links = run_.hub().links();
+  host_ = add_way(links, config_.host, worker + " g1_to_g2", worker + " g2_to_g1", config_.demand_first);
+  for (const auto& tier : run_.shared()) {
+    const bool disk = tier->tier() == Tier::G3;
+    ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
+                            worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
+  }
+  if (config_.min_reuse > 0 || config_.filter) reuse_.assign(store_.num_blocks(kG1), 0);
+}
+
+// ── Room on the device ──
+
+WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
+  for (;;) {
+    const std::uint64_t available = store_.available(kG1);
+    if (out.size() > available) {
+      if (out.size() > available + held_) return Room::Short;
+      wait_for_held(who, now_ns, out.size() - available);
+      return Room::Wait;
+    }
+    const std::uint64_t held_before = held_;
+    evicted_.clear();
+    evicted_slots_.clear();
+    store_.allocate(kG1, out, &evicted_, &evicted_slots_);
+    if (!offload(who, now_ns, out)) {
+      if (!reuse_.empty()) {
+        for (const SlotId slot : out) reuse_[slot] = 0;
+      }
+      return Room::Taken;
+    }
+    // What left at once makes room at once, in front of everything else.
+    hub().run_until(now_ns);
+    if (who == kNobody ? held_ > held_before : waiting(who)) return Room::Wait;
+  }
+}
+
+void WorkerTiers::note_hits(std::span<const SlotId> slots) {
+  if (reuse_.empty()) return;
+  for (const SlotId slot : slots) ++reuse_[slot];
+}
+
+// Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to use.
+bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
+  if (evicted_.empty() || config_.mode == OffloadMode::WriteThrough) return false;
+  select(evicted_slots_, evicted_);
+  const std::uint64_t room = store_.available(kG2);
+  if (chosen_.size() > room) {
+    totals_.dropped_blocks += chosen_.size() - room;
+    chosen_.resize(room);
+  }
+  if (chosen_.empty()) return false;
+  // Eviction goes from the ends of chains to their beginnings; copies go the other way, parents first.
+  std::vector<SlotId> slots;
+  std::vector<BlockIdentity> blocks;
+  slots.reserve(chosen_.size());
+  blocks.reserve(chosen_.size());
+  for (const std::uint32_t i : chosen_ | std::views::reverse) {
+    slots.push_back(evicted_slots_[i]);
+    blocks.push_back(evicted_[i]);
+  }
+  std::vector<SlotId> rest;
+  rest.reserve(out.size() - chosen_.size());
+  auto next = chosen_.begin();
+  for (const SlotId slot : out) {  // in the order of `out`, as what was evicted is
+    if (next != chosen_.end() && evicted_slots_[*next] == slot) {
+      ++next;
+    } else {
+      rest.push_back(slot);
+    }
+  }
+  store_.give_back(kG1, rest);
+  held_ += slots.size();
+  g1_references_ += slots.size();
+  ++totals_.room_waits;
+  make_copies(now_ns, slots, blocks, true, who);
+  return true;
+}
+
+// Fills chosen_ with the indices of what is neither below nor on its way, and qualifies. Where `slots` has none,
+// another copy of the block stays.
+void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
+  chosen_.clear();
+  below_.resize(blocks.size());
+  references_.resize(blocks.size());
+  store_.peek(kG2, blocks, below_.data(), references_.data());
+  std::vector<BlockIdentity> used;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (below_[i] != kNoSlot) {
+      used.push_back(blocks[i]);
+    } else if (slots[i] != kNoSlot && landing_.find(blocks[i].lineage) == InFlight::kNone &&
+               (config_.min_reuse == 0 || reuse_[slots[i]] >= config_.min_reuse)) {
+      chosen_.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  if (!used.empty()) store_.touch(kG2, used);  // as recent below as it was here
+  if (!config_.filter || chosen_.empty()) return;
+  std::vector<OffloadCandidate> candidates;
+  for (const std::uint32_t i : chosen_) candidates.push_back({blocks[i], reuse_[slots[i]]});
+  std::vector<std::uint8_t> keep(candidates.size(), 0);
+  config_.filter->select(candidates, keep);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < keep.size(); ++i) {
+    if (keep[i] != 0) chosen_[kept++] = chosen_[i];
+  }
+  chosen_.resize(kept);
+}
+
+void WorkerTiers::wait_for(RequestId who, std::int64_t now_ns, Copy& copy) {
+  if (who == kNobody) return;
+  if (who >= waits_.size()) waits_.resize(who + 1);
+  Wait& wait = waits_[who];
+  if (wait.remaining++ == 0) wait.since_ns = now_ns;
+  copy.waiters.push_back({who, wait.epoch});
+}
+
+// As many of the copies under way as give back that many slots.
+void WorkerTiers::wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots) {
+  for (Copy& copy : copies_) {
+    if (!copy.alive || !copy.evicted) continue;
+    wait_for(who, now_ns, copy);
+    if (copy.from.size() >= slots) return;
+    slots -= copy.from.size();
+  }
+}
+
+void WorkerTiers::stop_waiting(RequestId who, std::int64_t now_ns) {
+  if (!waiting(who)) return;
+  Wait& wait = waits_[who];
+  wait.total_ns += now_ns - wait.since_ns;
+  wait.remaining = 0;
+  ++wait.epoch;
+}
+
+void WorkerTiers::give_back(std::span<const SlotId> slots) {
+  store_.give_back(kG1, slots);
+  g1_references_ -= slots.size();
+  released_ += slots.size();
+}
+
+// ── To the host ──
+
+void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slots,
+                                std::span<const BlockIdentity> blocks) {
+  if (config_.mode != OffloadMode::WriteThrough || blocks.empty()) return;
+  select(slots, blocks);
+  const std::uint64_t room = store_.available(kG2);
+  if (chosen_.size() > room) {
+    totals_.dropped_blocks += chosen_.size() - room;
+    chosen_.resize(room);
+  }
+  if (chosen_.empty()) return;
+  std::vector<SlotId> sources;
+  std::vector<BlockIdentity> wanted;
+  for (const std::uint32_t i : chosen_) {
+    sources.push_back(slots[i]);
+    wanted.push_back(blocks[i]);
+  }
+  store_.reference(kG1, sources);
+  g1_references_ += sources.size();
+  make_copies(now_ns, sources, wanted, false, kNobody);
+}
+
+void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
+                              bool evicted, RequestId who) {
+  std::vector<SlotId> to(slots.size());
+  store_.allocate(kG2, to);
+  totals_.offloaded_blocks += slots.size();
+  for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
+    const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
+    if (free_copies_.empty()) {
+      free_copies_.push_back(static_cast<std::uint32_t>(copies_.size()));
+      copies_.emplace_back();
+    }
+    const std::uint32_t index = free_copies_.back();
+    free_copies_.pop_back();
+    Copy& copy = copies_[index];
+    copy.alive = true;
+    copy.evicted = evicted;
+    copy.from.assign(slots.begin() + static_cast<std::ptrdiff_t>(start),
+                     slots.begin() + static_cast<std::ptrdiff_t>(start + count));
+    copy.to.assign(to.begin() + static_cast<std::ptrdiff_t>(start),
+                   to.begin() + static_cast<std::ptrdiff_t>(start + count));
+    copy.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(start),
+                       blocks.begin() + static_cast<std::ptrdiff_t>(start + count));
+    copy.eta_ns = now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
+    for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
+    wait_for(who, now_ns, copy);
+    queued_.push_back(index);
+  }
+  start_copies(now_ns);
+}
+
+void WorkerTiers::start_copies(std::int64_t now_ns) {
+  while (copying_ < config_.offload_concurrency && !queued_.empty()) {
+    const std::uint32_t index = queued_.front();
+    queued_.pop_front();
+    ++copying_;
+    const TransferId id = hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
+                                      Priority::Background, *this);
+    errands_.emplace(id, Errand{Role::Copy, index});
+  }
+}
+
+// On the host first, then further down, and only then is the device's slot free.
+void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
+  Copy copy;  // what follows may make others
+  std::swap(copy, copies_[index]);
+  --copying_;
+  store_.commit(kG2, copy.to, copy.blocks);
+  for (const BlockIdentity& block : copy.blocks) landing_.erase(block.lineage);
+  for (const LoadWaiter& waiter : copy.loads) {
+    const Load& load = loads_[waiter.load];
+    const auto at = std::find_if(copy.blocks.begin(), copy.blocks.end(), [&](const BlockIdentity& block) {
+      return block.lineage == load.blocks[waiter.block].lineage;
+    });
+    source_landed(waiter.load, waiter.block, copy.to[static_cast<std::size_t>(at - copy.blocks.begin())], time_ns);
+  }
+  if (!run_.shared().empty()) copy_lower(time_ns, copy.to, copy.blocks);
+  store_.release(kG2, copy.to, true);
+  if (copy.evicted) {
+    held_ -= copy.from.size();
+    give_back(copy.from);
+  } else {
+    store_.release(kG1, copy.from, true);
+    g1_references_ -= copy.from.size();
+    released_ += copy.from.size();
+  }
+  for (const RoomWaiter& waiter : copy.waiters) {
+    Wait& wait = waits_[waiter.who];
+    if (wait.epoch != waiter.epoch || --wait.remaining > 0) continue;
+    wait.total_ns += time_ns - wait.since_ns;
+    ++wait.epoch;
+  }
+  copy.waiters.clear();
+  copy.loads.clear();
+  copy.alive = false;
+  std::swap(copy, copies_[index]);  // keeps the memory
+  free_copies_.push_back(index);
+  start_copies(time_ns);
+}
+
+// ── To the tiers of the run ──
+
+void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
+                             std::span<const BlockIdentity> blocks) {
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    SharedTier& shared = *run_.shared()[tier];
+    std::vector<BlockIdentity> wanted(blocks.begin(), blocks.end());
+    const std::uint64_t bytes = wanted.size() * config_.bytes_per_block;
+    const std::int64_t eta_ns =
+        now_ns + std::max(transfer_ns(shared.config().worker.down, bytes, 1 + copying_lower_[tier]),
+                          transfer_ns(shared.config().backend.down, bytes, 1 + copying_lower_[tier]));
+    const std::vector<SlotId> to = shared.expect(wanted, eta_ns);
+    std::vector<SlotId> from;
+    for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {
+      if (!(blocks[i].lineage == wanted[next].lineage)) continue;
+      from.push_back(slots[i]);
+      ++next;
+    }
+    store_.reference(kG2, from);
+    for (std::size_t start = 0; start < from.size(); start += config_.offload_batch_size) {
+      const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, from.size() - start);
+      if (free_lower_.empty()) {
+        free_lower_.push_back(static_cast<std::uint32_t>(lower_.size()));
+        lower_.emplace_back();
+      }
+      const std::uint32_t index = free_lower_.back();
+      free_lower_.pop_back();
+      const auto part = [&](const auto& all) {
+        const auto first = all.begin() + static_cast<std::ptrdiff_t>(start);
+        return std::vector(first, first + static_cast<std::ptrdiff_t>(count));
+      };
+      lower_[index] = {tier, part(from), part(to), part(wanted)};
+      queued_lower_[tier].push_back(index);
+    }
+    start_lower(tier, now_ns);
+  }
+}
+
+void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
+  const std::uint32_t limit = run_.shared()[tier]->config().offload_concurrency;
+  while (copying_lower_[tier] < limit && !queued_lower_[tier].empty()) {
+    const std::uint32_t index = queued_lower_[tier].front();
+    queued_lower_[tier].pop_front();
+    ++copying_lower_[tier];
+    const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
+    const TransferId id =
+        hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this);
+    errands_.emplace(id, Errand{Role::Lower, index, tier});
+  }
+}
+
+void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
+  LowerCopy copy = std::move(lower_[index]);
+  lower_[index] = {};
+  free_lower_.push_back(index);
+  --copying_lower_[copy.tier];
+  run_.shared()[copy.tier]->land(copy.to, copy.blocks, time_ns);
+  store_.release(kG2, copy.from, true);
+  start_lower(copy.tier, time_ns);
+}
+
+void WorkerTiers::landed(TransferId id, std::int64_t time_ns) {
+  const auto found = errands_.find(id);
+  const Errand errand = found->second;
+  errands_.erase(found);
+  switch (errand.role) {
+    case Role::Copy:
+      copy_landed(errand.index, time_ns);
+      break;
+    case Role::Lower:
+      lower_landed(errand.index, time_ns);
+      break;
+    case Role::Stage:
+      --run_.shared()[errand.tier]->loads_under_way();
+      next_phase(errand.index, time_ns);
+      break;
+    case Role::Load:
+      --loading_now_;
+      if (fails(errand.index)) loads_[errand.index].failed = true;
+      next_phase(errand.index, time_ns);
+      break;
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,21 @@
+"""What lies below the GPU: tiers of KV blocks, and the links over which blocks move."""
+
+from understudy._core import Links, LinkUsage
+from understudy.tiers.dynamo import take_dynamo_names
+from understudy.tiers.model_shape import ModelShape
+from understudy.tiers.plan import PlannedLink, PlannedTier, TierPlan
+from understudy.tiers.settings import LinkSettings, OffloadSettings, TiersConfig, TierSettings
+
+__all__ = [
+    "LinkSettings",
+    "LinkUsage",
+    "Links",
+    "ModelShape",
+    "OffloadSettings",
+    "PlannedLink",
+    "PlannedTier",
+    "TierPlan",
+    "TierSettings",
+    "TiersConfig",
+    "take_dynamo_names",
+]

@@ -1,0 +1,208 @@
+"""What a token of a model weighs in the KV cache, and how many blocks a GPU has room for."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from understudy.errors import ConfigError
+from understudy.kv.counts import count
+from understudy.tiers.sizes import parse_bytes
+
+DTYPE_BYTES = {
+    **dict.fromkeys(("float32", "fp32"), 4),
+    **dict.fromkeys(("bfloat16", "bf16", "float16", "fp16", "half"), 2),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2", "int8"), 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The part of a model that decides the size of its KV cache.
+
+    With latent attention (MLA) a token has one latent vector a layer, `latent_dim`, and no heads; otherwise keys and
+    values of `kv_heads` times `head_dim`.
+    """
+
+    name: str
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str = "bfloat16"
+    latent_dim: int = 0
+
+    def __post_init__(self) -> None:
+        dtype_bytes(self.dtype)
+        count(f"{self.name}: num_layers", self.num_layers, 1, ConfigError)
+        if not self.latent_dim:
+            count(f"{self.name}: kv_heads", self.kv_heads, 1, ConfigError)
+            count(f"{self.name}: head_dim", self.head_dim, 1, ConfigError)
+
+    @classmethod
+    def find(cls, model: str) -> ModelShape:
+        """A model by name, or from the path of a `config.json` or of the folder that holds one."""
+        path = Path(model)
+        if path.is_dir():
+            return cls.from_config(path / "config.json")
+        if path.suffix == ".json":
+            return cls.from_config(path)
+        # The owner and the variant do not matter: meta-llama/Llama-3.1-8B-Instruct is Llama-3.1-8B.
+        name = re.sub(
+            r"^meta-|-(instruct|base|chat|thinking)\b(-\d{4})?|-v0\.\d$", "", model.rpartition("/")[2].lower()
+        )
+        known = next((shape for shape in MODELS.values() if shape.name.lower() == name), None)
+        if known is None:
+            raise ConfigError(
+                f"model {model!r} is neither a known name nor the path of a config.json; known are {', '.join(MODELS)}"
+            )
+        return known
+
+    @classmethod
+    def from_config(cls, path: Path) -> ModelShape:
+        """Read a Hugging Face `config.json`. ConfigError names the file and the key at fault."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model {path}: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"model {path}: expected settings by name at the top level")
+        return _read(str(path), content)
+
+    def bytes_per_token(self, *, kv_dtype: str | None = None, tensor_parallel: int = 1) -> int:
+        """Bytes of one token in the KV cache of one of `tensor_parallel` GPUs.
+
+        Heads are divided among GPUs, and repeated when there are more GPUs than heads; a latent is whole on each.
+        """
+        width = dtype_bytes(self.dtype if kv_dtype in (None, "auto") else str(kv_dtype))
+        gpus = count("tensor_parallel", tensor_parallel, 1, ConfigError)
+        if self.latent_dim:
+            return self.num_layers * self.latent_dim * width
+        if self.kv_heads % gpus and gpus % self.kv_heads:
+            raise ConfigError(
+                f"tensor_parallel={gpus} does not fit the {self.kv_heads} KV heads of {self.name}"
+            )
+        heads = max(self.kv_heads // gpus, 1)
+        return self.num_layers * 2 * heads * self.head_dim * width
+
+    def num_gpu_blocks(
+        self,
+        *,
+        block_size: int,
+        gpu_memory: int | str,
+        weights: int | str,
+        gpu_memory_utilization: float = 0.9,
+        overhead: int | str | None = None,
+        kv_dtype: str | None = None,
+        tensor_parallel: int = 1,
+    ) -> int:
+        """Blocks that fit beside the weights: memory times utilisation, less the weights' share and `overhead`
+        (activations, graphs) of one GPU, in blocks. `weights` is the size of the whole model.
+        """
+        if not 0 < gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
+        # The decimal that was written, not the binary fraction next to it.
+        usable = int(parse_bytes("gpu_memory", gpu_memory) * Fraction(str(gpu_memory_utilization)))
+        spent = -(
+            -parse_bytes("weights", weights) // count("tensor_parallel", tensor_parallel, 1, ConfigError)
+        )
+        if overhead is not None:
+            spent += parse_bytes("overhead", overhead)
+        block_bytes = count("block_size", block_size, 1, ConfigError) * self.bytes_per_token(
+            kv_dtype=kv_dtype, tensor_parallel=tensor_parallel
+        )
+        if usable - spent < block_bytes:
+            raise ConfigError(
+                f"gpu_memory: {self.name} takes {spent} of {usable} usable bytes of a GPU and leaves no room for a "
+                f"block of {block_bytes}; use more memory, a higher gpu_memory_utilization or more tensor_parallel"
+            )
+        return (usable - spent) // block_bytes
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of an element of the KV cache; ConfigError for a type that is not known."""
+    name = dtype.removeprefix("torch.").lower()
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"dtype {dtype!r} is not known; known are {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[name]
+
+
+def _read(where: str, config: dict[str, Any]) -> ModelShape:
+    text = config.get("text_config")  # of a model that also sees or hears
+    if isinstance(text, dict):
+        config = {"torch_dtype": config.get("torch_dtype"), "dtype": config.get("dtype"), **text}
+    _refuse_uneven(where, config)
+
+    def number(key: str) -> int:
+        if config.get(key) is None:
+            raise ConfigError(f"model {where}: {key} is missing")
+        return count(f"model {where}: {key}", config[key], 1, ConfigError)
+
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if not isinstance(dtype, str):
+        raise ConfigError(f"model {where}: torch_dtype (or dtype) is missing")
+    layers = number("num_hidden_layers")
+    if config.get("kv_lora_rank") is not None:
+        return ModelShape(where, layers, 0, 0, dtype, number("kv_lora_rank") + number("qk_rope_head_dim"))
+    heads = number("num_attention_heads")
+    kv_heads = heads if config.get("num_key_value_heads") is None else number("num_key_value_heads")
+    if config.get("head_dim") is not None:
+        head_dim = number("head_dim")
+    else:
+        head_dim, odd = divmod(number("hidden_size"), heads)
+        if odd:
+            raise ConfigError(
+                f"model {where}: head_dim is missing, and hidden_size is no multiple of num_attention_heads"
+            )
+    return ModelShape(where, layers, kv_heads, head_dim, dtype)
+
+
+def _refuse_uneven(where: str, config: dict[str, Any]) -> None:
+    """Where layers differ, or keep a state of fixed size, a token has no one weight."""
+    kinds = set(config.get("layer_types") or config.get("layers_block_type") or ())
+    windowed = bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
+    first_window = config.get("max_window_layers")
+    if (
+        len(kinds) > 1
+        or kinds - {"full_attention", "sliding_attention", "attention"}
+        or config.get("sliding_window_pattern") is not None
+        or (windowed and first_window not in (None, 0, config.get("num_hidden_layers")))
+    ):
+        reason = "its layers are of several kinds"
+    elif any(key in config for key in ("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim")):
+        reason = "its layers keep more than keys and values"
+    elif config.get("is_encoder_decoder"):
+        reason = "it has an encoder and a decoder"
+    else:
+        return
+    raise ConfigError(f"model {where}: a token has no one size, because {reason}; give kv_bytes_per_token")
+
+
+MODELS = {
+    shape.name: shape
+    for shape in (
+        ModelShape("Llama-3.1-8B", 32, 8, 128),
+        ModelShape("Llama-3.1-70B", 80, 8, 128),
+        ModelShape("Llama-3.1-405B", 126, 8, 128),
+        ModelShape("Llama-3.3-70B", 80, 8, 128),
+        ModelShape("Qwen2.5-7B", 28, 4, 128),
+        ModelShape("Qwen2.5-32B", 64, 8, 128),
+        ModelShape("Qwen2.5-72B", 80, 8, 128),
+        ModelShape("Qwen3-0.6B", 28, 8, 128),
+        ModelShape("Qwen3-1.7B", 28, 8, 128),
+        ModelShape("Qwen3-4B", 36, 8, 128),
+        ModelShape("Qwen3-8B", 36, 8, 128),
+        ModelShape("Qwen3-14B", 40, 8, 128),
+        ModelShape("Qwen3-32B", 64, 8, 128),
+        ModelShape("Qwen3-30B-A3B", 48, 4, 128),
+        ModelShape("Qwen3-235B-A22B", 94, 4, 128),
+        ModelShape("Mistral-7B", 32, 8, 128),
+        ModelShape("Mixtral-8x7B", 32, 8, 128),
+        ModelShape("DeepSeek-V3", 61, 0, 0, latent_dim=512 + 64),
+        ModelShape("DeepSeek-R1", 61, 0, 0, latent_dim=512 + 64),
+    )
+}
+"""Common models by the name of their repository, without its owner and without endings such as -Instruct."""

@@ -1,0 +1,143 @@
+"""What a run's tiers come to: blocks, bytes and links, with nothing left to look up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from understudy._core import Tier
+from understudy.errors import ConfigError
+from understudy.tiers.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.kv import EvictionPolicy
+    from understudy.tiers.settings import OffloadSettings, TiersConfig, TierSettings
+
+_WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
+_BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
+_MAX_BLOCKS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLink:
+    """One link of a path; each worker has one, unless it is `shared` by the run."""
+
+    name: str
+    bandwidth_gbps: float
+    fixed_ns: int
+    shared: bool
+    duplex: str | None
+    """The cap over both directions, by name."""
+    duplex_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTier:
+    """A tier with its capacity in blocks (None: unlimited) and the paths of one or two links down to it and back up."""
+
+    tier: Tier
+    blocks: int | None
+    eviction: str | Callable[[], EvictionPolicy]
+    shared: bool
+    down: tuple[PlannedLink, ...]
+    up: tuple[PlannedLink, ...]
+    offload_concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """The tiers below the GPU, nearest first."""
+
+    bytes_per_token: int
+    block_bytes: int
+    tiers: tuple[PlannedTier, ...]
+    offload: OffloadSettings
+
+    @classmethod
+    def of(cls, config: TiersConfig, block_size: int) -> TierPlan | None:
+        """Resolve the settings for blocks of `block_size` tokens; None where there are no tiers. Raises ConfigError."""
+        if not config.tiers:
+            return None
+        per_token = _bytes_per_token(config)
+        block_bytes = per_token * block_size
+        tiers = sorted(config.tiers, key=lambda tier: tier.tier)
+        return cls(
+            per_token, block_bytes, tuple(_planned(tier, block_bytes) for tier in tiers), config.offload
+        )
+
+
+def _bytes_per_token(config: TiersConfig) -> int:
+    if config.kv_bytes_per_token is not None:
+        return config.kv_bytes_per_token
+    if config.model is None:
+        raise ConfigError(
+            f"{config.tiers[0].tier} needs to know what a token weighs: give kv_bytes_per_token, or model (a name or "
+            "the path of a config.json)"
+        )
+    return ModelShape.find(config.model).bytes_per_token(kv_dtype=config.kv_dtype)
+
+
+def _planned(settings: TierSettings, block_bytes: int) -> PlannedTier:
+    shared = settings.tier != "g2"
+    return PlannedTier(
+        tier=Tier[settings.tier.upper()],
+        blocks=_blocks(settings, block_bytes),
+        eviction=settings.eviction,
+        shared=shared,
+        down=_path(settings, "down"),
+        up=_path(settings, "up"),
+        offload_concurrency=settings.link.offload_concurrency,
+    )
+
+
+def _blocks(settings: TierSettings, block_bytes: int) -> int | None:
+    if settings.blocks == "unlimited":
+        return None
+    if settings.blocks is not None:
+        blocks = settings.blocks
+    else:
+        assert isinstance(settings.bytes, int)
+        blocks = settings.bytes // block_bytes
+        if blocks < 1:
+            raise ConfigError(
+                f"{settings.tier}: bytes={settings.bytes} holds no block of {block_bytes} bytes; make it larger"
+            )
+    if blocks > _MAX_BLOCKS:
+        raise ConfigError(
+            f"{settings.tier}: {blocks} blocks are too many; for no limit say blocks: unlimited"
+        )
+    return blocks
+
+
+def _path(settings: TierSettings, direction: str) -> tuple[PlannedLink, ...]:
+    """The worker's link and the backend's, where each exists. Fixed costs and latency are charged once."""
+    above, tier = ("g1" if settings.tier == "g2" else "g2"), settings.tier
+    ends = (above, tier) if direction == "down" else (tier, above)
+    name = "_to_".join(ends)
+    link = settings.link
+    fixed_ns = round(link.fixed_us * 1e3) + round(settings.latency_ms * 1e6)
+    given = getattr(link, f"{direction}_gbps")
+    worker = PlannedLink(
+        name=name,
+        bandwidth_gbps=_WORKER_GBPS[tier] if given is None else given,
+        fixed_ns=fixed_ns,
+        shared=False,
+        duplex=None if link.duplex_gbps is None else f"{above}_{tier}",
+        duplex_gbps=None if link.duplex_gbps is None else float(link.duplex_gbps),
+    )
+    if tier == "g2":
+        return (worker,)
+    given = getattr(link, f"backend_{direction}_gbps")
+    limited = not math.isinf(worker.bandwidth_gbps) or worker.duplex is not None
+    backend = PlannedLink(
+        name=f"{name}_backend",
+        bandwidth_gbps=_BACKEND_GBPS[tier] if given is None else given,
+        fixed_ns=0 if limited else fixed_ns,
+        shared=True,
+        duplex=None if link.backend_duplex_gbps is None else f"{above}_{tier}_backend",
+        duplex_gbps=None if link.backend_duplex_gbps is None else float(link.backend_duplex_gbps),
+    )
+    return (worker, backend) if limited else (backend,)

@@ -1,0 +1,173 @@
+"""Settings of the tiers below the GPU, as a configuration file has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.tiers.sizes import parse_bytes
+
+TierName = Literal["g2", "g3", "g4"]
+Gbps = float | Literal["inf"]
+POLICIES = ("lineage", "lineage_fifo", "lru", "multi_lru", "fifo", "vllm", "vllm_append")
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How blocks get to a tier and back. Bandwidths are in 10^9 bytes per second; inf: no limit.
+
+    `down_gbps` and `up_gbps` belong to each worker; left out they are 14 for g2 and unlimited for g3 and g4. Those of
+    the backend belong to the run and all workers share them: 7 for g3, 4 for g4; g2 has none. A transfer moves at the
+    lesser of its two fair shares. A duplex cap limits both directions together.
+    """
+
+    down_gbps: Gbps | None = None
+    up_gbps: Gbps | None = None
+    duplex_gbps: Gbps | None = None
+    backend_down_gbps: Gbps | None = None
+    backend_up_gbps: Gbps | None = None
+    backend_duplex_gbps: Gbps | None = None
+    fixed_us: float = 0.0
+    """From a transfer's start until its bytes flow."""
+    offload_concurrency: int | None = None
+    """Transfers down to this tier that a worker has under way at a time; the rest wait. None: no limit."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if field.endswith("_gbps") and (value := getattr(self, field)) is not None:
+                msgspec.structs.force_setattr(self, field, check_gbps(field, value))
+        if not (0 <= self.fixed_us <= 1e9):
+            raise ConfigError(f"fixed_us must be from 0 to 1e9, got {self.fixed_us}")
+        if self.offload_concurrency is not None and self.offload_concurrency < 1:
+            raise ConfigError(f"offload_concurrency must be at least 1, got {self.offload_concurrency}")
+
+
+class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tier: g2 is host memory of each worker, g3 (disk) and g4 (object store) belong to the run.
+
+    The capacity is given in `blocks` or in `bytes` ("512GiB", "64GB"), or is "unlimited".
+    """
+
+    tier: TierName
+    blocks: int | Literal["unlimited"] | None = None
+    bytes: int | str | None = None
+    eviction: Any = "lineage"
+    """A policy by name, or a class (or another callable without arguments) that makes an `EvictionPolicy`."""
+    latency_ms: float = 0.0
+    """Of the tier itself: added to every transfer to or from it."""
+    link: LinkSettings = LinkSettings()
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.bytes is not None:
+            raise ConfigError(f"{self.tier}: blocks and bytes both say how large the tier is; give one")
+        if self.blocks is None and self.bytes is None:
+            raise ConfigError(f"{self.tier}: how large is it? Give blocks or bytes, or blocks: unlimited")
+        if isinstance(self.blocks, int) and self.blocks < 1:
+            raise ConfigError(f"{self.tier}: blocks must be at least 1, got {self.blocks}")
+        if self.bytes is not None:
+            msgspec.structs.force_setattr(self, "bytes", parse_bytes(f"{self.tier}: bytes", self.bytes))
+        if isinstance(self.eviction, str):
+            if self.eviction not in POLICIES:
+                raise ConfigError(
+                    f"{self.tier}: eviction {self.eviction!r} is not known; choose one of {', '.join(POLICIES)}, "
+                    "or pass a class that makes an EvictionPolicy"
+                )
+        elif not callable(self.eviction):
+            raise ConfigError(
+                f"{self.tier}: eviction must be a name or a class that makes an EvictionPolicy (every worker gets one "
+                f"of its own), got {self.eviction!r}"
+            )
+        if not (0 <= self.latency_ms <= 1e6):
+            raise ConfigError(f"{self.tier}: latency_ms must be from 0 to 1e6, got {self.latency_ms}")
+        if self.tier == "g2":
+            for field in ("backend_down_gbps", "backend_up_gbps", "backend_duplex_gbps"):
+                if getattr(self.link, field) is not None:
+                    raise ConfigError(
+                        f"g2: {field} belongs to a tier that workers share; g2 is each worker's own"
+                    )
+
+
+class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When blocks go down and come back."""
+
+    offload_batch_size: int = 32
+    """Blocks of one transfer down, at most."""
+    mode: Literal["evict", "write_through"] = "evict"
+    """Copy a block down when the GPU evicts it, or as soon as it is complete."""
+    placement: Literal["inclusive", "exclusive"] = "inclusive"
+    """Whether a block that comes back to the GPU also stays where it was."""
+    min_reuse: int = 0
+    """Hits that a block must have had before it is worth copying down."""
+    demand_first: bool = False
+    """Loads that a request waits for go before copies down, wherever they share a link."""
+    recompute_fallback: bool = True
+    """Compute a prefix anew when loading it would take longer, or fails."""
+    onboard_preempted: bool = True
+    """Preempted requests may load blocks too, not only new ones."""
+
+    def __post_init__(self) -> None:
+        if self.offload_batch_size < 1:
+            raise ConfigError(f"offload_batch_size must be at least 1, got {self.offload_batch_size}")
+        if self.min_reuse < 0:
+            raise ConfigError(f"min_reuse must not be negative, got {self.min_reuse}")
+        if self.mode == "write_through" and self.placement == "exclusive":
+            raise ConfigError(
+                "placement=exclusive contradicts mode=write_through, which keeps a copy below from the start"
+            )
+
+
+class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tiers of a run, and what a token weighs. Without tiers nothing is offloaded.
+
+    Bytes per token are given, or follow from `model`: a name that `understudy.tiers.model_shape` knows, or the path of
+    a Hugging Face `config.json`. They count the whole worker, over all its GPUs, and so do the links' bandwidths.
+    """
+
+    tiers: tuple[TierSettings, ...] = ()
+    offload: OffloadSettings = OffloadSettings()
+    kv_bytes_per_token: int | None = None
+    model: str | None = None
+    kv_dtype: str | None = None
+    """Of the KV cache, for example fp8; by default the model's own."""
+
+    def __post_init__(self) -> None:
+        names = [tier.tier for tier in self.tiers]
+        for name in get_args(TierName):
+            if names.count(name) > 1:
+                raise ConfigError(f"tiers: {name} is given {names.count(name)} times")
+        if names and "g2" not in names:
+            raise ConfigError(
+                f"tiers: {names[0]} needs g2, because blocks pass through host memory; add a g2 tier"
+            )
+        if self.kv_bytes_per_token is not None:
+            if self.kv_bytes_per_token < 1:
+                raise ConfigError(f"kv_bytes_per_token must be at least 1, got {self.kv_bytes_per_token}")
+            for field in ("model", "kv_dtype"):
+                if getattr(self, field) is not None:
+                    raise ConfigError(
+                        f"{field} and kv_bytes_per_token both say what a token weighs; give one"
+                    )
+        if self.model is None and self.kv_dtype is not None:
+            raise ConfigError("kv_dtype needs model, or give kv_bytes_per_token instead")
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> TiersConfig:
+        """Read settings by name. ConfigError names an unknown or wrong field and where it stands."""
+        try:
+            return msgspec.convert(settings, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"tiers: {error}") from error
+
+
+def check_gbps(name: str, value: float | str) -> float:
+    """A bandwidth in 10^9 bytes per second, or ConfigError."""
+    gbps = math.inf if value == "inf" else float(value)
+    if gbps == 0:
+        raise ConfigError(
+            f"{name} must be positive, got 0; for no limit say inf (Dynamo reads 0 as unlimited)"
+        )
+    if not (1e-9 <= gbps <= 1e6 or gbps == math.inf):
+        raise ConfigError(f"{name} must be from 1e-9 to 1e6 (10^9 bytes per second) or inf, got {gbps}")
+    return gbps
