@@ -153,7 +153,7 @@ class BlockIndex {
    private:
     static std::uint64_t agreeing(std::uint64_t word, std::uint16_t mark) noexcept {
       constexpr std::uint64_t kRest = 0x7FFF7FFF7FFF7FFF;
-      const std::uint64_t differences = word ^ (0x0001000100010001 * mark);
+      const std::uint64_t differences = word ^ (std::uint64_t{0x0001000100010001} * mark);
       return ~(((differences & kRest) + kRest) | differences | kRest);
     }
 

@@ -123,7 +123,7 @@ def test_one_request_in_a_full_pool_costs_the_same_whatever_the_pool(policy: Pol
             manager.allocate(16).register(run).release()
             manager.match_prefix(run).release()
         cost[size] = (manager.store.operations - before) / (32 * 16)
-    # The index is half full: a miss ends after a handful of probes, of a length that varies by chance.
+    # A miss goes past the buckets that are full, and how many are varies by chance.
     assert max(cost.values()) <= 2 * min(cost.values())
 
 
