@@ -47,8 +47,7 @@ void EventTruth::require_equal(const BlockStore& store, bool whole) {
     }
   }
   if (told != store.num_hashes()) {
-    throw Error(ErrorKind::InvariantViolated, "events tell of ", told, " hashes, the store holds ",
-                store.num_hashes());
+    throw Error(ErrorKind::InvariantViolated, "events tell of ", told, " hashes, the store holds ", store.num_hashes());
   }
 }
 

@@ -48,7 +48,13 @@ struct RequestSpec {
   std::shared_ptr<const IdentitySource> identities;
 };
 
-enum class RequestStatus : std::uint8_t { Waiting, Running, Preempted, Parked, Finished };  // Parked: its blocks are being loaded
+enum class RequestStatus : std::uint8_t {
+  Waiting,
+  Running,
+  Preempted,
+  Parked,
+  Finished
+};  // Parked: its blocks are being loaded
 
 struct EngineRequest {
   RequestSpec spec;
@@ -76,13 +82,13 @@ struct EngineRequest {
 
   // Tiers.
   RequestStatus before_park = RequestStatus::Waiting;
-  bool onboard_tried = false;  // once for every time in the queue
-  std::uint32_t through = 0;   // leading blocks that were offered to the host (write-through)
+  bool onboard_tried = false;                  // once for every time in the queue
+  std::uint32_t through = 0;                   // leading blocks that were offered to the host (write-through)
   std::array<std::uint32_t, 3> below_first{};  // of cached_first, tokens that came from G2, G3, G4
   std::array<std::uint64_t, 3> below_total{};  // of cached_total
   std::int64_t parked_ns = 0;
 
-  struct Segment {                // consecutive steps with tokens
+  struct Segment {  // consecutive steps with tokens
     std::uint64_t first_step;
     std::uint32_t count;
   };

@@ -79,7 +79,7 @@ class VllmEngine {
   const std::deque<RequestId>& waiting() const noexcept { return waiting_.ids(); }
   bool idle() const noexcept { return running_.empty() && waiting_.empty() && !unreceived_ && parked_ == 0; }
   std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
-  WorkerTiers* tiers() noexcept { return tiers_.get(); }    // null: none
+  WorkerTiers* tiers() noexcept { return tiers_.get(); }   // null: none
   const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
   void drain_tiers();  // lets every transfer land; for an engine that has nothing more to do
   const TierRun* own_run() const noexcept { return own_run_.get(); }
@@ -134,7 +134,7 @@ class VllmEngine {
   struct Blocked {  // why the head of the queue could not be admitted, while that still holds
     bool valid = false;
     bool wants_key = false;
-    LineageHash missing;  // the key that would lengthen its hit
+    LineageHash missing;         // the key that would lengthen its hit
     std::uint64_t released = 0;  // by the tiers until then
   };
 

@@ -36,10 +36,9 @@ class WaitingQueue {
   // A request that left the queue to be loaded takes its place again: ahead of all that came later.
   void resume(RequestId id, bool preempted) {
     if (policy_ == SchedulingPolicy::Priority || preempted) return push(id, preempted);
-    ids_.insert(std::find_if(ids_.begin(), ids_.end(),
-                             [&](RequestId other) {
-                               return requests_[other].status != RequestStatus::Preempted && other > id;
-                             }),
+    ids_.insert(std::find_if(
+                    ids_.begin(), ids_.end(),
+                    [&](RequestId other) { return requests_[other].status != RequestStatus::Preempted && other > id; }),
                 id);
   }
   void pop() { ids_.pop_front(); }

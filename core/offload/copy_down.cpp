@@ -66,7 +66,8 @@ void WorkerTiers::note_hits(std::span<const SlotId> slots) {
   for (const SlotId slot : slots) ++reuse_[slot];
 }
 
-// Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to use.
+// Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
+// use.
 bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
   if (evicted_.empty() || config_.mode == OffloadMode::WriteThrough) return false;
   select(evicted_slots_, evicted_);
@@ -209,7 +210,8 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
                    to.begin() + static_cast<std::ptrdiff_t>(start + count));
     copy.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(start),
                        blocks.begin() + static_cast<std::ptrdiff_t>(start + count));
-    copy.eta_ns = now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
+    copy.eta_ns =
+        now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
     for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
     wait_for(who, now_ns, copy);
     queued_.push_back(index);
@@ -222,8 +224,9 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     const std::uint32_t index = queued_.front();
     queued_.pop_front();
     ++copying_;
-    const TransferId id = hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
-                                      Priority::Background, *this);
+    const TransferId id =
+        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
+                    Priority::Background, *this);
     errands_.emplace(id, Errand{Role::Copy, index});
   }
 }

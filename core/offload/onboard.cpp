@@ -72,8 +72,7 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
       break;
     }
     const bool resident = source.where == Source::Where::Resident;
-    const TierAnswer answer{resident ? TierAnswer::Kind::Hit : TierAnswer::Kind::Pending, source.tier,
-                            source.ready_ns};
+    const TierAnswer answer{resident ? TierAnswer::Kind::Hit : TierAnswer::Kind::Pending, source.tier, source.ready_ns};
     answers.push_back(answer);
   }
   return answers;
@@ -106,9 +105,8 @@ std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
     const std::uint64_t bytes = staged[tier] * config_.bytes_per_block;
     const LinkSettings& worker = shared.config().worker.up;
     const LinkSettings& backend = shared.config().backend.up;
-    const std::int64_t flow_ns =
-        std::max(transfer_ns(worker, bytes, 1) - worker.fixed_ns,
-                 transfer_ns(backend, bytes, 1 + shared.loads_under_way()) - backend.fixed_ns);
+    const std::int64_t flow_ns = std::max(transfer_ns(worker, bytes, 1) - worker.fixed_ns,
+                                          transfer_ns(backend, bytes, 1 + shared.loads_under_way()) - backend.fixed_ns);
     stage_ns = std::max(stage_ns, worker.fixed_ns + backend.fixed_ns + flow_ns);
   }
   const std::int64_t load_ns = transfer_ns(config_.host.up, blocks * config_.bytes_per_block, 1 + loading_now_);
@@ -254,8 +252,8 @@ bool WorkerTiers::prefetch(std::int64_t now_ns, std::span<const BlockIdentity> b
 
 // ── Load ──
 
-std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks,
-                                      std::size_t count, std::span<const SlotId> to, std::span<const SlotId> staging,
+std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, std::size_t count,
+                                      std::span<const SlotId> to, std::span<const SlotId> staging,
                                       std::span<const SlotId> prefix) {
   if (free_loads_.empty()) {
     free_loads_.push_back(static_cast<std::uint32_t>(loads_.size()));
@@ -390,8 +388,8 @@ void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
   if (!load.failed) {
     ++loading_now_;
     ++loads_begun_;
-    const TransferId id =
-        hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block, Priority::Demand, *this);
+    const TransferId id = hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block,
+                                      Priority::Demand, *this);
     errands_.emplace(id, Errand{Role::Load, index});
   }
   next_phase(index, time_ns);

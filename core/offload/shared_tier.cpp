@@ -22,7 +22,6 @@ StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint32_
   return store;
 }
 
-
 }  // namespace
 
 SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events,
@@ -33,8 +32,7 @@ SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t 
       backend_(add_way(links, config.backend, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend",
                        tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend", demand_first)) {}
 
-Way add_way(Links& links, const WayConfig& config, const std::string& down, const std::string& up,
-            bool demand_first) {
+Way add_way(Links& links, const WayConfig& config, const std::string& down, const std::string& up, bool demand_first) {
   std::optional<DuplexId> duplex;
   if (std::isfinite(config.duplex_gbps)) duplex = links.add_duplex(down, config.duplex_gbps, demand_first);
   return {links.add_link({down, config.down.bandwidth_gbps, config.down.fixed_ns, duplex, demand_first}),
@@ -91,8 +89,12 @@ void SharedTier::check() const {
 }
 
 TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events) {
-  if (config.g3) shared_.push_back(std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, config.demand_first, hub_.links()));
-  if (config.g4) shared_.push_back(std::make_unique<SharedTier>(Tier::G4, *config.g4, block_size, events, config.demand_first, hub_.links()));
+  if (config.g3)
+    shared_.push_back(
+        std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, config.demand_first, hub_.links()));
+  if (config.g4)
+    shared_.push_back(
+        std::make_unique<SharedTier>(Tier::G4, *config.g4, block_size, events, config.demand_first, hub_.links()));
 }
 
 void TierRun::check() const {

@@ -69,9 +69,9 @@ struct TierConfig {
   std::shared_ptr<OffloadFilter> filter;  // none: all
   std::uint32_t offload_batch_size = 32;  // blocks in one copy
 
-  bool onboard_preempted = true;     // preempted requests load too
-  bool recompute_fallback = true;    // do not load what is computed sooner
-  double onboard_failure_rate = 0;   // of loads, by chance; the request computes instead
+  bool onboard_preempted = true;    // preempted requests load too
+  bool recompute_fallback = true;   // do not load what is computed sooner
+  double onboard_failure_rate = 0;  // of loads, by chance; the request computes instead
   std::uint64_t seed = 0;
 
   std::optional<SharedTierConfig> g3;

@@ -190,7 +190,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     Tier tier = Tier::G2;
     Where where = Where::Resident;
     SlotId slot = kNoSlot;
-    std::uint32_t id = 0;        // of the copy or the load
+    std::uint32_t id = 0;       // of the copy or the load
     std::int64_t ready_ns = 0;  // about; when not resident
   };
   enum class Role : std::uint8_t { Copy, Lower, Stage, Load };
@@ -240,7 +240,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   BlockStore& store_;
   TierRun& run_;
   Way host_;
-  std::vector<Way> ways_;  // to each shared tier
+  std::vector<Way> ways_;             // to each shared tier
   std::vector<std::uint32_t> reuse_;  // hits by device slot; empty when nobody asks
 
   std::vector<Copy> copies_;
@@ -258,7 +258,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<std::uint32_t> free_loads_;
   std::uint32_t loading_now_ = 0;  // on the link up
   std::uint64_t loads_begun_ = 0;
-  InFlight loading_;               // to the device; values index loads_
+  InFlight loading_;  // to the device; values index loads_
 
   std::vector<Wait> waits_;
   std::unordered_map<RequestId, Park> parks_;

@@ -34,7 +34,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   config_.engine.check = config_.check;
   const TierConfig* tiers = config_.tiers ? &*config_.tiers : nullptr;
   if (tiers != nullptr && config_.lockstep_ns > 0) {
-    throw Error(ErrorKind::ConfigError, "tiers contradict lockstep, whose steps have one length whatever is on its way");
+    throw Error(ErrorKind::ConfigError,
+                "tiers contradict lockstep, whose steps have one length whatever is on its way");
   }
   if (tiers != nullptr && !independent()) {
     tier_run_ = std::make_unique<TierRun>(*tiers, config_.engine.block_size, config_.engine.events);
