@@ -124,9 +124,9 @@ void bind_tiers(nb::module_& m) {
   nb::class_<TierConfig>(m, "TierConfig", "The tiers below the device.")
       .def("__init__", &make_tiers, nb::kw_only(), "bytes_per_block"_a, "g2_blocks"_a, "g2_policy"_a = "lru", "host"_a,
            "offload_concurrency"_a.none() = nb::none(), "demand_first"_a = false, "write_through"_a = false,
-           "exclusive"_a = false, "min_reuse"_a = 0, "filter"_a.none() = nb::none(), "offload_batch_size"_a = 32,
-           "onboard_preempted"_a = true, "recompute_fallback"_a = true, "onboard_failure_rate"_a = 0.0, "seed"_a = 0,
-           "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none());
+           "exclusive"_a = false, "min_reuse"_a = 0, "offload_filter"_a.none() = nb::none(),
+           "offload_batch_size"_a = 32, "onboard_preempted"_a = true, "recompute_fallback"_a = true,
+           "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none());
   nb::class_<TierRun>(m, "TierRun", "What the workers of a run share: links and the tiers below the host.")
       .def(nb::init<const TierConfig&, std::uint32_t, bool>(), "config"_a, "block_size"_a, "events"_a = false)
       .def(

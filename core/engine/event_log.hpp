@@ -18,17 +18,20 @@ struct TimedEvents {
 
 class EngineEventLog {
  public:
-  // Takes what the store has to tell, as it happened or (of one allocation) what was stored before what was removed.
-  void pull(BlockStore& store, bool stored_first = false) {
+  // Takes what the store has to tell, as it happened.
+  void pull(BlockStore& store) {
+    for (const EventRecord& record : store.drain_events(~std::size_t{0}).records) add(record);
+  }
+  // The same for one allocation: on the device, what it stored before what it removed for that.
+  void pull_stored_first(BlockStore& store) {
     const DrainedEvents told = store.drain_events(~std::size_t{0});
-    if (!stored_first) {
-      for (const EventRecord& record : told.records) add(record);
-      return;
-    }
     for (const EventKind kind : {EventKind::Stored, EventKind::Removed}) {
       for (const EventRecord& record : told.records) {
-        if (record.kind == kind) add(record);
+        if (record.kind == kind && record.tier == Tier::G1) add(record);
       }
+    }
+    for (const EventRecord& record : told.records) {
+      if (record.tier != Tier::G1) add(record);
     }
   }
 

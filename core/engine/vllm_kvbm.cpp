@@ -28,6 +28,7 @@ std::uint64_t VllmEngine::cost_of_shared(EngineRequest& request, std::size_t cou
 // Blocks up to `count`, or nothing changed.
 VllmEngine::Room VllmEngine::take_shared(RequestId id, std::size_t count, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
+  if (emits_) events_.pull(store_);  // not of this allocation
   const std::uint64_t cost = cost_of_shared(request, count);
   if (!tiers_ && cost > store_.available(0)) return Room::Short;
   const std::size_t held = request.table.size();
@@ -72,7 +73,7 @@ VllmEngine::Room VllmEngine::take_shared(RequestId id, std::size_t count, std::i
   }
   // Asynchronously, the last block held may still wait for its name; then these have none either.
   if (named > held) request.keyed = static_cast<std::uint32_t>(named);
-  if (emits_) events_.pull(store_, true);
+  if (emits_) events_.pull_stored_first(store_);
   if (config_.kv_trace) trace_taken(fresh, evictions);
   return Room::Taken;
 }

@@ -714,7 +714,7 @@ class TierConfig:
         write_through: bool = False,
         exclusive: bool = False,
         min_reuse: int = 0,
-        filter: object | None = None,
+        offload_filter: object | None = None,
         offload_batch_size: int = 32,
         onboard_preempted: bool = True,
         recompute_fallback: bool = True,
