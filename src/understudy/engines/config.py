@@ -11,24 +11,10 @@ from understudy._core import EngineConfig, StepTiming, python_timing
 from understudy.engines.profiles import VersionProfile, profile_named
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
+from understudy.tiers.dynamo import take_dynamo_names
+from understudy.tiers.settings import TiersConfig
 
 _LATER = {
-    **dict.fromkeys(
-        (
-            "num_g2_blocks",
-            "num_g3_blocks",
-            "enable_g4_storage",
-            "offload_batch_size",
-            "kv_bytes_per_token",
-            "bandwidth_g1_to_g2_gbps",
-            "bandwidth_g2_to_g1_gbps",
-            "bandwidth_g2_to_g3_gbps",
-            "bandwidth_g3_to_g2_gbps",
-            "bandwidth_g2_to_g4_gbps",
-            "bandwidth_g4_to_g2_gbps",
-        ),
-        "tiers below the device",
-    ),
     **dict.fromkeys(("g1_backend", "kv_manager", "eviction_backend"), "a choice of KV manager"),
     **dict.fromkeys(("aic_nextn", "aic_nextn_accept_rates", "aic_mtp_seed"), "speculative bursts"),
     **dict.fromkeys(("sglang", "trtllm"), "other engines than vLLM"),
@@ -60,6 +46,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timing: Timing = Polynomial()
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
+    tiers: TiersConfig = TiersConfig()
+    """Tiers that came with the engine's settings, under Dynamo's names."""
 
     def __post_init__(self) -> None:
         profile = profile_named(self.vllm_version)
@@ -93,7 +81,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
-        """Read settings by name. ConfigError names an unknown, wrong or not yet supported field."""
+        """Read settings by name, Dynamo's names of tiers among them. ConfigError names an unknown, wrong or not yet
+        supported field.
+        """
+        settings, tiers = take_dynamo_names(settings)
+        known = [name for name in cls.__struct_fields__ if name != "tiers"]
         if "planner_profile_data" in settings:
             settings = dict(settings)
             path = settings.pop("planner_profile_data")
@@ -103,14 +95,20 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in settings:
             if name in _LATER:
                 raise ConfigError(f"{name} belongs to {_LATER[name]}, which this version does not have yet")
-            if name not in cls.__struct_fields__:
-                raise ConfigError(
-                    f"{name} is not a setting of the engine; known are {', '.join(cls.__struct_fields__)}"
-                )
+            if name == "tiers":
+                raise ConfigError("tiers stand beside engine, not in it (under Dynamo's names they may)")
+            if name not in known:
+                raise ConfigError(f"{name} is not a setting of the engine; known are {', '.join(known)}")
         try:
-            return msgspec.convert(settings, cls)
+            return msgspec.structs.replace(msgspec.convert(settings, cls), tiers=tiers)
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine: {error}") from error
+
+    def described(self) -> dict[str, Any]:
+        """The engine's own settings as JSON can hold them; tiers are told apart."""
+        described: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tiers=TiersConfig()))
+        del described["tiers"]
+        return described
 
     def _require(self, profile: VersionProfile) -> None:
         if self.watermark and not profile.has_watermark:

@@ -10,7 +10,11 @@ import numpy as np
 from understudy._core import run_fleet, xxh3_64
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.replay.tier_columns import TierColumns
 from understudy.replay.timeline import Timeline
+from understudy.tiers.native import to_core
+from understudy.tiers.plan import TierPlan
+from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ def run_offline(
     seed: int = 0,
     load: OpenLoop | ClosedLoop | None = None,
     timing: TimingModel | None = None,
+    tiers: TiersConfig | None = None,
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
@@ -50,10 +55,11 @@ def run_offline(
     """Play a workload to its end.
 
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
-    engine's. `threads` > 1 needs workers that are independent: open
-    loop, single-turn requests, round-robin or random routing. `check` verifies conservation after every step;
-    `leaping` off plays every decode step by itself, with the same result. Requests that can never fit are rejected and
-    reported; a run without progress raises WrongState and says who is stuck.
+    engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
+    needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
+    g4. `check` verifies conservation after every step; `leaping` off plays every decode step by itself, with the same
+    result. Requests that can never fit are rejected and reported; a run without progress raises WrongState and says
+    who is stuck.
     """
     engine = engine or VllmConfig()
     load = load or OpenLoop()
@@ -61,6 +67,8 @@ def run_offline(
         if not workload.has_arrivals:
             raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
         workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
+    tiers = _tiers_of(engine, tiers)
+    plan = TierPlan.of(tiers, engine.block_size)
     result = run_fleet(
         engine=engine.native(),
         timing=engine.native_timing(timing),
@@ -87,6 +95,7 @@ def run_offline(
         leaping=leaping,
         check=check,
         progress=progress,
+        tiers=None if plan is None else to_core(plan, _blocks_of(workload, engine), seed=seed),
     )
     timeline = _timeline(result, workload, engine, workers)
     facts = {
@@ -94,7 +103,8 @@ def run_offline(
         "routing": routing,
         "seed": seed,
         "load": msgspec.to_builtins(load),
-        "engine": msgspec.to_builtins(engine),
+        "engine": engine.described(),
+        **({} if plan is None else {"tiers": tiers.described()}),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
         "digest": digest(timeline),
     }
@@ -102,7 +112,7 @@ def run_offline(
 
 
 def digest(timeline: Timeline) -> str:
-    """A hash over every column of the run: equal runs, and only those, have equal digests."""
+    """A hash over every column of the run, those of tiers included: equal runs, and only those, have equal digests."""
     columns = (
         timeline.arrival_ns,
         timeline.first_admit_ns,
@@ -120,9 +130,33 @@ def digest(timeline: Timeline) -> str:
         timeline.itl_count,
     )
     value = timeline.steps
-    for column in columns:
+    for column in (*columns, *(() if timeline.tiers is None else timeline.tiers.request_columns())):
         value = xxh3_64(np.ascontiguousarray(column).tobytes(), value)
     return f"{value:016x}"
+
+
+def _tiers_of(engine: VllmConfig, tiers: TiersConfig | None) -> TiersConfig:
+    """The tiers that were given, or those of the engine's settings. What a token weighs may stand with either."""
+    if tiers is None or tiers == TiersConfig():
+        return engine.tiers
+    if engine.tiers.tiers:
+        raise ConfigError(
+            "tiers are given twice: under Dynamo's names in the engine's settings, and beside it"
+        )
+    weight = engine.tiers.kv_bytes_per_token
+    if weight is None:
+        return tiers
+    if tiers.model is not None or tiers.kv_bytes_per_token not in (None, weight):
+        raise ConfigError(
+            "what a token weighs is given twice: in the engine's settings, and beside the tiers"
+        )
+    return msgspec.structs.replace(tiers, kv_bytes_per_token=weight)
+
+
+def _blocks_of(workload: Workload, engine: VllmConfig) -> int:
+    """Blocks that hold every token of the workload, if none is shared."""
+    tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
+    return int((-(-tokens // engine.block_size)).sum())
 
 
 def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, workers: int) -> Timeline:
@@ -159,4 +193,5 @@ def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, worke
         stored_blocks=result.stored_blocks,
         phantom_hit_blocks=result.phantom_hit_blocks,
         reject_reasons=dict(result.rejections),
+        tiers=TierColumns.of(result) if result.tiers else None,
     )
