@@ -257,8 +257,8 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
     if (slot.state == SlotState::Inactive) {
       ++evictions;
       if (evicted.blocks != nullptr) evicted.blocks->push_back(slot.identity);
-      if (evicted.slots != nullptr) evicted.slots->push_back(id - pool.first);
-      forget(pool, id, true);
+      const bool last = forget(pool, id, true);
+      if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
     }
     pool.move(slot, SlotState::Mutable);
     slot.refs = 1;
@@ -376,7 +376,7 @@ void BlockStore::make_reset(Pool& pool, SlotId id) {
 }
 
 // Takes the slot's hash out of the index and the ring of its copies.
-void BlockStore::forget(Pool& pool, SlotId id, bool announce) {
+bool BlockStore::forget(Pool& pool, SlotId id, bool announce) {
   Slot& slot = slots_[id];
   const std::uint32_t tag = BlockIndex::tag(slot.identity.lineage, pool.index);
   const bool last = slot.twin_next == id;
@@ -391,6 +391,7 @@ void BlockStore::forget(Pool& pool, SlotId id, bool announce) {
   if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
     events_.removed(slot, pool.config.tier, last);
   }
+  return last;
 }
 
 void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {

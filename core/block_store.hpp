@@ -99,7 +99,8 @@ class BlockStore {
 
   // ── Allocate ──
   // Fills `out` with Mutable slots, or returns false (fewer available) with nothing changed. Evicted blocks are
-  // appended to `evicted` in eviction order, and the slots of `out` that held them to `evicted_slots`.
+  // appended to `evicted` in eviction order, and the slots of `out` that held them to `evicted_slots` (kNoSlot where
+  // another copy of the block stays).
   bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
                     std::vector<SlotId>* evicted_slots = nullptr);
   void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
@@ -202,7 +203,7 @@ class BlockStore {
   SlotId acquire(Pool& pool, SlotId id);
   void let_go(Pool& pool, SlotId id);
   void insert_twin(Pool& pool, SlotId id, BlockIndex::Place place, std::uint32_t tag, const Token* tokens);
-  void forget(Pool& pool, SlotId id, bool announce);
+  bool forget(Pool& pool, SlotId id, bool announce);  // true: that was the last copy
   void make_reset(Pool& pool, SlotId id);
   bool present_elsewhere(const Pool& pool, const LineageHash& lineage) const;
 

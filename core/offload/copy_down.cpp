@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <ranges>
 
 #include "offload/worker_tiers.hpp"
 
@@ -68,27 +69,32 @@ void WorkerTiers::note_hits(std::span<const SlotId> slots) {
 // Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to use.
 bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
   if (evicted_.empty() || config_.mode == OffloadMode::WriteThrough) return false;
-  select(evicted_slots_, evicted_, true);
+  select(evicted_slots_, evicted_);
   const std::uint64_t room = store_.available(kG2);
   if (chosen_.size() > room) {
     totals_.dropped_blocks += chosen_.size() - room;
     chosen_.resize(room);
   }
   if (chosen_.empty()) return false;
+  // Eviction goes from the ends of chains to their beginnings; copies go the other way, parents first.
   std::vector<SlotId> slots;
   std::vector<BlockIdentity> blocks;
-  std::sort(chosen_.begin(), chosen_.end(), [this](std::uint32_t a, std::uint32_t b) {
-    return std::pair(evicted_[a].position(), a) < std::pair(evicted_[b].position(), b);
-  });
-  for (const std::uint32_t i : chosen_) {
+  slots.reserve(chosen_.size());
+  blocks.reserve(chosen_.size());
+  for (const std::uint32_t i : chosen_ | std::views::reverse) {
     slots.push_back(evicted_slots_[i]);
     blocks.push_back(evicted_[i]);
   }
-  std::vector<SlotId> held = slots;
-  std::sort(held.begin(), held.end());
   std::vector<SlotId> rest;
-  std::copy_if(out.begin(), out.end(), std::back_inserter(rest),
-               [&](SlotId slot) { return !std::binary_search(held.begin(), held.end(), slot); });
+  rest.reserve(out.size() - chosen_.size());
+  auto next = chosen_.begin();
+  for (const SlotId slot : out) {  // in the order of `out`, as what was evicted is
+    if (next != chosen_.end() && evicted_slots_[*next] == slot) {
+      ++next;
+    } else {
+      rest.push_back(slot);
+    }
+  }
   store_.give_back(kG1, rest);
   held_ += slots.size();
   g1_references_ += slots.size();
@@ -97,23 +103,23 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
   return true;
 }
 
-// Fills chosen_ with the indices of what is neither below nor on its way, and qualifies.
-void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted) {
+// Fills chosen_ with the indices of what is neither below nor on its way, and qualifies. Where `slots` has none,
+// another copy of the block stays.
+void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
   chosen_.clear();
-  const auto here = std::make_unique<bool[]>(blocks.size());
-  const auto below = std::make_unique<bool[]>(blocks.size());
-  if (evicted) store_.has_blocks(kG1, blocks, here.get());  // another copy of it stays
-  store_.has_blocks(kG2, blocks, below.get());
+  below_.resize(blocks.size());
+  references_.resize(blocks.size());
+  store_.peek(kG2, blocks, below_.data(), references_.data());
   std::vector<BlockIdentity> used;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (below[i]) {
+    if (below_[i] != kNoSlot) {
       used.push_back(blocks[i]);
-    } else if (!(evicted && here[i]) && landing_.find(blocks[i].lineage) == InFlight::kNone &&
+    } else if (slots[i] != kNoSlot && landing_.find(blocks[i].lineage) == InFlight::kNone &&
                (config_.min_reuse == 0 || reuse_[slots[i]] >= config_.min_reuse)) {
       chosen_.push_back(static_cast<std::uint32_t>(i));
     }
   }
-  store_.touch(kG2, used);  // as recent below as it was here
+  if (!used.empty()) store_.touch(kG2, used);  // as recent below as it was here
   if (!config_.filter || chosen_.empty()) return;
   std::vector<OffloadCandidate> candidates;
   for (const std::uint32_t i : chosen_) candidates.push_back({blocks[i], reuse_[slots[i]]});
@@ -163,7 +169,7 @@ void WorkerTiers::give_back(std::span<const SlotId> slots) {
 void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slots,
                                 std::span<const BlockIdentity> blocks) {
   if (config_.mode != OffloadMode::WriteThrough || blocks.empty()) return;
-  select(slots, blocks, false);
+  select(slots, blocks);
   const std::uint64_t room = store_.available(kG2);
   if (chosen_.size() > room) {
     totals_.dropped_blocks += chosen_.size() - room;
@@ -224,9 +230,8 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
 
 // On the host first, then further down, and only then is the device's slot free.
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
-  Copy copy = std::move(copies_[index]);
-  copies_[index] = {};
-  free_copies_.push_back(index);
+  Copy copy;  // what follows may make others
+  std::swap(copy, copies_[index]);
   --copying_;
   store_.commit(kG2, copy.to, copy.blocks);
   for (const BlockIdentity& block : copy.blocks) landing_.erase(block.lineage);
@@ -237,7 +242,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     });
     source_landed(waiter.load, waiter.block, copy.to[static_cast<std::size_t>(at - copy.blocks.begin())], time_ns);
   }
-  copy_lower(time_ns, copy.to, copy.blocks);
+  if (!run_.shared().empty()) copy_lower(time_ns, copy.to, copy.blocks);
   store_.release(kG2, copy.to, true);
   if (copy.evicted) {
     held_ -= copy.from.size();
@@ -253,6 +258,11 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     wait.total_ns += time_ns - wait.since_ns;
     ++wait.epoch;
   }
+  copy.waiters.clear();
+  copy.loads.clear();
+  copy.alive = false;
+  std::swap(copy, copies_[index]);  // keeps the memory
+  free_copies_.push_back(index);
   start_copies(time_ns);
 }
 

@@ -26,15 +26,17 @@ class TransferHub {
                    TransferOwner& owner) {
     const TransferId id = links_.start(now_ns, path, bytes, priority);
     owners_.emplace(id, &owner);
+    next_wake_ns_ = links_.next_wake_ns();
     return id;
   }
 
   // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order
   // of their starts; what they start and ends at once follows.
   void run_until(std::int64_t now_ns) {
-    while (const std::optional<std::int64_t> wake = links_.next_wake_ns()) {
-      if (*wake > now_ns) return;
-      for (const Completion& end : links_.pop_due(*wake)) {
+    while (next_wake_ns_ && *next_wake_ns_ <= now_ns) {
+      const std::vector<Completion> ends = links_.pop_due(*next_wake_ns_);
+      next_wake_ns_ = links_.next_wake_ns();
+      for (const Completion& end : ends) {
         const auto owner = owners_.find(end.id);
         TransferOwner& told = *owner->second;
         owners_.erase(owner);
@@ -44,10 +46,11 @@ class TransferHub {
   }
 
   // Not after the next end; nothing when nothing is under way.
-  std::optional<std::int64_t> next_wake_ns() const { return links_.next_wake_ns(); }
+  const std::optional<std::int64_t>& next_wake_ns() const noexcept { return next_wake_ns_; }
 
  private:
   Links links_;
+  std::optional<std::int64_t> next_wake_ns_;
   std::unordered_map<TransferId, TransferOwner*> owners_;
 };
 

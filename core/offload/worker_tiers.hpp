@@ -201,7 +201,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   // copy_down.cpp
   bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
-  void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted);
+  void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
   void make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                    bool evicted, RequestId who);
   void start_copies(std::int64_t now_ns);
@@ -274,6 +274,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<BlockIdentity> evicted_;
   std::vector<SlotId> evicted_slots_;
   std::vector<std::uint32_t> chosen_;
+  std::vector<SlotId> below_;
+  std::vector<std::uint32_t> references_;
   std::vector<Source> sources_;
 };
 
