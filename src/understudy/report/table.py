@@ -47,11 +47,11 @@ class ReportTable:
         yield distributions(self.report, options.max_width)
         yield Padding(summary(_facts(self.report), options.max_width - 2), (0, 1), expand=False)
         if (tiers := self.report.tiers) is not None:
-            yield tier_rows(tiers)
-            yield link_rows(tiers)
+            yield tier_rows(tiers, options.max_width)
+            yield link_rows(tiers, options.max_width)
             yield Padding(summary(tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:
-            yield comparison(self.report, without)
+            yield comparison(self.report, without, options.max_width)
         if "digest" in self.report.run:
             digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
             yield Padding(digest, (0, 1), expand=False)

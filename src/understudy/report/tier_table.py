@@ -31,37 +31,39 @@ COMPARED = (
 """What a comparison shows: label, path in the report, unit."""
 
 
-def tier_rows(tiers: TiersReport) -> Table:
-    """A row a tier."""
-    table = _table(
-        "KV tier", "hit first", "hit all", "blocks", "full mean", "max", "end", "stored", "evicted"
-    )
-    for use in tiers.tiers:
-        table.add_row(
-            use.tier.upper(),
-            quantity(use.hit_ratio_first, "ratio"),
-            quantity(use.hit_ratio_total, "ratio"),
-            f"{use.capacity_blocks:,}",
-            *(quantity(value, "ratio") for value in (use.resident_mean, use.resident_max, use.resident_end)),
-            f"{use.stored_blocks:,}",
-            f"{use.evicted_blocks:,}",
-        )
-    return table
+def tier_rows(tiers: TiersReport, width: int) -> Table:
+    """A row a tier; columns that do not fit into `width` are left out."""
+    rows = [
+        {
+            "KV tier": use.tier.upper(),
+            "hit first": quantity(use.hit_ratio_first, "ratio"),
+            "hit all": quantity(use.hit_ratio_total, "ratio"),
+            "blocks": f"{use.capacity_blocks:,}",
+            "full mean": quantity(use.resident_mean, "ratio"),
+            "max": quantity(use.resident_max, "ratio"),
+            "end": quantity(use.resident_end, "ratio"),
+            "stored": f"{use.stored_blocks:,}",
+            "evicted": f"{use.evicted_blocks:,}",
+        }
+        for use in tiers.tiers
+    ]
+    return _table(rows, width, expendable=("max", "end", "stored", "blocks", "evicted", "full mean"))
 
 
-def link_rows(tiers: TiersReport) -> Table:
-    """A row for each kind of link."""
-    table = _table("Link", "GB/s", "transfers", "bytes", "used mean", "max")
-    for link in limiting(tiers):
-        table.add_row(
-            Text(arrow(link)),
-            f"{link.bandwidth_gbps:g}" if math.isfinite(link.bandwidth_gbps) else NONE,
-            f"{link.transfers:,}",
-            size(link.bytes),
-            quantity(link.utilisation_mean, "ratio"),
-            quantity(link.utilisation_max, "ratio"),
-        )
-    return table
+def link_rows(tiers: TiersReport, width: int) -> Table:
+    """A row for each kind of link; columns that do not fit into `width` are left out."""
+    rows = [
+        {
+            "Link": arrow(link),
+            "GB/s": f"{link.bandwidth_gbps:g}" if math.isfinite(link.bandwidth_gbps) else NONE,
+            "transfers": f"{link.transfers:,}",
+            "bytes": size(link.bytes),
+            "used mean": quantity(link.utilisation_mean, "ratio"),
+            "max": quantity(link.utilisation_max, "ratio"),
+        }
+        for link in limiting(tiers)
+    ]
+    return _table(rows, width, expendable=("max", "transfers", "GB/s"))
 
 
 def limiting(tiers: TiersReport) -> list[LinkUse]:
@@ -98,16 +100,20 @@ def tier_facts(tiers: TiersReport) -> list[tuple[str, str]]:
     return facts
 
 
-def comparison(report: Report, without: Report) -> Table:
+def comparison(report: Report, without: Report, width: int) -> Table:
     """The same workload with and without tiers, and the difference."""
-    table = _table("", "with tiers", "without", "difference")
+    rows = []
     for label, path, unit in COMPARED:
         now, before = _value(report, path), _value(without, path)
-        shown = "" if unit in ("ratio", "preemptions", "blocks") else f" ({unit})"
-        table.add_row(
-            Text(label + shown), quantity(now, unit), quantity(before, unit), _change(now, before, unit)
+        rows.append(
+            {
+                "": label if unit in ("ratio", "preemptions", "blocks") else f"{label} ({unit})",
+                "with tiers": quantity(now, unit),
+                "without": quantity(before, unit),
+                "difference": _change(now, before, unit),
+            }
         )
-    return table
+    return _table(rows, width, expendable=())
 
 
 def _change(now: float, before: float, unit: str) -> str:
@@ -130,9 +136,15 @@ def _ms(value: float) -> str:
     return duration(value / 1e3)
 
 
-def _table(first: str, *rest: str) -> Table:
+def _table(rows: list[dict[str, str]], width: int, expendable: tuple[str, ...]) -> Table:
+    """The first column to the left, the others to the right."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) + 2 for name in rows[0]}
+    for name in expendable:
+        if sum(widths.values()) > width:
+            del widths[name]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")
-    table.add_column(first, style="cyan", overflow="fold")
-    for name in rest:
-        table.add_column(name, justify="right", overflow="fold")
+    for at, name in enumerate(widths):
+        table.add_column(name, justify="right" if at else "left", style=None if at else "cyan", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in widths))
     return table
