@@ -113,12 +113,12 @@ def test_a_file_with_dynamos_names_plays_tiers(
     assert theirs["tiers"] == ours["tiers"]
 
 
-def test_threads_change_nothing_with_a_host_tier(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_threads_change_nothing_with_a_host_tier(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "single.jsonl"
     lines = [
-        json.dumps({"timestamp": i * 40, "input_length": 1024, "output_length": 9, "hash_ids": [i % 7, i % 9]})
+        json.dumps(
+            {"timestamp": i * 40, "input_length": 1024, "output_length": 9, "hash_ids": [i % 7, i % 9]}
+        )
         for i in range(60)
     ]
     trace.write_text("\n".join(lines) + "\n")

@@ -36,7 +36,7 @@ def played(workload: Workload, tiers: TiersConfig | None = None, **how: Any) -> 
     return run_offline(workload, ENGINE, tiers=tiers, check=True, **how).timeline
 
 
-# --- columns ----------------------------------------------------------------------------------------------------------
+# --- columns ------------------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_that_was_evicted_comes_back_from_the_host() -> None:
@@ -85,7 +85,7 @@ def test_host_tiers_leave_workers_independent_so_threads_change_nothing(mode: st
 
 def test_a_shared_tier_refuses_threads() -> None:
     tiers = config({"tier": "g2", "blocks": 9}, {"tier": "g3", "blocks": 99})
-    with pytest.raises(ConfigError, match="threads > 1 needs independent workers.*no tier that they share"):
+    with pytest.raises(ConfigError, match=r"threads > 1 needs independent workers.*no tier that they share"):
         run_offline(crowd(), ENGINE, workers=2, tiers=tiers, threads=2)
 
 
@@ -113,13 +113,13 @@ def test_sessions_with_all_four_tiers_conserve_blocks() -> None:
     assert all(link.bytes_started == link.bytes_finished for link in timeline.tiers.links)
 
 
-# --- policies -----------------------------------------------------------------------------------------------------------
+# --- policies -------------------------------------------------------------------------------------------------------
 
 
 class Nothing:
     """Copies no block."""
 
-    def select(self, lineages: list[int], reuse: Any) -> Sequence[bool]:
+    def select(self, lineages: list[int], reuse: Any) -> Sequence[bool]:  # noqa: ARG002
         return [False] * len(lineages)
 
 
@@ -159,7 +159,7 @@ def test_a_filter_is_made_once_a_run_and_sees_hashes_and_reuse() -> None:
 
 def test_a_filter_that_answers_for_others_is_an_error() -> None:
     class Short(Nothing):
-        def select(self, lineages: list[int], reuse: Any) -> Sequence[bool]:
+        def select(self, lineages: list[int], reuse: Any) -> Sequence[bool]:  # noqa: ARG002
             return [True] * (len(lineages) + 1)
 
     with pytest.raises(PolicyError, match="asked about"):
@@ -168,7 +168,7 @@ def test_a_filter_that_answers_for_others_is_an_error() -> None:
 
 def test_what_a_filter_raises_ends_the_run() -> None:
     class Raising(Nothing):
-        def select(self, lineages: list[int], reuse: Any) -> Sequence[bool]:
+        def select(self, lineages: list[int], reuse: Any) -> Sequence[bool]:  # noqa: ARG002
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
@@ -203,7 +203,7 @@ def test_a_block_whose_load_failed_did_not_come_from_below() -> None:
     assert not np.any(timeline.tiers.below_tokens_total)
 
 
-# --- settings -----------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_lists_tiers_and_single_settings_win_over_it(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_tiers_that_are_no_list_of_tiers_are_refused(layer: dict[str, Any], matc
         tiers_by_name(layer)
 
 
-# --- Dynamo's names -----------------------------------------------------------------------------------------------------
+# --- Dynamo's names -------------------------------------------------------------------------------------------------
 
 
 def test_a_run_takes_dynamos_engine_arguments() -> None:

@@ -40,11 +40,11 @@ def printed(report: Report, width: int = 120) -> str:
     return out.getvalue()
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------------------------
 
 
 def test_hit_tokens_are_told_by_tier_and_add_up_to_the_prefix_hits() -> None:
-    device, host, disk = TIERS.tiers
+    device, _, disk = TIERS.tiers
     assert [use.tier for use in TIERS.tiers] == ["g1", "g2", "g3"]
     assert [use.hit_tokens_first for use in TIERS.tiers] == [16, 48, 32]
     assert [use.hit_tokens_total for use in TIERS.tiers] == [32, 64, 32]
@@ -141,7 +141,7 @@ def test_a_run_whose_tiers_did_nothing_has_a_report() -> None:
     json.loads(json.dumps(report.to_dict(), allow_nan=False))
 
 
-# --- JSON and rows ------------------------------------------------------------------------------------------------------
+# --- JSON and rows --------------------------------------------------------------------------------------------------
 
 
 def values(data: Any, path: str = "") -> set[str]:
@@ -188,7 +188,7 @@ def test_rows_tell_where_a_prompt_came_from(tmp_path: Path) -> None:
     assert [row["room_wait_ms"] for row in rows] == [0, 0, 7]
 
 
-# --- table and page -----------------------------------------------------------------------------------------------------
+# --- table and page -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -29,6 +29,7 @@ def test_a_block_is_copied_when_it_was_hit_or_comes_a_second_time() -> None:
 def test_the_example_copies_fewer_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     everything, second = (
-        int(count.replace(",", "")) for count in re.findall(r"([\d,]+) blocks copied", capsys.readouterr().out)
+        int(count.replace(",", ""))
+        for count in re.findall(r"([\d,]+) blocks copied", capsys.readouterr().out)
     )
     assert 0 < second < everything

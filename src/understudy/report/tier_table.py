@@ -144,7 +144,9 @@ def _table(rows: list[dict[str, str]], width: int, expendable: tuple[str, ...]) 
             del widths[name]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")
     for at, name in enumerate(widths):
-        table.add_column(name, justify="right" if at else "left", style=None if at else "cyan", overflow="fold")
+        table.add_column(
+            name, justify="right" if at else "left", style=None if at else "cyan", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(row[name]) for name in widths))
     return table
