@@ -12,6 +12,7 @@ from replay.building import conversations, crowd, single_turns
 from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
+from understudy.kv import EvictionPolicy
 from understudy.replay.layers import tiers_by_name
 from understudy.replay.offline import run_offline
 from understudy.replay.settings import ReplaySettings
@@ -318,3 +319,36 @@ def test_a_comparison_plays_the_same_workload_without_tiers() -> None:
     assert report.without_tiers.tiers is None
     with pytest.raises(ConfigError, match="compare_without_tiers needs tiers"):
         understudy.replay(crowd(), ENGINE, compare_without_tiers=True)
+
+
+def test_a_tier_may_evict_by_a_class_of_ones_own_on_every_worker() -> None:
+    made = []
+
+    class Oldest(EvictionPolicy):
+        """First freed, first evicted."""
+
+        def __init__(self) -> None:
+            made.append(self)
+            self._order: dict[int, None] = {}
+
+        def on_freed(self, blocks: Any, lineage_hashes: Any) -> None:  # noqa: ARG002
+            self._order.update(dict.fromkeys(blocks.tolist()))
+
+        def on_taken(self, blocks: Any) -> None:
+            for block in blocks.tolist():
+                self._order.pop(block, None)
+
+        def select(self, count: int) -> Sequence[int]:
+            return list(self._order)[:count]
+
+    host = {"tier": "g2", "blocks": 30}
+    run = run_offline(crowd(), ENGINE, workers=3, tiers=config({**host, "eviction": Oldest}))
+    assert len(made) == 3
+    fifo = run_offline(crowd(), ENGINE, workers=3, tiers=config({**host, "eviction": "fifo"}))
+    assert run.timeline.completed.all()
+    assert run.timeline.tiers is not None
+    assert fifo.timeline.tiers is not None
+    assert run.timeline.tiers.tiers[1].evicted_blocks > 0
+    shared = config(host, {"tier": "g3", "blocks": 50, "eviction": Oldest})
+    for _ in range(2):  # a plan serves many runs
+        assert run_offline(crowd(), ENGINE, workers=2, tiers=shared).timeline.completed.all()

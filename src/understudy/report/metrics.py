@@ -190,7 +190,10 @@ TIER_SCALARS = (
         "Device blocks whose bytes were still leaving ÷ capacity, averaged over the duration and all workers.",
     ),
     Metric(
-        "tiers.held_max", "Held, max", "ratio", "Most held blocks ÷ capacity of any worker at any sample."
+        "tiers.held_max",
+        "Held, max",
+        "ratio",
+        "Most held blocks ÷ capacity of any worker at any sample; samples are taken when steps end.",
     ),
     Metric(
         "tiers.counts.offloaded_blocks", "Offloaded blocks", "blocks", "Copies to the host that were started."
