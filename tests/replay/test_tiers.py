@@ -352,3 +352,19 @@ def test_a_tier_may_evict_by_a_class_of_ones_own_on_every_worker() -> None:
     shared = config(host, {"tier": "g3", "blocks": 50, "eviction": Oldest})
     for _ in range(2):  # a plan serves many runs
         assert run_offline(crowd(), ENGINE, workers=2, tiers=shared).timeline.completed.all()
+
+
+@pytest.mark.parametrize("num_gpu_blocks", [40, 55])
+def test_leaping_changes_nothing_when_a_head_waits_whose_hits_may_be_evicted(num_gpu_blocks: int) -> None:
+    # Without a reserve for the whole prompt, a head that loses its hits may need less room than before.
+    engine = VllmConfig(
+        block_size=16, num_gpu_blocks=num_gpu_blocks, max_num_batched_tokens=32, vllm_version="v0.18"
+    )
+    tiers = config(
+        {"tier": "g2", "blocks": "unlimited", "link": {"fixed_us": 500}}, offload={"mode": "write_through"}
+    )
+    digests = {
+        run_offline(crowd(), engine, tiers=tiers, leaping=leaping).facts["digest"]
+        for leaping in (True, False)
+    }
+    assert len(digests) == 1
