@@ -162,6 +162,8 @@ void VllmEngine::admit(std::int64_t now_ns) {
     if (!fitting) {
       // Blocks only get scarcer while the others decode; but the budget may have gone to prompts of this step alone.
       blocked_.valid = !too_long || wanted + running_.size() > config_.max_num_batched_tokens;
+      // A hit that is evicted takes those behind it along, and a chunk without them may need less than it did.
+      if (unreferenced > 0 && !config_.scheduler_reserve_full_isl) blocked_.valid = false;
       blocked_.wants_key = hits < limit;
       if (blocked_.wants_key) blocked_.missing = request.blocks[hits].lineage;
       return;

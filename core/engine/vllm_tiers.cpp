@@ -65,6 +65,7 @@ void VllmEngine::count_origins(RequestId id, std::size_t hits, bool resumed) {
   const std::optional<WorkerTiers::Origin> origin = tiers_->take_origin(id);
   if (!origin) return;
   request.parked_ns += origin->parked_ns;
+  if (origin->failed) return;  // what is there was computed by somebody else meanwhile
   for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < hits; ++i) {
     if (origin->tiers[i] == Tier::G1) continue;
     const auto below = static_cast<std::size_t>(origin->tiers[i]) - static_cast<std::size_t>(Tier::G2);

@@ -207,7 +207,6 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
     [
         (["--set", "engine.blok_size=3"], "blok_size is not a setting of the engine"),
         (["--set", "wrokers=3"], "wrokers is not a setting of a replay"),
-        (["--set", "engine.num_g2_blocks=3"], "num_g2_blocks belongs to tiers below the device"),
         (["--set", "engine.worker_type=prefill"], "worker_type belongs to disaggregation"),
         (["--set", "engine.block_size=many"], "block_size"),
         (["--set", "engine.block_size=0"], "block_size must be at least 1"),

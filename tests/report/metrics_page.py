@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 
 from understudy.report.distribution import PERCENTILE_METHOD
-from understudy.report.metrics import DISTRIBUTIONS, SCALARS, Metric
+from understudy.report.metrics import (
+    DISTRIBUTIONS,
+    SCALARS,
+    TIER_DISTRIBUTIONS,
+    TIER_ROWS,
+    TIER_SCALARS,
+    Metric,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -20,6 +27,7 @@ def table(metrics: tuple[Metric, ...]) -> str:
 PARTS = {
     "distributions": table(DISTRIBUTIONS),
     "numbers": table(SCALARS),
+    "tiers": table(TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS),
     "percentiles": f"Percentiles: {PERCENTILE_METHOD}.",
 }
 

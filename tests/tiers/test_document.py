@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import yaml
+import pytest
 
-from understudy.tiers import LinkSettings, OffloadSettings, TierPlan, TiersConfig, TierSettings
-
-if TYPE_CHECKING:
-    import pytest
+from understudy.cli import parser
+from understudy.replay.settings import ReplaySettings
+from understudy.tiers import LinkSettings, OffloadSettings, TierPlan, TierSettings
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text()
 
@@ -22,9 +20,11 @@ def fenced(language: str) -> str:
     return block
 
 
-def test_the_example_of_a_configuration_resolves() -> None:
-    settings: dict[str, Any] = yaml.safe_load(fenced("yaml"))["tiers"]
-    resolved = TierPlan.of(TiersConfig.from_dict(settings), 64)
+def test_the_example_of_a_configuration_resolves(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(fenced("yaml"))
+    settings = ReplaySettings.read(path, {}, [])
+    resolved = TierPlan.of(settings.tiers, settings.engine.block_size)
     assert resolved is not None
     assert [tier.blocks for tier in resolved.tiers] == [65536, 476837, None]
 
@@ -41,3 +41,14 @@ def test_every_setting_is_explained() -> None:
     link = {f"link.{name}" for name in LinkSettings.__struct_fields__}
     offload = {f"offload.{name}" for name in OffloadSettings.__struct_fields__}
     assert (tier | link | offload) - named == set()
+
+
+def test_every_command_and_every_flag_of_tiers_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [line.split()[1:] for line in fenced("sh").splitlines()]
+    assert len(commands) > 2
+    for command in commands:
+        parser().parse_args(command)
+    with pytest.raises(SystemExit):
+        parser().parse_args(["replay", "--help"])
+    shown = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out))
+    assert set(re.findall(r"`(--[a-z0-9-]+)`", TEXT)) - shown == set()

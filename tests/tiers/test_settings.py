@@ -78,7 +78,7 @@ def test_a_host_tier_has_a_link_each_way_of_14_gigabytes_a_second() -> None:
     resolved = plan(tiers=[{"tier": "g2", "blocks": 65536}], kv_bytes_per_token=131072)
     assert (resolved.bytes_per_token, resolved.block_bytes) == (131072, 8 << 20)
     (host,) = resolved.tiers
-    assert (host.tier, host.blocks, host.eviction, host.shared) == (Tier.G2, 65536, "lineage", False)
+    assert (host.tier, host.blocks, host.eviction, host.shared) == (Tier.G2, 65536, "lru", False)
     assert host.down == (PlannedLink("g1_to_g2", 14.0, 0, False, None, None),)
     assert host.up == (PlannedLink("g2_to_g1", 14.0, 0, False, None, None),)
     assert resolved.offload.offload_batch_size == 32
@@ -166,7 +166,7 @@ G2 = {"tier": "g2", "blocks": 4}
         ({"tiers": [{"tier": "g2"}]}, "g2: how large is it"),
         ({"tiers": [{"tier": "g2", "blocks": 4, "bytes": 4}]}, "g2: blocks and bytes both"),
         ({"tiers": [{"tier": "g2", "blocks": 0}]}, "g2: blocks must be at least 1"),
-        ({"tiers": [{"tier": "g2", "blocks": 2**31}], "kv_bytes_per_token": 1}, "g2: .* too many"),
+        ({"tiers": [{"tier": "g2", "blocks": 2**30 + 1}], "kv_bytes_per_token": 1}, "g2: .* too many"),
         (
             {"tiers": [{"tier": "g2", "bytes": "63B"}], "kv_bytes_per_token": 1},
             "g2: bytes=63 holds no block of 64",

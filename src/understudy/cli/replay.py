@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli import tier_flags
+
 if TYPE_CHECKING:
     import argparse
 
@@ -28,7 +30,7 @@ def add_parser(verbs: Verbs) -> None:
         "replay",
         help="replay a trace through simulated workers",
         description="Replay a trace through simulated workers on a virtual clock and report what would have happened.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + tier_flags.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -74,6 +76,7 @@ def add_parser(verbs: Verbs) -> None:
     engine.add_argument(
         "--async-scheduling", action="store_const", const=True, help="schedule one step ahead"
     )
+    tier_flags.add_tier_flags(verb)
     verb.add_argument("--config", type=Path, metavar="YAML", help="settings from a file; flags win over it")
     verb.add_argument(
         "--set", action="append", default=[], metavar="A.B=V", help="one setting; wins over all"
@@ -124,7 +127,10 @@ def run(args: argparse.Namespace) -> int:
     from understudy.replay.settings import ReplaySettings
     from understudy.report.run import replay
 
-    settings = ReplaySettings.read(args.config, _flags(args), args.set, base=_scenario_settings(args))
+    flags = {**_flags(args), **tier_flags.tier_settings(args)}
+    settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
+    if not (settings.tiers.tiers or settings.engine.tiers.tiers):
+        tier_flags.refuse_idle_flags(args)
     files = (
         args.json,
         args.requests_jsonl,
@@ -146,6 +152,8 @@ def run(args: argparse.Namespace) -> int:
             routing=settings.routing,
             seed=settings.seed,
             load=settings.load,
+            tiers=settings.tiers,
+            compare_without_tiers=args.compare_without_tiers,
             slo=_slo(args),
             threads=args.threads,
             leaping=not args.no_leaping,

@@ -11,24 +11,10 @@ from understudy._core import EngineConfig, StepTiming, python_timing
 from understudy.engines.profiles import VersionProfile, profile_named
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
+from understudy.tiers.dynamo import take_dynamo_names
+from understudy.tiers.settings import TiersConfig
 
 _LATER = {
-    **dict.fromkeys(
-        (
-            "num_g2_blocks",
-            "num_g3_blocks",
-            "enable_g4_storage",
-            "offload_batch_size",
-            "kv_bytes_per_token",
-            "bandwidth_g1_to_g2_gbps",
-            "bandwidth_g2_to_g1_gbps",
-            "bandwidth_g2_to_g3_gbps",
-            "bandwidth_g3_to_g2_gbps",
-            "bandwidth_g2_to_g4_gbps",
-            "bandwidth_g4_to_g2_gbps",
-        ),
-        "tiers below the device",
-    ),
     **dict.fromkeys(("sglang", "trtllm"), "other engines than vLLM"),
     **dict.fromkeys(("router_queue_policy", "enable_local_indexer"), "KV-aware routing"),
     **dict.fromkeys(("zmq_kv_events_port", "zmq_replay_port"), "KV events on the wire"),
@@ -128,6 +114,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timing: Timing = Polynomial()
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
+    tiers: TiersConfig = TiersConfig()
+    """Tiers that came with the engine's settings, under Dynamo's names."""
 
     def __post_init__(self) -> None:
         profile = profile_named(self.vllm_version)
@@ -188,7 +176,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
-        """Read settings by name. ConfigError names an unknown, wrong or not yet supported field."""
+        """Read settings by name, Dynamo's names of tiers among them. ConfigError names an unknown, wrong or not yet
+        supported field.
+        """
+        settings, tiers = take_dynamo_names(settings)
+        known = [name for name in cls.__struct_fields__ if name != "tiers"]
         if "planner_profile_data" in settings:
             settings = dict(settings)
             path = settings.pop("planner_profile_data")
@@ -217,12 +209,12 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(f"{name} {_INSTEAD[name]}")
             if name in _LATER:
                 raise ConfigError(f"{name} belongs to {_LATER[name]}, which this version does not have yet")
-            if name not in cls.__struct_fields__:
-                raise ConfigError(
-                    f"{name} is not a setting of the engine; known are {', '.join(cls.__struct_fields__)}"
-                )
+            if name == "tiers":
+                raise ConfigError("tiers stand beside engine, not in it (under Dynamo's names they may)")
+            if name not in known:
+                raise ConfigError(f"{name} is not a setting of the engine; known are {', '.join(known)}")
         try:
-            return msgspec.convert(settings, cls)
+            return msgspec.structs.replace(msgspec.convert(settings, cls), tiers=tiers)
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine: {error}") from error
 
@@ -230,6 +222,12 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def accept_rates(self) -> list[float]:
         """The accept rate of every draft token; empty without speculation."""
         return [] if self.aic_nextn is None else _read_rates(self.aic_nextn_accept_rates, self.aic_nextn)
+
+    def described(self) -> dict[str, Any]:
+        """The engine's own settings as JSON can hold them; tiers are told apart."""
+        described: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tiers=TiersConfig()))
+        del described["tiers"]
+        return described
 
     def _require(self, profile: VersionProfile) -> None:
         if self.watermark and not profile.has_watermark:

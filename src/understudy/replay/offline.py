@@ -12,7 +12,11 @@ from understudy._core import run_fleet, xxh3_64
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.kv_log import KvLog
+from understudy.replay.tier_columns import TierColumns
 from understudy.replay.timeline import Timeline
+from understudy.tiers.native import to_core
+from understudy.tiers.plan import TierPlan
+from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
 from understudy.workload.arrivals import LOCKSTEP_NS
 from understudy.workload.files import create_trace
@@ -48,6 +52,7 @@ def run_offline(
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
+    tiers: TiersConfig | None = None,
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
@@ -59,8 +64,9 @@ def run_offline(
     """Play a workload to its end.
 
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
-    engine's. `threads` > 1 needs workers that are independent: open loop, single-turn requests, round-robin or random
-    routing. `check` verifies, after every step, conservation and that an index fed by the events alone knows exactly
+    engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
+    needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
+    g4. `check` verifies, after every step, conservation and that an index fed by the events alone knows exactly
     the blocks that are there (InvariantViolated); `events` and `kv_trace` keep the run's KV events, and its
     allocations and evictions; `leaping` off plays every decode step by itself, with the same result. `record_steps`
     names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz).
@@ -75,6 +81,8 @@ def run_offline(
         workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
     elif isinstance(load, Lockstep):
         workload = workload.sorted_by_arrival()
+    tiers = _tiers_of(engine, tiers)
+    plan = TierPlan.of(tiers, engine.block_size)
     play = partial(
         run_fleet,
         engine=engine.native(events=events or record_steps is not None, kv_trace=kv_trace),
@@ -104,6 +112,7 @@ def run_offline(
         progress=progress,
         queue_order=_NO_OFFSETS if workload.queue_order is None else workload.queue_order,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
+        tiers=None if plan is None else to_core(plan, _blocks_of(workload, engine), seed=seed),
     )
     if record_steps is None:
         by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None
@@ -121,7 +130,8 @@ def run_offline(
         "routing": routing,
         "seed": seed,
         "load": msgspec.to_builtins(load),
-        "engine": msgspec.to_builtins(engine),
+        "engine": engine.described(),
+        **({} if plan is None else {"tiers": tiers.described()}),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
         "digest": digest(timeline),
     }
@@ -131,7 +141,7 @@ def run_offline(
 
 
 def digest(timeline: Timeline) -> str:
-    """A hash over every column of the run: equal runs, and only those, have equal digests."""
+    """A hash over every column of the run, those of tiers included: equal runs, and only those, have equal digests."""
     columns = (
         timeline.arrival_ns,
         timeline.first_admit_ns,
@@ -150,9 +160,33 @@ def digest(timeline: Timeline) -> str:
         timeline.itl_count,
     )
     value = timeline.steps
-    for column in columns:
+    for column in (*columns, *(() if timeline.tiers is None else timeline.tiers.request_columns())):
         value = xxh3_64(np.ascontiguousarray(column).tobytes(), value)
     return f"{value:016x}"
+
+
+def _tiers_of(engine: VllmConfig, tiers: TiersConfig | None) -> TiersConfig:
+    """The tiers that were given, or those of the engine's settings. What a token weighs may stand with either."""
+    if tiers is None or tiers == TiersConfig():
+        return engine.tiers
+    if engine.tiers.tiers:
+        raise ConfigError(
+            "tiers are given twice: under Dynamo's names in the engine's settings, and beside it"
+        )
+    weight = engine.tiers.kv_bytes_per_token
+    if weight is None:
+        return tiers
+    if tiers.model is not None or tiers.kv_bytes_per_token not in (None, weight):
+        raise ConfigError(
+            "what a token weighs is given twice: in the engine's settings, and beside the tiers"
+        )
+    return msgspec.structs.replace(tiers, kv_bytes_per_token=weight)
+
+
+def _blocks_of(workload: Workload, engine: VllmConfig) -> int:
+    """Blocks that hold every token of the workload, if none is shared."""
+    tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
+    return int((-(-tokens // engine.block_size)).sum())
 
 
 def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, workers: int) -> Timeline:
@@ -192,4 +226,5 @@ def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, worke
         burst_steps=result.burst_steps,
         burst_tokens=result.burst_tokens,
         reject_reasons=dict(result.rejections),
+        tiers=TierColumns.of(result) if result.tiers else None,
     )

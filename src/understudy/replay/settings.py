@@ -8,12 +8,14 @@ import msgspec
 
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.replay.layers import TIER_FIELDS, superseded, tiers_by_name
+from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FIELDS = ("workers", "routing", "seed", "load", "engine")
+_FIELDS = ("workers", "routing", "seed", "load", "engine", *TIER_FIELDS)
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +26,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
     engine: VllmConfig = VllmConfig()
+    tiers: TiersConfig = TiersConfig()
+    """In a file: `tiers` (a list), `offload`, `kv_bytes_per_token`, `model` and `kv_dtype`, beside the others."""
 
     @classmethod
     def read(
@@ -35,9 +39,10 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         base: dict[str, Any] | None = None,
     ) -> ReplaySettings:
         """Merge `base`, the file, the flags and `a.b=value` assignments. ConfigError names the field at fault."""
-        merged = _merge(_merge(base or {}, _read_yaml(path) if path else {}), flags)
-        for assignment in assignments:
-            merged = _merge(merged, _parse_assignment(assignment))
+        merged: dict[str, Any] = {}
+        layers = (base or {}, _read_yaml(path) if path else {}, flags, *map(_parse_assignment, assignments))
+        for layer in layers:
+            merged = _merge(superseded(merged, layer), tiers_by_name(layer))
         for name in merged:
             if name not in _FIELDS:
                 raise ConfigError(f"{name} is not a setting of a replay; known are {', '.join(_FIELDS)}")
@@ -45,8 +50,10 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(settings, dict):
             raise ConfigError(f"engine must hold settings by name, got {settings!r}")
         engine = VllmConfig.from_dict(settings)
+        below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
+        tiers = TiersConfig.from_dict({**below, "tiers": list(below.get("tiers", {}).values())})
         try:
-            return msgspec.structs.replace(msgspec.convert(merged, cls), engine=engine)
+            return msgspec.structs.replace(msgspec.convert(merged, cls), engine=engine, tiers=tiers)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error)) from error
 

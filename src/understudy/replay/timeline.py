@@ -15,6 +15,8 @@ from understudy.workload.columns import BoolColumn, Int32Column, Int64Column, Ro
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from understudy.replay.tier_columns import TierColumns
+
 UInt8Column = NDArray[np.uint8]
 
 NEVER = -1
@@ -142,6 +144,8 @@ class Timeline:
     """Tokens that came of them."""
     reject_reasons: Mapping[int, str] = field(default_factory=dict)
     """Why, for rows that were rejected."""
+    tiers: TierColumns | None = None
+    """What lay below the device; None where nothing did."""
 
     def __post_init__(self) -> None:
         arrival_ns = column("arrival_ns", self.arrival_ns, np.int64)
@@ -155,6 +159,8 @@ class Timeline:
         self._check_requests()
         self._check_gaps()
         self._check_samples()
+        if self.tiers is not None:
+            self.tiers.check(self)
 
     def __len__(self) -> int:
         """Return the number of requests."""

@@ -6,6 +6,7 @@ from understudy.report.distribution import PERCENTILE_METHOD, Distribution
 from understudy.report.goodput import Goodput, Slo
 from understudy.report.metrics import METRICS, Metric
 from understudy.report.report import KvUsage, PrefixHitRatio, Report, RequestCounts, Throughput, TokenCounts
+from understudy.report.tiers import LinkUse, TierCounts, TiersReport, TierUse
 
 __all__ = [
     "METRICS",
@@ -13,11 +14,15 @@ __all__ = [
     "Distribution",
     "Goodput",
     "KvUsage",
+    "LinkUse",
     "Metric",
     "PrefixHitRatio",
     "Report",
     "RequestCounts",
     "Slo",
     "Throughput",
+    "TierCounts",
+    "TierUse",
+    "TiersReport",
     "TokenCounts",
 ]

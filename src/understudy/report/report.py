@@ -16,8 +16,9 @@ from understudy.replay.timeline import Status
 from understudy.report.distribution import PERCENTILE_METHOD, Distribution
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
-from understudy.report.metrics import METRICS
+from understudy.report.metrics import METRICS, TIER_METRICS
 from understudy.report.series import worker_means
+from understudy.report.tiers import TiersReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,6 +113,10 @@ class Report:
     preemptions: int
     accept_length: float
     steps: int
+    tiers: TiersReport | None = None
+    """None when there were no tiers."""
+    without_tiers: Report | None = None
+    """The same workload without tiers, where that was asked for."""
 
     @classmethod
     def build(
@@ -159,6 +164,7 @@ class Report:
             preemptions=int(timeline.preemptions.sum(dtype=np.int64)),
             accept_length=ratio(timeline.burst_tokens, timeline.burst_steps),
             steps=timeline.steps,
+            tiers=TiersReport.of(timeline),
         )
 
     def with_run(self, **facts: Any) -> Report:
@@ -178,9 +184,14 @@ class Report:
             if root not in metrics:
                 value = getattr(self, root)
                 metrics[root] = value if value is None or isinstance(value, (int, float)) else asdict(value)
+        if self.tiers is not None:
+            metrics["tiers"] = asdict(self.tiers)
+        if self.without_tiers is not None:
+            without = self.without_tiers.to_dict()
+            metrics["without_tiers"] = {key: without[key] for key in without if key != "definitions"}
         definitions = {
             metric.key: {"name": metric.name, "unit": metric.unit, "definition": metric.definition}
-            for metric in METRICS
+            for metric in METRICS + (TIER_METRICS if self.tiers is not None else ())
         }
         result: dict[str, Any] = _without_nan(
             {"schema": SCHEMA, "run": self.run, "percentile_method": PERCENTILE_METHOD, **metrics}
@@ -211,10 +222,10 @@ class Report:
         (console or Console(highlight=False)).print(self.table())
 
     def to_html(self, path: str | PathLike[str], baseline: Report | None = None) -> None:
-        """Write one self-contained page with plots; `baseline` is another run to compare with."""
+        """Write one self-contained page with plots; `baseline` is a run to compare with (else `without_tiers`)."""
         from understudy.report.html import page
 
-        Path(path).write_text(page(self, baseline), encoding="utf-8")
+        Path(path).write_text(page(self, baseline or self.without_tiers), encoding="utf-8")
 
 
 def _requests(timeline: Timeline) -> RequestCounts:
@@ -263,6 +274,6 @@ def _facts(run: Mapping[str, Any]) -> dict[str, Any]:
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from understudy._core import Tier
 from understudy.errors import InvalidArgument
+from understudy.replay.tier_columns import BELOW
 from understudy.replay.timeline import NEVER, Status
 from understudy.report.latency import NS_PER_MS
+from understudy.report.tiers import hits_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +55,18 @@ class RequestRow(msgspec.Struct, frozen=True, gc=False):
     preemptions: int
 
 
+class TieredRow(RequestRow, frozen=True, gc=False):
+    """A request of a run with tiers: where its prompt came from at the first admission, and what it waited for."""
+
+    prompt_from_g1: int
+    prompt_from_g2: int
+    prompt_from_g3: int
+    prompt_from_g4: int
+    prompt_computed: int
+    parked_ms: float
+    room_wait_ms: float
+
+
 def write_requests(report: Report, path: Path, request_ids: Sequence[str] | None) -> None:
     """Write a RequestRow per request of `report`, in workload order.
 
@@ -68,7 +83,7 @@ def write_requests(report: Report, path: Path, request_ids: Sequence[str] | None
             file.write(encoder.encode_lines(_rows(report, slice(start, start + CHUNK_ROWS), request_ids)))
 
 
-def _rows(report: Report, part: slice, request_ids: Sequence[str] | None) -> list[RequestRow]:
+def _rows(report: Report, part: slice, request_ids: Sequence[str] | None) -> Sequence[RequestRow]:
     timeline, latencies = report.columns, report.latencies
     numbers = range(len(timeline))[part]
     names = [status.name.lower() for status in Status]
@@ -99,7 +114,19 @@ def _rows(report: Report, part: slice, request_ids: Sequence[str] | None) -> lis
         timeline.looked_up_tokens[part].tolist(),
         timeline.preemptions[part].tolist(),
     )
-    return list(map(RequestRow, *columns))
+    if timeline.tiers is None:
+        return list(map(RequestRow, *columns))
+    found = [hits_of(timeline, tier, first=True)[part] for tier in (Tier.G1, *BELOW)]
+    below = (
+        *(tokens.tolist() for tokens in found),
+        # What was never admitted was not computed either.
+        np.where(
+            timeline.first_admit_ns[part] == NEVER, 0, timeline.prompt_tokens[part] - np.sum(found, axis=0)
+        ).tolist(),
+        (timeline.tiers.parked_ns[part] / NS_PER_MS).tolist(),
+        (timeline.tiers.room_wait_ns[part] / NS_PER_MS).tolist(),
+    )
+    return list(map(TieredRow, *columns, *below))
 
 
 def _ms(times_ns: Int64Column) -> Float64Column:

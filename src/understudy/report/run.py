@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.offline import run_offline
 from understudy.report.report import Report
+from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
 
-    from understudy.engines.config import VllmConfig
     from understudy.engines.timing import TimingModel
     from understudy.replay.offline import Routing
     from understudy.report.goodput import Slo
@@ -31,6 +35,8 @@ def replay(
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
+    tiers: TiersConfig | None = None,
+    compare_without_tiers: bool = False,
     slo: Slo | None = None,
     threads: int = 1,
     leaping: bool = True,
@@ -48,7 +54,7 @@ def replay(
     each: `events` gets the consolidated KV events, `raw_events` those that such engines would send, and `kv_trace`
     allocations and evictions. `slo` sets goals for goodput, and
     `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
-    finished report.
+    finished report. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
     """
     started = time.perf_counter()
     name = "workload"
@@ -59,23 +65,36 @@ def replay(
         raise ConfigError(
             f"{next(iter(trace_options))} is an option of a trace file, but a Workload was given"
         )
+    how: dict[str, Any] = {
+        "workers": workers,
+        "routing": routing,
+        "seed": seed,
+        "load": load,
+        "timing": timing,
+        "threads": threads,
+        "leaping": leaping,
+        "check": check,
+        "progress": progress,
+    }
     run = run_offline(
         workload,
         engine,
-        workers=workers,
-        routing=routing,
-        seed=seed,
-        load=load,
-        timing=timing,
-        threads=threads,
-        leaping=leaping,
-        check=check,
+        tiers=tiers,
         events=events is not None or raw_events is not None,
         kv_trace=kv_trace is not None,
-        progress=progress,
         record_steps=record_steps,
+        **how,
     )
     if run.kv is not None:
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)
     report = Report.build(run.timeline, {"workload": name, **run.facts}, slo)
-    return report.with_run(wall_time_s=time.perf_counter() - started)
+    report = report.with_run(wall_time_s=time.perf_counter() - started)
+    if not compare_without_tiers:
+        return report
+    if run.timeline.tiers is None:
+        raise ConfigError("compare_without_tiers needs tiers to compare with; add a g2 tier (--g2)")
+    started = time.perf_counter()
+    bare = msgspec.structs.replace(engine or VllmConfig(), tiers=TiersConfig())
+    run = run_offline(workload, bare, **how)
+    without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
+    return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
+from understudy.report.tier_table import comparison, link_rows, tier_facts, tier_rows
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -42,9 +43,15 @@ class ReportTable:
         self.report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render the table of distributions, then the summary."""
+        """Render the table of distributions, the summary, and the tiers where there are any."""
         yield distributions(self.report, options.max_width)
-        yield Padding(summary(self.report, options.max_width - 2), (0, 1), expand=False)
+        yield Padding(summary(_facts(self.report), options.max_width - 2), (0, 1), expand=False)
+        if (tiers := self.report.tiers) is not None:
+            yield tier_rows(tiers, options.max_width)
+            yield link_rows(tiers, options.max_width)
+            yield Padding(summary(tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
+        if (without := self.report.without_tiers) is not None:
+            yield comparison(self.report, without, options.max_width)
         if "digest" in self.report.run:
             digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
             yield Padding(digest, (0, 1), expand=False)
@@ -90,9 +97,8 @@ def _width(labels: dict[str, str], columns: list[str], widths: dict[str, int]) -
     return max(map(cell_len, labels.values())) + sum(widths[name] for name in columns) + 2
 
 
-def summary(report: Report, width: int) -> Table:
+def summary(facts: list[tuple[str, str]], width: int) -> Table:
     """Headline numbers as label and value, in as many pairs side by side as fit into `width`."""
-    facts = _facts(report)
     for pairs in (3, 2, 1):
         rows = -(-len(facts) // pairs)
         stacks = [facts[start : start + rows] for start in range(0, len(facts), rows)]

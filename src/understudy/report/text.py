@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 NONE = "–"
+_COUNTED = ("requests", "tokens", "blocks", "preemptions", "steps", "loads", "waits", "transfers", "links")
 
 
 def fixed(value: float, decimals: int = 2) -> str:
@@ -18,7 +19,7 @@ def quantity(value: float, unit: str) -> str:
         return NONE
     if unit == "ratio":
         return f"{value:.1%}".replace("%", " %")
-    if unit in ("requests", "tokens", "blocks", "preemptions", "steps") and value == int(value):
+    if unit in _COUNTED and value == int(value):
         return f"{value:,.0f}"
     return fixed(value)
 
@@ -32,6 +33,14 @@ def compact(value: float) -> str:
             scale = 1e3 if suffix == "k" else limit
             return significant(value / scale) + suffix
     return significant(value)
+
+
+def size(count: float) -> str:
+    """Write a number of bytes: 512 B, 1.5 GB, 12 TB (powers of 1000)."""
+    for power, unit in ((5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if count >= 1000**power:
+            return f"{significant(count / 1000**power)} {unit}"
+    return f"{count:.0f} B"
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -3,7 +3,9 @@
 from understudy._core import Links, LinkUsage
 from understudy.tiers.dynamo import take_dynamo_names
 from understudy.tiers.model_shape import ModelShape
+from understudy.tiers.native import to_core
 from understudy.tiers.plan import PlannedLink, PlannedTier, TierPlan
+from understudy.tiers.policy import OffloadPolicy
 from understudy.tiers.settings import LinkSettings, OffloadSettings, TiersConfig, TierSettings
 
 __all__ = [
@@ -11,6 +13,7 @@ __all__ = [
     "LinkUsage",
     "Links",
     "ModelShape",
+    "OffloadPolicy",
     "OffloadSettings",
     "PlannedLink",
     "PlannedTier",
@@ -18,4 +21,5 @@ __all__ = [
     "TierSettings",
     "TiersConfig",
     "take_dynamo_names",
+    "to_core",
 ]

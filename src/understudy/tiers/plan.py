@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
 _BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
-_MAX_BLOCKS = 2**31 - 1
+_MAX_BLOCKS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def _bytes_per_token(config: TiersConfig) -> int:
         return config.kv_bytes_per_token
     if config.model is None:
         raise ConfigError(
-            f"{config.tiers[0].tier} needs to know what a token weighs: give kv_bytes_per_token, or model (a name or "
-            "the path of a config.json)"
+            f"{config.tiers[0].tier} needs to know what a token weighs: give kv_bytes_per_token "
+            "(--kv-bytes-per-token), or model (--model): a name or the path of a config.json"
         )
     return ModelShape.find(config.model).bytes_per_token(kv_dtype=config.kv_dtype)
 

@@ -53,7 +53,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tier: TierName
     blocks: int | Literal["unlimited"] | None = None
     bytes: int | str | None = None
-    eviction: Any = "lineage"
+    eviction: Any = "lru"
     """A policy by name, or a class (or another callable without arguments) that makes an `EvictionPolicy`."""
     latency_ms: float = 0.0
     """Of the tier itself: added to every transfer to or from it."""
@@ -63,7 +63,10 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.blocks is not None and self.bytes is not None:
             raise ConfigError(f"{self.tier}: blocks and bytes both say how large the tier is; give one")
         if self.blocks is None and self.bytes is None:
-            raise ConfigError(f"{self.tier}: how large is it? Give blocks or bytes, or blocks: unlimited")
+            raise ConfigError(
+                f"{self.tier}: how large is it? Give blocks (--{self.tier}) or bytes (--{self.tier}-bytes), or "
+                "blocks: unlimited"
+            )
         if isinstance(self.blocks, int) and self.blocks < 1:
             raise ConfigError(f"{self.tier}: blocks must be at least 1, got {self.blocks}")
         if self.bytes is not None:
@@ -103,11 +106,23 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     demand_first: bool = False
     """Loads that a request waits for go before copies down, wherever they share a link."""
     recompute_fallback: bool = True
-    """Compute a prefix anew when loading it would take longer, or fails."""
+    """Compute a prefix anew when that is estimated to be sooner than loading it."""
     onboard_preempted: bool = True
     """Preempted requests may load blocks too, not only new ones."""
+    onboard_failure_rate: float = 0.0
+    """Share of loads that fail, by chance (with the seed of the run), when their bytes have come; the request computes
+    instead."""
+    filter: Any = None
+    """A class (or another callable without arguments) that makes an `OffloadPolicy`: what is worth a copy."""
 
     def __post_init__(self) -> None:
+        if not (0 <= self.onboard_failure_rate <= 1):
+            raise ConfigError(f"onboard_failure_rate must be in [0, 1], got {self.onboard_failure_rate}")
+        if self.filter is not None and not callable(self.filter):
+            raise ConfigError(
+                "filter must be a class that makes an OffloadPolicy (every run gets one of its own), got "
+                f"{self.filter!r}"
+            )
         if self.offload_batch_size < 1:
             raise ConfigError(f"offload_batch_size must be at least 1, got {self.offload_batch_size}")
         if self.min_reuse < 0:
@@ -139,7 +154,7 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"tiers: {name} is given {names.count(name)} times")
         if names and "g2" not in names:
             raise ConfigError(
-                f"tiers: {names[0]} needs g2, because blocks pass through host memory; add a g2 tier"
+                f"tiers: {names[0]} needs g2, because blocks pass through host memory; add a g2 tier (--g2)"
             )
         if self.kv_bytes_per_token is not None:
             if self.kv_bytes_per_token < 1:
@@ -159,6 +174,23 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"tiers: {error}") from error
+
+    def described(self) -> dict[str, Any]:
+        """The settings as JSON can hold them: classes by name, and inf as text."""
+        described: dict[str, Any] = _plain(msgspec.to_builtins(self, enc_hook=_name_of))
+        return described
+
+
+def _name_of(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return "inf" if value == math.inf else value
 
 
 def check_gbps(name: str, value: float | str) -> float:

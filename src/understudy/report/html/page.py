@@ -14,6 +14,8 @@ from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
 from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
+from understudy.report.html.tier_charts import tier_cards
+from understudy.report.html.tier_tables import tier_tables
 from understudy.report.html.tiles import change, tiles
 from understudy.report.latency import NS_PER_S
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS, Metric
@@ -37,6 +39,7 @@ def page(report: Report, baseline: Report | None = None) -> str:
         *(_card(card) for card in _cards(report, baseline)),
         _distributions(report, baseline),
         _scalars(report),
+        tier_tables(report),
         _problems(report),
         _run(report),
         "</div>",
@@ -88,6 +91,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
         charts.kv_usage(report),
         hits,
         balance,
+        *tier_cards(report, baseline),
     ]
     return charts.latency_cdfs(report, baseline) + [card for card in rest if card is not None]
 

@@ -1,0 +1,57 @@
+"""Settings of tiers in layers: a file, flags and assignments, each over the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from understudy.errors import ConfigError
+
+TIER_FIELDS = ("tiers", "offload", "kv_bytes_per_token", "model", "kv_dtype")
+_WEIGHTS = (("kv_bytes_per_token",), ("model", "kv_dtype"))
+
+
+def tiers_by_name(layer: dict[str, Any]) -> dict[str, Any]:
+    """The layer with its list of tiers as settings by the tier's name, so that one setting of one can be replaced."""
+    tiers = layer.get("tiers")
+    if tiers is None:
+        return {name: value for name, value in layer.items() if name != "tiers"}
+    if isinstance(tiers, list):
+        named: dict[str, Any] = {}
+        for at, tier in enumerate(tiers):
+            if not isinstance(tier, dict) or not isinstance(tier.get("tier"), str):
+                raise ConfigError(
+                    f"tiers[{at}] must hold settings, tier (g2, g3 or g4) among them; got {tier!r}"
+                )
+            name = tier["tier"]
+            if name in named:
+                raise ConfigError(f"tiers: {name} is given more than once")
+            named[name] = tier
+        return {**layer, "tiers": named}
+    if not isinstance(tiers, dict):
+        raise ConfigError(f"tiers must be a list of tiers, got {tiers!r}")
+    for name, tier in tiers.items():
+        if not isinstance(tier, dict) or tier.get("tier", name) != name:
+            raise ConfigError(f"tiers.{name} must hold settings of {name}, got {tier!r}")
+    return {**layer, "tiers": {name: {"tier": name, **tier} for name, tier in tiers.items()}}
+
+
+def superseded(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """`base` (by name) without what `layer` says in another way: all tiers, a capacity, what a token weighs."""
+    base = dict(base)
+    if layer.get("tiers", ()) is None or isinstance(layer.get("tiers"), list):
+        base.pop("tiers", None)
+    elif isinstance(base.get("tiers"), dict) and isinstance(layer.get("tiers"), dict):
+        base["tiers"] = {
+            name: _resized(tier, layer["tiers"].get(name)) for name, tier in base["tiers"].items()
+        }
+    for ours, others in (_WEIGHTS, _WEIGHTS[::-1]):
+        if any(layer.get(name) is not None for name in ours):
+            for other in others:
+                base.pop(other, None)
+    return base
+
+
+def _resized(tier: dict[str, Any], over: Any) -> dict[str, Any]:
+    if not isinstance(over, dict) or not {"blocks", "bytes"} & over.keys():
+        return tier
+    return {name: value for name, value in tier.items() if name not in ("blocks", "bytes")}

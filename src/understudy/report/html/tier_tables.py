@@ -1,0 +1,102 @@
+"""The numbers of tiers and links as tables of the page."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from understudy.report.metrics import BY_KEY, STATISTICS, TIER_DISTRIBUTIONS, TIER_SCALARS, Metric
+from understudy.report.text import NONE, fixed, quantity, size
+from understudy.report.tier_table import arrow, limiting
+
+if TYPE_CHECKING:
+    from understudy.report.report import Report
+
+TIER_COLUMNS = {
+    "hit_ratio_first": "Hit, first",
+    "hit_tokens_first": "tokens",
+    "hit_ratio_total": "Hit, all",
+    "hit_tokens_total": "tokens",
+    "capacity_blocks": "Blocks",
+    "resident_mean": "Full, mean",
+    "resident_max": "max",
+    "resident_end": "end",
+    "stored_blocks": "Stored",
+    "evicted_blocks": "Evicted",
+}
+LINK_COLUMNS = {
+    "bandwidth_gbps": "Bandwidth",
+    "transfers": "Transfers",
+    "bytes": "Bytes",
+    "busy_s": "Busy",
+    "utilisation_mean": "Used, mean",
+    "utilisation_max": "max",
+}
+"""Of the page: field and heading; the heading's definition is shown on demand."""
+
+
+def tier_tables(report: Report) -> str:
+    """One card: tiers, links, latencies, counts. Empty for a run without tiers."""
+    tiers = report.tiers
+    if tiers is None:
+        return ""
+    by_tier = _table("Tier", "tiers.tiers[].", TIER_COLUMNS, [(use.tier.upper(), use) for use in tiers.tiers])
+    by_link = _table(
+        "Link", "tiers.links[].", LINK_COLUMNS, [(arrow(link), link) for link in limiting(tiers)]
+    )
+    numbers = []
+    for metric in TIER_SCALARS:
+        value: Any = report
+        for name in metric.key.split("."):
+            value = getattr(value, name)
+        unit = "" if metric.unit == "ratio" else f' <span class="unit">{metric.unit}</span>'
+        numbers.append(f"<div>{_named(metric)}<span>{quantity(value, metric.unit)}{unit}</span></div>")
+    return (
+        '<section class="card full"><div class="head"><h2>KV tiers</h2><span class="sub">point at a name for its '
+        f"definition</span></div>{by_tier}{by_link}{_latencies(report)}"
+        f'<div class="columns">{"".join(numbers)}</div></section>'
+    )
+
+
+def _table(first: str, prefix: str, columns: dict[str, str], rows: list[tuple[str, Any]]) -> str:
+    metrics = [BY_KEY[prefix + field] for field in columns]
+    head = "".join(
+        f"<th>{_named(metric, label)}</th>" for metric, label in zip(metrics, columns.values(), strict=True)
+    )
+    body = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(f"<td>{_cell(getattr(row, c), m)}</td>" for c, m in zip(columns, metrics, strict=True))
+        + "</tr>"
+        for name, row in rows
+    )
+    return _scroll(f"<thead><tr><th>{first}</th>{head}</tr></thead><tbody>{body}</tbody>")
+
+
+def _latencies(report: Report) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("count", *STATISTICS))
+    rows = []
+    for metric in TIER_DISTRIBUTIONS:
+        values = getattr(report.tiers, metric.key.rpartition(".")[2])
+        cells = f"<td>{values.count:,}</td>"
+        cells += "".join(f"<td>{fixed(getattr(values, field))}</td>" for field in STATISTICS.values())
+        rows.append(f'<tr><td>{_named(metric)} <span class="unit">{metric.unit}</span></td>{cells}</tr>')
+    return _scroll(f"<thead><tr><th>Latency</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
+
+
+def _cell(value: float, metric: Metric) -> str:
+    if metric.unit == "bytes":
+        return size(value)
+    if metric.unit == "GB/s":
+        return f"{value:g} GB/s" if math.isfinite(value) else "unlimited"
+    if metric.unit == "s":
+        return NONE if math.isnan(value) else f"{fixed(value)} s"
+    return quantity(value, metric.unit)
+
+
+def _named(metric: Metric, label: str | None = None) -> str:
+    return f'<span data-tip="{escape(metric.definition)}" tabindex="0">{escape(label or metric.name)}</span>'
+
+
+def _scroll(table: str) -> str:
+    return f'<div class="scroll" style="margin-bottom:16px"><table>{table}</table></div>'

@@ -1,0 +1,202 @@
+"""What the tiers of a run bought, and what their links carried."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy._core import Tier
+from understudy.replay.tier_columns import BELOW
+from understudy.report.distribution import Distribution, Float64Column
+from understudy.report.goodput import ratio
+from understudy.report.latency import NS_PER_MS, NS_PER_S
+from understudy.report.series import windows, worker_means
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy._core import LinkUsage, TierSummary
+    from understudy.replay.tier_columns import TierColumns
+    from understudy.replay.timeline import Timeline
+    from understudy.workload.columns import Int64Column
+
+LINK_WINDOWS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """One tier; those of the workers together. Ratios are of prompt tokens, as those of `prefix_hit_ratio`."""
+
+    tier: str
+    hit_tokens_first: int
+    hit_ratio_first: float
+    hit_tokens_total: int
+    hit_ratio_total: float
+    capacity_blocks: int
+    resident_mean: float
+    resident_max: float
+    resident_end: float
+    stored_blocks: int
+    evicted_blocks: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LinkUse:
+    """Links of one kind, one a worker or one of the run. Series have a value a window of the run's duration."""
+
+    name: str
+    links: int
+    bandwidth_gbps: float
+    transfers: int
+    bytes: int
+    busy_s: float
+    utilisation_mean: float
+    utilisation_max: float
+    window_s: float
+    window_bytes: list[float]
+    window_utilisation: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """What was copied and loaded."""
+
+    offloaded_blocks: int
+    dropped_blocks: int
+    onboards: int
+    onboarded_blocks: int
+    joined_loads: int
+    slow_loads: int
+    failed_loads: int
+    room_waits: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TiersReport:
+    """The tiers of a run; every number is defined in `understudy.report.metrics`."""
+
+    onboard_ms: Distribution
+    parked_ms: Distribution
+    room_wait_ms: Distribution
+    parked_s: float
+    room_wait_s: float
+    held_mean: float
+    held_max: float
+    counts: TierCounts
+    tiers: tuple[TierUse, ...]
+    links: tuple[LinkUse, ...]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> TiersReport | None:
+        """Compute them; None where there were no tiers."""
+        columns = timeline.tiers
+        if columns is None:
+            return None
+        held = columns.sample_held_blocks
+        (held_means,) = worker_means(timeline, held)
+        return cls(
+            onboard_ms=Distribution.of(columns.onboard_ns / NS_PER_MS),
+            parked_ms=_waits(columns.parked_ns),
+            room_wait_ms=_waits(columns.room_wait_ns),
+            parked_s=int(columns.parked_ns.sum()) / NS_PER_S,
+            room_wait_s=int(columns.room_wait_ns.sum()) / NS_PER_S,
+            held_mean=float(held_means.mean()) / timeline.blocks_per_worker,
+            held_max=int(held.max()) / timeline.blocks_per_worker if len(held) else math.nan,
+            counts=TierCounts(
+                **{name: getattr(columns.totals, name) for name in TierCounts.__dataclass_fields__}
+            ),
+            tiers=tuple(_use(timeline, columns, summary) for summary in columns.tiers),
+            links=_links(timeline, columns.links),
+        )
+
+
+def hits_of(timeline: Timeline, tier: Tier, *, first: bool) -> Int64Column:
+    """Prompt tokens of each request that were found on `tier`, at its first admission or at all of them."""
+    assert timeline.tiers is not None
+    below = timeline.tiers.below_tokens_first if first else timeline.tiers.below_tokens_total
+    if tier in BELOW:
+        return below[BELOW.index(tier)]
+    cached = timeline.cached_tokens_first if first else timeline.cached_tokens_total
+    return cached.astype(np.int64) - np.sum(below, axis=0, dtype=np.int64)
+
+
+def _use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> TierUse:
+    admitted = timeline.first_admit_ns >= 0
+    prompt = timeline.prompt_tokens[admitted].astype(np.int64)
+    looked_up = prompt * (1 + timeline.preemptions[admitted].astype(np.int64))
+    first = int(hits_of(timeline, summary.tier, first=True)[admitted].sum())
+    total = int(hits_of(timeline, summary.tier, first=False)[admitted].sum())
+    mean, most = _residency(timeline, columns, summary)
+    return TierUse(
+        tier=summary.tier.name.lower(),
+        hit_tokens_first=first,
+        hit_ratio_first=ratio(first, int(prompt.sum())),
+        hit_tokens_total=total,
+        hit_ratio_total=ratio(total, int(looked_up.sum())),
+        capacity_blocks=summary.capacity_blocks,
+        resident_mean=mean,
+        resident_max=most,
+        resident_end=summary.resident_blocks / summary.capacity_blocks,
+        stored_blocks=summary.stored_blocks,
+        evicted_blocks=summary.evicted_blocks,
+    )
+
+
+def _residency(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> tuple[float, float]:
+    """Share of the capacity, mean and most of any worker. Tiers of the run are not sampled."""
+    if summary.tier == Tier.G1:
+        blocks = timeline.sample_used_blocks + timeline.sample_cached_blocks
+    elif summary.tier == Tier.G2:
+        blocks = columns.sample_host_blocks
+    else:
+        return math.nan, math.nan
+    capacity = summary.capacity_blocks / timeline.num_workers
+    (means,) = worker_means(timeline, blocks)
+    return float(means.mean()) / capacity, int(blocks.max()) / capacity if len(blocks) else math.nan
+
+
+def _waits(times_ns: Int64Column) -> Distribution:
+    return Distribution.of(times_ns[times_ns > 0] / NS_PER_MS)
+
+
+def _links(timeline: Timeline, links: Sequence[LinkUsage]) -> tuple[LinkUse, ...]:
+    """A worker's link is named "worker N KIND"; links of a kind stand together, the nearest to the device first."""
+    kinds: dict[str, list[LinkUsage]] = {}
+    for link in links:
+        kinds.setdefault(link.name.rpartition(" ")[2], []).append(link)
+    edges = windows(timeline, LINK_WINDOWS)
+    nearest = sorted(kinds, key=lambda name: (max(filter(str.isdigit, name)), name.endswith("backend"), name))
+    return tuple(_kind(name, kinds[name], edges) for name in nearest)
+
+
+def _kind(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> LinkUse:
+    moved = np.array([_moved(link, edges_ns) for link in links])
+    widths_ns = np.diff(edges_ns)
+    gbps = links[0].bandwidth_gbps  # bytes a nanosecond
+    limited = math.isfinite(gbps)
+    of_run = moved.sum(axis=1) / (gbps * widths_ns.sum()) if limited else np.full(len(links), np.nan)
+    over_time = moved.sum(axis=0) / (gbps * widths_ns * len(links)) if limited else moved[0] * np.nan
+    return LinkUse(
+        name=name,
+        links=len(links),
+        bandwidth_gbps=gbps,
+        transfers=sum(link.transfers_finished for link in links),
+        bytes=sum(link.bytes_finished for link in links),
+        busy_s=sum(link.busy_ns for link in links) / NS_PER_S,
+        utilisation_mean=float(of_run.mean()),
+        utilisation_max=float(of_run.max()),
+        window_s=float(widths_ns[0]) / NS_PER_S,
+        window_bytes=moved.sum(axis=0).tolist(),
+        window_utilisation=over_time.tolist(),
+    )
+
+
+def _moved(link: LinkUsage, edges_ns: Float64Column) -> Float64Column:
+    """Bytes that the link moved in each window; within one of its own intervals evenly."""
+    done = np.concatenate(([0.0], np.cumsum(link.bucket_bytes)))
+    knots = np.arange(len(done), dtype=np.float64) * link.bucket_ns
+    result: Float64Column = np.diff(np.interp(edges_ns, knots, done))
+    return result
