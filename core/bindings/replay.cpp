@@ -193,7 +193,25 @@ void bind_replay(nb::module_& m) {
       .def_ro("capacity_blocks", &TierSummary::capacity_blocks)
       .def_ro("resident_blocks", &TierSummary::resident_blocks)
       .def_ro("stored_blocks", &TierSummary::stored_blocks)
-      .def_ro("evicted_blocks", &TierSummary::evicted_blocks);
+      .def_ro("evicted_blocks", &TierSummary::evicted_blocks)
+      .def_prop_ro(
+          "residency",
+          [](const TierSummary& self) {
+            std::vector<std::int64_t> time_ns;
+            std::vector<std::int64_t> blocks;
+            for (const SharedTier::Residency& sample : self.residency) {
+              time_ns.push_back(sample.time_ns);
+              blocks.push_back(static_cast<std::int64_t>(sample.blocks));
+            }
+            return nb::make_tuple(to_array(std::move(time_ns)), to_array(std::move(blocks)));
+          },
+          "(time in ns, blocks) of a tier that the run shares; else empty.")
+      .def_prop_ro(
+          "events",
+          [](const TierSummary& self) {
+            return nb::make_tuple(self.events.batch, to_array(std::vector<std::int64_t>(self.events.time_ns)));
+          },
+          "Its own events, with the time of each row in ns, if it is shared and they were kept; else empty.");
   nb::class_<FleetResult>(m, "FleetResult", "Columns of a run, one row a request in workload order.")
       .def_prop_ro("arrival_ns", &column_of<&FleetResult::arrival_ns>)
       .def_prop_ro("first_admit_ns", &column_of<&FleetResult::first_admit_ns>)

@@ -128,20 +128,23 @@ void bind_tiers(nb::module_& m) {
            "offload_batch_size"_a = 32, "onboard_preempted"_a = true, "recompute_fallback"_a = true,
            "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none());
   nb::class_<TierRun>(m, "TierRun", "What the workers of a run share: links and the tiers below the host.")
-      .def(nb::init<const TierConfig&, std::uint32_t, bool>(), "config"_a, "block_size"_a, "events"_a = false)
+      .def(nb::init<const TierConfig&, std::uint32_t, bool, bool>(), "config"_a, "block_size"_a, "events"_a = false,
+           "check"_a = false)
       .def(
           "run_until", [](TierRun& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
           nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
       .def_prop_ro("next_wake_ns", [](const TierRun& self) { return self.hub().next_wake_ns(); })
       .def(
-          "drain_events",
+          "take_events",
           [](TierRun& self, Tier tier) {
             for (const auto& shared : self.shared()) {
-              if (shared->tier() == tier) return shared->store().drain_events(~std::size_t{0});
+              if (shared->tier() != tier) continue;
+              TimedEvents events = shared->take_events();
+              return nb::make_tuple(std::move(events.batch), to_array(std::move(events.time_ns)));
             }
             throw Error(ErrorKind::ConfigError, "this run has no tier G", static_cast<int>(tier));
           },
-          "tier"_a, "The events of one shared tier, which is a publisher of its own.")
+          "tier"_a, "Take the events of one shared tier, a publisher of its own, with the time of each row in ns.")
       .def("check", &TierRun::check);
   nb::class_<TierTotals>(m, "TierTotals", "What the tiers did.")
       .def_ro("offloaded_blocks", &TierTotals::offloaded_blocks)

@@ -72,8 +72,9 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       store_(store_config(config, tiers)),
       shared_(config.kv_manager == KvBackend::Kvbm),
       emits_(emits(config)),
-      own_run_(tiers != nullptr && run == nullptr ? std::make_unique<TierRun>(*tiers, config.block_size, emits(config))
-                                                  : nullptr),
+      own_run_(tiers != nullptr && run == nullptr
+                   ? std::make_unique<TierRun>(*tiers, config.block_size, config.events, config.check)
+                   : nullptr),
       tiers_(tiers == nullptr ? nullptr
                               : std::make_unique<WorkerTiers>(*tiers, store_, run != nullptr ? *run : *own_run_, name)),
       capacity_tokens_(config.num_gpu_blocks * config.block_size),

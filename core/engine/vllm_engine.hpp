@@ -82,7 +82,7 @@ class VllmEngine {
   WorkerTiers* tiers() noexcept { return tiers_.get(); }   // null: none
   const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
   void drain_tiers();  // lets every transfer land; for an engine that has nothing more to do
-  const TierRun* own_run() const noexcept { return own_run_.get(); }
+  TierRun* own_run() noexcept { return own_run_.get(); }
 
   // ── Steps ──
   // Schedules, and returns the duration in nanoseconds (0 when there was nothing to compute).

@@ -280,7 +280,7 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
     const std::int64_t eta_ns =
         now_ns + std::max(transfer_ns(shared.config().worker.down, bytes, 1 + copying_lower_[tier]),
                           transfer_ns(shared.config().backend.down, bytes, 1 + copying_lower_[tier]));
-    const std::vector<SlotId> to = shared.expect(wanted, eta_ns);
+    const std::vector<SlotId> to = shared.expect(wanted, now_ns, eta_ns);
     std::vector<SlotId> from;
     for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {
       if (!(blocks[i].lineage == wanted[next].lineage)) continue;

@@ -24,13 +24,15 @@ StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint32_
 
 }  // namespace
 
-SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events,
+SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, bool check,
                        bool demand_first, Links& links)
     : tier_(tier),
       config_(config),
-      store_(store_config(tier, config, block_size, events)),
+      store_(store_config(tier, config, block_size, events || check)),
       backend_(add_way(links, config.backend, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend",
-                       tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend", demand_first)) {}
+                       tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend", demand_first)),
+      emits_(events),
+      checks_(check) {}
 
 Way add_way(Links& links, const WayConfig& config, const std::string& down, const std::string& up, bool demand_first) {
   std::optional<DuplexId> duplex;
@@ -39,7 +41,7 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
           links.add_link({up, config.up.bandwidth_gbps, config.up.fixed_ns, duplex, demand_first})};
 }
 
-std::vector<SlotId> SharedTier::expect(std::vector<BlockIdentity>& blocks, std::int64_t eta_ns) {
+std::vector<SlotId> SharedTier::expect(std::vector<BlockIdentity>& blocks, std::int64_t now_ns, std::int64_t eta_ns) {
   std::vector<SlotId> seen(blocks.size());
   std::vector<std::uint32_t> references(blocks.size());
   store_.peek(0, blocks, seen.data(), references.data());
@@ -60,6 +62,7 @@ std::vector<SlotId> SharedTier::expect(std::vector<BlockIdentity>& blocks, std::
     expected_[at].eta_ns = eta_ns;
     coming_.insert(block.lineage, at);
   }
+  if (!slots.empty()) changed(now_ns);
   return slots;
 }
 
@@ -77,10 +80,32 @@ void SharedTier::land(std::span<SlotId> slots, std::span<const BlockIdentity> bl
     for (const Waiter& waiter : waiters) waiter.who->source_landed(waiter.load, waiter.index, slots[i], time_ns);
   }
   store_.release(0, slots, true);
+  changed(time_ns);
 }
 
-void SharedTier::check() const {
+void SharedTier::changed(std::int64_t now_ns) {
+  const PoolMetrics m = store_.metrics(0);
+  if (residency_.empty() || now_ns >= residency_.back().time_ns + sample_every_ns_) {
+    residency_.push_back({now_ns, m.active_blocks + m.inactive_blocks});
+    if (residency_.size() == kMaxSamples) {
+      for (std::size_t i = 0; i < kMaxSamples / 2; ++i) residency_[i] = residency_[2 * i];
+      residency_.resize(kMaxSamples / 2);
+      sample_every_ns_ *= 2;
+    }
+  }
+  if (!emits_ && !checks_) return;
+  events_.pull(store_);
+  const std::span<const EventRecord> told = events_.end_step(now_ns);
+  if (checks_) {
+    truth_.apply(told);
+    truth_.require_equal(store_, false);
+  }
+  if (!emits_) (void)events_.take_visible();
+}
+
+void SharedTier::check() {
   store_.check();
+  if (checks_) truth_.require_equal(store_, true);
   const PoolMetrics m = store_.metrics(0);
   if (m.mutable_blocks != coming_.size()) {
     throw Error(ErrorKind::InvariantViolated, "G", static_cast<int>(tier_), " has ", m.mutable_blocks,
@@ -88,16 +113,16 @@ void SharedTier::check() const {
   }
 }
 
-TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events) {
+TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check) {
   if (config.g3)
-    shared_.push_back(
-        std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, config.demand_first, hub_.links()));
+    shared_.push_back(std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, check, config.demand_first,
+                                                   hub_.links()));
   if (config.g4)
-    shared_.push_back(
-        std::make_unique<SharedTier>(Tier::G4, *config.g4, block_size, events, config.demand_first, hub_.links()));
+    shared_.push_back(std::make_unique<SharedTier>(Tier::G4, *config.g4, block_size, events, check, config.demand_first,
+                                                   hub_.links()));
 }
 
-void TierRun::check() const {
+void TierRun::check() {
   hub_.links().check();
   for (const auto& tier : shared_) tier->check();
 }

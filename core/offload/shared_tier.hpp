@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "block_store.hpp"
+#include "engine/event_log.hpp"
+#include "engine/event_truth.hpp"
 #include "offload/in_flight.hpp"
 #include "offload/tier_config.hpp"
 #include "offload/transfer_hub.hpp"
@@ -30,8 +32,9 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
 
 class SharedTier {
  public:
-  SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, bool demand_first,
-             Links& links);
+  // With `check`, an index fed by its events alone must agree with it after every change.
+  SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, bool check,
+             bool demand_first, Links& links);
 
   Tier tier() const noexcept { return tier_; }
   BlockStore& store() noexcept { return store_; }
@@ -43,16 +46,29 @@ class SharedTier {
   // ── Copies on their way here ──
   // Reserves room for those of `blocks` that are neither here nor coming, in order, as far as there is room; keeps in
   // `blocks` only those, and returns their slots. `eta_ns`: when they will be here, about.
-  std::vector<SlotId> expect(std::vector<BlockIdentity>& blocks, std::int64_t eta_ns);
+  std::vector<SlotId> expect(std::vector<BlockIdentity>& blocks, std::int64_t now_ns, std::int64_t eta_ns);
   bool coming(const LineageHash& block) const noexcept { return coming_.find(block) != InFlight::kNone; }
   std::int64_t eta_ns(const LineageHash& block) const { return expected_[coming_.find(block)].eta_ns; }
   void wait_for(const LineageHash& block, LandingWaiter& waiter, std::uint32_t load, std::uint32_t index);
   // They are here: visible from now on.
   void land(std::span<SlotId> slots, std::span<const BlockIdentity> blocks, std::int64_t time_ns);
 
-  void check() const;
+  // ── Watch ──
+  // Blocks that it has, over time; thinned when there are many.
+  struct Residency {
+    std::int64_t time_ns;
+    std::uint64_t blocks;
+  };
+  const std::vector<Residency>& residency() const noexcept { return residency_; }
+  // Its events since the last call, each with its time: it is a publisher of its own.
+  TimedEvents take_events() { return events_.take_visible(); }
+  void check();
 
  private:
+  static constexpr std::size_t kMaxSamples = 2048;
+
+  void changed(std::int64_t now_ns);
+
   struct Waiter {
     LandingWaiter* who;
     std::uint32_t load;
@@ -71,12 +87,19 @@ class SharedTier {
   InFlight coming_;  // values index expected_
   std::vector<Expected> expected_;
   std::vector<std::uint32_t> unused_;  // of expected_
+
+  bool emits_;
+  bool checks_;
+  EngineEventLog events_;
+  EventTruth truth_;
+  std::vector<Residency> residency_;
+  std::int64_t sample_every_ns_ = 1'000'000;
 };
 
 // What the tiers of a run share: the clock of their transfers, and the tiers below the host.
 class TierRun {
  public:
-  TierRun(const TierConfig& config, std::uint32_t block_size, bool events);
+  TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check = false);
   TierRun(const TierRun&) = delete;
   TierRun& operator=(const TierRun&) = delete;
 
@@ -84,7 +107,7 @@ class TierRun {
   const TransferHub& hub() const noexcept { return hub_; }
   std::vector<std::unique_ptr<SharedTier>>& shared() noexcept { return shared_; }
   const std::vector<std::unique_ptr<SharedTier>>& shared() const noexcept { return shared_; }
-  void check() const;
+  void check();
 
  private:
   TransferHub hub_;

@@ -38,7 +38,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
                 "tiers contradict lockstep, whose steps have one length whatever is on its way");
   }
   if (tiers != nullptr && !independent()) {
-    tier_run_ = std::make_unique<TierRun>(*tiers, config_.engine.block_size, config_.engine.events);
+    tier_run_ = std::make_unique<TierRun>(*tiers, config_.engine.block_size, config_.engine.events, config_.check);
   }
   for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
     Worker worker;
@@ -461,7 +461,7 @@ FleetResult Fleet::collect() {
   return out;
 }
 
-void Fleet::collect_tiers(FleetResult& out) const {
+void Fleet::collect_tiers(FleetResult& out) {
   const std::size_t n = workload_.size();
   for (auto* columns : {&out.below_tokens_first, &out.below_tokens_total}) {
     for (std::vector<std::int64_t>& column : *columns) column.assign(n, 0);
@@ -470,14 +470,18 @@ void Fleet::collect_tiers(FleetResult& out) const {
   out.room_wait_ns.assign(n, 0);
   const auto add = [&out](Tier tier, const PoolMetrics& m) {
     auto found = std::find_if(out.tiers.begin(), out.tiers.end(), [&](const TierSummary& t) { return t.tier == tier; });
-    if (found == out.tiers.end()) found = out.tiers.insert(out.tiers.end(), TierSummary{tier, 0, 0, 0, 0});
+    if (found == out.tiers.end()) found = out.tiers.insert(out.tiers.end(), TierSummary{tier, 0, 0, 0, 0, {}, {}});
     found->capacity_blocks += m.total_blocks;
     found->resident_blocks += m.active_blocks + m.inactive_blocks;
     found->stored_blocks += m.registrations;
     found->evicted_blocks += m.evictions;
   };
-  const auto add_run = [&](const TierRun& run) {
-    for (const auto& shared : run.shared()) add(shared->tier(), shared->store().metrics(0));
+  const auto add_run = [&](TierRun& run) {
+    for (const auto& shared : run.shared()) {
+      add(shared->tier(), shared->store().metrics(0));
+      out.tiers.back().residency = shared->residency();
+      if (config_.engine.events) out.tiers.back().events = shared->take_events();
+    }
     const Links& links = run.hub().links();
     for (LinkId id = 0; id < links.num_links(); ++id) out.links.push_back(links.usage(id));
   };
@@ -498,7 +502,7 @@ void Fleet::collect_tiers(FleetResult& out) const {
     add(Tier::G2, engine.store().metrics(1));
     out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
     out.tier_totals += tiers.totals();
-    if (engine.own_run() != nullptr) add_run(*engine.own_run());
+    if (worker.engine->own_run() != nullptr) add_run(*worker.engine->own_run());
   }
   if (tier_run_) add_run(*tier_run_);
 }

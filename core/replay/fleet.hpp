@@ -72,6 +72,9 @@ struct TierSummary {
   std::uint64_t resident_blocks = 0;
   std::uint64_t stored_blocks = 0;
   std::uint64_t evicted_blocks = 0;
+  // Of a tier that the run shares: blocks over time, and its events if they were kept.
+  std::vector<SharedTier::Residency> residency;
+  TimedEvents events;
 };
 
 struct FleetResult {
@@ -158,7 +161,7 @@ class Fleet {
   void submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns);
   void require_progress(const Worker& worker) const;
   FleetResult collect();
-  void collect_tiers(FleetResult& out) const;
+  void collect_tiers(FleetResult& out);
   void collect_gaps(FleetResult& out);
 
   FleetConfig config_;

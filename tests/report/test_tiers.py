@@ -61,9 +61,8 @@ def test_residency_is_a_share_of_each_workers_capacity() -> None:
     # Worker 0 is full for half of the time, worker 1 never has anything.
     assert (device.resident_mean, device.resident_max, device.resident_end) == (0.25, 1.0, 0.75)
     assert (host.resident_mean, host.resident_max, host.resident_end) == (100 / 400 / 4, 0.25, 0.25)
-    assert math.isnan(disk.resident_mean)
-    assert math.isnan(disk.resident_max)
-    assert disk.resident_end == 0.01
+    # Nothing for half of the time, then 20 blocks and then 10 for a quarter each.
+    assert (disk.resident_mean, disk.resident_max, disk.resident_end) == (0.0075, 0.02, 0.01)
     assert (TIERS.held_mean, TIERS.held_max) == (10 / 100 / 4, 0.1)
     assert (host.stored_blocks, host.evicted_blocks, host.capacity_blocks) == (8, 2, 800)
 
@@ -159,7 +158,7 @@ def test_json_has_every_number_of_tiers_and_its_definition() -> None:
     names = {"tiers.tiers[].tier", "tiers.links[].name"}
     assert values({"tiers": data["tiers"]}) - names == {metric.key for metric in TIER_METRICS}
     assert {metric.key for metric in TIER_METRICS} <= data["definitions"].keys()
-    assert data["tiers"]["tiers"][2]["resident_mean"] is None
+    assert data["tiers"]["tiers"][2]["resident_mean"] == 0.0075
     assert data["tiers"]["onboard_ms"]["p50"] == 3
     assert "without_tiers" not in data
 

@@ -12,6 +12,8 @@ from understudy._core import Tier
 from understudy.replay.tier_columns import TierColumns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from understudy._core import LinkUsage, TierSummary, TierTotals
     from understudy.replay.timeline import Timeline
 
@@ -33,13 +35,21 @@ def link(name: str, bucket_bytes: list[float], gbps: float = 1.0, transfers: int
     return cast("LinkUsage", usage)
 
 
-def tier(name: Tier, capacity: int, resident: int = 0, stored: int = 0, evicted: int = 0) -> TierSummary:
+def tier(
+    name: Tier,
+    capacity: int,
+    resident: int = 0,
+    stored: int = 0,
+    evicted: int = 0,
+    residency: tuple[Sequence[int], Sequence[int]] = ((), ()),
+) -> TierSummary:
     summary = SimpleNamespace(
         tier=name,
         capacity_blocks=capacity,
         resident_blocks=resident,
         stored_blocks=stored,
         evicted_blocks=evicted,
+        residency=tuple(np.array(column, dtype=np.int64) for column in residency),
     )
     return cast("TierSummary", summary)
 
@@ -71,7 +81,7 @@ def tiered(**changes: Any) -> Timeline:
         "tiers": (
             tier(Tier.G1, 200, resident=150, stored=40, evicted=9),
             tier(Tier.G2, 800, resident=200, stored=8, evicted=2),
-            tier(Tier.G3, 1000, resident=10, stored=10),
+            tier(Tier.G3, 1000, resident=10, stored=10, residency=([50 * MS, 75 * MS], [20, 10])),
         ),
         "totals": cast("TierTotals", totals),
         "links": (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy._core import Tier
 from understudy.errors import InvalidArgument
 from understudy.events import EventsLost, Stored, decode
 
@@ -16,12 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from os import PathLike
 
-    from understudy._core import FleetResult
+    import numpy as np
+    import numpy.typing as npt
+
+    from understudy._core import EventBatch, FleetResult, TierSummary
     from understudy.events import Removed, Stream
 
 
 class KvLog:
-    """Events and allocations of a run, by worker. Only what the run was asked to keep is there."""
+    """Events and allocations of a run, by worker. Only what the run was asked to keep is there.
+
+    A tier that the run shares (G3, G4) is a publisher of its own, beside the workers.
+    """
 
     def __init__(self, result: FleetResult, workers: int, block_size: int, blocks: int) -> None:
         self._result = result
@@ -31,7 +38,22 @@ class KvLog:
 
     def events(self, worker: int, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         """(end of its step in ns, event) in order; the ids of a stream count from 0 by 1."""
-        batch, times = self._result.events(worker)
+        return self._decoded(*self._result.events(worker), stream)
+
+    def shared_events(self, tier: Tier, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
+        """As `events`, of a tier that the run shares; InvalidArgument when there is none."""
+        for summary in self._shared():
+            if summary.tier == tier:
+                return self._decoded(*summary.events, stream)
+        raise InvalidArgument(f"the run shares no tier {tier.name}")
+
+    def _shared(self) -> list[TierSummary]:
+        shared = [summary for summary in self._result.tiers if summary.tier in (Tier.G3, Tier.G4)]
+        return sorted(shared, key=lambda summary: int(summary.tier))
+
+    def _decoded(
+        self, batch: EventBatch, times: npt.NDArray[np.int64], stream: Stream
+    ) -> Iterator[tuple[int, Stored | Removed]]:
         ids = count()
         for event in decode(batch, dp_rank=0, block_size=self._block_size, stream=stream):
             assert not isinstance(event, EventsLost)  # nothing bounds an engine's events
@@ -53,34 +75,19 @@ class KvLog:
             self.write_trace(kv_trace)
 
     def write_events(self, path: str | PathLike[str], stream: Stream) -> None:
-        """Write a JSON line an event, by time and then worker. InvalidArgument when that is not possible."""
-        _write(
-            path,
-            heapq.merge(*map(self._event_lines, range(self._workers), [stream] * self._workers), key=_when),
-        )
+        """Write a JSON line an event, by time and then publisher. InvalidArgument when that is not possible."""
+        workers = [
+            _event_lines({"worker": worker}, self.events(worker, stream)) for worker in range(self._workers)
+        ]
+        tiers = [
+            _event_lines({"publisher": summary.tier.name}, self.shared_events(summary.tier, stream))
+            for summary in self._shared()
+        ]
+        _write(path, heapq.merge(*workers, *tiers, key=_time))
 
     def write_trace(self, path: str | PathLike[str]) -> None:
         """Write a JSON line an allocation or eviction, by time and then worker. Errors as `write_events`."""
-        _write(path, heapq.merge(*map(self._trace_lines, range(self._workers)), key=_when))
-
-    def _event_lines(self, worker: int, stream: Stream) -> Iterator[dict[str, Any]]:
-        for time_ns, event in self.events(worker, stream):
-            line: dict[str, Any] = {"time_ns": time_ns, "worker": worker, "event_id": event.event_id}
-            if isinstance(event, Stored):
-                line |= {"type": "stored", "tier": event.tier.name, "parent_hash": event.parent_hash}
-                line["blocks"] = [
-                    {
-                        "sequence_hash": block.sequence_hash,
-                        "local_hash": block.local_hash,
-                        "position": block.position,
-                        "generation": block.generation,
-                    }
-                    for block in event.blocks
-                ]
-            else:
-                line |= {"type": "removed", "tier": event.tier.name}
-                line["blocks"] = [msgspec.to_builtins(block) for block in event.blocks]
-            yield line
+        _write(path, heapq.merge(*map(self._trace_lines, range(self._workers)), key=_time))
 
     def _trace_lines(self, worker: int) -> Iterator[dict[str, Any]]:
         for time_ns, eviction, blocks, free, active, inactive in self._result.kv_trace(worker):
@@ -98,8 +105,32 @@ class KvLog:
             }
 
 
-def _when(line: dict[str, Any]) -> tuple[int, int]:
-    return line["time_ns"], line["worker"]
+def _event_lines(
+    publisher: dict[str, Any], events: Iterable[tuple[int, Stored | Removed]]
+) -> Iterator[dict[str, Any]]:
+    for time_ns, event in events:
+        line: dict[str, Any] = {"time_ns": time_ns, **publisher, "event_id": event.event_id}
+        if isinstance(event, Stored):
+            line |= {"type": "stored", "tier": event.tier.name, "parent_hash": event.parent_hash}
+            line["blocks"] = [
+                {
+                    "sequence_hash": block.sequence_hash,
+                    "local_hash": block.local_hash,
+                    "position": block.position,
+                    "generation": block.generation,
+                }
+                for block in event.blocks
+            ]
+        else:
+            line |= {"type": "removed", "tier": event.tier.name}
+            line["blocks"] = [msgspec.to_builtins(block) for block in event.blocks]
+        yield line
+
+
+def _time(line: dict[str, Any]) -> int:
+    """Merging keeps publishers in order where times are equal."""
+    time_ns: int = line["time_ns"]
+    return time_ns
 
 
 def _write(path: str | PathLike[str], lines: Iterable[dict[str, Any]]) -> None:

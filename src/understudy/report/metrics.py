@@ -281,13 +281,13 @@ TIER_ROWS = (
         "tiers.tiers[].resident_mean",
         "Residency, mean",
         "ratio",
-        "Blocks on the tier ÷ capacity, averaged over the duration and all workers; g3 and g4 have none.",
+        "Blocks on the tier ÷ capacity, averaged over the duration and all workers.",
     ),
     Metric(
         "tiers.tiers[].resident_max",
         "Residency, max",
         "ratio",
-        "Most blocks on the tier ÷ capacity of any worker at any sample; g3 and g4 have none.",
+        "Most blocks on the tier ÷ capacity of any worker (g3 and g4: of the tier) at any sample.",
     ),
     Metric(
         "tiers.tiers[].resident_end",

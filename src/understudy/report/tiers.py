@@ -13,7 +13,7 @@ from understudy.replay.tier_columns import BELOW
 from understudy.report.distribution import Distribution, Float64Column
 from understudy.report.goodput import ratio
 from understudy.report.latency import NS_PER_MS, NS_PER_S
-from understudy.report.series import windows, worker_means
+from understudy.report.series import StepFunction, windows, worker_means
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +126,7 @@ def hits_of(timeline: Timeline, tier: Tier, *, first: bool) -> Int64Column:
 def _use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> TierUse:
     admitted = timeline.first_admit_ns >= 0
     prompt = timeline.prompt_tokens[admitted].astype(np.int64)
-    looked_up = prompt * (1 + timeline.preemptions[admitted].astype(np.int64))
+    looked_up = timeline.looked_up_tokens[admitted].astype(np.int64)
     first = int(hits_of(timeline, summary.tier, first=True)[admitted].sum())
     total = int(hits_of(timeline, summary.tier, first=False)[admitted].sum())
     mean, most = _residency(timeline, columns, summary)
@@ -146,13 +146,17 @@ def _use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> Tier
 
 
 def _residency(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> tuple[float, float]:
-    """Share of the capacity, mean and most of any worker. Tiers of the run are not sampled."""
+    """Share of the capacity: the mean, and the most that any worker (or the tier itself) had."""
     if summary.tier == Tier.G1:
         blocks = timeline.sample_used_blocks + timeline.sample_cached_blocks
     elif summary.tier == Tier.G2:
         blocks = columns.sample_host_blocks
     else:
-        return math.nan, math.nan
+        function = StepFunction(*summary.residency)
+        if not len(function.values):
+            return 0.0, 0.0
+        mean = float(function.means(windows(timeline, 1))[0])
+        return mean / summary.capacity_blocks, int(function.values.max()) / summary.capacity_blocks
     capacity = summary.capacity_blocks / timeline.num_workers
     (means,) = worker_means(timeline, blocks)
     return float(means.mean()) / capacity, int(blocks.max()) / capacity if len(blocks) else math.nan

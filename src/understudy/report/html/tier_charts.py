@@ -113,7 +113,7 @@ def _links(report: Report) -> Card | None:
 
 
 def _residency(report: Report) -> Card | None:
-    """How full device and host were, and what of the device was held by copies."""
+    """How full every tier was, and what of the device was held by copies."""
     timeline = report.columns
     tiers = timeline.tiers
     assert tiers is not None
@@ -126,21 +126,25 @@ def _residency(report: Report) -> Card | None:
     def share(blocks: np.ndarray[tuple[int], np.dtype[np.int64]], tier: Tier) -> Float64Column:
         return StepFunction.fleet(timeline, blocks).means(edges) / capacity[tier]
 
-    lines = (
+    lines = [
         ("G1", "s1", share(device, Tier.G1)),
-        ("G1, held", "s2", share(tiers.sample_held_blocks, Tier.G1)),
+        ("G1, held", "s1 thin", share(tiers.sample_held_blocks, Tier.G1)),
         ("G2", "s4", share(tiers.sample_host_blocks, Tier.G2)),
-    )
+    ]
+    for summary in tiers.tiers:
+        if summary.tier in (Tier.G3, Tier.G4):
+            means = StepFunction(*summary.residency).means(edges) / summary.capacity_blocks
+            lines.append((summary.tier.name, "s2" if summary.tier == Tier.G3 else "s3", means))
     top = max(float(values.max()) for _, _, values in lines)
     x, seconds = charts._time_axis(report, HALF)
     y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=charts._percent)
-    plot = Plot(HALF, x, y, "Residency of device and host over time")
+    plot = Plot(HALF, x, y, "Residency of the tiers over time")
     xs = charts._middles(report, edges) / seconds
     for _, style, values in lines:
         plot.line(xs, values, style)
     labels = charts._window_labels(report, edges)
     plot.on_hover(xs, labels, [HoverSeries(name, style, _percents(values)) for name, style, values in lines])
-    of = " and ".join(f"{capacity[tier]:,} ({tier.name})" for tier in (Tier.G1, Tier.G2))
+    of = " and ".join(f"{capacity[tier]:,} ({tier.name})" for tier in sorted(capacity, key=int))
     legend = tuple((style, name) for name, style, _ in lines)
     return Card("Residency", f"share of {of} blocks", plot.svg(), legend)
 
