@@ -59,9 +59,8 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
     : config_(checked(config)),
       timing_(std::move(timing)),
       store_(store_config(config, tiers)),
-      own_run_(tiers != nullptr && run == nullptr
-                   ? std::make_unique<TierRun>(*tiers, config.block_size, config.events)
-                   : nullptr),
+      own_run_(tiers != nullptr && run == nullptr ? std::make_unique<TierRun>(*tiers, config.block_size, config.events)
+                                                  : nullptr),
       tiers_(tiers == nullptr ? nullptr
                               : std::make_unique<WorkerTiers>(*tiers, store_, run != nullptr ? *run : *own_run_, name)),
       capacity_tokens_(config.num_gpu_blocks * config.block_size),
@@ -87,6 +86,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   request.known = request.spec.prompt_tokens;
   waiting_.push(id, false);
   blocked_.valid = false;
+  disturbed_ = true;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   return id;
@@ -132,6 +132,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   retire(request);
   request.finish_ns = now_ns;
   blocked_.valid = false;
+  disturbed_ = true;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   return true;
@@ -146,8 +147,16 @@ std::vector<RequestId> VllmEngine::take_finished() { return std::exchange(finish
 
 // ── Steps ──
 
+void VllmEngine::require_time(std::int64_t now_ns) const {
+  if (!tiers_ || now_ns >= tiers_->hub().links().now_ns()) return;
+  throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
+              ", to where the transfers have come: time never goes backwards");
+}
+
 std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  require_time(now_ns);
+  disturbed_ = false;
   if (tiers_) {
     tiers_->hub().run_until(now_ns);
     resume_loaded();
@@ -176,13 +185,14 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
 
 void VllmEngine::end_step(std::int64_t end_ns) {
   if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
-  in_step_ = false;
-  now_ns_ = end_ns;
+  require_time(end_ns);
   const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
-    write_through(plan, end_ns);
+    write_through(plan, end_ns);  // may ask a policy of the user's, and fail
   }
+  in_step_ = false;
+  now_ns_ = end_ns;
   if (!config_.async_scheduling) update(plan);
   emit(plan, end_ns);
   sample(running_.size());
@@ -291,6 +301,7 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
         --totals_.steps;
       }
     }
+    if (checking_) check();
     if (stop_on_finish && finished_.size() > finished) return;
   }
 }

@@ -71,6 +71,8 @@ class VllmEngine {
   const TierRun* own_run() const noexcept { return own_run_.get(); }
 
   // ── Steps ──
+  // InvalidArgument when transfers have come further than `now_ns`: they cannot be started in their past.
+  void require_time(std::int64_t now_ns) const;
   // Schedules, and returns the duration in nanoseconds (0 when there was nothing to compute).
   std::int64_t begin_step(std::int64_t now_ns);
   void end_step(std::int64_t end_ns);
@@ -86,13 +88,17 @@ class VllmEngine {
   // Nothing happens before this time. For an engine between steps.
   void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
   void set_leaping(bool on) noexcept { leaping_ = on; }
+  // Whether `advance` verifies the invariants after every step.
+  void set_checking(bool on) noexcept { checking_ = on; }
   // The last step did nothing although requests wait, or requests have long preempted each other without a token
   // (possible when the oldest must give way: preemption_mode fifo, or equal priorities): it needs outside help.
   bool stuck() const noexcept { return stuck_; }
   // The last call of begin_step found nothing that could be computed until a copy or a load ends: no step is open, and
   // the next may begin when `roused` (or when a request comes).
   bool sleeping() const noexcept { return sleeping_; }
-  bool roused() const noexcept { return tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
+  bool roused() const noexcept {
+    return disturbed_ || tiers_->has_ready() || tiers_->released() != released_at_sleep_;
+  }
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
 
   // Requests whose last token became visible (or that ended without one) since the last call.
@@ -171,10 +177,12 @@ class VllmEngine {
   bool in_step_ = false;
   bool stuck_ = false;
   bool sleeping_ = false;
+  bool disturbed_ = false;  // a request came or went while it slept
   std::uint64_t released_at_sleep_ = 0;
   std::size_t parked_ = 0;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;
+  bool checking_ = false;
   Blocked blocked_;
   std::vector<SlotId> hits_;           // scratch
   std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone

@@ -62,6 +62,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   const TierConfig& config() const noexcept { return config_; }
   TransferHub& hub() noexcept { return run_.hub(); }
+  const TransferHub& hub() const noexcept { return run_.hub(); }
 
   // ── Room on the device ──
   enum class Room : std::uint8_t {
@@ -202,8 +203,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // copy_down.cpp
   bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
-  void make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
-                   bool evicted, RequestId who);
+  void make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const SlotId> to,
+                   std::span<const BlockIdentity> blocks, bool evicted, RequestId who);
   void start_copies(std::int64_t now_ns);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);

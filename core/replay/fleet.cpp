@@ -38,6 +38,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     name += std::to_string(i);
     worker.engine = std::make_unique<VllmEngine>(config_.engine, config_.timing, tiers, tier_run_.get(), name);
     worker.engine->set_leaping(config_.leaping && !config_.check);
+    worker.engine->set_checking(config_.check);
     workers_.push_back(std::move(worker));
   }
 }
