@@ -175,15 +175,17 @@ def test_landing_twice_does_nothing() -> None:
             [(2.0, [1001, 1002]), (4.0, [1003, 1004]), (5.0, [1005])],
         ),
         (5, {}, [(5.0, [1001, 1002, 1003, 1004, 1005])]),
-        (2, {"offload_batch_size": 1, "host": way(1.0, down_fixed_ns=MS // 2)}, [(2.5, [1001, 1002])]),
-        (2, {"host": way(2.0)}, [(1.0, [1001, 1002])]),
+        (2, {"offload_batch_size": 1, "fixed_ns": MS // 2}, [(2.5, [1001, 1002])]),
+        (2, {"gbps": 2.0}, [(1.0, [1001, 1002])]),
     ],
     ids=["one", "two transfers", "two and one", "five by two", "one transfer", "fixed cost", "faster"],
 )
 def test_copies_land_when_the_shared_link_has_carried_them(
     blocks: int, settings: dict[str, Any], expected: Sequence[tuple[float, list[int]]]
 ) -> None:
-    worker = evicting(blocks, blocks, tiers(**settings))
+    settings = dict(settings)
+    host = way(settings.pop("gbps", 1.0), down_fixed_ns=settings.pop("fixed_ns", 0))
+    worker = evicting(blocks, blocks, tiers(host=host, **settings))
     assert not worker.begin()
     assert landed_ms(worker) == expected
 
