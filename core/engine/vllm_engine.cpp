@@ -118,6 +118,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   // Its last token may be visible before the scheduler has received it.
   if (request.status == RequestStatus::Finished || request.finish_ns >= 0) return false;
+  if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
   if (request.status == RequestStatus::Running) {
     running_.erase(std::find(running_.begin(), running_.end(), id));
   } else if (request.status == RequestStatus::Parked) {
