@@ -149,13 +149,17 @@ void WorkerTiers::wait_for(RequestId who, std::int64_t now_ns, Copy& copy) {
   copy.waiters.push_back({who, wait.epoch});
 }
 
-// As many of the copies under way as give back that many slots.
+// As many of the copies under way, the oldest first, as give back that many slots.
 void WorkerTiers::wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots) {
+  std::vector<Copy*> holding;
   for (Copy& copy : copies_) {
-    if (!copy.alive || !copy.evicted) continue;
-    wait_for(who, now_ns, copy);
-    if (copy.from.size() >= slots) return;
-    slots -= copy.from.size();
+    if (copy.alive && copy.evicted) holding.push_back(&copy);
+  }
+  std::ranges::sort(holding, {}, &Copy::number);
+  for (Copy* const copy : holding) {
+    wait_for(who, now_ns, *copy);
+    if (copy->from.size() >= slots) return;
+    slots -= copy->from.size();
   }
 }
 
@@ -212,6 +216,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
     Copy& copy = copies_[index];
     copy.alive = true;
     copy.evicted = evicted;
+    copy.number = ++copies_made_;
     copy.from.assign(slots.begin() + static_cast<std::ptrdiff_t>(start),
                      slots.begin() + static_cast<std::ptrdiff_t>(start + count));
     copy.to.assign(to.begin() + static_cast<std::ptrdiff_t>(start),

@@ -143,6 +143,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   struct Copy {
     bool alive = false;
     bool evicted = false;  // its slots are held; else its blocks are referenced
+    std::uint64_t number = 0;  // in the order in which they were made
     std::int64_t eta_ns = 0;
     std::vector<SlotId> from;
     std::vector<SlotId> to;
@@ -246,6 +247,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<std::uint32_t> free_copies_;
   std::deque<std::uint32_t> queued_;
   std::uint32_t copying_ = 0;
+  std::uint64_t copies_made_ = 0;
   InFlight landing_;  // on the host; values index copies_
 
   std::vector<LowerCopy> lower_;

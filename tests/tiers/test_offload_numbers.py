@@ -87,6 +87,23 @@ def test_a_held_slot_is_handed_out_to_nobody() -> None:
     assert worker.held() == 0
 
 
+def test_a_request_without_copies_of_its_own_waits_for_the_oldest() -> None:
+    worker = Worker(3, tiers(offload_batch_size=1, offload_concurrency=1), step_ms=0.0)
+    worker.cache(9, 3)
+    first = worker.submit(1, 2 * BLOCK)
+    assert not worker.begin(0)  # copies until 1 and 2
+    worker.land(1)
+    worker.engine.cancel(first, MS)
+    second = worker.submit(2, 2 * BLOCK)
+    assert not worker.begin(1)  # a third copy until 3
+    worker.engine.cancel(second, MS)
+    third = worker.submit(3, 2 * BLOCK)
+    assert not worker.begin(1)
+    assert worker.held() == 2
+    worker.step(2)
+    assert worker.engine.admitted == [(third, False, 0)]
+
+
 def test_on_a_full_host_the_oldest_block_makes_room_for_the_next() -> None:
     worker = Worker(1, tiers(g2_blocks=1), step_ms=0.0)
     for tag in (1, 2, 3):
