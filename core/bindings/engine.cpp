@@ -268,8 +268,10 @@ void bind_engine(nb::module_& m) {
       .def(
           "prefetch",
           [](VllmEngine& self, const Identities& identities, std::int64_t now_ns) {
-            tiers_of(self).hub().run_until(now_ns);
-            return tiers_of(self).prefetch(now_ns, identities.span());
+            WorkerTiers& tiers = tiers_of(self);
+            self.require_time(now_ns);
+            tiers.hub().run_until(now_ns);
+            return tiers.prefetch(now_ns, identities.span());
           },
           "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
       .def_prop_ro("tier_totals", [](VllmEngine& self) { return tiers_of(self).totals(); })

@@ -101,6 +101,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   request.known = request.spec.prompt_tokens;
   waiting_.push(id, false);
   blocked_.valid = false;
+  disturbed_ = true;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   return id;
@@ -134,6 +135,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   // Its last token may be visible before the scheduler has received it.
   if (request.status == RequestStatus::Finished || request.finish_ns >= 0) return false;
+  if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
   if (request.status == RequestStatus::Running) {
     running_.erase(std::find(running_.begin(), running_.end(), id));
   } else if (request.status == RequestStatus::Parked) {
@@ -148,6 +150,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   retire(request);
   request.finish_ns = now_ns;
   blocked_.valid = false;
+  disturbed_ = true;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   return true;
@@ -162,9 +165,17 @@ std::vector<RequestId> VllmEngine::take_finished() { return std::exchange(finish
 
 // ── Steps ──
 
+void VllmEngine::require_time(std::int64_t now_ns) const {
+  if (!tiers_ || now_ns >= tiers_->hub().links().now_ns()) return;
+  throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
+              ", to where the transfers have come: time never goes backwards");
+}
+
 std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  require_time(now_ns);
   begun_ns_ = now_ns;
+  disturbed_ = false;
   if (tiers_) {
     tiers_->hub().run_until(now_ns);
     resume_loaded();
@@ -195,13 +206,14 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
 
 void VllmEngine::end_step(std::int64_t end_ns) {
   if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
-  in_step_ = false;
-  now_ns_ = end_ns;
+  require_time(end_ns);
   const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
-    write_through(plan, end_ns);
+    write_through(plan, end_ns);  // may ask a policy of the user's, and fail
   }
+  in_step_ = false;
+  now_ns_ = end_ns;
   if (!config_.async_scheduling) update(plan);
   emit(plan, end_ns);
   sample(running_.size());

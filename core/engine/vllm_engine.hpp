@@ -85,6 +85,8 @@ class VllmEngine {
   TierRun* own_run() noexcept { return own_run_.get(); }
 
   // ── Steps ──
+  // InvalidArgument when transfers have come further than `now_ns`: they cannot be started in their past.
+  void require_time(std::int64_t now_ns) const;
   // Schedules, and returns the duration in nanoseconds (0 when there was nothing to compute).
   std::int64_t begin_step(std::int64_t now_ns);
   void end_step(std::int64_t end_ns);
@@ -111,7 +113,7 @@ class VllmEngine {
   // The last call of begin_step found nothing that could be computed until a copy or a load ends: no step is open, and
   // the next may begin when `roused` (or when a request comes).
   bool sleeping() const noexcept { return sleeping_; }
-  bool roused() const noexcept { return tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
+  bool roused() const noexcept { return disturbed_ || tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
 
   // Requests whose last token became visible (or that ended without one) since the last call.
@@ -215,6 +217,7 @@ class VllmEngine {
   bool in_step_ = false;
   bool stuck_ = false;
   bool sleeping_ = false;
+  bool disturbed_ = false;  // a request came or went while it slept
   std::uint64_t released_at_sleep_ = 0;
   std::size_t parked_ = 0;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token

@@ -49,10 +49,22 @@ VllmEngine::Room VllmEngine::take_shared(RequestId id, std::size_t count, std::i
   const std::uint64_t evictions = config_.kv_trace ? store_.metrics(0).evictions : 0;
   if (!tiers_) {
     store_.allocate(0, fresh_);
-  } else if (const Room room = tiers_->take(id, now_ns, fresh_); room != Room::Taken) {
-    std::erase(peeked_, kNoSlot);
-    store_.release(0, peeked_, true);
-    return room;
+  } else {
+    const auto undo = [&] {
+      std::erase(peeked_, kNoSlot);
+      store_.release(0, peeked_, true);
+    };
+    Room room = Room::Short;
+    try {
+      room = tiers_->take(id, now_ns, fresh_);
+    } catch (...) {  // a policy of the user's
+      undo();
+      throw;
+    }
+    if (room != Room::Taken) {
+      undo();
+      return room;
+    }
   }
 
   request.table.resize(count);

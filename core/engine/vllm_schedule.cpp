@@ -228,10 +228,19 @@ VllmEngine::Room VllmEngine::place(RequestId id, std::uint32_t tokens, std::size
   const std::span<const SlotId> found(hits_.data(), hits);
   store_.reference(0, found);
   request.table.assign(found.begin(), found.end());
-  const Room room = take_blocks(id, blocks > hits ? blocks - hits : 0, now_ns);
-  if (room != Room::Taken) {
+  const auto undo = [&] {
     store_.release(0, request.table, true);
     request.table.clear();
+  };
+  Room room = Room::Short;
+  try {
+    room = take_blocks(id, blocks > hits ? blocks - hits : 0, now_ns);
+  } catch (...) {
+    undo();
+    throw;
+  }
+  if (room != Room::Taken) {
+    undo();
     return room;
   }
   request.keyed = static_cast<std::uint32_t>(hits);
@@ -249,9 +258,18 @@ VllmEngine::Room VllmEngine::take_blocks(RequestId id, std::size_t count, std::i
   const std::uint64_t evictions = config_.kv_trace ? store_.metrics(0).evictions : 0;
   if (!tiers_) {
     store_.allocate(0, fresh);
-  } else if (const Room room = tiers_->take(id, now_ns, fresh); room != Room::Taken) {
-    request.table.resize(held);
-    return room;
+  } else {
+    Room room = Room::Short;
+    try {
+      room = tiers_->take(id, now_ns, fresh);
+    } catch (...) {  // a policy of the user's
+      request.table.resize(held);
+      throw;
+    }
+    if (room != Room::Taken) {
+      request.table.resize(held);
+      return room;
+    }
   }
   if (config_.kv_trace) trace_taken(count, evictions);
   for (const SlotId slot : fresh) phantom_[slot] = 0;

@@ -49,7 +49,14 @@ WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::spa
     evicted_.clear();
     evicted_slots_.clear();
     store_.allocate(kG1, out, &evicted_, &evicted_slots_);
-    if (!offload(who, now_ns, out)) {
+    bool copied = false;
+    try {
+      copied = offload(who, now_ns, out);
+    } catch (...) {  // a policy of the user's: what was evicted is lost, the room is not
+      store_.give_back(kG1, out);
+      throw;
+    }
+    if (!copied) {
       if (!reuse_.empty()) {
         for (const SlotId slot : out) reuse_[slot] = 0;
       }
@@ -86,6 +93,8 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
     slots.push_back(evicted_slots_[i]);
     blocks.push_back(evicted_[i]);
   }
+  std::vector<SlotId> to(slots.size());
+  store_.allocate(kG2, to);  // may ask a policy, and fail: before anything has changed
   std::vector<SlotId> rest;
   rest.reserve(out.size() - chosen_.size());
   auto next = chosen_.begin();
@@ -100,7 +109,7 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
   held_ += slots.size();
   g1_references_ += slots.size();
   ++totals_.room_waits;
-  make_copies(now_ns, slots, blocks, true, who);
+  make_copies(now_ns, slots, to, blocks, true, who);
   return true;
 }
 
@@ -141,13 +150,17 @@ void WorkerTiers::wait_for(RequestId who, std::int64_t now_ns, Copy& copy) {
   copy.waiters.push_back({who, wait.epoch});
 }
 
-// As many of the copies under way as give back that many slots.
+// As many of the copies under way, the oldest first, as give back that many slots.
 void WorkerTiers::wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots) {
+  std::vector<Copy*> holding;
   for (Copy& copy : copies_) {
-    if (!copy.alive || !copy.evicted) continue;
-    wait_for(who, now_ns, copy);
-    if (copy.from.size() >= slots) return;
-    slots -= copy.from.size();
+    if (copy.alive && copy.evicted) holding.push_back(&copy);
+  }
+  std::ranges::sort(holding, {}, &Copy::number);
+  for (Copy* const copy : holding) {
+    wait_for(who, now_ns, *copy);
+    if (copy->from.size() >= slots) return;
+    slots -= copy->from.size();
   }
 }
 
@@ -183,15 +196,15 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
     sources.push_back(slots[i]);
     wanted.push_back(blocks[i]);
   }
+  std::vector<SlotId> to(sources.size());
+  store_.allocate(kG2, to);
   store_.reference(kG1, sources);
   g1_references_ += sources.size();
-  make_copies(now_ns, sources, wanted, false, kNobody);
+  make_copies(now_ns, sources, to, wanted, false, kNobody);
 }
 
-void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
-                              bool evicted, RequestId who) {
-  std::vector<SlotId> to(slots.size());
-  store_.allocate(kG2, to);
+void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const SlotId> to,
+                              std::span<const BlockIdentity> blocks, bool evicted, RequestId who) {
   totals_.offloaded_blocks += slots.size();
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
     const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
@@ -204,6 +217,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
     Copy& copy = copies_[index];
     copy.alive = true;
     copy.evicted = evicted;
+    copy.number = ++copies_made_;
     copy.from.assign(slots.begin() + static_cast<std::ptrdiff_t>(start),
                      slots.begin() + static_cast<std::ptrdiff_t>(start + count));
     copy.to.assign(to.begin() + static_cast<std::ptrdiff_t>(start),

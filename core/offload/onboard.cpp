@@ -186,13 +186,20 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestId who, std::int64_t now_ns, st
     return outcome;
   };
   std::vector<SlotId> to(static_cast<std::size_t>(std::ranges::count_if(span_of(count), is_loaded)));
-  if (!to.empty()) {
-    const Room room = take(who, now_ns, to);
-    if (room == Room::Wait) return undo(Onboard::Retry);
-    if (room == Room::Short) return undo(Onboard::Miss);
-  }
   std::vector<SlotId> staging(static_cast<std::size_t>(std::ranges::count_if(span_of(count), is_staged)));
-  if (!staging.empty() && !store_.try_allocate(kG2, staging)) {
+  Room room = to.empty() ? Room::Taken : Room::Short;
+  bool staged = true;
+  try {
+    if (!to.empty()) room = take(who, now_ns, to);
+    if (room == Room::Taken && !staging.empty()) staged = store_.try_allocate(kG2, staging);
+  } catch (...) {  // a policy of the user's
+    if (room == Room::Taken) store_.give_back(kG1, to);
+    (void)undo(Onboard::Miss);
+    throw;
+  }
+  if (room == Room::Wait) return undo(Onboard::Retry);
+  if (room == Room::Short) return undo(Onboard::Miss);
+  if (!staged) {
     // The host has no room to stage in: what comes before must do.
     staging.clear();
     auto shorter = static_cast<std::size_t>(std::ranges::find_if(sources_, is_staged) - sources_.begin());

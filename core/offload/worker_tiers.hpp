@@ -62,6 +62,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   const TierConfig& config() const noexcept { return config_; }
   TransferHub& hub() noexcept { return run_.hub(); }
+  const TransferHub& hub() const noexcept { return run_.hub(); }
 
   // ── Room on the device ──
   enum class Room : std::uint8_t {
@@ -141,7 +142,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // A batch from the device to the host.
   struct Copy {
     bool alive = false;
-    bool evicted = false;  // its slots are held; else its blocks are referenced
+    bool evicted = false;      // its slots are held; else its blocks are referenced
+    std::uint64_t number = 0;  // in the order in which they were made
     std::int64_t eta_ns = 0;
     std::vector<SlotId> from;
     std::vector<SlotId> to;
@@ -203,8 +205,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // copy_down.cpp
   bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
-  void make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
-                   bool evicted, RequestId who);
+  void make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const SlotId> to,
+                   std::span<const BlockIdentity> blocks, bool evicted, RequestId who);
   void start_copies(std::int64_t now_ns);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
@@ -247,6 +249,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<std::uint32_t> free_copies_;
   std::deque<std::uint32_t> queued_;
   std::uint32_t copying_ = 0;
+  std::uint64_t copies_made_ = 0;
   InFlight landing_;  // on the host; values index copies_
 
   std::vector<LowerCopy> lower_;

@@ -1,0 +1,161 @@
+"""Mistakes of callers and of their policies: told by name, and the engine is as good as before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tiers.building import BLOCK, Only, Worker, chain, reader_of, tiers
+from understudy import _core
+from understudy.errors import ConfigError, InvalidArgument, PolicyError
+from understudy.kv import EvictionPolicy
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Failing(Only):
+    """Raises the first time, and then keeps everything."""
+
+    def select(self, lineages: Any, reuse: Any) -> list[bool]:
+        self.asked.append((len(lineages), int(max(reuse))))
+        if len(self.asked) == 1:
+            raise RuntimeError("not today")
+        return [True] * len(lineages)
+
+
+class Short(Only):
+    """Answers for one block too few."""
+
+    def select(self, lineages: Any, reuse: Any) -> list[bool]:
+        return super().select(lineages, reuse)[1:]
+
+
+def test_a_step_in_the_past_of_the_transfers_changes_nothing() -> None:
+    worker = Worker(1, tiers(), step_ms=0.0)
+    worker.cache(1, 1)
+    worker.cache(2, 1)
+    request = worker.submit(3, BLOCK)
+    with pytest.raises(InvalidArgument, match="time never goes backwards"):
+        worker.engine.begin_step(0)
+    worker.check()
+    with pytest.raises(InvalidArgument, match="time never goes backwards"):
+        worker.engine.prefetch(chain(1)[:1], 0)
+    worker.check()
+    assert worker.begin() is False
+    worker.play()
+    assert worker.engine.emitted(request) == 1
+
+
+@pytest.mark.parametrize("write_through", [False, True], ids=["on eviction", "write-through"])
+def test_an_offload_policy_that_raises_costs_one_step(write_through: bool) -> None:
+    policy = Failing()
+    worker = Worker(2, tiers(offload_filter=policy, write_through=write_through), step_ms=0.0)
+    requests = [worker.submit(tag, 2 * BLOCK) for tag in (1, 2, 3)]
+    with pytest.raises(RuntimeError, match="not today"):
+        worker.play()
+    worker.check()
+    if worker.engine.in_step:
+        worker.end()
+    worker.play()
+    assert [worker.engine.emitted(request) for request in requests] == [1, 1, 1]
+    assert len(policy.asked) > 1
+
+
+def test_an_offload_policy_that_raises_for_the_room_of_a_load_costs_one_step() -> None:
+    policy = Failing()
+    reader, _ = reader_of([(chain(1), 2)], 3, offload_filter=policy)
+    reader.cache(9, 3)
+    request = reader.submit(1, 9)
+    with pytest.raises(RuntimeError, match="not today"):
+        reader.play()
+    reader.check()
+    assert reader.active() == 0
+    reader.play()
+    assert reader.engine.below_tokens(request) == (0, 8, 0)
+
+
+def test_an_offload_policy_must_answer_for_every_block() -> None:
+    worker = Worker(2, tiers(offload_filter=Short()), step_ms=0.0)
+    worker.cache(1, 2)
+    worker.submit(2, 2 * BLOCK)
+    with pytest.raises(PolicyError, match="asked about 2 blocks and answered for 1"):
+        worker.begin()
+    worker.engine.check()
+
+
+class Queue(EvictionPolicy):
+    """First freed, first taken; raises the third time that it is asked."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.asked = 0
+
+    def on_freed(self, blocks: npt.NDArray[np.int32], lineage_hashes: list[int | None]) -> None:
+        assert len(blocks) == len(lineage_hashes)
+        self.order += blocks.tolist()
+
+    def on_taken(self, blocks: npt.NDArray[np.int32]) -> None:
+        self.order = [block for block in self.order if block not in set(blocks.tolist())]
+
+    def select(self, count: int) -> list[int]:
+        self.asked += 1
+        if self.asked == 3:
+            raise RuntimeError("no victims today")
+        return self.order[:count]
+
+
+@pytest.mark.parametrize("write_through", [False, True], ids=["on eviction", "write-through"])
+def test_an_eviction_policy_of_the_host_that_raises_costs_one_step(write_through: bool) -> None:
+    policies: list[Queue] = []
+
+    def make() -> Queue:
+        policies.append(Queue())
+        return policies[-1]
+
+    worker = Worker(2, tiers(g2_blocks=2, g2_policy=make, write_through=write_through), step_ms=0.0)
+    requests = [worker.submit(tag, 2 * BLOCK) for tag in range(6)]
+    with pytest.raises(RuntimeError, match="no victims today"):
+        worker.play()
+    worker.check()
+    if worker.engine.in_step:
+        worker.end()
+    worker.play()
+    assert [worker.engine.emitted(request) for request in requests] == [1] * 6
+    assert len(policies) == 1
+    assert policies[0].asked > 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bytes_per_block", 0),
+        ("offload_batch_size", 0),
+        ("offload_concurrency", 0),
+        ("onboard_failure_rate", 1.5),
+        ("onboard_failure_rate", -0.1),
+        ("onboard_failure_rate", float("nan")),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Worker(2, tiers(**{field: value}))  # type: ignore[arg-type]
+
+
+def test_tiers_without_prefix_caching_are_refused() -> None:
+    with pytest.raises(ConfigError, match="enable_prefix_caching"):
+        Worker(2, tiers(), enable_prefix_caching=False)
+
+
+def test_a_run_without_tiers_is_refused() -> None:
+    run = _core.TierRun(tiers(), BLOCK)
+    with pytest.raises(ConfigError, match="run needs tiers"):
+        Worker(2, None, run=run)
+
+
+def test_a_run_has_no_events_of_a_tier_that_it_lacks() -> None:
+    run = _core.TierRun(tiers(), BLOCK)
+    with pytest.raises(ConfigError, match="no tier G3"):
+        run.take_events(_core.Tier.G3)[0]
