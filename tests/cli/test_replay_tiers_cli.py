@@ -69,6 +69,17 @@ def test_every_flag_lands_in_its_setting(report_of: Callable[..., dict[str, Any]
     assert (run["offload"]["mode"], run["offload"]["offload_batch_size"]) == ("write_through", 7)
 
 
+def test_the_blocks_of_the_device_follow_from_memory_and_model(
+    report_of: Callable[..., dict[str, Any]],
+) -> None:
+    # (80 GiB * 0.9 - 16 GB) / (64 tokens * 131072 bytes)
+    gpu = ("--model", "Llama-3.1-8B", "--gpu-memory", "80GiB", "--gpu-weights", "16GB")
+    assert report_of(*gpu)["run"]["engine"]["num_gpu_blocks"] == 7308
+    # A quarter of the heads and of the weights on each GPU.
+    four = report_of(*gpu, "--tensor-parallel-size", "4", "--gpu-memory-utilization", "0.5")
+    assert four["run"]["engine"]["num_gpu_blocks"] == (80 * 2**30 // 2 - 4 * 10**9) // (64 * 131072 // 4)
+
+
 def test_flags_win_over_the_file_and_assignments_over_both(
     report_of: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -155,6 +166,18 @@ def test_a_comparison_prints_two_columns_and_writes_both(
         ("--g2 9 --model Qwen3-8B --kv-bytes-per-token 9", "--kv-bytes-per-token and --model both"),
         ("--g2 9 --kv-dtype fp8 --kv-bytes-per-token 9", "--kv-bytes-per-token and --kv-dtype both"),
         ("--g2 9 --kv-dtype fp8", "kv_dtype needs model"),
+        ("--model Qwen3-8B", "--model needs a tier or the memory of a GPU"),
+        ("--gpu-memory 80GiB", "--gpu-memory and --gpu-weights belong together"),
+        ("--gpu-memory 80GiB --gpu-weights 1GB", "gpu needs model"),
+        (
+            "--gpu-memory 80GiB --gpu-weights 1GB --model Qwen3-8B --num-gpu-blocks 9",
+            "--num-gpu-blocks and --gpu-memory",
+        ),
+        ("--gpu-memory 8GiB --gpu-weights 16GB --model Qwen3-8B", "leaves no room for a block"),
+        (
+            "--gpu-memory 8GiB --gpu-weights 1GB --model Qwen3-8B --tensor-parallel-size 3",
+            "tensor_parallel=3",
+        ),
         ("--g2 9", "g2 needs to know what a token weighs: give kv_bytes_per_token (--kv-bytes-per-token)"),
         ("--g2 many --kv-bytes-per-token 9", "--g2 must be a whole number, got 'many'"),
         ("--g2 0 --kv-bytes-per-token 9", "g2: blocks must be at least 1"),

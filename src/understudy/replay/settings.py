@@ -9,13 +9,14 @@ import msgspec
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.layers import TIER_FIELDS, superseded, tiers_by_name
+from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FIELDS = ("workers", "routing", "seed", "load", "engine", *TIER_FIELDS)
+_FIELDS = ("workers", "routing", "seed", "load", "engine", "gpu", *TIER_FIELDS)
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: VllmConfig = VllmConfig()
     tiers: TiersConfig = TiersConfig()
     """In a file: `tiers` (a list), `offload`, `kv_bytes_per_token`, `model` and `kv_dtype`, beside the others."""
+
+    gpu: GpuSettings | None = None
+    """In place of `engine.num_gpu_blocks`, which then follows from the memory of the GPUs and the model."""
 
     @classmethod
     def read(
@@ -53,9 +57,15 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
         tiers = TiersConfig.from_dict({**below, "tiers": list(below.get("tiers", {}).values())})
         try:
-            return msgspec.structs.replace(msgspec.convert(merged, cls), engine=engine, tiers=tiers)
+            read = msgspec.structs.replace(msgspec.convert(merged, cls), engine=engine, tiers=tiers)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error)) from error
+        if read.gpu is None:
+            return read
+        if settings.get("num_gpu_blocks") is not None:
+            raise ConfigError("engine.num_gpu_blocks and gpu both say how many blocks a worker has; give one")
+        blocks = read.gpu.num_blocks(tiers.model, tiers.kv_dtype, engine.block_size)
+        return msgspec.structs.replace(read, engine=msgspec.structs.replace(engine, num_gpu_blocks=blocks))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
