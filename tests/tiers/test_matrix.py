@@ -13,7 +13,8 @@ from tiers.fleets import crowd_of, digest, drained, play
 from understudy.engines.profiles import PROFILES
 
 CHOICES: dict[str, list[Any]] = {
-    "manager": ["native"],
+    "manager": ["native", "kvbm lineage", "kvbm lru", "kvbm multi_lru"],
+    "bursts": [False, True],
     "tiers": ["g2", "g2 g3", "g2 g4", "g2 g3 g4"],
     "placement": ["inclusive", "exclusive", "write-through"],
     "min_reuse": [0, 1],
@@ -118,6 +119,11 @@ def engine_settings(row: dict[str, Any]) -> dict[str, Any]:
         "policy": "priority" if row["scheduling"] == "priority" else "fcfs",
         "preemption_mode": "fifo" if row["scheduling"] == "fifo" else "lifo",
         "async_scheduling": row["asynchronous"],
+        "kv_manager": row["manager"].split()[0],
+        "eviction_policy": row["manager"].split()[-1] if "kvbm" in row["manager"] else "lineage",
+        "accept_rates": [0.8, 0.5]
+        if row["bursts"] and not row["asynchronous"]
+        else [],  # they exclude each other
         "enable_chunked_prefill": row["prefill"] != "whole",
         "max_num_batched_tokens": 8192 if row["prefill"] == "whole" else 16,
         "long_prefill_token_threshold": 6 if row["prefill"] == "capped" else 0,
