@@ -1,6 +1,7 @@
 // From the device to the host, and from there to the tiers of the run.
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <memory>
 #include <ranges>
 
@@ -259,7 +260,12 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     });
     source_landed(waiter.load, waiter.block, copy.to[static_cast<std::size_t>(at - copy.blocks.begin())], time_ns);
   }
-  if (!run_.shared().empty()) copy_lower(time_ns, copy.to, copy.blocks);
+  std::exception_ptr failure;
+  try {
+    if (!run_.shared().empty()) copy_lower(time_ns, copy.to, copy.blocks);
+  } catch (...) {  // an eviction policy of the user's: these blocks do not go further down
+    failure = std::current_exception();
+  }
   store_.release(kG2, copy.to, true);
   if (copy.evicted) {
     held_ -= copy.from.size();
@@ -281,6 +287,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   std::swap(copy, copies_[index]);  // keeps the memory
   free_copies_.push_back(index);
   start_copies(time_ns);
+  if (failure) std::rethrow_exception(failure);
 }
 
 // ── To the tiers of the run ──

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiers.building import BLOCK, Only, Worker, chain, reader_of, tiers
+from tiers.building import BLOCK, Only, Worker, chain, reader_of, shared, tiers
 from understudy import _core
 from understudy.errors import ConfigError, InvalidArgument, PolicyError
 from understudy.kv import EvictionPolicy
@@ -125,6 +125,25 @@ def test_an_eviction_policy_of_the_host_that_raises_costs_one_step(write_through
     worker.play()
     assert [worker.engine.emitted(request) for request in requests] == [1] * 6
     assert len(policies) == 1
+    assert policies[0].asked > 3
+
+
+def test_an_eviction_policy_below_the_host_that_raises_costs_what_it_was_asked_for() -> None:
+    policies: list[Queue] = []
+
+    def make() -> Queue:
+        policies.append(Queue())
+        return policies[-1]
+
+    worker = Worker(2, tiers(g3=shared(num_blocks=2, policy=make)), step_ms=0.0)
+    requests = [worker.submit(tag, 2 * BLOCK) for tag in range(6)]
+    with pytest.raises(RuntimeError, match="no victims today"):
+        worker.play()
+    worker.check()
+    if worker.engine.in_step:
+        worker.end()
+    worker.play()
+    assert [worker.engine.emitted(request) for request in requests] == [1] * 6
     assert policies[0].asked > 3
 
 
