@@ -229,6 +229,11 @@ DrainedEvents VllmEngine::drain_events() {
   return events_.drain();
 }
 
+DrainedEvents VllmEngine::tell_events() {
+  events_.pull(store_);
+  return events_.tell();
+}
+
 // The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
 void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
   for (const StepLog::Scheduled& turn : plan) {

@@ -121,7 +121,8 @@ def run_offline(
         from understudy.replay.step_file import StepFile
 
         with create_trace(record_steps) as file:
-            steps = StepFile(file, workload, engine, workers=workers, timed=not isinstance(load, Lockstep))
+            timed = not isinstance(load, Lockstep)
+            steps = StepFile(file, workload, engine, workers=workers, timed=timed, keep_events=events)
             result = play(names=steps.names, on_step=steps.on_step)
             steps.finish()
     timeline = _timeline(result, workload, engine, workers)
