@@ -81,7 +81,9 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
       waiting_(config.policy, requests_),
-      phantom_(config.num_gpu_blocks, 0) {}
+      phantom_(config.num_gpu_blocks, 0) {
+  if (tiers_) token_log_.set_restless();
+}
 
 // ── Requests ──
 
@@ -102,6 +104,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   blocked_.valid = false;
   stuck_ = false;
   fruitless_preemptions_ = 0;
+  token_log_.touch();
   return id;
 }
 
@@ -149,6 +152,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   blocked_.valid = false;
   stuck_ = false;
   fruitless_preemptions_ = 0;
+  token_log_.touch();
   return true;
 }
 
@@ -187,6 +191,9 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   }
   ++totals_.steps;
   in_step_ = true;
+  now_ns_ = now_ns;
+  // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
+  if (log_.load.prefill_requests > 0) sample(running_.size());
   now_ns_ = now_ns + duration_ns;
   if (observer_) observer_(false);
   return duration_ns;
@@ -351,7 +358,6 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
 }
 
 void VllmEngine::sample(std::size_t running) {
-  if (!token_log_.wants_sample(now_ns_)) return;
   const PoolMetrics m = store_.metrics(0);
   EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
                       static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
