@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import understudy
 from model.replay_gen import COLUMNS, random_case
 from replay.building import MS, ONE_MS, conversations, crowd, play, sessions, single_turns
 from understudy.engines.config import VllmConfig
@@ -212,3 +213,9 @@ def test_a_worker_that_idles_most_of_a_long_run_has_little_usage(leaping: bool) 
     timeline = run_offline(workload, config, leaping=leaping).timeline
     assert 1000 < len(timeline.sample_time_ns) <= 2048
     assert float(worker_means(timeline, timeline.sample_running)[0][0]) == pytest.approx(0.1 / 1.7, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["engine", "load", "slo"])
+def test_an_argument_of_another_kind_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be"):
+        understudy.replay(crowd(2), **{name: 5})  # type: ignore[arg-type]
