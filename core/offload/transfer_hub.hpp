@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -31,17 +32,24 @@ class TransferHub {
   }
 
   // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order
-  // of their starts; what they start and ends at once follows.
+  // of their starts; what they start and ends at once follows. When an owner throws, the others that end at that time
+  // are told before the first such exception leaves.
   void run_until(std::int64_t now_ns) {
     while (next_wake_ns_ && *next_wake_ns_ <= now_ns) {
       const std::vector<Completion> ends = links_.pop_due(*next_wake_ns_);
       next_wake_ns_ = links_.next_wake_ns();
+      std::exception_ptr failure;
       for (const Completion& end : ends) {
         const auto owner = owners_.find(end.id);
         TransferOwner& told = *owner->second;
         owners_.erase(owner);
-        told.landed(end.id, end.time_ns);
+        try {
+          told.landed(end.id, end.time_ns);
+        } catch (...) {
+          if (!failure) failure = std::current_exception();
+        }
       }
+      if (failure) std::rethrow_exception(failure);
     }
   }
 

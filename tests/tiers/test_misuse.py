@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiers.building import BLOCK, Only, Worker, chain, reader_of, tiers
+from tiers.building import BLOCK, Only, Worker, chain, reader_of, shared, tiers
 from understudy import _core
 from understudy.errors import ConfigError, InvalidArgument, PolicyError
 from understudy.kv import EvictionPolicy
@@ -126,6 +126,27 @@ def test_an_eviction_policy_of_the_host_that_raises_costs_one_step(write_through
     assert [worker.engine.emitted(request) for request in requests] == [1] * 6
     assert len(policies) == 1
     assert policies[0].asked > 3
+
+
+@pytest.mark.parametrize("write_through", [False, True], ids=["on eviction", "write-through"])
+@pytest.mark.parametrize("tier", ["g3", "g4"])
+def test_an_eviction_policy_of_a_shared_tier_that_raises_costs_no_slots(
+    tier: str, write_through: bool
+) -> None:
+    """It is asked when a copy has landed on the host: that copy, and others at that time, have landed all the same."""
+    policy = Queue()
+    below: dict[str, Any] = {tier: shared(num_blocks=2, policy=lambda: policy)}
+    worker = Worker(4, tiers(offload_batch_size=1, write_through=write_through, **below), step_ms=0.0)
+    requests = [worker.submit(tag, 4 * BLOCK) for tag in range(6)]
+    with pytest.raises(RuntimeError, match="no victims today"):
+        worker.play()
+    worker.check()
+    if worker.engine.in_step:
+        worker.end()
+    worker.play()
+    assert [worker.engine.emitted(request) for request in requests] == [1] * 6
+    assert worker.held() == 0
+    assert policy.asked > 3
 
 
 @pytest.mark.parametrize(
