@@ -79,13 +79,15 @@ void WorkerTiers::note_hits(std::span<const SlotId> slots) {
 bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
   if (evicted_.empty() || config_.mode == OffloadMode::WriteThrough) return false;
   select(evicted_slots_, evicted_);
+  // Eviction goes from the ends of chains to their beginnings, without which an end is of no use: what finds no room is
+  // dropped from the ends, and copies go the other way, parents first.
   const std::uint64_t room = store_.available(kG2);
   if (chosen_.size() > room) {
-    totals_.dropped_blocks += chosen_.size() - room;
-    chosen_.resize(room);
+    const std::uint64_t dropped = chosen_.size() - room;
+    totals_.dropped_blocks += dropped;
+    chosen_.erase(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(dropped));
   }
   if (chosen_.empty()) return false;
-  // Eviction goes from the ends of chains to their beginnings; copies go the other way, parents first.
   std::vector<SlotId> slots;
   std::vector<BlockIdentity> blocks;
   slots.reserve(chosen_.size());
@@ -260,10 +262,10 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     });
     source_landed(waiter.load, waiter.block, copy.to[static_cast<std::size_t>(at - copy.blocks.begin())], time_ns);
   }
-  std::exception_ptr failure;
+  std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
   try {
     if (!run_.shared().empty()) copy_lower(time_ns, copy.to, copy.blocks);
-  } catch (...) {  // an eviction policy of the user's: these blocks do not go further down
+  } catch (...) {
     failure = std::current_exception();
   }
   store_.release(kG2, copy.to, true);

@@ -32,13 +32,13 @@ class TransferHub {
   }
 
   // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order
-  // of their starts; what they start and ends at once follows. If an owner throws (a policy of the user's), the others
-  // are told all the same, and then it is thrown on.
+  // of their starts; what they start and ends at once follows. When an owner throws, the others that end at that time
+  // are told before the first such exception leaves.
   void run_until(std::int64_t now_ns) {
-    std::exception_ptr failure;
     while (next_wake_ns_ && *next_wake_ns_ <= now_ns) {
       const std::vector<Completion> ends = links_.pop_due(*next_wake_ns_);
       next_wake_ns_ = links_.next_wake_ns();
+      std::exception_ptr failure;
       for (const Completion& end : ends) {
         const auto owner = owners_.find(end.id);
         TransferOwner& told = *owner->second;
@@ -49,8 +49,8 @@ class TransferHub {
           if (!failure) failure = std::current_exception();
         }
       }
+      if (failure) std::rethrow_exception(failure);
     }
-    if (failure) std::rethrow_exception(failure);
   }
 
   // Not after the next end; nothing when nothing is under way.

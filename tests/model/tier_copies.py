@@ -138,9 +138,11 @@ class CopiesDown(VllmModel):
                 chosen.append((block, key))
         for key in used:
             self.host.touch(key)
-        room = self.host.available()
-        self.dropped += max(0, len(chosen) - room)
-        return chosen[:room]
+        excess = max(0, len(chosen) - self.host.available())
+        self.dropped += excess
+        if self.tiers.write_through:
+            return chosen[: len(chosen) - excess]
+        return chosen[excess:]  # evicted from the ends of chains, which nobody finds without their beginnings
 
     def give_back(self, blocks: Sequence[Block]) -> None:
         """Empty slots, to the front: the first of them is handed out next."""

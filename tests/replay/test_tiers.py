@@ -74,6 +74,35 @@ def test_an_empty_workload_has_room_for_one_block() -> None:
     assert played(single_turns([]), config({"tier": "g2", "blocks": "unlimited"})).tiers is not None
 
 
+@pytest.mark.parametrize(
+    ("link", "limits", "load_ms"),
+    [
+        ({}, (np.inf, np.inf), 31.0),
+        ({"up_gbps": 0.5}, (np.inf, 0.5), 41.0),
+        ({"down_gbps": 0.5}, (0.5, np.inf), 31.0),
+        ({"down_gbps": 0.25, "up_gbps": 0.5}, (0.25, 0.5), 41.0),
+    ],
+)
+def test_a_workers_link_to_a_shared_tier_may_be_limited_in_one_direction(
+    link: dict[str, float], limits: tuple[float, float], load_ms: float
+) -> None:
+    """Worker 1 loads ten blocks of 1 MB that worker 0 computed: up to the host at 1 GB/s or less, and again to G1."""
+    workload = single_turns([161, 161], arrival_ms=[0, 1000], content=[range(11), range(11)])
+    host = {"tier": "g2", "blocks": 20, "link": {"down_gbps": 1, "up_gbps": 1}}
+    disk = {
+        "tier": "g3",
+        "blocks": 20,
+        "latency_ms": 11.0,
+        "link": {"backend_down_gbps": 1, "backend_up_gbps": 1, **link},
+    }
+    offload = {"mode": "write_through", "recompute_fallback": False}
+    timeline = played(workload, config(host, disk, offload=offload, kv_bytes_per_token=62500), workers=2)
+    assert timeline.tiers is not None
+    links = {used.name: used for used in timeline.tiers.links}
+    assert (links["worker 1 g2_to_g3"].bandwidth_gbps, links["worker 1 g3_to_g2"].bandwidth_gbps) == limits
+    assert timeline.tiers.parked_ns.tolist() == [0, load_ms * 1e6]  # the latency once, whichever link has it
+
+
 @pytest.mark.parametrize("mode", ["evict", "write_through"])
 def test_host_tiers_leave_workers_independent_so_threads_change_nothing(mode: str) -> None:
     tiers = config(offload={"mode": mode})

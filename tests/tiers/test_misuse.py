@@ -128,15 +128,16 @@ def test_an_eviction_policy_of_the_host_that_raises_costs_one_step(write_through
     assert policies[0].asked > 3
 
 
-def test_an_eviction_policy_below_the_host_that_raises_costs_what_it_was_asked_for() -> None:
-    policies: list[Queue] = []
-
-    def make() -> Queue:
-        policies.append(Queue())
-        return policies[-1]
-
-    worker = Worker(2, tiers(g3=shared(num_blocks=2, policy=make)), step_ms=0.0)
-    requests = [worker.submit(tag, 2 * BLOCK) for tag in range(6)]
+@pytest.mark.parametrize("write_through", [False, True], ids=["on eviction", "write-through"])
+@pytest.mark.parametrize("tier", ["g3", "g4"])
+def test_an_eviction_policy_of_a_shared_tier_that_raises_costs_no_slots(
+    tier: str, write_through: bool
+) -> None:
+    """It is asked when a copy has landed on the host: that copy, and others at that time, have landed all the same."""
+    policy = Queue()
+    below: dict[str, Any] = {tier: shared(num_blocks=2, policy=lambda: policy)}
+    worker = Worker(4, tiers(offload_batch_size=1, write_through=write_through, **below), step_ms=0.0)
+    requests = [worker.submit(tag, 4 * BLOCK) for tag in range(6)]
     with pytest.raises(RuntimeError, match="no victims today"):
         worker.play()
     worker.check()
@@ -144,7 +145,8 @@ def test_an_eviction_policy_below_the_host_that_raises_costs_what_it_was_asked_f
         worker.end()
     worker.play()
     assert [worker.engine.emitted(request) for request in requests] == [1] * 6
-    assert policies[0].asked > 3
+    assert worker.held() == 0
+    assert policy.asked > 3
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,7 @@ def test_what_the_host_has_no_room_for_is_dropped_and_its_slots_are_free() -> No
     assert worker.engine.tier_blocks(_core.Tier.G1) == (3, 0, 0, 2)
     totals = worker.engine.tier_totals
     assert (totals.offloaded_blocks, totals.dropped_blocks) == (2, 3)
+    assert landed_ms(worker) == [(2.0, [1001, 1002])]  # the beginning of the chain, which can be found again
 
 
 # --- the tiers of the run ------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from understudy._core import SharedTierConfig, Tier, TierConfig, WayConfig
 from understudy.errors import ConfigError
+from understudy.tiers.plan import PlannedLink
 from understudy.tiers.policy import OffloadPolicy
 
 if TYPE_CHECKING:
-    from understudy.tiers.plan import PlannedLink, PlannedTier, TierPlan
+    from understudy.tiers.plan import PlannedTier, TierPlan
 
 
 def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
@@ -45,15 +46,18 @@ def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
 def _shared(tier: PlannedTier | None, max_blocks: int) -> SharedTierConfig | None:
     if tier is None:
         return None
-    # A path is the worker's link and the backend's, or only that: the worker's own is then unlimited and free.
-    own = len(tier.down) == 2
     return SharedTierConfig(
         num_blocks=_capacity(tier, max_blocks),
         policy=tier.eviction,
-        worker=_way(tier.down[0], tier.up[0]) if own else WayConfig(down_gbps=math.inf, up_gbps=math.inf),
+        worker=_way(_own(tier.down), _own(tier.up)),
         backend=_way(tier.down[-1], tier.up[-1]),
         offload_concurrency=tier.offload_concurrency,
     )
+
+
+def _own(path: tuple[PlannedLink, ...]) -> PlannedLink:
+    """The worker's link of a path to a shared tier: unlimited and free where the path is the backend's alone."""
+    return path[0] if len(path) == 2 else PlannedLink(path[0].name, math.inf, 0, False, None, None)
 
 
 def _capacity(tier: PlannedTier, max_blocks: int) -> int:
