@@ -48,7 +48,8 @@ WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::spa
     const std::uint64_t held_before = held_;
     evicted_.clear();
     evicted_slots_.clear();
-    store_.allocate(kG1, out, &evicted_, &evicted_slots_);
+    const bool copies = config_.mode == OffloadMode::OnEviction;
+    store_.allocate(kG1, out, copies ? &evicted_ : nullptr, copies ? &evicted_slots_ : nullptr);
     if (!offload(who, now_ns, out)) {
       if (!reuse_.empty()) {
         for (const SlotId slot : out) reuse_[slot] = 0;
@@ -69,7 +70,7 @@ void WorkerTiers::note_hits(std::span<const SlotId> slots) {
 // Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
 // use.
 bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
-  if (evicted_.empty() || config_.mode == OffloadMode::WriteThrough) return false;
+  if (evicted_.empty()) return false;
   select(evicted_slots_, evicted_);
   const std::uint64_t room = store_.available(kG2);
   if (chosen_.size() > room) {
@@ -78,29 +79,26 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
   }
   if (chosen_.empty()) return false;
   // Eviction goes from the ends of chains to their beginnings; copies go the other way, parents first.
-  std::vector<SlotId> slots;
-  std::vector<BlockIdentity> blocks;
-  slots.reserve(chosen_.size());
-  blocks.reserve(chosen_.size());
+  copied_slots_.clear();
+  copied_.clear();
   for (const std::uint32_t i : chosen_ | std::views::reverse) {
-    slots.push_back(evicted_slots_[i]);
-    blocks.push_back(evicted_[i]);
+    copied_slots_.push_back(evicted_slots_[i]);
+    copied_.push_back(evicted_[i]);
   }
-  std::vector<SlotId> rest;
-  rest.reserve(out.size() - chosen_.size());
+  rest_.clear();
   auto next = chosen_.begin();
   for (const SlotId slot : out) {  // in the order of `out`, as what was evicted is
     if (next != chosen_.end() && evicted_slots_[*next] == slot) {
       ++next;
     } else {
-      rest.push_back(slot);
+      rest_.push_back(slot);
     }
   }
-  store_.give_back(kG1, rest);
-  held_ += slots.size();
-  g1_references_ += slots.size();
+  store_.give_back(kG1, rest_);
+  held_ += copied_.size();
+  g1_references_ += copied_.size();
   ++totals_.room_waits;
-  make_copies(now_ns, slots, blocks, true, who);
+  make_copies(now_ns, true, who);
   return true;
 }
 
@@ -177,20 +175,22 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
     chosen_.resize(room);
   }
   if (chosen_.empty()) return;
-  std::vector<SlotId> sources;
-  std::vector<BlockIdentity> wanted;
+  copied_slots_.clear();
+  copied_.clear();
   for (const std::uint32_t i : chosen_) {
-    sources.push_back(slots[i]);
-    wanted.push_back(blocks[i]);
+    copied_slots_.push_back(slots[i]);
+    copied_.push_back(blocks[i]);
   }
-  store_.reference(kG1, sources);
-  g1_references_ += sources.size();
-  make_copies(now_ns, sources, wanted, false, kNobody);
+  store_.reference(kG1, copied_slots_);
+  g1_references_ += copied_slots_.size();
+  make_copies(now_ns, false, kNobody);
 }
 
-void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
-                              bool evicted, RequestId who) {
-  std::vector<SlotId> to(slots.size());
+// Of copied_, which are in copied_slots_.
+void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who) {
+  const std::span<const SlotId> slots = copied_slots_;
+  const std::span<const BlockIdentity> blocks = copied_;
+  const std::span<SlotId> to = (copies_to_.resize(slots.size()), copies_to_);
   store_.allocate(kG2, to);
   totals_.offloaded_blocks += slots.size();
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
@@ -204,12 +204,13 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
     Copy& copy = copies_[index];
     copy.alive = true;
     copy.evicted = evicted;
-    copy.from.assign(slots.begin() + static_cast<std::ptrdiff_t>(start),
-                     slots.begin() + static_cast<std::ptrdiff_t>(start + count));
-    copy.to.assign(to.begin() + static_cast<std::ptrdiff_t>(start),
-                   to.begin() + static_cast<std::ptrdiff_t>(start + count));
-    copy.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(start),
-                       blocks.begin() + static_cast<std::ptrdiff_t>(start + count));
+    const auto keep = [&](auto& part, const auto& all) {
+      const auto own = all.subspan(start, count);
+      part.assign(own.begin(), own.end());
+    };
+    keep(copy.from, slots);
+    keep(copy.to, to);
+    keep(copy.blocks, blocks);
     copy.eta_ns =
         now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
     for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
@@ -224,10 +225,8 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     const std::uint32_t index = queued_.front();
     queued_.pop_front();
     ++copying_;
-    const TransferId id =
-        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
-                    Priority::Background, *this);
-    errands_.emplace(id, Errand{Role::Copy, index});
+    hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
+                Priority::Background, *this, {kCopy, index});
   }
 }
 
@@ -314,9 +313,8 @@ void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
     queued_lower_[tier].pop_front();
     ++copying_lower_[tier];
     const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
-    const TransferId id =
-        hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this);
-    errands_.emplace(id, Errand{Role::Lower, index, tier});
+    hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this,
+                {kLower, index, static_cast<std::uint32_t>(tier)});
   }
 }
 
@@ -330,22 +328,19 @@ void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
   start_lower(copy.tier, time_ns);
 }
 
-void WorkerTiers::landed(TransferId id, std::int64_t time_ns) {
-  const auto found = errands_.find(id);
-  const Errand errand = found->second;
-  errands_.erase(found);
-  switch (errand.role) {
-    case Role::Copy:
+void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
+  switch (static_cast<Role>(errand.role)) {
+    case kCopy:
       copy_landed(errand.index, time_ns);
       break;
-    case Role::Lower:
+    case kLower:
       lower_landed(errand.index, time_ns);
       break;
-    case Role::Stage:
+    case kStage:
       --run_.shared()[errand.tier]->loads_under_way();
       next_phase(errand.index, time_ns);
       break;
-    case Role::Load:
+    case kLoad:
       --loading_now_;
       if (fails(errand.index)) loads_[errand.index].failed = true;
       next_phase(errand.index, time_ns);
