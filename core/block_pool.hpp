@@ -46,4 +46,24 @@ inline SlotId BlockStore::global(const Pool& pool, SlotId id) const {
   return pool.first + id;
 }
 
+inline void BlockStore::set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept {
+  slots_[id].lineage = identity.lineage;
+  if (!pool.config.keeps_details) return;
+  details_[id].local_hash = identity.local_hash;
+  details_[id].parent_hash = identity.parent_hash;
+}
+
+inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
+  const bool last = !slots_[id].twinned;
+  if (last) {
+    index_->erase(tag, id);
+  } else {
+    leave_twins(pool, id, tag);
+  }
+  if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
+    events_.removed(identity(id), details_[id].generation, pool.config.tier, last);
+  }
+  return last;
+}
+
 }  // namespace understudy

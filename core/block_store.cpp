@@ -1,5 +1,5 @@
-// Construction, allocation and release. Filling and finding are in block_store_fill.cpp, reports in
-// block_store_watch.cpp.
+// Construction and allocation. Filling and finding are in block_store_fill.cpp, holding and release in
+// block_store_hold.cpp, reports in block_store_watch.cpp.
 #include "block_store.hpp"
 
 #include <algorithm>
@@ -33,6 +33,9 @@ const StoreConfig& checked(const StoreConfig& config) {
     if (tier < 1 || tier > 4) throw Error(ErrorKind::ConfigError, "tier must be G1..G4, got ", tier);
     if (seen[tier]) throw Error(ErrorKind::ConfigError, "tier G", tier, " is given twice");
     seen[tier] = true;
+    if (!pool.keeps_details && config.events.enabled) {
+      throw Error(ErrorKind::ConfigError, "keeps_details must be on for a tier that emits events");
+    }
     if (pool.num_blocks < 1 || pool.num_blocks > BlockStore::kMaxBlocks) {
       throw Error(ErrorKind::ConfigError, "num_blocks must be in 1..", BlockStore::kMaxBlocks, ", got ",
                   pool.num_blocks);
@@ -122,30 +125,6 @@ void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::ve
   throw Error(ErrorKind::CapacityExhausted, "asked for ", out.size(), " blocks of tier G",
               static_cast<int>(tier(pool_index)), " but only ", available, " of ", num_blocks(pool_index),
               " are available");
-}
-
-void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  std::size_t good = 0;
-  SlotId bad = 0;
-  for (; good < slots.size() && slots[good] < pool.count; ++good) {
-    Slot& slot = slots_[pool.first + slots[good]];
-    if (slot.state != SlotState::Mutable || slot.refs != 1 || slot.marked) break;
-    slot.marked = true;
-  }
-  if (good < slots.size()) bad = slots[good];
-  for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
-  if (good < slots.size()) {
-    (void)global(pool, bad);
-    throw Error(ErrorKind::WrongState, "block ", bad, " is not mutable, or is named twice");
-  }
-  for (const SlotId id : slots) {
-    make_reset(pool, pool.first + id);
-    freed_.push_back(pool.first + id);
-  }
-  pool.policy->give_back(freed_);
-  freed_.clear();
 }
 
 // False, and how many there are, when there are too few.
@@ -248,9 +227,10 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
     const std::span<SlotId> batch = out.subspan(start, std::min(kWarmBatch, out.size() - start));
     for (const SlotId id : batch) slots_[id].warm();
     for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (slots_[batch[i]].state != SlotState::Inactive) continue;
       tags[i] = BlockIndex::tag(slots_[batch[i]].lineage, pool.index);
+      index_->warm(tags[i]);
     }
-    for (std::size_t i = 0; i < batch.size(); ++i) index_->warm(tags[i]);
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const SlotId id = batch[i];
       Slot& slot = slots_[id];
@@ -271,174 +251,6 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   pool.counters.allocations += out.size();
   pool.counters.evictions += evictions;
   pool.counters.allocations_from_reset += out.size() - evictions;
-}
-
-// ── Hold and let go ──
-
-void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  for (const SlotId id : slots) {
-    if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
-  }
-  for (const SlotId id : slots) acquire(pool, pool.first + id);
-}
-
-void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slots) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  for (const SlotId id : slots) {
-    const Slot& slot = slots_[global(pool, id)];
-    if (slot.state != SlotState::Primary || pool.config.duplicates == DuplicatePolicy::Allow) {
-      throw Error(ErrorKind::WrongState, "block ", id, " cannot be unregistered: it is not registered and referenced");
-    }
-  }
-  events_.begin_call();
-  for (const SlotId id : slots) {
-    Slot& slot = slots_[pool.first + id];
-    if (slot.state != SlotState::Primary) continue;  // named twice
-    forget(pool, pool.first + id, true);
-    pool.move(slot, SlotState::Mutable);
-    pool.references -= slot.refs;
-  }
-}
-
-void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  for (const SlotId id : slots) {
-    const Slot& slot = slots_[global(pool, id)];
-    if (!slot.registered() || slot.refs == 0) {
-      throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
-    }
-  }
-  for (const SlotId id : slots) ++slots_[pool.first + id].refs;
-  pool.references += slots.size();
-}
-
-void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, bool tail_first) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  const auto at = [&](std::size_t i) { return slots[tail_first ? slots.size() - 1 - i : i]; };
-
-  // Dropping is undone if a later id is bad. The drop that reaches 0 is the slot's last, repeats included.
-  std::size_t last = 0;
-  std::uint64_t references = 0;
-  try {
-    for (; last < slots.size(); ++last) {
-      const SlotId id = global(pool, at(last));
-      Slot& slot = slots_[id];
-      if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but nobody holds it");
-      references += slot.registered() ? 1 : 0;
-      if (--slot.refs == 0) freed_.push_back(id);
-    }
-  } catch (...) {
-    freed_.clear();
-    for (std::size_t i = 0; i < last; ++i) ++slots_[pool.first + at(i)].refs;
-    throw;
-  }
-  pool.references -= references;
-  events_.begin_call();
-  const std::size_t dropped = freed_.size();
-  std::uint64_t cached = 0;
-  for (std::size_t i = 0; i < dropped; ++i) {
-    Slot& slot = slots_[freed_[i]];
-    if (slot.state == SlotState::Primary && !slot.reset_on_release) {
-      slot.state = SlotState::Inactive;
-      ++cached;
-    } else {
-      let_go(pool, freed_[i]);
-    }
-  }
-  pool.moved(cached, SlotState::Primary, SlotState::Inactive);
-  pool.policy->insert(freed_);
-  freed_.clear();
-}
-
-// The last reference is gone. A duplicate's keep-alive goes with it, and may free its primary in turn.
-void BlockStore::let_go(Pool& pool, SlotId id) {
-  Slot& slot = slots_[id];
-  if (slot.state == SlotState::Primary && !slot.reset_on_release) {
-    pool.move(slot, SlotState::Inactive);
-    return;
-  }
-  SlotId primary = kNoSlot;
-  if (slot.registered()) {
-    if (slot.state == SlotState::Duplicate) primary = index_->find(slot.lineage, pool.index);
-    forget(pool, id, true);
-  }
-  make_reset(pool, id);
-  if (primary == kNoSlot) return;
-  --pool.references;
-  if (--slots_[primary].refs == 0) {
-    freed_.push_back(primary);
-    let_go(pool, primary);
-  }
-}
-
-void BlockStore::make_reset(Pool& pool, SlotId id) {
-  Slot& slot = slots_[id];
-  pool.move(slot, SlotState::Reset);
-  slot.lineage = {};
-  slot.refs = 0;
-  slot.reset_on_release = false;
-}
-
-// Takes the slot's hash out of the index and the ring of its copies.
-bool BlockStore::forget(Pool& pool, SlotId id, bool announce) {
-  return forget(pool, id, BlockIndex::tag(slots_[id].lineage, pool.index), announce);
-}
-
-bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
-  const bool last = !slots_[id].twinned;
-  if (last) {
-    index_->erase(tag, id);
-  } else {
-    leave_twins(pool, id, tag);
-  }
-  if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
-    events_.removed(identity(id), details_[id].generation, pool.config.tier, last);
-  }
-  return last;
-}
-
-void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
-  const SlotId before = details_[id].twin_prev;
-  const SlotId after = details_[id].twin_next;
-  if (index_->find(slots_[id].lineage, pool.index, tag) == id) index_->replace(tag, id, after);
-  details_[before].twin_next = after;
-  details_[after].twin_prev = before;
-  slots_[id].twinned = false;
-  slots_[after].twinned = after != before;
-}
-
-void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  for (const SlotId id : slots) {
-    const Slot& slot = slots_[global(pool, id)];
-    if (!slot.registered() || slot.refs == 0) {
-      throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
-    }
-  }
-  for (const SlotId id : slots) slots_[pool.first + id].reset_on_release = value;
-}
-
-std::size_t BlockStore::clear_inactive(std::size_t pool_index) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  events_.begin_call();
-  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
-    if (slots_[id].state != SlotState::Inactive) continue;
-    pool.policy->remove(id);
-    forget(pool, id, true);
-    make_reset(pool, id);
-    freed_.push_back(id);
-  }
-  const std::size_t cleared = freed_.size();
-  pool.policy->insert(freed_);
-  freed_.clear();
-  return cleared;
 }
 
 }  // namespace understudy

@@ -32,6 +32,9 @@ struct PoolConfig {
   PolicyConfig policy;
   DuplicatePolicy duplicates = DuplicatePolicy::Allow;
   bool reset_on_release = false;  // default for blocks: do not cache what nobody references
+  // Off: local and parent hashes, and generations, are forgotten (and read 0), which spares half of the memory traffic.
+  // For an owner who wants neither events nor the identities of what is evicted.
+  bool keeps_details = true;
 };
 
 struct EventConfig {
@@ -206,11 +209,7 @@ class BlockStore {
   BlockIdentity identity(SlotId id) const noexcept {
     return {slots_[id].lineage, details_[id].local_hash, details_[id].parent_hash};
   }
-  void set_identity(SlotId id, const BlockIdentity& identity) noexcept {
-    slots_[id].lineage = identity.lineage;
-    details_[id].local_hash = identity.local_hash;
-    details_[id].parent_hash = identity.parent_hash;
-  }
+  void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
   SlotId acquire(Pool& pool, SlotId id);
   void let_go(Pool& pool, SlotId id);
   // Both: true when that was the last copy.

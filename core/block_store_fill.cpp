@@ -66,7 +66,7 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
       }
       if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
       slot.state = SlotState::Staged;
-      set_identity(id, identities[done]);
+      set_identity(pool, id, identities[done]);
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {
@@ -149,7 +149,8 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
       ++fresh;
       Slot& slot = slots_[id];
       slot.state = SlotState::Primary;
-      details_[id].generation = next_generation_++;
+      const std::uint64_t generation = next_generation_++;
+      if (pool.config.keeps_details) details_[id].generation = generation;
       if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
       if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, block_tokens);
     }

@@ -45,6 +45,7 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers) {
   const bool append =
       c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
   pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
+  pool.keeps_details = emits(c) || (tiers != nullptr && tiers->mode == OffloadMode::OnEviction);
   store.pools = {pool};
   if (tiers != nullptr) {
     if (!c.enable_prefix_caching) {
@@ -56,6 +57,7 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers) {
     host.policy.kind = PolicyKind::Lru;
     if (tiers->g2_policy) host.policy = tiers->g2_policy();
     host.duplicates = DuplicatePolicy::Reject;
+    host.keeps_details = emits(c);
     store.pools.push_back(host);
   }
   store.events.enabled = emits(c);

@@ -49,7 +49,8 @@ WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::spa
     const std::uint64_t held_before = held_;
     evicted_.clear();
     evicted_slots_.clear();
-    store_.allocate(kG1, out, &evicted_, &evicted_slots_);
+    const bool copies = config_.mode == OffloadMode::OnEviction;
+    store_.allocate(kG1, out, copies ? &evicted_ : nullptr, copies ? &evicted_slots_ : nullptr);
     bool copied = false;
     try {
       copied = offload(who, now_ns, out);
@@ -77,7 +78,7 @@ void WorkerTiers::note_hits(std::span<const SlotId> slots) {
 // Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
 // use.
 bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
-  if (evicted_.empty() || config_.mode == OffloadMode::WriteThrough) return false;
+  if (evicted_.empty()) return false;
   select(evicted_slots_, evicted_);
   // Eviction goes from the ends of chains to their beginnings, without which an end is of no use: what finds no room is
   // dropped from the ends, and copies go the other way, parents first.
@@ -88,31 +89,28 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
     chosen_.erase(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(dropped));
   }
   if (chosen_.empty()) return false;
-  std::vector<SlotId> slots;
-  std::vector<BlockIdentity> blocks;
-  slots.reserve(chosen_.size());
-  blocks.reserve(chosen_.size());
+  copied_slots_.clear();
+  copied_.clear();
   for (const std::uint32_t i : chosen_ | std::views::reverse) {
-    slots.push_back(evicted_slots_[i]);
-    blocks.push_back(evicted_[i]);
+    copied_slots_.push_back(evicted_slots_[i]);
+    copied_.push_back(evicted_[i]);
   }
-  std::vector<SlotId> to(slots.size());
-  store_.allocate(kG2, to);  // may ask a policy, and fail: before anything has changed
-  std::vector<SlotId> rest;
-  rest.reserve(out.size() - chosen_.size());
+  copies_to_.resize(copied_.size());
+  store_.allocate(kG2, copies_to_);  // may ask a policy, and fail: before anything has changed
+  rest_.clear();
   auto next = chosen_.begin();
   for (const SlotId slot : out) {  // in the order of `out`, as what was evicted is
     if (next != chosen_.end() && evicted_slots_[*next] == slot) {
       ++next;
     } else {
-      rest.push_back(slot);
+      rest_.push_back(slot);
     }
   }
-  store_.give_back(kG1, rest);
-  held_ += slots.size();
-  g1_references_ += slots.size();
+  store_.give_back(kG1, rest_);
+  held_ += copied_.size();
+  g1_references_ += copied_.size();
   ++totals_.room_waits;
-  make_copies(now_ns, slots, to, blocks, true, who);
+  make_copies(now_ns, true, who);
   return true;
 }
 
@@ -193,21 +191,24 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
     chosen_.resize(room);
   }
   if (chosen_.empty()) return;
-  std::vector<SlotId> sources;
-  std::vector<BlockIdentity> wanted;
+  copied_slots_.clear();
+  copied_.clear();
   for (const std::uint32_t i : chosen_) {
-    sources.push_back(slots[i]);
-    wanted.push_back(blocks[i]);
+    copied_slots_.push_back(slots[i]);
+    copied_.push_back(blocks[i]);
   }
-  std::vector<SlotId> to(sources.size());
-  store_.allocate(kG2, to);
-  store_.reference(kG1, sources);
-  g1_references_ += sources.size();
-  make_copies(now_ns, sources, to, wanted, false, kNobody);
+  copies_to_.resize(copied_.size());
+  store_.allocate(kG2, copies_to_);
+  store_.reference(kG1, copied_slots_);
+  g1_references_ += copied_slots_.size();
+  make_copies(now_ns, false, kNobody);
 }
 
-void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const SlotId> to,
-                              std::span<const BlockIdentity> blocks, bool evicted, RequestId who) {
+// Of copied_, from copied_slots_ to copies_to_.
+void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who) {
+  const std::span<const SlotId> slots = copied_slots_;
+  const std::span<const BlockIdentity> blocks = copied_;
+  const std::span<const SlotId> to = copies_to_;
   totals_.offloaded_blocks += slots.size();
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
     const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
@@ -221,12 +222,13 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
     copy.alive = true;
     copy.evicted = evicted;
     copy.number = ++copies_made_;
-    copy.from.assign(slots.begin() + static_cast<std::ptrdiff_t>(start),
-                     slots.begin() + static_cast<std::ptrdiff_t>(start + count));
-    copy.to.assign(to.begin() + static_cast<std::ptrdiff_t>(start),
-                   to.begin() + static_cast<std::ptrdiff_t>(start + count));
-    copy.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(start),
-                       blocks.begin() + static_cast<std::ptrdiff_t>(start + count));
+    const auto keep = [&](auto& part, const auto& all) {
+      const auto own = all.subspan(start, count);
+      part.assign(own.begin(), own.end());
+    };
+    keep(copy.from, slots);
+    keep(copy.to, to);
+    keep(copy.blocks, blocks);
     copy.eta_ns =
         now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
     for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
@@ -241,10 +243,8 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     const std::uint32_t index = queued_.front();
     queued_.pop_front();
     ++copying_;
-    const TransferId id =
-        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
-                    Priority::Background, *this);
-    errands_.emplace(id, Errand{Role::Copy, index});
+    hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
+                Priority::Background, *this, {kCopy, index});
   }
 }
 
@@ -337,9 +337,8 @@ void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
     queued_lower_[tier].pop_front();
     ++copying_lower_[tier];
     const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
-    const TransferId id =
-        hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this);
-    errands_.emplace(id, Errand{Role::Lower, index, tier});
+    hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this,
+                {kLower, index, static_cast<std::uint32_t>(tier)});
   }
 }
 
@@ -353,22 +352,19 @@ void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
   start_lower(copy.tier, time_ns);
 }
 
-void WorkerTiers::landed(TransferId id, std::int64_t time_ns) {
-  const auto found = errands_.find(id);
-  const Errand errand = found->second;
-  errands_.erase(found);
-  switch (errand.role) {
-    case Role::Copy:
+void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
+  switch (static_cast<Role>(errand.role)) {
+    case kCopy:
       copy_landed(errand.index, time_ns);
       break;
-    case Role::Lower:
+    case kLower:
       lower_landed(errand.index, time_ns);
       break;
-    case Role::Stage:
+    case kStage:
       --run_.shared()[errand.tier]->loads_under_way();
       next_phase(errand.index, time_ns);
       break;
-    case Role::Load:
+    case kLoad:
       --loading_now_;
       if (fails(errand.index)) loads_[errand.index].failed = true;
       next_phase(errand.index, time_ns);

@@ -20,14 +20,23 @@ std::int64_t transfer_ns(const LinkSettings& link, std::uint64_t bytes, std::uin
 
 // ── Plan ──
 
-WorkerTiers::Source WorkerTiers::find(const BlockIdentity& block, bool* found) const {
-  const std::span<const BlockIdentity> one(&block, 1);
-  Source source;
+bool WorkerTiers::find(const BlockIdentity& block, Source& source) const {
+  SlotId above = kNoSlot;
+  SlotId below = kNoSlot;
   std::uint32_t references = 0;
-  *found = true;
-  store_.peek(kG1, one, &source.slot, &references);
+  store_.peek(kG1, {&block, 1}, &above, &references);
+  if (above == kNoSlot) store_.peek(kG2, {&block, 1}, &below, &references);
+  return find(block, above, below, source);
+}
+
+// `above` and `below`: where it is on the device and on the host.
+bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, Source& source) const {
+  const std::span<const BlockIdentity> one(&block, 1);
+  std::uint32_t references = 0;
+  source = {};
+  source.slot = above;
   source.tier = Tier::G1;
-  if (source.slot != kNoSlot) return source;
+  if (source.slot != kNoSlot) return true;
   if (const std::uint32_t load = loading_.find(block.lineage); load != InFlight::kNone) {
     const std::vector<BlockIdentity>& blocks = loads_[load].blocks;
     const auto at = std::find(blocks.begin(), blocks.end(), block);
@@ -35,39 +44,58 @@ WorkerTiers::Source WorkerTiers::find(const BlockIdentity& block, bool* found) c
     source.where = Source::Where::Loading;
     source.id = load;
     source.ready_ns = loads_[load].eta_ns;
-    return source;
+    return true;
   }
-  store_.peek(kG2, one, &source.slot, &references);
+  source.slot = below;
   source.tier = Tier::G2;
-  if (source.slot != kNoSlot) return source;
+  if (source.slot != kNoSlot) return true;
   if (const std::uint32_t copy = landing_.find(block.lineage); copy != InFlight::kNone) {
     source.where = Source::Where::Landing;
     source.id = copy;
     source.ready_ns = copies_[copy].eta_ns;
-    return source;
+    return true;
   }
   for (const auto& shared : run_.shared()) {
     shared->store().peek(0, one, &source.slot, &references);
     source.tier = shared->tier();
-    if (source.slot != kNoSlot) return source;
+    if (source.slot != kNoSlot) return true;
   }
   for (const auto& shared : run_.shared()) {
     if (!shared->coming(block.lineage)) continue;
     source.tier = shared->tier();
     source.where = Source::Where::Landing;
     source.ready_ns = shared->eta_ns(block.lineage);
-    return source;
+    return true;
   }
-  *found = false;
-  return source;
+  return false;
+}
+
+// Fills sources_ up to the first block that is nowhere. Looks few blocks up at first, as most often there is none, and
+// then more and more together.
+void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
+  constexpr std::size_t kMost = 64;
+  sources_.clear();
+  above_.resize(kMost);
+  below_.resize(kMost);
+  references_.resize(kMost);
+  for (std::size_t size = 1; !blocks.empty(); size = std::min(2 * size, kMost)) {
+    const std::span<const BlockIdentity> some = blocks.first(std::min(size, blocks.size()));
+    store_.peek(kG1, some, above_.data(), references_.data());
+    store_.peek(kG2, some, below_.data(), references_.data());
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      Source source;
+      if (!find(some[i], above_[i], below_[i], source)) return;
+      sources_.push_back(source);
+    }
+    blocks = blocks.subspan(some.size());
+  }
 }
 
 std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> blocks) const {
   std::vector<TierAnswer> answers;
   for (const BlockIdentity& block : blocks) {
-    bool found = false;
-    const Source source = find(block, &found);
-    if (!found) {
+    Source source;
+    if (!find(block, source)) {
       answers.push_back({});
       break;
     }
@@ -159,13 +187,7 @@ void WorkerTiers::unpin(std::size_t from, std::size_t to) {
 WorkerTiers::Onboard WorkerTiers::onboard(RequestId who, std::int64_t now_ns, std::span<const SlotId> prefix,
                                           std::span<const BlockIdentity> blocks,
                                           const std::function<std::int64_t(std::size_t)>& saved_ns) {
-  sources_.clear();
-  for (const BlockIdentity& block : blocks) {
-    bool found = false;
-    const Source source = find(block, &found);
-    if (!found) break;
-    sources_.push_back(source);
-  }
+  find_sources(blocks);
   std::size_t count = sources_.size();
   if (count > 0 && config_.recompute_fallback) {
     count = worthwhile(now_ns, count, saved_ns);
@@ -358,8 +380,8 @@ void WorkerTiers::stage(std::uint32_t index, std::int64_t time_ns) {
     ++loads_[index].pending;
     ++shared.loads_under_way();
     const std::array<LinkId, 2> path{ways_[tier].up, shared.backend().up};
-    const TransferId id = hub().start(time_ns, path, blocks * config_.bytes_per_block, Priority::Demand, *this);
-    errands_.emplace(id, Errand{Role::Stage, index, tier});
+    hub().start(time_ns, path, blocks * config_.bytes_per_block, Priority::Demand, *this,
+                {kStage, index, static_cast<std::uint32_t>(tier)});
   }
   next_phase(index, time_ns);
 }
@@ -395,9 +417,8 @@ void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
   if (!load.failed) {
     ++loading_now_;
     ++loads_begun_;
-    const TransferId id = hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block,
-                                      Priority::Demand, *this);
-    errands_.emplace(id, Errand{Role::Load, index});
+    hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block, Priority::Demand, *this,
+                {kLoad, index});
   }
   next_phase(index, time_ns);
 }

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <optional>
 #include <span>
-#include <unordered_map>
+#include <utility>
 
 #include "link.hpp"
 
@@ -14,8 +15,14 @@ namespace understudy {
 class TransferOwner {
  public:
   virtual ~TransferOwner() = default;
-  // The transfer's last byte arrived at `time_ns`. May start others at that time.
-  virtual void landed(TransferId id, std::int64_t time_ns) = 0;
+  // What a transfer is for, in the owner's own terms.
+  struct Errand {
+    std::uint32_t role = 0;
+    std::uint32_t index = 0;
+    std::uint32_t tier = 0;
+  };
+  // The last byte of the errand's transfer arrived at `time_ns`. May start others at that time.
+  virtual void landed(const Errand& errand, std::int64_t time_ns) = 0;
 };
 
 class TransferHub {
@@ -23,12 +30,12 @@ class TransferHub {
   Links& links() noexcept { return links_; }
   const Links& links() const noexcept { return links_; }
 
-  TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority,
-                   TransferOwner& owner) {
+  void start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority,
+             TransferOwner& owner, const TransferOwner::Errand& errand) {
     const TransferId id = links_.start(now_ns, path, bytes, priority);
-    owners_.emplace(id, &owner);
+    if (told_.empty()) first_id_ = id;
+    told_.push_back({&owner, errand});
     next_wake_ns_ = links_.next_wake_ns();
-    return id;
   }
 
   // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order
@@ -40,11 +47,10 @@ class TransferHub {
       next_wake_ns_ = links_.next_wake_ns();
       std::exception_ptr failure;
       for (const Completion& end : ends) {
-        const auto owner = owners_.find(end.id);
-        TransferOwner& told = *owner->second;
-        owners_.erase(owner);
+        const Told told = std::exchange(told_[end.id - first_id_], {});
+        for (; !told_.empty() && told_.front().owner == nullptr; ++first_id_) told_.pop_front();
         try {
-          told.landed(end.id, end.time_ns);
+          told.owner->landed(told.errand, end.time_ns);
         } catch (...) {
           if (!failure) failure = std::current_exception();
         }
@@ -59,7 +65,12 @@ class TransferHub {
  private:
   Links links_;
   std::optional<std::int64_t> next_wake_ns_;
-  std::unordered_map<TransferId, TransferOwner*> owners_;
+  struct Told {
+    TransferOwner* owner = nullptr;  // null: it was told
+    TransferOwner::Errand errand;
+  };
+  std::deque<Told> told_;  // by id, from first_id_ on: ids are given in order
+  TransferId first_id_ = 0;
 };
 
 }  // namespace understudy

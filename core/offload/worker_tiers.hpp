@@ -121,7 +121,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void check() const;
 
   // ── Called by transfers ──
-  void landed(TransferId id, std::int64_t time_ns) override;
+  void landed(const Errand& errand, std::int64_t time_ns) override;
   void source_landed(std::uint32_t load, std::uint32_t block, SlotId slot, std::int64_t time_ns) override;
 
  private:
@@ -195,18 +195,12 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::uint32_t id = 0;       // of the copy or the load
     std::int64_t ready_ns = 0;  // about; when not resident
   };
-  enum class Role : std::uint8_t { Copy, Lower, Stage, Load };
-  struct Errand {
-    Role role;
-    std::uint32_t index;
-    std::size_t tier = 0;
-  };
+  enum Role : std::uint32_t { kCopy, kLower, kStage, kLoad };
 
   // copy_down.cpp
   bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
-  void make_copies(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const SlotId> to,
-                   std::span<const BlockIdentity> blocks, bool evicted, RequestId who);
+  void make_copies(std::int64_t now_ns, bool evicted, RequestId who);
   void start_copies(std::int64_t now_ns);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
@@ -217,7 +211,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void give_back(std::span<const SlotId> slots);
 
   // onboard.cpp
-  Source find(const BlockIdentity& block, bool* found) const;
+  bool find(const BlockIdentity& block, Source& source) const;
+  bool find(const BlockIdentity& block, SlotId above, SlotId below, Source& source) const;
+  void find_sources(std::span<const BlockIdentity> blocks);
   std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
   std::int64_t eta(std::int64_t now_ns, std::size_t count) const;
@@ -267,7 +263,6 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::unordered_map<RequestId, Park> parks_;
   std::size_t parked_ = 0;
   std::vector<RequestId> ready_;
-  std::unordered_map<TransferId, Errand> errands_;
 
   std::uint64_t held_ = 0;
   std::uint64_t g1_references_ = 0;
@@ -279,9 +274,14 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<BlockIdentity> evicted_;
   std::vector<SlotId> evicted_slots_;
   std::vector<std::uint32_t> chosen_;
+  std::vector<SlotId> above_;
   std::vector<SlotId> below_;
   std::vector<std::uint32_t> references_;
   std::vector<Source> sources_;
+  std::vector<SlotId> copied_slots_;
+  std::vector<BlockIdentity> copied_;
+  std::vector<SlotId> copies_to_;
+  std::vector<SlotId> rest_;
 };
 
 }  // namespace understudy
