@@ -1,6 +1,5 @@
 // From the device to the host, and from there to the tiers of the run.
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <memory>
 #include <ranges>
@@ -8,15 +7,6 @@
 #include "offload/worker_tiers.hpp"
 
 namespace understudy {
-
-namespace {
-
-std::int64_t transfer_ns(const LinkSettings& link, std::uint64_t bytes, std::uint64_t sharers) {
-  const double ns = static_cast<double>(bytes) * static_cast<double>(sharers) / link.bandwidth_gbps;
-  return link.fixed_ns + std::llround(std::ceil(ns));
-}
-
-}  // namespace
 
 WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
     : config_(config), store_(store), run_(run) {
@@ -220,6 +210,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
     Copy& copy = copies_[index];
     copy.alive = true;
     copy.evicted = evicted;
+    copy.transfer.reset();
     copy.number = ++copies_made_;
     copy.from.assign(slots.begin() + static_cast<std::ptrdiff_t>(start),
                      slots.begin() + static_cast<std::ptrdiff_t>(start + count));
@@ -228,7 +219,8 @@ void WorkerTiers::make_copies(std::int64_t now_ns, std::span<const SlotId> slots
     copy.blocks.assign(blocks.begin() + static_cast<std::ptrdiff_t>(start),
                        blocks.begin() + static_cast<std::ptrdiff_t>(start + count));
     copy.eta_ns =
-        now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
+        now_ns + config_.host.down.fixed_ns +
+        config_.host.flow_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1, 0);
     for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
     wait_for(who, now_ns, copy);
     queued_.push_back(index);
@@ -244,6 +236,7 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     const TransferId id =
         hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
                     Priority::Background, *this);
+    copies_[index].transfer = id;
     errands_.emplace(id, Errand{Role::Copy, index});
   }
 }
@@ -300,9 +293,12 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
     SharedTier& shared = *run_.shared()[tier];
     std::vector<BlockIdentity> wanted(blocks.begin(), blocks.end());
     const std::uint64_t bytes = wanted.size() * config_.bytes_per_block;
+    const WayConfig& worker = shared.config().worker;
+    const WayConfig& backend = shared.config().backend;
+    const std::uint64_t sharers = 1 + copying_lower_[tier];
     const std::int64_t eta_ns =
-        now_ns + std::max(transfer_ns(shared.config().worker.down, bytes, 1 + copying_lower_[tier]),
-                          transfer_ns(shared.config().backend.down, bytes, 1 + copying_lower_[tier]));
+        now_ns + worker.down.fixed_ns + backend.down.fixed_ns +
+        std::max(worker.flow_ns(worker.down, bytes, sharers, 0), backend.flow_ns(backend.down, bytes, sharers, 0));
     const std::vector<SlotId> to = shared.expect(wanted, now_ns, eta_ns);
     std::vector<SlotId> from;
     for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {
@@ -339,6 +335,7 @@ void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
     const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
     const TransferId id =
         hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this);
+    run_.shared()[tier]->under_way(lower_[index].blocks, id);
     errands_.emplace(id, Errand{Role::Lower, index, tier});
   }
 }
@@ -370,6 +367,7 @@ void WorkerTiers::landed(TransferId id, std::int64_t time_ns) {
       break;
     case Role::Load:
       --loading_now_;
+      loads_[errand.index].transfer.reset();
       if (fails(errand.index)) loads_[errand.index].failed = true;
       next_phase(errand.index, time_ns);
       break;

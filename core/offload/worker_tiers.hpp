@@ -47,7 +47,8 @@ struct TierAnswer {
   enum class Kind : std::uint8_t { Miss, Hit, Pending };
   Kind kind = Kind::Miss;
   Tier tier = Tier::G1;
-  std::int64_t ready_ns = 0;  // about; Pending only
+  // Pending only. Exact, if nothing joins its links, where the last transfer of its way is under way; else about.
+  std::int64_t ready_ns = 0;
 };
 
 // Pool 0 of the store is the device, pool 1 the host. Never reads a clock. The engine asks for slots and for loads;
@@ -142,8 +143,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // A batch from the device to the host.
   struct Copy {
     bool alive = false;
-    bool evicted = false;      // its slots are held; else its blocks are referenced
-    std::uint64_t number = 0;  // in the order in which they were made
+    bool evicted = false;                // its slots are held; else its blocks are referenced
+    std::uint64_t number = 0;            // in the order in which they were made
+    std::optional<TransferId> transfer;  // none while it is queued
     std::int64_t eta_ns = 0;
     std::vector<SlotId> from;
     std::vector<SlotId> to;
@@ -177,6 +179,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::uint32_t joins = 0;    // loads under way of blocks before these
     std::int64_t start_ns = 0;
     std::int64_t eta_ns = 0;
+    std::optional<TransferId> transfer;  // to the device, once that is under way
     std::vector<BlockIdentity> blocks;
     std::vector<SlotId> to;    // on the device, reserved
     std::vector<SlotId> from;  // on the host, referenced (or reserved, until staged); kNoSlot until landed
@@ -194,6 +197,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     SlotId slot = kNoSlot;
     std::uint32_t id = 0;       // of the copy or the load
     std::int64_t ready_ns = 0;  // about; when not resident
+    std::optional<TransferId> transfer;
   };
   enum class Role : std::uint8_t { Copy, Lower, Stage, Load };
   struct Errand {

@@ -216,6 +216,23 @@ def test_an_unlimited_link_lands_at_once_and_nobody_waits() -> None:
     assert worker.engine.tier_waits(1) == (0, 0)
 
 
+def test_a_pending_block_is_told_with_the_time_when_it_lands_whatever_joined_its_link() -> None:
+    worker = evicting(2, 2, tiers(offload_batch_size=1))
+    assert not worker.begin()
+    assert worker.engine.tier_lookup(chain(1)[:2]) == [("pending", G2, 2 * MS)] * 2
+    worker = Worker(2, tiers(), step_ms=0.0, policy="priority")
+    worker.cache(1, 2)
+    for tag, now_ms in (
+        (2, 0.0),
+        (3, 0.5),
+    ):  # the second overtakes; each evicts a block, the end of the chain first
+        worker.submit(tag, BLOCK, priority=-tag)
+        assert worker.begin(now_ms) is False
+    assert worker.engine.tier_lookup(chain(1)[:2]) == [("pending", G2, 2 * MS), ("pending", G2, MS + MS // 2)]
+    worker.land(1.25)
+    assert worker.engine.tier_lookup(chain(1)[:2])[1] == ("pending", G2, MS + MS // 2)
+
+
 def test_a_parent_is_told_before_its_child() -> None:
     worker = evicting(6, 6, tiers(offload_batch_size=4, offload_concurrency=1))
     worker.begin()
