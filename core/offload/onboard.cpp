@@ -169,7 +169,7 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestId who, std::int64_t now_ns, st
   std::size_t count = sources_.size();
   if (count > 0 && config_.recompute_fallback) {
     count = worthwhile(now_ns, count, saved_ns);
-    if (count == 0) ++totals_.slow_loads;
+    if (count == 0) return Onboard::Slow;
   }
   // Blocks of the device at the end need no load.
   while (count > 0 && sources_[count - 1].tier == Tier::G1) --count;

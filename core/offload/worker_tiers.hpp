@@ -86,7 +86,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   // ── Loads up ──
   enum class Onboard : std::uint8_t {
-    Miss,    // nothing to load, or not worth it
+    Miss,    // nothing to load, or no room to load it to
+    Slow,    // it is computed sooner
     Parked,  // the blocks are on their way: `take_ready` names the request
     Retry,   // no slots at the moment: ask again when `waiting` is over
   };
@@ -94,6 +95,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // the first n of them saves.
   Onboard onboard(RequestId who, std::int64_t now_ns, std::span<const SlotId> prefix,
                   std::span<const BlockIdentity> blocks, const std::function<std::int64_t(std::size_t)>& saved_ns);
+  // A request was admitted without what would have been slow.
+  void note_slow() noexcept { ++totals_.slow_loads; }
   // As `onboard`, for blocks that somebody will want. True when something is on its way.
   bool prefetch(std::int64_t now_ns, std::span<const BlockIdentity> blocks);
   // Requests whose loads have ended (or failed), in that order.
