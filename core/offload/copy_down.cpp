@@ -99,7 +99,7 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
     }
   }
   store_.give_back(kG1, rest);
-  held_ += slots.size();
+  set_held(held_ + slots.size(), now_ns);
   g1_references_ += slots.size();
   ++totals_.room_waits;
   make_copies(now_ns, slots, to, blocks, true, who);
@@ -169,6 +169,16 @@ void WorkerTiers::give_back(std::span<const SlotId> slots) {
   store_.give_back(kG1, slots);
   g1_references_ -= slots.size();
   released_ += slots.size();
+}
+
+// What was held until now counts; what is held for no time does not.
+void WorkerTiers::set_held(std::uint64_t held, std::int64_t now_ns) {
+  if (now_ns > held_since_ns_) {
+    totals_.held_block_ns += held_ * static_cast<std::uint64_t>(now_ns - held_since_ns_);
+    totals_.held_max_blocks = std::max(totals_.held_max_blocks, held_);
+  }
+  held_since_ns_ = now_ns;
+  held_ = held;
 }
 
 // ── To the host ──
@@ -263,7 +273,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   }
   store_.release(kG2, copy.to, true);
   if (copy.evicted) {
-    held_ -= copy.from.size();
+    set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
   } else {
     store_.release(kG1, copy.from, true);

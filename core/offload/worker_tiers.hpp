@@ -1,6 +1,7 @@
 // One worker's way down to the host and the tiers below, and back.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -27,7 +28,9 @@ struct TierTotals {
   std::uint64_t joined_loads = 0;  // blocks that somebody else was loading already
   std::uint64_t slow_loads = 0;    // not begun: computing them was sooner
   std::uint64_t failed_loads = 0;
-  std::uint64_t room_waits = 0;  // allocations that had to wait for copies to leave the device
+  std::uint64_t room_waits = 0;       // allocations that had to wait for copies to leave the device
+  std::uint64_t held_block_ns = 0;    // time that slots were held, summed
+  std::uint64_t held_max_blocks = 0;  // of one worker, at one time
 
   TierTotals& operator+=(const TierTotals& other) noexcept {
     offloaded_blocks += other.offloaded_blocks;
@@ -38,6 +41,8 @@ struct TierTotals {
     slow_loads += other.slow_loads;
     failed_loads += other.failed_loads;
     room_waits += other.room_waits;
+    held_block_ns += other.held_block_ns;
+    held_max_blocks = std::max(held_max_blocks, other.held_max_blocks);
     return *this;
   }
 };
@@ -222,6 +227,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void wait_for(RequestId who, std::int64_t now_ns, Copy& copy);
   void wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots);
   void give_back(std::span<const SlotId> slots);
+  void set_held(std::uint64_t held, std::int64_t now_ns);
 
   // onboard.cpp
   Source find(const BlockIdentity& block, bool* found) const;
@@ -277,6 +283,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::unordered_map<TransferId, Errand> errands_;
 
   std::uint64_t held_ = 0;
+  std::int64_t held_since_ns_ = 0;
   std::uint64_t g1_references_ = 0;
   std::uint64_t released_ = 0;
   TierTotals totals_;

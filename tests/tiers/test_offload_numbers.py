@@ -71,6 +71,15 @@ def test_an_evicted_block_holds_its_slot_until_its_copy_has_landed() -> None:
     assert worker.engine.admitted == [(1, False, 0)]
 
 
+def test_how_long_slots_were_held_is_exact_and_not_a_matter_of_samples() -> None:
+    worker = evicting(
+        3, 3, tiers(offload_batch_size=2)
+    )  # 2 MB and 1 MB share 1 GB/s: the small one lands at 2 ms
+    worker.play()
+    totals = worker.engine.tier_totals
+    assert (totals.held_max_blocks, totals.held_block_ns) == (3, 3 * 2 * MS + 2 * MS)
+
+
 def test_a_held_slot_is_handed_out_to_nobody() -> None:
     worker = evicting(3, 2, tiers())
     assert not worker.begin()  # two held, one free
