@@ -265,7 +265,8 @@ void bind_engine(nb::module_& m) {
           "land", [](VllmEngine& self, std::int64_t now_ns) { tiers_of(self).hub().run_until(now_ns); }, "now_ns"_a,
           nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
       .def("tier_lookup", &tier_lookup, "identities"_a,
-           "(hit, pending or miss; tier; about when it is there) of the leading blocks, ended by the first miss.")
+           "(hit, pending or miss; tier; when a pending one is there, in ns) of the leading blocks, ended by the first "
+           "miss.")
       .def("tier_blocks", &tier_blocks, "tier"_a, "(free, active, inactive, held) of G1 or G2.")
       .def(
           "prefetch",

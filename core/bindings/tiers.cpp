@@ -154,7 +154,9 @@ void bind_tiers(nb::module_& m) {
       .def_ro("joined_loads", &TierTotals::joined_loads)
       .def_ro("slow_loads", &TierTotals::slow_loads)
       .def_ro("failed_loads", &TierTotals::failed_loads)
-      .def_ro("room_waits", &TierTotals::room_waits);
+      .def_ro("room_waits", &TierTotals::room_waits)
+      .def_ro("held_block_ns", &TierTotals::held_block_ns)
+      .def_ro("held_max_blocks", &TierTotals::held_max_blocks);
 }
 
 }  // namespace understudy

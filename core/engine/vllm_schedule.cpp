@@ -181,6 +181,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
     request.cached_total += hit_tokens;
     request.looked_up += request.known;
     if (tiers_) count_origins(id, hits, resumed);
+    if (loading == WorkerTiers::Onboard::Slow) tiers_->note_slow();
     for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
     log_.admitted.push_back(id);
     log_.resumed.push_back(resumed);

@@ -1,6 +1,5 @@
 // From the device to the host, and from there to the tiers of the run.
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <memory>
 #include <ranges>
@@ -8,15 +7,6 @@
 #include "offload/worker_tiers.hpp"
 
 namespace understudy {
-
-namespace {
-
-std::int64_t transfer_ns(const LinkSettings& link, std::uint64_t bytes, std::uint64_t sharers) {
-  const double ns = static_cast<double>(bytes) * static_cast<double>(sharers) / link.bandwidth_gbps;
-  return link.fixed_ns + std::llround(std::ceil(ns));
-}
-
-}  // namespace
 
 WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
     : config_(config), store_(store), run_(run) {
@@ -107,7 +97,7 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
     }
   }
   store_.give_back(kG1, rest_);
-  held_ += copied_.size();
+  set_held(held_ + copied_.size(), now_ns);
   g1_references_ += copied_.size();
   ++totals_.room_waits;
   make_copies(now_ns, true, who);
@@ -179,6 +169,16 @@ void WorkerTiers::give_back(std::span<const SlotId> slots) {
   released_ += slots.size();
 }
 
+// What was held until now counts; what is held for no time does not.
+void WorkerTiers::set_held(std::uint64_t held, std::int64_t now_ns) {
+  if (now_ns > held_since_ns_) {
+    totals_.held_block_ns += held_ * static_cast<std::uint64_t>(now_ns - held_since_ns_);
+    totals_.held_max_blocks = std::max(totals_.held_max_blocks, held_);
+  }
+  held_since_ns_ = now_ns;
+  held_ = held;
+}
+
 // ── To the host ──
 
 void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slots,
@@ -221,6 +221,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who) 
     Copy& copy = copies_[index];
     copy.alive = true;
     copy.evicted = evicted;
+    copy.transfer.reset();
     copy.number = ++copies_made_;
     const auto keep = [&](auto& part, const auto& all) {
       const auto own = all.subspan(start, count);
@@ -230,7 +231,8 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who) 
     keep(copy.to, to);
     keep(copy.blocks, blocks);
     copy.eta_ns =
-        now_ns + transfer_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1);
+        now_ns + config_.host.down.fixed_ns +
+        config_.host.flow_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1, 0);
     for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
     wait_for(who, now_ns, copy);
     queued_.push_back(index);
@@ -243,8 +245,9 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     const std::uint32_t index = queued_.front();
     queued_.pop_front();
     ++copying_;
-    hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
-                Priority::Background, *this, {kCopy, index});
+    copies_[index].transfer =
+        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
+                    Priority::Background, *this, {kCopy, index});
   }
 }
 
@@ -270,7 +273,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   }
   store_.release(kG2, copy.to, true);
   if (copy.evicted) {
-    held_ -= copy.from.size();
+    set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
   } else {
     store_.release(kG1, copy.from, true);
@@ -300,9 +303,12 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
     SharedTier& shared = *run_.shared()[tier];
     std::vector<BlockIdentity> wanted(blocks.begin(), blocks.end());
     const std::uint64_t bytes = wanted.size() * config_.bytes_per_block;
+    const WayConfig& worker = shared.config().worker;
+    const WayConfig& backend = shared.config().backend;
+    const std::uint64_t sharers = 1 + copying_lower_[tier];
     const std::int64_t eta_ns =
-        now_ns + std::max(transfer_ns(shared.config().worker.down, bytes, 1 + copying_lower_[tier]),
-                          transfer_ns(shared.config().backend.down, bytes, 1 + copying_lower_[tier]));
+        now_ns + worker.down.fixed_ns + backend.down.fixed_ns +
+        std::max(worker.flow_ns(worker.down, bytes, sharers, 0), backend.flow_ns(backend.down, bytes, sharers, 0));
     const std::vector<SlotId> to = shared.expect(wanted, now_ns, eta_ns);
     std::vector<SlotId> from;
     for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {
@@ -337,8 +343,9 @@ void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
     queued_lower_[tier].pop_front();
     ++copying_lower_[tier];
     const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
-    hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block, Priority::Background, *this,
-                {kLower, index, static_cast<std::uint32_t>(tier)});
+    const TransferId id = hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block,
+                                      Priority::Background, *this, {kLower, index, static_cast<std::uint32_t>(tier)});
+    run_.shared()[tier]->under_way(lower_[index].blocks, id);
   }
 }
 
@@ -366,6 +373,7 @@ void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
       break;
     case kLoad:
       --loading_now_;
+      loads_[errand.index].transfer.reset();
       if (fails(errand.index)) loads_[errand.index].failed = true;
       next_phase(errand.index, time_ns);
       break;

@@ -1,6 +1,5 @@
 // From the host, and the tiers below it, back to the device.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <memory>
 
@@ -8,15 +7,6 @@
 #include "xxh3.hpp"
 
 namespace understudy {
-
-namespace {
-
-std::int64_t transfer_ns(const LinkSettings& link, std::uint64_t bytes, std::uint64_t sharers) {
-  const double ns = static_cast<double>(bytes) * static_cast<double>(sharers) / link.bandwidth_gbps;
-  return link.fixed_ns + std::llround(std::ceil(ns));
-}
-
-}  // namespace
 
 // ── Plan ──
 
@@ -44,6 +34,7 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
     source.where = Source::Where::Loading;
     source.id = load;
     source.ready_ns = loads_[load].eta_ns;
+    source.transfer = loads_[load].transfer;
     return true;
   }
   source.slot = below;
@@ -53,6 +44,7 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
     source.where = Source::Where::Landing;
     source.id = copy;
     source.ready_ns = copies_[copy].eta_ns;
+    source.transfer = copies_[copy].transfer;
     return true;
   }
   for (const auto& shared : run_.shared()) {
@@ -65,6 +57,7 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
     source.tier = shared->tier();
     source.where = Source::Where::Landing;
     source.ready_ns = shared->eta_ns(block.lineage);
+    source.transfer = shared->transfer(block.lineage);
     return true;
   }
   return false;
@@ -99,8 +92,12 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
       answers.push_back({});
       break;
     }
-    const bool resident = source.where == Source::Where::Resident;
-    const TierAnswer answer{resident ? TierAnswer::Kind::Hit : TierAnswer::Kind::Pending, source.tier, source.ready_ns};
+    TierAnswer answer{TierAnswer::Kind::Hit, source.tier, 0};
+    if (source.where != Source::Where::Resident) {
+      answer.kind = TierAnswer::Kind::Pending;
+      answer.ready_ns = source.transfer ? hub().links().deadline_ns(*source.transfer)
+                                        : std::max(source.ready_ns, hub().links().now_ns());
+    }
     answers.push_back(answer);
   }
   return answers;
@@ -131,13 +128,16 @@ std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
     if (staged[tier] == 0) continue;
     SharedTier& shared = *run_.shared()[tier];
     const std::uint64_t bytes = staged[tier] * config_.bytes_per_block;
-    const LinkSettings& worker = shared.config().worker.up;
-    const LinkSettings& backend = shared.config().backend.up;
-    const std::int64_t flow_ns = std::max(transfer_ns(worker, bytes, 1) - worker.fixed_ns,
-                                          transfer_ns(backend, bytes, 1 + shared.loads_under_way()) - backend.fixed_ns);
-    stage_ns = std::max(stage_ns, worker.fixed_ns + backend.fixed_ns + flow_ns);
+    const WayConfig& worker = shared.config().worker;
+    const WayConfig& backend = shared.config().backend;
+    const std::uint64_t copies = config_.demand_first ? 0 : copying_lower_[tier];
+    const std::int64_t flow_ns = std::max(worker.flow_ns(worker.up, bytes, 1, copies),
+                                          backend.flow_ns(backend.up, bytes, 1 + shared.loads_under_way(), copies));
+    stage_ns = std::max(stage_ns, worker.up.fixed_ns + backend.up.fixed_ns + flow_ns);
   }
-  const std::int64_t load_ns = transfer_ns(config_.host.up, blocks * config_.bytes_per_block, 1 + loading_now_);
+  const std::int64_t load_ns =
+      config_.host.up.fixed_ns + config_.host.flow_ns(config_.host.up, blocks * config_.bytes_per_block,
+                                                      1 + loading_now_, config_.demand_first ? 0 : copying_);
   return std::max(joined_ns, ready_ns + stage_ns + load_ns);
 }
 
@@ -191,7 +191,7 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestId who, std::int64_t now_ns, st
   std::size_t count = sources_.size();
   if (count > 0 && config_.recompute_fallback) {
     count = worthwhile(now_ns, count, saved_ns);
-    if (count == 0) ++totals_.slow_loads;
+    if (count == 0) return Onboard::Slow;
   }
   // Blocks of the device at the end need no load.
   while (count > 0 && sources_[count - 1].tier == Tier::G1) --count;
@@ -417,8 +417,8 @@ void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
   if (!load.failed) {
     ++loading_now_;
     ++loads_begun_;
-    hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block, Priority::Demand, *this,
-                {kLoad, index});
+    loads_[index].transfer = hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block,
+                                         Priority::Demand, *this, {kLoad, index});
   }
   next_phase(index, time_ns);
 }

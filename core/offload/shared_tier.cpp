@@ -60,10 +60,15 @@ std::vector<SlotId> SharedTier::expect(std::vector<BlockIdentity>& blocks, std::
     const std::uint32_t at = unused_.back();
     unused_.pop_back();
     expected_[at].eta_ns = eta_ns;
+    expected_[at].transfer.reset();
     coming_.insert(block.lineage, at);
   }
   if (!slots.empty()) changed(now_ns);
   return slots;
+}
+
+void SharedTier::under_way(std::span<const BlockIdentity> blocks, TransferId id) {
+  for (const BlockIdentity& block : blocks) expected_[coming_.find(block.lineage)].transfer = id;
 }
 
 void SharedTier::wait_for(const LineageHash& block, LandingWaiter& waiter, std::uint32_t load, std::uint32_t index) {

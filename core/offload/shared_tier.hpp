@@ -49,6 +49,9 @@ class SharedTier {
   std::vector<SlotId> expect(std::vector<BlockIdentity>& blocks, std::int64_t now_ns, std::int64_t eta_ns);
   bool coming(const LineageHash& block) const noexcept { return coming_.find(block) != InFlight::kNone; }
   std::int64_t eta_ns(const LineageHash& block) const { return expected_[coming_.find(block)].eta_ns; }
+  // The copy that brings them has been started; nothing before.
+  void under_way(std::span<const BlockIdentity> blocks, TransferId id);
+  std::optional<TransferId> transfer(const LineageHash& block) const { return expected_[coming_.find(block)].transfer; }
   void wait_for(const LineageHash& block, LandingWaiter& waiter, std::uint32_t load, std::uint32_t index);
   // They are here: visible from now on.
   void land(std::span<SlotId> slots, std::span<const BlockIdentity> blocks, std::int64_t time_ns);
@@ -76,6 +79,7 @@ class SharedTier {
   };
   struct Expected {
     std::int64_t eta_ns = 0;
+    std::optional<TransferId> transfer;
     std::vector<Waiter> waiters;
   };
 

@@ -30,12 +30,13 @@ class TransferHub {
   Links& links() noexcept { return links_; }
   const Links& links() const noexcept { return links_; }
 
-  void start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority,
-             TransferOwner& owner, const TransferOwner::Errand& errand) {
+  TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority,
+                   TransferOwner& owner, const TransferOwner::Errand& errand) {
     const TransferId id = links_.start(now_ns, path, bytes, priority);
     if (told_.empty()) first_id_ = id;
     told_.push_back({&owner, errand});
     next_wake_ns_ = links_.next_wake_ns();
+    return id;
   }
 
   // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order

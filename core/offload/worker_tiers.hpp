@@ -1,6 +1,7 @@
 // One worker's way down to the host and the tiers below, and back.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -27,7 +28,9 @@ struct TierTotals {
   std::uint64_t joined_loads = 0;  // blocks that somebody else was loading already
   std::uint64_t slow_loads = 0;    // not begun: computing them was sooner
   std::uint64_t failed_loads = 0;
-  std::uint64_t room_waits = 0;  // allocations that had to wait for copies to leave the device
+  std::uint64_t room_waits = 0;       // allocations that had to wait for copies to leave the device
+  std::uint64_t held_block_ns = 0;    // time that slots were held, summed
+  std::uint64_t held_max_blocks = 0;  // of one worker, at one time
 
   TierTotals& operator+=(const TierTotals& other) noexcept {
     offloaded_blocks += other.offloaded_blocks;
@@ -38,6 +41,8 @@ struct TierTotals {
     slow_loads += other.slow_loads;
     failed_loads += other.failed_loads;
     room_waits += other.room_waits;
+    held_block_ns += other.held_block_ns;
+    held_max_blocks = std::max(held_max_blocks, other.held_max_blocks);
     return *this;
   }
 };
@@ -47,7 +52,8 @@ struct TierAnswer {
   enum class Kind : std::uint8_t { Miss, Hit, Pending };
   Kind kind = Kind::Miss;
   Tier tier = Tier::G1;
-  std::int64_t ready_ns = 0;  // about; Pending only
+  // Pending only. Exact, if nothing joins its links, where the last transfer of its way is under way; else about.
+  std::int64_t ready_ns = 0;
 };
 
 // Pool 0 of the store is the device, pool 1 the host. Never reads a clock. The engine asks for slots and for loads;
@@ -85,7 +91,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   // ── Loads up ──
   enum class Onboard : std::uint8_t {
-    Miss,    // nothing to load, or not worth it
+    Miss,    // nothing to load, or no room to load it to
+    Slow,    // it is computed sooner
     Parked,  // the blocks are on their way: `take_ready` names the request
     Retry,   // no slots at the moment: ask again when `waiting` is over
   };
@@ -93,6 +100,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // the first n of them saves.
   Onboard onboard(RequestId who, std::int64_t now_ns, std::span<const SlotId> prefix,
                   std::span<const BlockIdentity> blocks, const std::function<std::int64_t(std::size_t)>& saved_ns);
+  // A request was admitted without what would have been slow.
+  void note_slow() noexcept { ++totals_.slow_loads; }
   // As `onboard`, for blocks that somebody will want. True when something is on its way.
   bool prefetch(std::int64_t now_ns, std::span<const BlockIdentity> blocks);
   // Requests whose loads have ended (or failed), in that order.
@@ -142,8 +151,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // A batch from the device to the host.
   struct Copy {
     bool alive = false;
-    bool evicted = false;      // its slots are held; else its blocks are referenced
-    std::uint64_t number = 0;  // in the order in which they were made
+    bool evicted = false;                // its slots are held; else its blocks are referenced
+    std::uint64_t number = 0;            // in the order in which they were made
+    std::optional<TransferId> transfer;  // none while it is queued
     std::int64_t eta_ns = 0;
     std::vector<SlotId> from;
     std::vector<SlotId> to;
@@ -177,6 +187,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::uint32_t joins = 0;    // loads under way of blocks before these
     std::int64_t start_ns = 0;
     std::int64_t eta_ns = 0;
+    std::optional<TransferId> transfer;  // to the device, once that is under way
     std::vector<BlockIdentity> blocks;
     std::vector<SlotId> to;    // on the device, reserved
     std::vector<SlotId> from;  // on the host, referenced (or reserved, until staged); kNoSlot until landed
@@ -194,6 +205,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     SlotId slot = kNoSlot;
     std::uint32_t id = 0;       // of the copy or the load
     std::int64_t ready_ns = 0;  // about; when not resident
+    std::optional<TransferId> transfer;
   };
   enum Role : std::uint32_t { kCopy, kLower, kStage, kLoad };
 
@@ -209,6 +221,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void wait_for(RequestId who, std::int64_t now_ns, Copy& copy);
   void wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots);
   void give_back(std::span<const SlotId> slots);
+  void set_held(std::uint64_t held, std::int64_t now_ns);
 
   // onboard.cpp
   bool find(const BlockIdentity& block, Source& source) const;
@@ -265,6 +278,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<RequestId> ready_;
 
   std::uint64_t held_ = 0;
+  std::int64_t held_since_ns_ = 0;
   std::uint64_t g1_references_ = 0;
   std::uint64_t released_ = 0;
   TierTotals totals_;

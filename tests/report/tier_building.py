@@ -69,6 +69,8 @@ def tiered(**changes: Any) -> Timeline:
         slow_loads=4,
         failed_loads=0,
         room_waits=5,
+        held_block_ns=500 * MS,
+        held_max_blocks=10,
     )
     columns: dict[str, Any] = {
         "below_tokens_first": ([0, 48, 0], [0, 0, 32], [0, 0, 0]),

@@ -121,6 +121,17 @@ def test_loads_that_take_longer_than_computing_are_computed_and_nobody_waits(dis
         assert per_request(with_tiers, tiers=False) == per_request(without)
 
 
+def test_a_cap_over_both_directions_counts_when_loading_is_weighed() -> None:
+    onboards = []
+    for duplex_gbps in (0.05, INF):
+        config = tiers(
+            host=way(INF, duplex_gbps=duplex_gbps), write_through=True, recompute_fallback=True, g2_blocks=400
+        )
+        result = play(crowd_of(1, 50, burst=2), config, timing=_core.polynomial_timing())
+        onboards.append(result.tier_totals.onboards)
+    assert onboards[0] == 0 < onboards[1]
+
+
 # --- against itself --------------------------------------------------------------------------------------
 
 

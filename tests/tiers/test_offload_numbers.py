@@ -71,6 +71,15 @@ def test_an_evicted_block_holds_its_slot_until_its_copy_has_landed() -> None:
     assert worker.engine.admitted == [(1, False, 0)]
 
 
+def test_how_long_slots_were_held_is_exact_and_not_a_matter_of_samples() -> None:
+    worker = evicting(
+        3, 3, tiers(offload_batch_size=2)
+    )  # 2 MB and 1 MB share 1 GB/s: the small one lands at 2 ms
+    worker.play()
+    totals = worker.engine.tier_totals
+    assert (totals.held_max_blocks, totals.held_block_ns) == (3, 3 * 2 * MS + 2 * MS)
+
+
 def test_a_held_slot_is_handed_out_to_nobody() -> None:
     worker = evicting(3, 2, tiers())
     assert not worker.begin()  # two held, one free
@@ -214,6 +223,23 @@ def test_an_unlimited_link_lands_at_once_and_nobody_waits() -> None:
     assert worker.engine.wake_ns is None
     assert worker.answers(1, 3) == [("hit", G2)] * 3
     assert worker.engine.tier_waits(1) == (0, 0)
+
+
+def test_a_pending_block_is_told_with_the_time_when_it_lands_whatever_joined_its_link() -> None:
+    worker = evicting(2, 2, tiers(offload_batch_size=1))
+    assert not worker.begin()
+    assert worker.engine.tier_lookup(chain(1)[:2]) == [("pending", G2, 2 * MS)] * 2
+    worker = Worker(2, tiers(), step_ms=0.0, policy="priority")
+    worker.cache(1, 2)
+    for tag, now_ms in (
+        (2, 0.0),
+        (3, 0.5),
+    ):  # the second overtakes; each evicts a block, the end of the chain first
+        worker.submit(tag, BLOCK, priority=-tag)
+        assert worker.begin(now_ms) is False
+    assert worker.engine.tier_lookup(chain(1)[:2]) == [("pending", G2, 2 * MS), ("pending", G2, MS + MS // 2)]
+    worker.land(1.25)
+    assert worker.engine.tier_lookup(chain(1)[:2])[1] == ("pending", G2, MS + MS // 2)
 
 
 def test_a_parent_is_told_before_its_child() -> None:

@@ -329,6 +329,19 @@ def test_a_request_of_the_same_name_waits_for_its_own_load() -> None:
     assert not worker.engine.cancel(old, worker.now_ns)
 
 
+def test_a_load_that_is_not_worth_it_is_counted_once_however_long_the_request_waits_for_room() -> None:
+    worker = Worker(4, tiers(recompute_fallback=True, offload_batch_size=1), step_ms=0.0)
+    worker.cache(1, 3)
+    worker.cache(2, 4)
+    request = worker.submit(1, 13)
+    assert not worker.begin()
+    assert not worker.begin(worker.now_ns / MS + 0.5)
+    worker.play()
+    assert worker.engine.below_tokens(request) == (0, 0, 0)
+    assert worker.engine.tier_waits(request)[1] > 0
+    assert worker.engine.tier_totals.slow_loads == 1
+
+
 def test_a_load_that_fails_is_computed_and_owns_nothing_afterwards() -> None:
     worker = on_host(4, onboard_failure_rate=1.0)
     request = worker.submit(1, 17)

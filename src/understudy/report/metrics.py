@@ -204,7 +204,7 @@ TIER_SCALARS = (
         "tiers.held_max",
         "Held, max",
         "ratio",
-        "Most held blocks ÷ capacity of any worker at any sample; samples are taken when steps end.",
+        "Most held blocks ÷ capacity of any worker at any time.",
     ),
     Metric(
         "tiers.counts.offloaded_blocks", "Offloaded blocks", "blocks", "Copies to the host that were started."

@@ -95,16 +95,16 @@ class TiersReport:
         columns = timeline.tiers
         if columns is None:
             return None
-        held = columns.sample_held_blocks
-        (held_means,) = worker_means(timeline, held)
+        capacity = timeline.blocks_per_worker
+        duration_ns = timeline.end_ns - timeline.start_ns
         return cls(
             onboard_ms=Distribution.of(columns.onboard_ns / NS_PER_MS),
             parked_ms=_waits(columns.parked_ns),
             room_wait_ms=_waits(columns.room_wait_ns),
             parked_s=int(columns.parked_ns.sum()) / NS_PER_S,
             room_wait_s=int(columns.room_wait_ns.sum()) / NS_PER_S,
-            held_mean=float(held_means.mean()) / timeline.blocks_per_worker,
-            held_max=int(held.max()) / timeline.blocks_per_worker if len(held) else math.nan,
+            held_mean=ratio(columns.totals.held_block_ns, duration_ns * capacity * timeline.num_workers),
+            held_max=columns.totals.held_max_blocks / capacity,
             counts=TierCounts(
                 **{name: getattr(columns.totals, name) for name in TierCounts.__dataclass_fields__}
             ),
