@@ -188,6 +188,7 @@ G2 = {"tier": "g2", "blocks": 4}
         ({"tiers": [{**G2, "link": {"offload_concurrency": 0}}]}, "offload_concurrency"),
         ({"offload": {"offload_batch_size": 0}}, "offload_batch_size must be at least 1"),
         ({"offload": {"min_reuse": -1}}, "min_reuse"),
+        ({"offload": {"min_reuse": 1}}, "offload says how blocks go to tiers, and there is none"),
         ({"offload": {"mode": "write_through", "placement": "exclusive"}}, "contradicts mode=write_through"),
         ({"kv_bytes_per_token": 0}, "kv_bytes_per_token must be at least 1"),
         ({"kv_bytes_per_token": 1, "model": "Qwen3-0.6B"}, "model and kv_bytes_per_token both"),
