@@ -36,18 +36,21 @@ class BlockIndex {
     asm volatile("" : "+r"(word));
   }
 
+  static constexpr SlotId kAbsent = kNoSlot - 1;  // a guess that is certain: nobody holds the key
+
   // The slot that most probably holds the key, if any does.
   SlotId guess(std::uint32_t tag) const noexcept {
     const Bucket& bucket = buckets_[home(tag)];
     const Lanes lanes(bucket, mark(tag));
-    return lanes.empty() ? kNoSlot : bucket.slots[lanes.first()];
+    if (!lanes.empty()) return bucket.slots[lanes.first()];
+    return bucket.guests_elsewhere == 0 ? kAbsent : kNoSlot;
   }
 
   // `guess`, when it came from this tag and nothing has changed since, saves the search.
   SlotId find(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag, SlotId guess) const noexcept {
-    if (guess != kNoSlot && holds(guess, lineage, pool)) {
+    if (guess == kAbsent || (guess != kNoSlot && holds(guess, lineage, pool))) {
       ++probes_;
-      return guess;
+      return guess == kAbsent ? kNoSlot : guess;
     }
     return find(lineage, pool, tag);
   }
@@ -72,7 +75,7 @@ class BlockIndex {
     const std::size_t first = home(tag);
     if (!might_hold(buckets_[first], tag)) {
       ++probes_;
-    } else if (const SlotId holder = find(wanted.identity.lineage, wanted.pool, tag); holder != kNoSlot) {
+    } else if (const SlotId holder = find(wanted.lineage, wanted.pool, tag); holder != kNoSlot) {
       return holder;
     }
     std::size_t at = first;
@@ -177,7 +180,7 @@ class BlockIndex {
 
   bool holds(SlotId id, const LineageHash& lineage, std::uint8_t pool) const noexcept {
     const Slot& slot = slots_[id];
-    return slot.identity.lineage == lineage && slot.pool == pool;
+    return slot.lineage == lineage && slot.pool == pool;
   }
 
   std::size_t home(std::uint32_t tag) const noexcept {

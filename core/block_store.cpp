@@ -56,6 +56,7 @@ BlockStore::BlockStore(const StoreConfig& config)
       thread_safe_(config.thread_safe),
       num_slots_(total_blocks(config)),
       slots_(num_slots_ + kSentinelsPerPool * config.pools.size()),
+      details_(num_slots_),
       events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
   std::uint64_t sketch_capacity = 0;
   for (const PoolConfig& pool : config.pools) {
@@ -247,7 +248,7 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
     const std::span<SlotId> batch = out.subspan(start, std::min(kWarmBatch, out.size() - start));
     for (const SlotId id : batch) slots_[id].warm();
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      tags[i] = BlockIndex::tag(slots_[batch[i]].identity.lineage, pool.index);
+      tags[i] = BlockIndex::tag(slots_[batch[i]].lineage, pool.index);
     }
     for (std::size_t i = 0; i < batch.size(); ++i) index_->warm(tags[i]);
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -255,14 +256,13 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
       Slot& slot = slots_[id];
       if (slot.state == SlotState::Inactive) {
         ++evictions;
-        if (evicted.blocks != nullptr) evicted.blocks->push_back(slot.identity);
+        if (evicted.blocks != nullptr) evicted.blocks->push_back(identity(id));
         const bool last = forget(pool, id, tags[i], true);
         if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
       }
       slot.state = SlotState::Mutable;
       slot.refs = 1;
       slot.reset_on_release = pool.config.reset_on_release;
-      slot.identity = {};
       batch[i] = id - pool.first;
     }
   }
@@ -299,8 +299,6 @@ void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slot
     if (slot.state != SlotState::Primary) continue;  // named twice
     forget(pool, pool.first + id, true);
     pool.move(slot, SlotState::Mutable);
-    slot.identity = {};
-    slot.generation = 0;
     pool.references -= slot.refs;
   }
 }
@@ -366,7 +364,7 @@ void BlockStore::let_go(Pool& pool, SlotId id) {
   }
   SlotId primary = kNoSlot;
   if (slot.registered()) {
-    if (slot.state == SlotState::Duplicate) primary = index_->find(slot.identity.lineage, pool.index);
+    if (slot.state == SlotState::Duplicate) primary = index_->find(slot.lineage, pool.index);
     forget(pool, id, true);
   }
   make_reset(pool, id);
@@ -381,32 +379,37 @@ void BlockStore::let_go(Pool& pool, SlotId id) {
 void BlockStore::make_reset(Pool& pool, SlotId id) {
   Slot& slot = slots_[id];
   pool.move(slot, SlotState::Reset);
-  slot.identity = {};
-  slot.generation = 0;
+  slot.lineage = {};
   slot.refs = 0;
   slot.reset_on_release = false;
 }
 
 // Takes the slot's hash out of the index and the ring of its copies.
 bool BlockStore::forget(Pool& pool, SlotId id, bool announce) {
-  return forget(pool, id, BlockIndex::tag(slots_[id].identity.lineage, pool.index), announce);
+  return forget(pool, id, BlockIndex::tag(slots_[id].lineage, pool.index), announce);
 }
 
 bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
-  Slot& slot = slots_[id];
-  const bool last = slot.twin_next == id;
+  const bool last = !slots_[id].twinned;
   if (last) {
     index_->erase(tag, id);
   } else {
-    if (index_->find(slot.identity.lineage, pool.index, tag) == id) index_->replace(tag, id, slot.twin_next);
-    slots_[slot.twin_prev].twin_next = slot.twin_next;
-    slots_[slot.twin_next].twin_prev = slot.twin_prev;
+    leave_twins(pool, id, tag);
   }
-  slot.twin_prev = slot.twin_next = kNoSlot;
   if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
-    events_.removed(slot, pool.config.tier, last);
+    events_.removed(identity(id), details_[id].generation, pool.config.tier, last);
   }
   return last;
+}
+
+void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
+  const SlotId before = details_[id].twin_prev;
+  const SlotId after = details_[id].twin_next;
+  if (index_->find(slots_[id].lineage, pool.index, tag) == id) index_->replace(tag, id, after);
+  details_[before].twin_next = after;
+  details_[after].twin_prev = before;
+  slots_[id].twinned = false;
+  slots_[after].twinned = after != before;
 }
 
 void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {

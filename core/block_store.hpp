@@ -203,11 +203,20 @@ class BlockStore {
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
+  BlockIdentity identity(SlotId id) const noexcept {
+    return {slots_[id].lineage, details_[id].local_hash, details_[id].parent_hash};
+  }
+  void set_identity(SlotId id, const BlockIdentity& identity) noexcept {
+    slots_[id].lineage = identity.lineage;
+    details_[id].local_hash = identity.local_hash;
+    details_[id].parent_hash = identity.parent_hash;
+  }
   SlotId acquire(Pool& pool, SlotId id);
   void let_go(Pool& pool, SlotId id);
   // Both: true when that was the last copy.
   bool forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
   bool forget(Pool& pool, SlotId id, bool announce);
+  void leave_twins(Pool& pool, SlotId id, std::uint32_t tag);
   void make_reset(Pool& pool, SlotId id);
   bool present_elsewhere(const Pool& pool, const LineageHash& lineage) const;
 
@@ -219,6 +228,7 @@ class BlockStore {
   mutable std::mutex mutex_;
   std::size_t num_slots_ = 0;
   HugeArray<Slot> slots_;
+  HugeArray<SlotDetail> details_;  // of the same slots
   std::vector<std::unique_ptr<Pool>> pools_;
   std::unique_ptr<BlockIndex> index_;
   std::unique_ptr<FrequencySketch> sketch_;

@@ -59,19 +59,18 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
   std::size_t done = 0;
   try {
     for (; done < slots.size(); ++done) {
-      Slot& slot = slots_[global(pool, slots[done])];
+      const SlotId id = global(pool, slots[done]);
+      Slot& slot = slots_[id];
       if (slot.state != SlotState::Mutable) {
         throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable (or is named twice)");
       }
       if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
       slot.state = SlotState::Staged;
-      slot.identity = identities[done];
+      set_identity(id, identities[done]);
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {
-      Slot& slot = slots_[pool.first + slots[i]];
-      slot.state = SlotState::Mutable;
-      slot.identity = {};
+      slots_[pool.first + slots[i]].state = SlotState::Mutable;
     }
     throw;
   }
@@ -90,7 +89,6 @@ void BlockStore::unstage(std::size_t pool_index, std::span<const SlotId> slots) 
   for (const SlotId id : slots) {
     Slot& slot = slots_[pool.first + id];
     pool.move(slot, SlotState::Mutable);
-    slot.identity = {};
     slot.reset_on_release = pool.config.reset_on_release;
   }
 }
@@ -138,7 +136,7 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
   for (std::size_t start = 0; start < slots.size(); start += kTagBatch) {
     const std::span<SlotId> batch = slots.subspan(start, std::min(kTagBatch, slots.size() - start));
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      tags[i] = BlockIndex::tag(slots_[pool.first + batch[i]].identity.lineage, pool.index);
+      tags[i] = BlockIndex::tag(slots_[pool.first + batch[i]].lineage, pool.index);
     }
     for (std::size_t i = 0; i < batch.size(); ++i) index_->warm(tags[i]);
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -151,10 +149,9 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
       ++fresh;
       Slot& slot = slots_[id];
       slot.state = SlotState::Primary;
-      slot.twin_prev = slot.twin_next = id;
-      slot.generation = next_generation_++;
-      if (sketch_ && !present_elsewhere(pool, slot.identity.lineage)) sketch_->touch(slot.identity.lineage);
-      if (events_on_) events_.stored(slot, pool.config.tier, true, block_tokens);
+      details_[id].generation = next_generation_++;
+      if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
+      if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, block_tokens);
     }
   }
   pool.moved(fresh, SlotState::Staged, SlotState::Primary);
@@ -173,15 +170,16 @@ SlotId BlockStore::register_copy(Pool& pool, SlotId id, SlotId head, const Token
     ++pool.counters.registration_dedup;
     return acquire(pool, head);
   }
-  const SlotId tail = slots_[head].twin_prev;
-  slot.twin_prev = tail;
-  slot.twin_next = head;
-  slots_[tail].twin_next = slots_[head].twin_prev = id;
-  slot.generation = slots_[head].generation;
+  const SlotId tail = slots_[head].twinned ? details_[head].twin_prev : head;
+  details_[id].twin_prev = tail;
+  details_[id].twin_next = head;
+  details_[tail].twin_next = details_[head].twin_prev = id;
+  slot.twinned = slots_[head].twinned = true;
+  details_[id].generation = details_[head].generation;
   ++pool.references;
   if (pool.config.duplicates == DuplicatePolicy::Keep) {
     pool.move(slot, SlotState::Primary);
-    if (events_on_) events_.stored(slot, pool.config.tier, false, tokens);
+    if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, false, tokens);
   } else if (slots_[head].state == SlotState::Primary) {
     pool.move(slot, SlotState::Duplicate);
     ++slots_[head].refs;  // keep-alive: a duplicate never outlives its primary
@@ -208,7 +206,7 @@ bool BlockStore::present_elsewhere(const Pool& pool, const LineageHash& lineage)
 
 void BlockStore::warm_slots(const Pool& pool, std::span<const SlotId> guesses) const {
   for (const SlotId id : guesses) {
-    if (id != kNoSlot) slots_[id].warm();
+    if (id < num_slots_) slots_[id].warm();
   }
   pool.policy->warm(guesses);
 }
@@ -372,7 +370,7 @@ bool BlockStore::upgrade(std::size_t pool_index, std::span<SlotId> slots, std::s
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const LineageHash& lineage = identities[i].lineage;
     const SlotId same = global(pool, slots[i]);
-    const bool still = slots_[same].registered() && slots_[same].identity.lineage == lineage;
+    const bool still = slots_[same].registered() && slots_[same].lineage == lineage;
     found[i] = still ? same : index_->find(lineage, pool.index);
     if (found[i] == kNoSlot) return false;
   }

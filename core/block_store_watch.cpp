@@ -57,9 +57,9 @@ std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index) const {
   std::vector<BlockIdentity> out;
   for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
     const Slot& slot = slots_[id];
-    const bool only = slot.registered() && slot.twin_next == id;
-    if (only || (slot.registered() && index_->find(slot.identity.lineage, pool.index) == id)) {
-      out.push_back(slot.identity);
+    const bool only = slot.registered() && !slot.twinned;
+    if (only || (slot.registered() && index_->find(slot.lineage, pool.index) == id)) {
+      out.push_back(identity(id));
     }
   }
   return out;
@@ -83,7 +83,7 @@ unsigned BlockStore::frequency(const LineageHash& lineage) const {
 
 std::size_t BlockStore::memory_bytes() const {
   const Lock lock(*this);
-  std::size_t total = num_slots_ * sizeof(Slot) + index_->memory_bytes();
+  std::size_t total = num_slots_ * (sizeof(Slot) + sizeof(SlotDetail)) + index_->memory_bytes();
   if (sketch_) total += sketch_->memory_bytes();
   for (const auto& pool : pools_) total += pool->policy->memory_bytes();
   return total;
@@ -117,9 +117,9 @@ std::string BlockStore::dump() const {
       out << id - pool->first << ' ' << name_of(slot.state) << " refs " << slot.refs;
       if (slot.reset_on_release) out << " reset-on-release";
       if (slot.state >= SlotState::Staged) {
-        const BlockIdentity& block = slot.identity;
+        const BlockIdentity block = identity(id);
         out << " lineage " << std::hex << block.lineage.hi << ':' << block.lineage.lo << " local " << block.local_hash
-            << " parent " << block.parent_hash << std::dec << " generation " << slot.generation << " uses "
+            << " parent " << block.parent_hash << std::dec << " generation " << details_[id].generation << " uses "
             << (sketch_ ? sketch_->estimate(block.lineage) : 0);
       }
       out << '\n';
@@ -149,11 +149,14 @@ void BlockStore::check() const {
       }
       if (!slot.registered()) continue;
       references += slot.refs;
-      const SlotId head = index_->find(slot.identity.lineage, pool->index);
+      const SlotId head = index_->find(slot.lineage, pool->index);
       require(head != kNoSlot, "slot ", id, " is registered but not in the index");
-      require(slots_[slot.twin_next].twin_prev == id && slots_[slot.twin_prev].twin_next == id, "slot ", id,
-              " has a broken ring of copies");
-      require(slots_[head].generation == slot.generation, "copies of one hash differ in generation at slot ", id);
+      const SlotDetail& detail = details_[id];
+      require(
+          !slot.twinned || (details_[detail.twin_next].twin_prev == id && details_[detail.twin_prev].twin_next == id),
+          "slot ", id, " has a broken ring of copies");
+      require(slot.twinned || head == id, "slot ", id, " is one of several copies and does not know");
+      require(details_[head].generation == detail.generation, "copies of one hash differ in generation at slot ", id);
       if (head == id) ++hashes;
       if (pool->config.duplicates != DuplicatePolicy::Keep) {
         require((head == id) == (slot.state != SlotState::Duplicate), "slot ", id, " is a second primary");

@@ -4,13 +4,14 @@
 
 namespace understudy {
 
-void EventRing::stored(const Slot& slot, Tier tier, bool first, const Token* tokens) {
-  push({next_id_, slot.identity, slot.generation, EventKind::Stored, tier, starts_, first});
+void EventRing::stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first,
+                       const Token* tokens) {
+  push({next_id_, block, generation, EventKind::Stored, tier, starts_, first});
   if (tokens_per_block_ != 0) tokens_.insert(tokens_.end(), tokens, tokens + tokens_per_block_);
 }
 
-void EventRing::removed(const Slot& slot, Tier tier, bool last) {
-  push({next_id_, slot.identity, slot.generation, EventKind::Removed, tier, starts_, last});
+void EventRing::removed(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool last) {
+  push({next_id_, block, generation, EventKind::Removed, tier, starts_, last});
 }
 
 void EventRing::push(const EventRecord& record) {

@@ -39,8 +39,8 @@ class EventRing {
 
   // What follows belongs to another call than what came before.
   void begin_call() noexcept { starts_ = true; }
-  void stored(const Slot& slot, Tier tier, bool first, const Token* tokens);
-  void removed(const Slot& slot, Tier tier, bool last);
+  void stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first, const Token* tokens);
+  void removed(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool last);
   DrainedEvents drain(std::size_t limit);
 
   std::uint64_t next_id() const noexcept { return next_id_; }

@@ -18,19 +18,18 @@ enum class SlotState : std::uint8_t {
   Inactive,   // registered, matchable, unreferenced: cached until evicted
 };
 
-// One cache line. `prev`/`next` belong to the pool's eviction policy while the slot is unreferenced.
-struct alignas(64) Slot {
-  BlockIdentity identity;        // meaningful from Staged on
-  std::uint64_t generation = 0;  // of the hash's present residency on this tier
+// What every step of a block's life looks at: two slots to a cache line, since memory is what the store waits for.
+// `prev`/`next` belong to the pool's eviction policy while the slot is unreferenced.
+struct alignas(32) Slot {
+  LineageHash lineage;  // meaningful from Staged on
   SlotId prev = kNoSlot;
   SlotId next = kNoSlot;
-  SlotId twin_prev = kNoSlot;  // circular list of the copies of one hash on one tier, earliest first
-  SlotId twin_next = kNoSlot;
   std::uint32_t refs = 0;
   SlotState state = SlotState::Reset;
   std::uint8_t pool = 0;
-  bool reset_on_release = false;
-  bool marked = false;  // scratch for all-or-nothing checks; false between calls
+  bool reset_on_release : 1 = false;
+  bool marked : 1 = false;  // scratch for all-or-nothing checks; false between calls
+  bool twinned = false;     // the hash has other copies on this tier
 
   // Bring the line in. A real load: several of them, issued back to back, overlap their misses even where prefetch
   // hints are ignored.
@@ -42,7 +41,17 @@ struct alignas(64) Slot {
   bool registered() const noexcept { return state >= SlotState::Primary; }
   bool available() const noexcept { return state == SlotState::Reset || state == SlotState::Inactive; }
 };
-static_assert(sizeof(Slot) == 64);
+static_assert(sizeof(Slot) == 32);
+
+// The rest of a slot, which is written with the block and read by events and copies alone.
+struct alignas(32) SlotDetail {
+  std::uint64_t local_hash = 0;  // as in BlockIdentity; meaningful from Staged on
+  std::uint64_t parent_hash = 0;
+  std::uint64_t generation = 0;  // of the hash's present residency on this tier; meaningful once registered
+  SlotId twin_prev = kNoSlot;  // circular list of the copies of one hash on one tier, earliest first; of twinned slots
+  SlotId twin_next = kNoSlot;
+};
+static_assert(sizeof(SlotDetail) == 32);
 
 // A doubly linked list through Slot::prev/next with a sentinel slot, so that unlinking needs no list.
 class SlotList {

@@ -1,6 +1,7 @@
 // What an engine says about its blocks, step by step: rows of the raw stream, visible at the end of their step.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -45,12 +46,21 @@ class EngineEventLog {
   // Everything, visible or not; the step in progress then has nothing more to tell of it.
   DrainedEvents drain() {
     time_ns_.clear();
+    told_ = 0;
     DrainedEvents out;
     out.records = std::exchange(records_, {});
     return out;
   }
+  // What nobody was told by this call before, visible or not. It stays, for those who take.
+  DrainedEvents tell() {
+    DrainedEvents out;
+    out.records.assign(records_.begin() + static_cast<std::ptrdiff_t>(told_), records_.end());
+    told_ = records_.size();
+    return out;
+  }
   TimedEvents take_visible() {
     TimedEvents out;
+    told_ -= std::min(told_, time_ns_.size());
     const auto end = records_.begin() + static_cast<std::ptrdiff_t>(time_ns_.size());
     out.batch.records.assign(records_.begin(), end);
     records_.erase(records_.begin(), end);
@@ -66,6 +76,7 @@ class EngineEventLog {
 
   std::vector<EventRecord> records_;
   std::vector<std::int64_t> time_ns_;  // of the first so many records
+  std::size_t told_ = 0;               // the first so many records were told
   std::uint64_t next_id_ = 0;
 };
 

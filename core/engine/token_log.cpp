@@ -81,4 +81,40 @@ std::vector<GapCount> TokenLog::gaps() const {
   return merge_gaps(short_gaps, others);
 }
 
+void TokenLog::add_sample(const EngineSample& now) {
+  touched_ = false;
+  if (state_) {
+    EngineSample ended = *state_;
+    if (ended == EngineSample{ended.time_ns, now.running, now.waiting, now.active_blocks, now.cached_blocks,
+                              now.held_blocks, now.host_blocks}) {
+      return;
+    }
+    ended.time_ns = grid_point(ended.time_ns);
+    if (ended.time_ns < now.time_ns) samples_.push_back(ended);
+    if (samples_.size() == kMaxSamples) coarsen_grid(now.time_ns);
+  }
+  state_ = now;
+}
+
+std::vector<EngineSample> TokenLog::samples() const {
+  std::vector<EngineSample> out = samples_;
+  if (state_) out.push_back(*state_);
+  return out;
+}
+
+// At a point of the coarser grid holds the last state met until then, unless it ended before (at `now_ns`).
+void TokenLog::coarsen_grid(std::int64_t now_ns) {
+  while (samples_.size() > kMaxSamples / 2) {
+    grid_ns_ *= 2;
+    std::size_t kept = 0;
+    for (EngineSample sample : samples_) {
+      sample.time_ns = grid_point(sample.time_ns);
+      if (kept > 0 && samples_[kept - 1].time_ns == sample.time_ns) --kept;
+      samples_[kept++] = sample;
+    }
+    if (samples_[kept - 1].time_ns >= now_ns) --kept;
+    samples_.resize(kept);
+  }
+}
+
 }  // namespace understudy

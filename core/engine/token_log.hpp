@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct EngineSample {
   std::uint32_t cached_blocks;
   std::uint32_t held_blocks = 0;  // of the active ones, on their way to the host
   std::uint32_t host_blocks = 0;  // that the host has
+
+  bool operator==(const EngineSample&) const = default;
 };
 
 // A time between two tokens of one request, and how often it occurred.
@@ -51,29 +54,33 @@ class TokenLog {
   // Every gap and how often it occurred, ascending and without repeats. O(steps).
   std::vector<GapCount> gaps() const;
 
-  bool wants_sample(std::int64_t now_ns) const noexcept { return now_ns >= next_sample_ns_; }
-  // Keeps a bounded number of samples: when full, every other one goes and the interval doubles.
-  void add_sample(const EngineSample& sample) {
-    samples_.push_back(sample);
-    if (samples_.size() == kMaxSamples) {
-      for (std::size_t i = 0; i < kMaxSamples / 2; ++i) samples_[i] = samples_[2 * i];
-      samples_.resize(kMaxSamples / 2);
-      sample_every_ns_ *= 2;
-    }
-    next_sample_ns_ = sample.time_ns + sample_every_ns_;
-  }
-  std::span<const EngineSample> samples() const noexcept { return samples_; }
+  // Whether the state may have changed though no block or request has had a turn: somebody came, or with tiers always.
+  bool wants_sample(std::int64_t) const noexcept { return restless_ || touched_; }
+  void set_restless() noexcept { restless_ = true; }
+  void touch() noexcept { touched_ = true; }
+  // The state of the engine from `now.time_ns` on. Of several at one time the last counts.
+  void add_sample(const EngineSample& now);
+  // The state at grid points of time, where it differs from the one before, and the last one: a bounded number. Exact
+  // for a short run; for a long one the grid is coarse, and what lasts longer is met more often.
+  std::vector<EngineSample> samples() const;
 
  private:
   static constexpr std::size_t kMaxSamples = 2048;
+
+  std::int64_t grid_point(std::int64_t time_ns) const noexcept {
+    return (time_ns + grid_ns_ - 1) / grid_ns_ * grid_ns_;
+  }
+  void coarsen_grid(std::int64_t now_ns);
 
   std::vector<std::int64_t> ends_;
   std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn
   std::int64_t zero_gaps_ = 0;             // within bursts
-  std::vector<EngineSample> samples_;
-  std::int64_t sample_every_ns_ = 1'000'000;
-  std::int64_t next_sample_ns_ = 0;
+  std::vector<EngineSample> samples_;      // of states that have ended
+  std::optional<EngineSample> state_;
+  std::int64_t grid_ns_ = 1;
+  bool restless_ = false;
+  bool touched_ = false;
 };
 
 }  // namespace understudy

@@ -82,7 +82,9 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
       waiting_(config.policy, requests_),
-      phantom_(config.num_gpu_blocks, 0) {}
+      phantom_(config.num_gpu_blocks, 0) {
+  if (tiers_) token_log_.set_restless();
+}
 
 // ── Requests ──
 
@@ -104,6 +106,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   disturbed_ = true;
   stuck_ = false;
   fruitless_preemptions_ = 0;
+  token_log_.touch();
   return id;
 }
 
@@ -153,6 +156,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   disturbed_ = true;
   stuck_ = false;
   fruitless_preemptions_ = 0;
+  token_log_.touch();
   return true;
 }
 
@@ -199,6 +203,9 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   }
   ++totals_.steps;
   in_step_ = true;
+  now_ns_ = now_ns;
+  // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
+  if (log_.load.prefill_requests > 0) sample(running_.size());
   now_ns_ = now_ns + duration_ns;
   if (observer_) observer_(false);
   return duration_ns;
@@ -240,6 +247,11 @@ void VllmEngine::close_step() {
 DrainedEvents VllmEngine::drain_events() {
   events_.pull(store_);
   return events_.drain();
+}
+
+DrainedEvents VllmEngine::tell_events() {
+  events_.pull(store_);
+  return events_.tell();
 }
 
 // The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
@@ -359,7 +371,6 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
 }
 
 void VllmEngine::sample(std::size_t running) {
-  if (!token_log_.wants_sample(now_ns_)) return;
   const PoolMetrics m = store_.metrics(0);
   EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
                       static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),

@@ -125,6 +125,7 @@ class VllmEngine {
   // ── Events: with config().events, rows of both streams since the last call ──
   TimedEvents take_events() { return events_.take_visible(); }  // of steps that have ended
   DrainedEvents drain_events();                                 // of the step in progress too, as the store tells them
+  DrainedEvents tell_events();                                  // the same, and they stay to be taken
   std::vector<TimedKvTrace> take_kv_trace() noexcept { return std::exchange(kv_trace_, {}); }
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).

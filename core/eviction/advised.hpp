@@ -48,7 +48,7 @@ class AdvisedOrder final : public EvictionPolicy {
   void record(SlotId id, bool freed) {
     ++steps_;
     const Slot& slot = space_.slots[id];
-    changes_.push_back({id, freed, slot.state == SlotState::Inactive, slot.identity.lineage});
+    changes_.push_back({id, freed, slot.state == SlotState::Inactive, slot.lineage});
     if (changes_.size() > 4 * std::size_t{space_.count} + 1024) compact();
   }
 

@@ -46,7 +46,7 @@ std::size_t LineageOrder::bucket_of(std::uint64_t key) const noexcept {
 }
 
 void LineageOrder::insert(SlotId id) {
-  const LineageHash& lineage = slots_[id].identity.lineage;
+  const LineageHash& lineage = slots_[id].lineage;
   const NodeId node_id = find_or_add(key_of(lineage));
   const bool was_real = nodes_[node_id].real();
   {
@@ -74,7 +74,7 @@ void LineageOrder::insert(SlotId id) {
 
 void LineageOrder::remove(SlotId id) {
   const SlotId prev = slots_[id].prev;
-  const NodeId node_id = is_node(prev) ? prev & ~kNodeMark : find(key_of(slots_[id].identity.lineage));
+  const NodeId node_id = is_node(prev) ? prev & ~kNodeMark : find(key_of(slots_[id].lineage));
   unlink_slot(nodes_[node_id], id);
   if (!nodes_[node_id].real()) emptied(node_id);
 }
@@ -94,7 +94,7 @@ void LineageOrder::warm_parents(std::span<const SlotId> slots) const {
   while (!slots.empty()) {
     const std::size_t count = std::min(first.size(), slots.size());
     for (std::size_t i = 0; i < count; ++i) {
-      const LineageHash& lineage = slots_[slots[i]].identity.lineage;
+      const LineageHash& lineage = slots_[slots[i]].lineage;
       first[i] = lineage.position() == 0 ? kNone : buckets_[bucket_of(parent_key_of(lineage))];
     }
     for (std::size_t i = 0; i < count; ++i) {

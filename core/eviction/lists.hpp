@@ -1,9 +1,11 @@
 // List orders of cached slots: LRU, FIFO and multi-level LRU.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "eviction/policy.hpp"
+#include "eviction/slot_queue.hpp"
 #include "frequency_sketch.hpp"
 
 namespace understudy {
@@ -13,27 +15,30 @@ namespace understudy {
 template <bool kRefresh>
 class ListOrder {
  public:
-  explicit ListOrder(const PolicySpace& space) : slots_(space.slots), list_(space.slots, space.sentinels[1]) {}
+  explicit ListOrder(const PolicySpace& space) : queue_(space.slots, space.count) {}
 
-  void insert(SlotId id) noexcept { list_.push_back(id); }
-  void remove(SlotId id) noexcept { SlotList::unlink(slots_, id); }
+  void insert(SlotId id) noexcept {
+    steps += queue_.make_room(1);
+    queue_.push_back(id);
+  }
+  void remove(SlotId id) noexcept { queue_.remove(id); }
   void touch(SlotId id) noexcept {
     if constexpr (kRefresh) {
       remove(id);
       insert(id);
     }
   }
-  SlotId pop() noexcept { return list_.pop_front(); }
+  SlotId pop() noexcept { return queue_.pop_front(); }
   void append_order(std::vector<SlotId>& out, std::size_t limit) const {
-    for (SlotId id = list_.front(); id != list_.end() && out.size() < limit; id = list_.after(id)) out.push_back(id);
+    const std::vector<SlotId> order = queue_.first(limit - std::min(limit, out.size()));
+    out.insert(out.end(), order.begin(), order.end());
   }
-  std::size_t memory_bytes() const noexcept { return 0; }
+  std::size_t memory_bytes() const noexcept { return queue_.memory_bytes(); }
 
   std::uint64_t steps = 0;
 
  private:
-  Slot* slots_;
-  SlotList list_;
+  SlotQueue queue_;
 };
 
 // Four LRU lists. A slot's level is chosen once, when it becomes unreferenced, from how often its hash was used.
@@ -47,7 +52,7 @@ class MultiLruOrder {
                 SlotList(space.slots, space.sentinels[3]), SlotList(space.slots, space.sentinels[4])} {}
 
   void insert(SlotId id) noexcept {
-    const unsigned uses = sketch_->estimate(slots_[id].identity.lineage);
+    const unsigned uses = sketch_->estimate(slots_[id].lineage);
     std::size_t level = 0;
     while (level < thresholds_.size() && uses >= thresholds_[level]) ++level;
     levels_[level].push_back(id);

@@ -193,6 +193,25 @@ def test_a_flag_for_another_load_replaces_that_of_the_file(tmp_path: Path, trace
     assert run["load"] == {"kind": "closed_loop", "concurrency": 2}
 
 
+@pytest.mark.parametrize("value", ["1e-2", "1E-2", ".1e-1", "0.01"])
+def test_a_number_with_an_exponent_is_a_number(tmp_path: Path, trace: Path, value: str) -> None:
+    path = tmp_path / "report.json"
+    assert main(arguments(trace, "--quiet", "--json", str(path), "--set", f"engine.watermark={value}")) == 0
+    assert json.loads(path.read_text())["run"]["engine"]["watermark"] == 0.01
+
+
+def test_prompts_and_hash_ids_that_do_not_fit_each_other_can_be_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}\n')
+    assert "--clamp-input-length" in refused(capsys, ["replay", str(path)])
+    assert main(["replay", str(path), "--quiet", "--clamp-input-length"]) == 0
+    path.write_text('{"timestamp": 0, "input_length": 60, "output_length": 1, "hash_ids": [1, 2]}\n')
+    assert "--drop-surplus-hash-ids" in refused(capsys, ["replay", str(path)])
+    assert main(["replay", str(path), "--quiet", "--drop-surplus-hash-ids"]) == 0
+
+
 def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
     config = tmp_path / "empty.yaml"
     config.write_text("# nothing yet\n")
@@ -217,7 +236,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--set", "engine..x=3"], "a.b=value"),
         (["--set", "workers=[1"], "workers=[1"),
         (["--workers", "0"], "workers must be at least 1"),
-        (["--routing", "kv"], "routing"),
+        (["--routing", "kv"], "routing kv belongs to KV-aware routing"),
+        (["--routing", "fair"], "choose one of round_robin, random, least_loaded"),
+        (["--set", "routing=[1]"], "routing [1] is not known"),
         (["--num-gpu-blocks", "0"], "num_gpu_blocks must be at least 1"),
         (["--vllm-version", "v9"], "vllm_version 'v9' is not known"),
         (["--vllm-version", "v0.23", "--set", "engine.watermark=0.1"], "watermark: vLLM v0.23"),
@@ -229,7 +250,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--set", "engine.timing={kind: linear}"], "timing"),
         (["--set", "engine.timing={kind: interpolated, path: nowhere.npz}"], "nowhere.npz"),
         (["--concurrency", "0"], "concurrency must be an integer of at least 1"),
-        (["--concurrency", "2", "--speed-up", "2"], "speed_up"),
+        (["--concurrency", "2", "--speed-up", "2"], "speed_up contradicts concurrency"),
         (["--speed-up", "0"], "speed_up must be a finite number above 0"),
         (["--threads", "2", "--routing", "least_loaded"], "threads > 1 needs independent workers"),
         (["--threads", "2", "--concurrency", "3"], "threads > 1 needs independent workers"),
@@ -261,6 +282,8 @@ def test_a_bad_setting_is_one_message_that_names_it(
         ("engine: {kv_manager: kvbm, eviction_policy: fifo}\n", "eviction_policy"),
         ("load: {kind: open_loop, concurrency: 3}\n", "concurrency"),
         ("1: 2\n", "1 is not a setting"),
+        ("engine: {block_size: 16, block_size: 32}\n", "block_size is given twice"),
+        ("workers: 1\nworkers: 2\n", "workers is given twice"),
     ],
 )
 def test_a_bad_settings_file_is_one_message(

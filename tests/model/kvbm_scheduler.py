@@ -1,4 +1,4 @@
-"""The scheduler model over the seeds' KV manager: one physical block a hash, shared, and visible once acquired."""
+"""The scheduler model over the kvbm manager: one physical block a hash, shared, and visible once acquired."""
 
 from __future__ import annotations
 

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import understudy
 from model.replay_gen import COLUMNS, random_case
-from replay.building import MS, conversations, crowd, play, sessions, single_turns
+from replay.building import MS, ONE_MS, conversations, crowd, play, sessions, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError, WrongState
 from understudy.replay.offline import OfflineRun, run_offline
 from understudy.replay.timeline import Status
+from understudy.report.series import worker_means
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
 
@@ -186,3 +188,34 @@ def test_every_step_of_a_random_run_keeps_the_books(part: int) -> None:
             own = np.flatnonzero(columns.sample_worker == worker)
             if len(own) and columns.sample_running[own[-1]] == 0 and columns.sample_waiting[own[-1]] == 0:
                 assert columns.sample_used_blocks[own[-1]] == 0
+
+
+# ── Usage over time ──
+
+
+def test_a_request_counts_in_the_usage_from_its_first_step_on() -> None:
+    timing = Constant(prefill_ms=10, decode_ms=5)
+    run = run_offline(
+        single_turns([32, 32], 1, [0, 30]), VllmConfig(block_size=16, num_gpu_blocks=8, timing=timing)
+    )
+    assert run.timeline.sample_time_ns.tolist() == [0, 15 * MS, 30 * MS, 45 * MS]
+    assert run.timeline.sample_running.tolist() == [1, 0, 1, 0]
+    assert run.timeline.sample_used_blocks.tolist() == [2, 0, 2, 0]
+    assert run.timeline.sample_cached_blocks.tolist() == [0, 2, 2, 4]
+
+
+@pytest.mark.parametrize("leaping", [True, False])
+def test_a_worker_that_idles_most_of_a_long_run_has_little_usage(leaping: bool) -> None:
+    # 0.1 s of work every 1.7 s, more often than there are samples
+    count = 6000
+    workload = single_turns([16] * count, 100, [1700 * row for row in range(count)])
+    config = VllmConfig(block_size=16, num_gpu_blocks=8, timing=ONE_MS)
+    timeline = run_offline(workload, config, leaping=leaping).timeline
+    assert 1000 < len(timeline.sample_time_ns) <= 2048
+    assert float(worker_means(timeline, timeline.sample_running)[0][0]) == pytest.approx(0.1 / 1.7, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["engine", "load", "slo"])
+def test_an_argument_of_another_kind_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be"):
+        understudy.replay(crowd(2), **{name: 5})  # type: ignore[arg-type]

@@ -136,6 +136,26 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
         assert end["end"]["cached_tokens"] == plain.timeline.cached_tokens_total.sum()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_recording_leaves_the_events_to_those_who_asked_for_them(
+    tmp_path: Path, asynchronous: bool
+) -> None:
+    config = VllmConfig(block_size=16, num_gpu_blocks=60, async_scheduling=asynchronous)
+    how: dict[str, Any] = {"workers": 2, "events": True, "check": True}
+    alone, recorded = tmp_path / "alone.jsonl", tmp_path / "recorded.jsonl"
+    beside = tmp_path / "beside.jsonl"
+    run_offline(conversations(8), config, workers=2, record_steps=alone)
+    plain = run_offline(conversations(8), config, **how)
+    both = run_offline(conversations(8), config, **how, record_steps=recorded)
+    assert plain.kv is not None
+    assert both.kv is not None
+    assert recorded.read_bytes() == alone.read_bytes()
+    for stream in ("consolidated", "raw"):
+        plain.kv.write_events(alone, stream)
+        both.kv.write_events(beside, stream)
+        assert beside.read_bytes() == alone.read_bytes() != b""
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     files = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
     for path in files:

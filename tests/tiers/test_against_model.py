@@ -15,7 +15,7 @@ SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
 @pytest.mark.parametrize("part", range(4))
 def test_random_workloads_go_as_the_model_says(part: int) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(20 * part, 20 * part + 20):
+    for seed in range(12 * part, 12 * part + 12):
         happened += Counter(play_random(seed))
     for what in ("told", "parked", "held", "slept", "preempted", "onboarded", "offloaded", "dropped"):
         assert happened[what], what

@@ -59,6 +59,21 @@ def test_a_request_waits_for_a_copy_that_is_on_its_way() -> None:
     assert b.engine.admitted == [(request, False, BLOCK)]
 
 
+def test_a_request_that_leaves_before_the_copy_is_there_gives_all_its_room_back() -> None:
+    run, a, b = two_workers()
+    assert not a.begin()
+    run.run_until(MS)
+    request = b.submit(1, BLOCK + 1)
+    assert not b.begin(1)
+    assert b.engine.tier_blocks(_core.Tier.G2) == (99, 1, 0, 0)  # a place to stage
+    assert b.engine.cancel(request, MS)
+    run.run_until(2 * MS)
+    b.check()
+    assert b.engine.tier_blocks(_core.Tier.G1) == (8, 0, 0, 0)
+    assert b.engine.tier_blocks(_core.Tier.G2) == (100, 0, 0, 0)
+    assert run.next_wake_ns is None
+
+
 def test_a_request_that_comes_before_the_copy_computes() -> None:
     _, a, b = two_workers()
     assert not a.begin()

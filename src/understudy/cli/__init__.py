@@ -7,6 +7,7 @@ returns the exit code. Help must come at once, so a verb imports what it works w
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, Protocol
@@ -75,6 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has gone; keep the interpreter from failing once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"understudy {args.verb}: cannot write what is printed: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     return code

@@ -44,6 +44,11 @@ def add_parser(verbs: Verbs) -> None:
     verb.add_argument(
         "--trace-block-size", type=int, metavar="N", help="tokens of one hash id (mooncake; default: 512)"
     )
+    for flag, effect in (
+        ("--clamp-input-length", "shorten prompts that are longer than their hash ids (mooncake)"),
+        ("--drop-surplus-hash-ids", "forget hash ids beyond the prompt's length (mooncake)"),
+    ):
+        verb.add_argument(flag, action="store_const", const=True, help=effect)
 
     fleet = verb.add_argument_group("fleet")
     fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
@@ -144,6 +149,8 @@ def run(args: argparse.Namespace) -> int:
     for path in outputs:  # known before the run, not after it
         if not path.parent.is_dir():
             raise ConfigError(f"{path}: there is no such folder")
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder: name a file")
     with _progress(args) as progress:
         report: Report = replay(
             args.trace,
@@ -164,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
             record_steps=args.record_steps,
             format=args.format,
-            **({} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}),
+            **_reading(args),
         )
     try:
         if args.json:
@@ -184,8 +191,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _reading(args: argparse.Namespace) -> dict[str, Any]:
+    """What was said about the trace's reader; readers refuse what they do not know."""
+    names = ("trace_block_size", "clamp_input_length", "drop_surplus_hash_ids")
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given as flags, nested as in a configuration file."""
+    from understudy.errors import ConfigError
+
     fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
     engine = {
         name: getattr(args, name)
@@ -204,6 +219,8 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
     if given := {name: value for name, value in engine.items() if value is not None}:
         flags["engine"] = given
+    if args.concurrency is not None and args.speed_up is not None:
+        raise ConfigError("speed_up contradicts concurrency: a closed loop has no timestamps to play faster")
     if args.concurrency is not None:
         flags["load"] = {"kind": "closed_loop", "concurrency": args.concurrency}
     if args.speed_up is not None:

@@ -57,13 +57,17 @@ class KvEventLog:
 
 
 class StepRecorder:
-    """Tells the steps of one engine as the lines of a recording. Call `begun` and `ended` for every step."""
+    """Tells the steps of one engine as the lines of a recording. Call `begun` and `ended` for every step.
 
-    def __init__(self, block_size: int, asynchronous: bool) -> None:
+    Unless told to `keep_events`, it takes them from the engine, which would hold all of them otherwise.
+    """
+
+    def __init__(self, block_size: int, asynchronous: bool, *, keep_events: bool = False) -> None:
         self.steps = 0
         self.totals = dict.fromkeys(TOTALS, 0)
         self._events = KvEventLog(block_size)
         self._asynchronous = asynchronous
+        self._keep_events = keep_events
         self._lines: list[dict[str, Any]] = []
 
     @property
@@ -75,12 +79,12 @@ class StepRecorder:
         """Asynchronously the events of a step are those of its first half."""
         # The first schedule is followed by no update, so its events wait for the next.
         if self._asynchronous:
-            self._lines = self._events.describe(engine.drain_events()) if self.steps > 0 else []
+            self._lines = self._tell(engine) if self.steps > 0 else []
 
     def ended(self, engine: Engine) -> dict[str, Any]:
         """The line of the step."""
         if not self._asynchronous:
-            self._lines = self._events.describe(engine.drain_events())
+            self._lines = self._tell(engine)
         line = _describe_step(engine, self.steps, self._lines)
         self.steps += 1
         totals = self.totals
@@ -91,6 +95,12 @@ class StepRecorder:
         for event in self._lines:
             totals[f"{event['type']}_blocks"] += event["n"]
         return line
+
+    def _tell(self, engine: Engine) -> list[dict[str, Any]]:
+        lines = self._events.describe(engine.tell_events())
+        if not self._keep_events:
+            engine.take_events()
+        return lines
 
 
 def end_line(reason: str, recorders: Sequence[StepRecorder]) -> dict[str, Any]:

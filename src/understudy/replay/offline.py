@@ -73,8 +73,12 @@ def run_offline(
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
     stuck.
     """
-    engine = engine or VllmConfig()
-    load = load or OpenLoop()
+    engine = VllmConfig() if engine is None else engine
+    load = OpenLoop() if load is None else load
+    if not isinstance(engine, VllmConfig):
+        raise ConfigError(f"engine must be a VllmConfig, got {engine!r}")
+    if not isinstance(load, OpenLoop | ClosedLoop | Lockstep):
+        raise ConfigError(f"load must be an OpenLoop, ClosedLoop or Lockstep, got {load!r}")
     if isinstance(load, OpenLoop):
         if not workload.has_arrivals:
             raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
@@ -121,7 +125,8 @@ def run_offline(
         from understudy.replay.step_file import StepFile
 
         with create_trace(record_steps) as file:
-            steps = StepFile(file, workload, engine, workers=workers, timed=not isinstance(load, Lockstep))
+            timed = not isinstance(load, Lockstep)
+            steps = StepFile(file, workload, engine, workers=workers, timed=timed, keep_events=events)
             result = play(names=steps.names, on_step=steps.on_step)
             steps.finish()
     timeline = _timeline(result, workload, engine, workers)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.layers import TIER_FIELDS, superseded, tiers_by_name
+from understudy.replay.offline import Routing
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
@@ -16,6 +17,7 @@ from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 if TYPE_CHECKING:
     from pathlib import Path
 
+_ROUTINGS = get_args(Routing)
 _FIELDS = ("workers", "routing", "seed", "load", "engine", "gpu", *TIER_FIELDS)
 
 
@@ -23,7 +25,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay needs besides its workload."""
 
     workers: int = 1
-    routing: Literal["round_robin", "random", "least_loaded"] = "round_robin"
+    routing: Routing = "round_robin"
     seed: int = 0
     load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
     engine: VllmConfig = VllmConfig()
@@ -50,6 +52,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in merged:
             if name not in _FIELDS:
                 raise ConfigError(f"{name} is not a setting of a replay; known are {', '.join(_FIELDS)}")
+        _check_routing(merged.get("routing", "round_robin"))
         settings = merged.pop("engine", {})
         if not isinstance(settings, dict):
             raise ConfigError(f"engine must hold settings by name, got {settings!r}")
@@ -68,11 +71,20 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(read, engine=msgspec.structs.replace(engine, num_gpu_blocks=blocks))
 
 
+def _check_routing(name: object) -> None:
+    if name in ("kv", "kv_router"):
+        raise ConfigError(f"routing {name} belongs to KV-aware routing, which this version does not have yet")
+    if name not in _ROUTINGS:
+        raise ConfigError(f"routing {name!r} is not known; choose one of {', '.join(_ROUTINGS)}")
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
+    from understudy.replay.yaml_text import parse
+
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if content is None:  # nothing but comments
@@ -85,11 +97,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _parse_assignment(text: str) -> dict[str, Any]:
     import yaml
 
+    from understudy.replay.yaml_text import parse
+
     path, separator, value = text.partition("=")
     if not separator or not all(path.split(".")):
         raise ConfigError(f"--set {text!r}: write it as a.b=value")
     try:
-        result: Any = yaml.safe_load(value)
+        result: Any = parse(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {text!r}: {error}") from error
     for name in reversed(path.split(".")):

@@ -23,14 +23,24 @@ class StepFile:
     """
 
     def __init__(
-        self, file: IO[bytes], workload: Workload, engine: VllmConfig, *, workers: int, timed: bool
+        self,
+        file: IO[bytes],
+        workload: Workload,
+        engine: VllmConfig,
+        *,
+        workers: int,
+        timed: bool,
+        keep_events: bool = False,
     ) -> None:
         self.names = workload.request_ids or [str(row) for row in range(len(workload))]
         self._rows = {name: row for row, name in enumerate(self.names)}
         self._file = file
         self._workload = workload
         self._block_size = engine.block_size
-        self._recorders = [StepRecorder(engine.block_size, engine.async_scheduling) for _ in range(workers)]
+        self._recorders = [
+            StepRecorder(engine.block_size, engine.async_scheduling, keep_events=keep_events)
+            for _ in range(workers)
+        ]
         self._timed = timed
         header = {"format": 1, "understudy": __version__, "workers": workers, "requests": len(workload)}
         self._write({"header": header})

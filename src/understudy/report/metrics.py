@@ -133,7 +133,10 @@ SCALARS = (
         "Active blocks ÷ capacity, averaged over the duration and all workers.",
     ),
     Metric(
-        "kv.usage_max", "KV usage, max", "ratio", "Most active blocks ÷ capacity of any worker at any sample."
+        "kv.usage_max",
+        "KV usage, max",
+        "ratio",
+        "Most active blocks ÷ capacity of any worker at any sample (see below).",
     ),
     Metric(
         "kv.cached_mean",

@@ -12,6 +12,7 @@ import msgspec
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.offline import run_offline
+from understudy.report.goodput import Slo
 from understudy.report.report import Report
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from understudy.engines.timing import TimingModel
     from understudy.replay.offline import Routing
-    from understudy.report.goodput import Slo
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
@@ -57,6 +57,8 @@ def replay(
     finished report. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
     """
     started = time.perf_counter()
+    if not isinstance(slo, Slo | None):
+        raise ConfigError(f"slo must be an Slo, got {slo!r}")
     name = "workload"
     if not isinstance(workload, Workload):
         name = Path(workload).name

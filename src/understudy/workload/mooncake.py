@@ -105,7 +105,7 @@ class _Trace:
             self._fail(
                 row,
                 f"input_length {prompt[row]} exceeds {self._counts[row]} hash_ids of {block_size} tokens: is "
-                "trace_block_size right? clamp_input_length=True shortens such prompts",
+                "trace_block_size right? clamp_input_length (--clamp-input-length) shortens such prompts",
             )
         self._prompt = np.minimum(prompt, capacity)
         counts = -(-self._prompt // block_size)
@@ -116,7 +116,8 @@ class _Trace:
                 self._fail(
                     row,
                     f"input_length {prompt[row]} needs {counts[row]} hash_ids of {block_size} tokens, got "
-                    f"{self._counts[row]}: is trace_block_size right? drop_surplus_hash_ids=True helps",
+                    f"{self._counts[row]}: is trace_block_size right? "
+                    "drop_surplus_hash_ids (--drop-surplus-hash-ids) forgets the rest",
                 )
             self._ids = self._ids[ragged_positions(offsets_of(self._counts)[:-1], counts)]
             self._counts = counts

@@ -55,7 +55,8 @@ button:hover { color: var(--ink); }
 .third { grid-column: span 2; } .half { grid-column: span 3; } .full { grid-column: 1 / -1; }
 .card .head { display: flex; flex-wrap: wrap; align-items: baseline; gap: 0 12px; margin-bottom: 6px; }
 .card .sub { color: var(--soft); font-size: 13px; }
-.legend { margin-left: auto; display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 13px; color: var(--soft); }
+.legend { margin-left: auto; display: flex; flex-wrap: wrap; justify-content: flex-end; gap: 2px 14px;
+  font-size: 13px; color: var(--soft); }
 .legend span { white-space: nowrap; }
 i.key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: 6px; vertical-align: middle;
   background: var(--c); }
