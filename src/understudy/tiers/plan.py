@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from understudy._core import Tier
 from understudy.errors import ConfigError
 from understudy.tiers.model_shape import ModelShape
+from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.kv import EvictionPolicy
-    from understudy.tiers.settings import OffloadSettings, TiersConfig, TierSettings
+    from understudy.tiers.settings import TiersConfig, TierSettings
 
 _WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
 _BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
@@ -60,6 +61,10 @@ class TierPlan:
     def of(cls, config: TiersConfig, block_size: int) -> TierPlan | None:
         """Resolve the settings for blocks of `block_size` tokens; None where there are no tiers. Raises ConfigError."""
         if not config.tiers:
+            if config.offload != OffloadSettings():
+                raise ConfigError(
+                    "offload says how blocks go to tiers, and there is none; add a g2 tier (--g2)"
+                )
             return None
         per_token = _bytes_per_token(config)
         block_bytes = per_token * block_size
