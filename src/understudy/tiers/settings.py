@@ -156,8 +156,6 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 f"tiers: {names[0]} needs g2, because blocks pass through host memory; add a g2 tier (--g2)"
             )
-        if not names and self.offload != OffloadSettings():
-            raise ConfigError("offload says how blocks go to tiers, and there is none; add a g2 tier (--g2)")
         if self.kv_bytes_per_token is not None:
             if self.kv_bytes_per_token < 1:
                 raise ConfigError(f"kv_bytes_per_token must be at least 1, got {self.kv_bytes_per_token}")
