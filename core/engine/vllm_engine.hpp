@@ -190,7 +190,7 @@ class VllmEngine {
   std::uint32_t burst_room(const EngineRequest& request, std::uint32_t total) const noexcept;
   void receive_burst(EngineRequest& request);
 
-  // vllm_leap.cpp
+  // vllm_leap.cpp, vllm_watch.cpp
   bool can_leap() const;
   bool leap(std::int64_t until_ns, bool stop_on_finish);
   void sample(std::size_t running);

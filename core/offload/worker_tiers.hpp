@@ -223,7 +223,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void give_back(std::span<const SlotId> slots);
   void set_held(std::uint64_t held, std::int64_t now_ns);
 
-  // onboard.cpp
+  // onboard.cpp, load_up.cpp
   bool find(const BlockIdentity& block, Source& source) const;
   bool find(const BlockIdentity& block, SlotId above, SlotId below, Source& source) const;
   void find_sources(std::span<const BlockIdentity> blocks);

@@ -1,0 +1,60 @@
+// What the engine lets others see of itself: samples over time, and checks.
+#include "engine/vllm_engine.hpp"
+
+namespace understudy {
+
+void VllmEngine::sample(std::size_t running) {
+  const PoolMetrics m = store_.metrics(0);
+  EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
+                      static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
+                      static_cast<std::uint32_t>(m.inactive_blocks)};
+  if (tiers_) {
+    const PoolMetrics host = store_.metrics(1);
+    sample.held_blocks = static_cast<std::uint32_t>(tiers_->held());
+    sample.host_blocks = static_cast<std::uint32_t>(host.active_blocks + host.inactive_blocks);
+  }
+  token_log_.add_sample(sample);
+}
+
+void VllmEngine::check() {
+  store_.check();
+  check_counts();
+  // In the middle of a step there is more to tell.
+  if (config_.check && emits_ && !in_step_) truth_.require_equal(store_, true);
+}
+
+// Every request is in one place, and what requests hold is what the store has given away. O(requests under way).
+void VllmEngine::check_counts() const {
+  if (running_.size() + waiting_.size() + parked_ + retired_ != requests_.size()) {
+    throw Error(ErrorKind::InvariantViolated, "of ", requests_.size(), " requests ", running_.size(), " run, ",
+                waiting_.size(), " wait, ", parked_, " are being loaded and ", retired_, " are done");
+  }
+  std::uint64_t references = 0;
+  for (const RequestId id : running_) {
+    const EngineRequest& r = requests_[id];
+    references += r.table.size();
+    if (r.status != RequestStatus::Running || r.computed > r.known + r.ahead || r.keyed > r.table.size() ||
+        blocks_for(r.computed) > r.table.size()) {
+      throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
+    }
+  }
+  for (const RequestId id : waiting_.ids()) {
+    if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
+  }
+  if (tiers_) {
+    tiers_->check();
+    references += tiers_->g1_references();
+  }
+  if (own_run_) own_run_->check();
+  const PoolMetrics m = store_.metrics(0);
+  if (m.reset_blocks + m.inactive_blocks + m.active_blocks + m.mutable_blocks != m.total_blocks) {
+    throw Error(ErrorKind::InvariantViolated, m.reset_blocks, " free, ", m.inactive_blocks, " cached and ",
+                m.active_blocks + m.mutable_blocks, " active blocks are not ", m.total_blocks);
+  }
+  if (references != m.active_references + m.mutable_blocks) {
+    throw Error(ErrorKind::InvariantViolated, "requests hold ", references, " blocks, the store counts ",
+                m.active_references + m.mutable_blocks);
+  }
+}
+
+}  // namespace understudy
