@@ -59,16 +59,7 @@ print(json.dumps({
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--trace", type=Path, required=True, help="Mooncake JSONL with hash blocks of 512 tokens"
-    )
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
-    parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
-    parser.add_argument("--json", type=Path, help="write the numbers")
-    args = parser.parse_args()
+    args = read_arguments(__doc__)
     peer = peer_python(args.peer_venv)
 
     trace = str(args.trace)
@@ -85,6 +76,20 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def read_arguments(description: str | None) -> argparse.Namespace:
+    """The flags of every benchmark against this peer."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trace", type=Path, required=True, help="Mooncake JSONL with hash blocks of 512 tokens"
+    )
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
+    parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
+    parser.add_argument("--json", type=Path, help="write the numbers")
+    return parser.parse_args()
 
 
 def peer_python(directory: Path) -> Path:

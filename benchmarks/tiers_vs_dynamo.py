@@ -10,16 +10,14 @@ on one thread, in a process of its own; the best of the repeats counts, and runs
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from harness.report import Row, machine, table, write_json
-from replay_vs_dynamo import PEER, best, peer_python
+from replay_vs_dynamo import PEER, best, peer_python, read_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,16 +73,7 @@ print(json.dumps({
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--trace", type=Path, required=True, help="Mooncake JSONL with hash blocks of 512 tokens"
-    )
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts")
-    parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
-    parser.add_argument("--json", type=Path, help="write the numbers")
-    args = parser.parse_args()
+    args = read_arguments(__doc__)
     peer = str(peer_python(args.peer_venv))
     trace = str(args.trace)
     commands = {

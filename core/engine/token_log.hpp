@@ -55,7 +55,7 @@ class TokenLog {
   std::vector<GapCount> gaps() const;
 
   // Whether the state may have changed though no block or request has had a turn: somebody came, or with tiers always.
-  bool wants_sample(std::int64_t) const noexcept { return restless_ || touched_; }
+  bool wants_sample() const noexcept { return restless_ || touched_; }
   void set_restless() noexcept { restless_ = true; }
   void touch() noexcept { touched_ = true; }
   // The state of the engine from `now.time_ns` on. Of several at one time the last counts.

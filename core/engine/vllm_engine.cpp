@@ -185,7 +185,7 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (tiers_) {
     tiers_->hub().run_until(now_ns);
     resume_loaded();
-    tell_landed(now_ns);
+    tell(now_ns);
   }
   schedule(now_ns);
   const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
@@ -232,18 +232,22 @@ void VllmEngine::end_step(std::int64_t end_ns) {
 
 // The step that ends now has told everything.
 void VllmEngine::close_step() {
-  if (emits_) {
-    events_.pull(store_);
-    const std::span<const EventRecord> told = events_.end_step(now_ns_);
-    if (config_.check) truth_.apply(told);
-    if (!config_.events) (void)events_.take_visible();
-  }
+  tell(now_ns_);
   if (!config_.check) return;
   // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little.
   const bool whole = totals_.steps % std::max<std::uint64_t>(1, config_.num_gpu_blocks / 16) == 0 || idle();
   if (emits_) truth_.require_equal(store_, whole);
   if (whole) store_.check();
   check_counts();
+}
+
+// What happened to blocks since the last call is visible from now on.
+void VllmEngine::tell(std::int64_t now_ns) {
+  if (!emits_) return;
+  events_.pull(store_);
+  const std::span<const EventRecord> told = events_.end_step(now_ns);
+  if (config_.check) truth_.apply(told);
+  if (!config_.events) (void)events_.take_visible();
 }
 
 DrainedEvents VllmEngine::drain_events() {

@@ -173,13 +173,12 @@ class VllmEngine {
   void resume_loaded();
   void count_origins(RequestId id, std::size_t hits, bool resumed);
   void write_through(const std::vector<StepLog::Scheduled>& plan, std::int64_t now_ns);
-  void tell_landed(std::int64_t now_ns);
   bool leap_disturbed();
   bool leap_has_room(std::uint64_t slots) const;
 
   // vllm_engine.cpp
   void close_step();
-  void check_counts() const;
+  void tell(std::int64_t now_ns);
   void update(const std::vector<StepLog::Scheduled>& plan);
   void emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns);
   void retire(EngineRequest& request);
@@ -190,11 +189,14 @@ class VllmEngine {
   std::uint32_t burst_room(const EngineRequest& request, std::uint32_t total) const noexcept;
   void receive_burst(EngineRequest& request);
 
-  // vllm_leap.cpp, vllm_watch.cpp
+  // vllm_leap.cpp
   bool can_leap() const;
   bool leap(std::int64_t until_ns, bool stop_on_finish);
-  void sample(std::size_t running);
   std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
+
+  // vllm_watch.cpp
+  void sample(std::size_t running);
+  void check_counts() const;
 
   EngineConfig config_;
   StepTiming timing_;

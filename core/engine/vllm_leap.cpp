@@ -83,7 +83,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
       now_ns_ = end_ns;
       token_log_.end_step(end_ns);
       context += alive;
-      if (token_log_.wants_sample(end_ns)) sample(alive);
+      if (token_log_.wants_sample()) sample(alive);
     }
     totals_.steps += steps - first;
     return steps == until_step;

@@ -37,22 +37,13 @@ void VllmEngine::resume_loaded() {
   }
 }
 
-// Between steps, what landed is visible from now on.
-void VllmEngine::tell_landed(std::int64_t now_ns) {
-  if (!emits_) return;
-  events_.pull(store_);
-  const std::span<const EventRecord> told = events_.end_step(now_ns);
-  if (config_.check) truth_.apply(told);
-  if (!config_.events) (void)events_.take_visible();
-}
-
 void VllmEngine::drain_tiers() {
   TransferHub& hub = tiers_->hub();
   while (const std::optional<std::int64_t> wake = hub.next_wake_ns()) {
     hub.run_until(*wake);
-    tell_landed(*wake);
+    tell(*wake);
   }
-  tell_landed(now_ns_);
+  tell(now_ns_);
   if (config_.check) check();
 }
 

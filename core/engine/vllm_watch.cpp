@@ -29,6 +29,10 @@ void VllmEngine::check_counts() const {
     throw Error(ErrorKind::InvariantViolated, "of ", requests_.size(), " requests ", running_.size(), " run, ",
                 waiting_.size(), " wait, ", parked_, " are being loaded and ", retired_, " are done");
   }
+  if (tiers_ && parked_ != tiers_->parked()) {
+    throw Error(ErrorKind::InvariantViolated, parked_, " requests are being loaded, the tiers know of ",
+                tiers_->parked());
+  }
   std::uint64_t references = 0;
   for (const RequestId id : running_) {
     const EngineRequest& r = requests_[id];

@@ -107,7 +107,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Requests whose loads have ended (or failed), in that order.
   std::vector<RequestId> take_ready() { return std::exchange(ready_, {}); }
   bool has_ready() const noexcept { return !ready_.empty(); }
-  std::size_t parked() const noexcept { return parked_; }
+  std::size_t parked() const noexcept { return parked_ + ready_.size(); }  // and not taken since
   // The request is gone, or was never parked; what is under way drains.
   void abandon(RequestId who);
   // Where each block behind the prefix came from when the request was last loaded, and that position; forgets it.

@@ -1,7 +1,6 @@
 #include "replay/fleet.hpp"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <limits>

@@ -14,7 +14,7 @@ from understudy.workload import ClosedLoop, OpenLoop, Workload
 
 MS = 1_000_000
 
-COLUMNS = (
+REQUEST_COLUMNS = (
     "arrival_ns",
     "first_admit_ns",
     "first_token_ns",
@@ -28,6 +28,11 @@ COLUMNS = (
     "preemptions",
     "worker",
     "status",
+)
+"""Those with a row a request."""
+
+COLUMNS = (
+    *REQUEST_COLUMNS,
     "itl_ns",
     "itl_count",
     "sample_time_ns",

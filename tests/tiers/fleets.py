@@ -8,25 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.replay_gen import REQUEST_COLUMNS
 from replay.building import single_turns
 from understudy import _core
 
 if TYPE_CHECKING:
     from understudy.workload import Workload
 
-COLUMNS = (
-    "arrival_ns",
-    "first_admit_ns",
-    "first_token_ns",
-    "second_token_ns",
-    "last_token_ns",
-    "finish_ns",
-    "output_tokens",
-    "cached_tokens_first",
-    "cached_tokens_total",
-    "preemptions",
-    "status",
-)
+COLUMNS = tuple(name for name in REQUEST_COLUMNS if name != "worker")
 TIER_COLUMNS = ("parked_ns", "room_wait_ns")
 
 

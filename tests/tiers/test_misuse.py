@@ -107,6 +107,18 @@ class Queue(EvictionPolicy):
         return self.order[:count]
 
 
+def assert_goes_on(worker: Worker, prompt_tokens: int) -> None:
+    """Six requests: a policy raises on the way, and all of them end."""
+    requests = [worker.submit(tag, prompt_tokens) for tag in range(6)]
+    with pytest.raises(RuntimeError, match="no victims today"):
+        worker.play()
+    worker.check()
+    if worker.engine.in_step:
+        worker.end()
+    worker.play()
+    assert [worker.engine.emitted(request) for request in requests] == [1] * 6
+
+
 @pytest.mark.parametrize("write_through", [False, True], ids=["on eviction", "write-through"])
 def test_an_eviction_policy_of_the_host_that_raises_costs_one_step(write_through: bool) -> None:
     policies: list[Queue] = []
@@ -116,14 +128,7 @@ def test_an_eviction_policy_of_the_host_that_raises_costs_one_step(write_through
         return policies[-1]
 
     worker = Worker(2, tiers(g2_blocks=2, g2_policy=make, write_through=write_through), step_ms=0.0)
-    requests = [worker.submit(tag, 2 * BLOCK) for tag in range(6)]
-    with pytest.raises(RuntimeError, match="no victims today"):
-        worker.play()
-    worker.check()
-    if worker.engine.in_step:
-        worker.end()
-    worker.play()
-    assert [worker.engine.emitted(request) for request in requests] == [1] * 6
+    assert_goes_on(worker, 2 * BLOCK)
     assert len(policies) == 1
     assert policies[0].asked > 3
 
@@ -137,14 +142,7 @@ def test_an_eviction_policy_of_a_shared_tier_that_raises_costs_no_slots(
     policy = Queue()
     below: dict[str, Any] = {tier: shared(num_blocks=2, policy=lambda: policy)}
     worker = Worker(4, tiers(offload_batch_size=1, write_through=write_through, **below), step_ms=0.0)
-    requests = [worker.submit(tag, 4 * BLOCK) for tag in range(6)]
-    with pytest.raises(RuntimeError, match="no victims today"):
-        worker.play()
-    worker.check()
-    if worker.engine.in_step:
-        worker.end()
-    worker.play()
-    assert [worker.engine.emitted(request) for request in requests] == [1] * 6
+    assert_goes_on(worker, 4 * BLOCK)
     assert worker.held() == 0
     assert policy.asked > 3
 
