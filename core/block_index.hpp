@@ -14,27 +14,21 @@ namespace understudy {
 
 // Buckets of a cache line each, sized once for the store's slots (at most one entry a slot), so it never rehashes. An
 // entry stays in the bucket where it was put: a full one sends newcomers to the next ones and counts them, and a search
-// goes on past a bucket only while it has such guests elsewhere. So deletion touches one line and leaves no tombstone.
-// An entry is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket.
+// goes on past a bucket only while it has such guests elsewhere, of its own kind. So deletion touches one line and
+// leaves no tombstone. An entry is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket. The
+// slot remembers its lane, so that deletion does not search.
 class BlockIndex {
  public:
-  BlockIndex(const Slot* slots, std::size_t max_entries)
-      : slots_(slots), size_(max_entries / kLoad + 1), buckets_(size_) {}
+  BlockIndex(Slot* slots, std::size_t max_entries)
+      : slots_(slots), size_(static_cast<std::uint32_t>(max_entries / kLoad + 1)), buckets_(size_) {}
 
   static std::uint32_t tag(const LineageHash& lineage, std::uint8_t pool) noexcept {
-    __extension__ using Wide = unsigned __int128;
-    const Wide product =
-        static_cast<Wide>(lineage.lo ^ (0x9E3779B97F4A7C15u + pool)) * (lineage.hi ^ 0xD1B54A32D192ED03u);
-    std::uint64_t mixed = static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-    mixed *= 0xBF58476D1CE4E5B9u;  // a second round, for small hand-made hashes
+    const std::uint64_t mixed = (lineage.lo + pool) * 0x9E3779B97F4A7C15u + lineage.hi * 0xD1B54A32D192ED03u;
     return static_cast<std::uint32_t>(mixed >> 32);
   }
 
-  // Bring a key's cache line in, with a real load (see Slot::warm).
-  void warm(std::uint32_t tag) const noexcept {
-    std::uint32_t word = buckets_[home(tag)].guests_elsewhere;
-    asm volatile("" : "+r"(word));
-  }
+  // Ask for a key's cache line, some blocks ahead of its use.
+  void warm(std::uint32_t tag) const noexcept { __builtin_prefetch(&buckets_[home(tag)], 1, 3); }
 
   static constexpr SlotId kAbsent = kNoSlot - 1;  // a guess that is certain: nobody holds the key
 
@@ -43,7 +37,7 @@ class BlockIndex {
     const Bucket& bucket = buckets_[home(tag)];
     const Lanes lanes(bucket, mark(tag));
     if (!lanes.empty()) return bucket.slots[lanes.first()];
-    return bucket.guests_elsewhere == 0 ? kAbsent : kNoSlot;
+    return has_guest(bucket, tag) ? kNoSlot : kAbsent;
   }
 
   // `guess`, when it came from this tag and nothing has changed since, saves the search.
@@ -55,15 +49,18 @@ class BlockIndex {
     return find(lineage, pool, tag);
   }
   SlotId find(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag) const noexcept {
-    for (std::size_t at = home(tag);; at = next(at)) {
+    std::size_t at = home(tag);
+    do {
       ++probes_;
       const Bucket& bucket = buckets_[at];
       for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
         const SlotId slot = bucket.slots[lanes.first()];
         if (holds(slot, lineage, pool)) return slot;
       }
-      if (bucket.guests_elsewhere == 0) return kNoSlot;
-    }
+      if (!has_guest(bucket, tag)) return kNoSlot;
+      at = next(at);
+    } while (at != home(tag));  // every bucket may have guests elsewhere
+    return kNoSlot;
   }
   SlotId find(const LineageHash& lineage, std::uint8_t pool) const noexcept {
     return find(lineage, pool, tag(lineage, pool));
@@ -79,42 +76,36 @@ class BlockIndex {
       return holder;
     }
     std::size_t at = first;
-    for (; buckets_[at].used == kLanes; at = next(at), ++probes_) ++buckets_[at].guests_elsewhere;
+    for (; buckets_[at].taken == kFull; at = next(at), ++probes_) {
+      ++buckets_[at].guests_elsewhere;
+      buckets_[at].guest_bits |= guest_bit(tag);
+    }
     Bucket& bucket = buckets_[at];
-    const std::size_t lane = bucket.used++;
+    const auto lane = static_cast<std::uint32_t>(std::countr_one(bucket.taken));
+    bucket.taken |= 1u << lane;
     bucket.marks[lane] = mark(tag);
     bucket.slots[lane] = slot;
+    slots_[slot].lane = (at == first ? lane : Slot::kLodged) & 0xF;
     ++count_;
     return kNoSlot;
   }
 
   // The key of `slot` must be present and held by `slot`; afterwards `successor` holds it.
   void replace(std::uint32_t tag, SlotId slot, SlotId successor) noexcept {
-    for (std::size_t at = home(tag);; at = next(at)) {
-      ++probes_;
-      const std::size_t lane = lane_of(buckets_[at], tag, slot);
-      if (lane == kLanes) continue;
-      buckets_[at].slots[lane] = successor;
-      return;
-    }
+    std::size_t at = home(tag);
+    const std::uint32_t lane = settle(at, slot, [](Bucket&) {});
+    buckets_[at].slots[lane] = successor;
+    slots_[successor].lane = slots_[slot].lane;
   }
 
   void erase(std::uint32_t tag, SlotId slot) noexcept {
-    for (std::size_t at = home(tag);; at = next(at)) {
-      ++probes_;
-      Bucket& bucket = buckets_[at];
-      const std::size_t lane = lane_of(bucket, tag, slot);
-      if (lane == kLanes) {
-        --bucket.guests_elsewhere;
-        continue;
-      }
-      const std::size_t last = --bucket.used;
-      bucket.marks[lane] = bucket.marks[last];
-      bucket.slots[lane] = bucket.slots[last];
-      bucket.marks[last] = kFree;
-      --count_;
-      return;
-    }
+    std::size_t at = home(tag);
+    const std::uint32_t lane = settle(at, slot, [](Bucket& passed) {
+      if (--passed.guests_elsewhere == 0) passed.guest_bits = 0;
+    });
+    buckets_[at].marks[lane] = kFree;
+    buckets_[at].taken &= ~(1u << lane);
+    --count_;
   }
 
   std::size_t count() const noexcept { return count_; }
@@ -123,26 +114,30 @@ class BlockIndex {
 
  private:
   static constexpr std::size_t kLanes = 8;
-  static constexpr std::size_t kLoad = 5;  // entries a bucket when every slot has one
+  static constexpr std::size_t kLoad = 4;  // entries a bucket when every slot has one
   static constexpr std::uint16_t kFree = 0;
+  static constexpr std::uint32_t kFull = (1u << kLanes) - 1;
 
   struct alignas(64) Bucket {
     std::array<std::uint16_t, kLanes> marks{};
     std::array<SlotId, kLanes> slots{};
     std::uint32_t guests_elsewhere = 0;  // entries whose search comes past here
-    std::uint32_t used = 0;              // lanes, the first ones
+    std::uint32_t guest_bits = 0;        // of their tags, forgotten with the last of them
+    std::uint32_t taken = 0;             // lanes, a bit each
   };
   static_assert(sizeof(Bucket) == 64);
 
-  // The lanes of a bucket that carry one mark, found four at a time: a lane's top bit is set when all of its bits
-  // agree.
+  // The lanes of a bucket that carry one mark, all compared at once.
   class Lanes {
    public:
     Lanes(const Bucket& bucket, std::uint16_t mark) noexcept {
+      Marks marks;
+      static_assert(sizeof marks == sizeof bucket.marks);
+      std::memcpy(&marks, bucket.marks.data(), sizeof marks);
+      const auto agreeing = marks == mark;
       std::array<std::uint64_t, 2> words;
-      static_assert(sizeof words == sizeof bucket.marks);
-      std::memcpy(words.data(), bucket.marks.data(), sizeof words);
-      lanes_ = agreeing(words[0], mark) >> 15 | agreeing(words[1], mark) >> 14;
+      std::memcpy(words.data(), &agreeing, sizeof words);
+      lanes_ = (words[0] & 0x0001000100010001) | (words[1] & 0x0002000200020002);
     }
 
     bool empty() const noexcept { return lanes_ == 0; }
@@ -153,28 +148,36 @@ class BlockIndex {
     void drop_first() noexcept { lanes_ &= lanes_ - 1; }
 
    private:
-    static std::uint64_t agreeing(std::uint64_t word, std::uint16_t mark) noexcept {
-      constexpr std::uint64_t kRest = 0x7FFF7FFF7FFF7FFF;
-      const std::uint64_t differences = word ^ (std::uint64_t{0x0001000100010001} * mark);
-      return ~(((differences & kRest) + kRest) | differences | kRest);
-    }
+    using Marks [[gnu::vector_size(2 * kLanes)]] = std::uint16_t;
 
     // Bit 16 i for lane i and bit 16 i + 1 for lane i + 4: one word, so that nothing has to guess which half.
     std::uint64_t lanes_;
   };
 
+  static std::uint32_t guest_bit(std::uint32_t tag) noexcept { return 1u << (tag & 31); }
+  static bool has_guest(const Bucket& bucket, std::uint32_t tag) noexcept {
+    return (bucket.guest_bits & guest_bit(tag)) != 0;
+  }
   static bool might_hold(const Bucket& bucket, std::uint32_t tag) noexcept {
-    return bucket.guests_elsewhere != 0 || !Lanes(bucket, mark(tag)).empty();
+    return has_guest(bucket, tag) || !Lanes(bucket, mark(tag)).empty();
   }
   static std::uint16_t mark(std::uint32_t tag) noexcept {
     const auto bits = static_cast<std::uint16_t>(tag);
     return bits == kFree ? std::uint16_t{1} : bits;
   }
-  static std::size_t lane_of(const Bucket& bucket, std::uint32_t tag, SlotId slot) noexcept {
-    for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
-      if (bucket.slots[lanes.first()] == slot) return lanes.first();
+  // The lane that holds `slot`, and its bucket in `at`, which starts as its home.
+  template <typename Pass>
+  std::uint32_t settle(std::size_t& at, SlotId slot, Pass pass) noexcept {
+    ++probes_;
+    if (slots_[slot].lane != Slot::kLodged) return slots_[slot].lane;
+    for (;; ++probes_) {
+      pass(buckets_[at]);
+      at = next(at);
+      const Bucket& bucket = buckets_[at];
+      for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+        if (bucket.slots[lane] == slot && bucket.marks[lane] != kFree) return lane;
+      }
     }
-    return kLanes;
   }
 
   bool holds(SlotId id, const LineageHash& lineage, std::uint8_t pool) const noexcept {
@@ -187,8 +190,8 @@ class BlockIndex {
   }
   std::size_t next(std::size_t at) const noexcept { return at + 1 == size_ ? 0 : at + 1; }
 
-  const Slot* slots_;
-  std::size_t size_;
+  Slot* slots_;
+  std::uint32_t size_;
   HugeArray<Bucket> buckets_;
   std::size_t count_ = 0;
   mutable std::uint64_t probes_ = 0;

@@ -46,6 +46,10 @@ inline SlotId BlockStore::global(const Pool& pool, SlotId id) const {
   return pool.first + id;
 }
 
+inline void BlockStore::warm_slot(const Pool& pool, SlotId id) const noexcept {
+  if (id < pool.count) slots_[pool.first + id].warm();
+}
+
 inline void BlockStore::set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept {
   slots_[id].lineage = identity.lineage;
   if (!pool.config.keeps_details) return;

@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::size_t kSentinelsPerPool = 5;
 constexpr std::size_t kMaxPolicyTries = 10'000;  // answers of a policy that others have overtaken, in one allocation
-constexpr std::size_t kWarmBatch = 32;           // index lines brought in together
 
 std::uint64_t total_blocks(const StoreConfig& config) {
   return std::accumulate(config.pools.begin(), config.pools.end(), std::uint64_t{0},
@@ -78,7 +77,7 @@ BlockStore::BlockStore(const StoreConfig& config)
     for (SlotId& s : space.sentinels) s = sentinel++;
     pool->policy = make_policy(pool_config.policy, space);
     if (pool_config.policy.kind == PolicyKind::Advised) pool->advised = static_cast<AdvisedOrder*>(pool->policy.get());
-    for (SlotId id = first; id < first + pool->count; ++id) slots_[id].pool = pool->index;
+    for (SlotId id = first; id < first + pool->count; ++id) slots_[id].pool = pool->index & 0x7;
     pool->in_state[static_cast<std::size_t>(SlotState::Reset)] = pool->count;
     std::vector<SlotId> all(pool->count);
     std::iota(all.begin(), all.end(), first);
@@ -222,29 +221,26 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted) {
   events_.begin_call();
   std::uint64_t evictions = 0;
-  std::array<std::uint32_t, kWarmBatch> tags;
-  for (std::size_t start = 0; start < out.size(); start += kWarmBatch) {
-    const std::span<SlotId> batch = out.subspan(start, std::min(kWarmBatch, out.size() - start));
-    for (const SlotId id : batch) slots_[id].warm();
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (slots_[batch[i]].state != SlotState::Inactive) continue;
-      tags[i] = BlockIndex::tag(slots_[batch[i]].lineage, pool.index);
-      index_->warm(tags[i]);
+  tags_.resize(out.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (i + kAhead < out.size()) slots_[out[i + kAhead]].warm();
+    tags_[i] = BlockIndex::tag(slots_[out[i]].lineage, pool.index);
+    if (i < kAhead) index_->warm(tags_[i]);
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (i + kAhead < out.size()) index_->warm(tags_[i + kAhead]);
+    const SlotId id = out[i];
+    Slot& slot = slots_[id];
+    if (slot.state == SlotState::Inactive) {
+      ++evictions;
+      if (evicted.blocks != nullptr) evicted.blocks->push_back(identity(id));
+      const bool last = forget(pool, id, tags_[i], true);
+      if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
     }
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const SlotId id = batch[i];
-      Slot& slot = slots_[id];
-      if (slot.state == SlotState::Inactive) {
-        ++evictions;
-        if (evicted.blocks != nullptr) evicted.blocks->push_back(identity(id));
-        const bool last = forget(pool, id, tags[i], true);
-        if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
-      }
-      slot.state = SlotState::Mutable;
-      slot.refs = 1;
-      slot.reset_on_release = pool.config.reset_on_release;
-      batch[i] = id - pool.first;
-    }
+    slot.state = SlotState::Mutable;
+    slot.refs = 1;
+    slot.reset_on_release = pool.config.reset_on_release;
+    out[i] = id - pool.first;
   }
   pool.moved(evictions, SlotState::Inactive, SlotState::Mutable);
   pool.moved(out.size() - evictions, SlotState::Reset, SlotState::Mutable);

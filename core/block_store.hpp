@@ -170,6 +170,8 @@ class BlockStore {
   void check() const;
 
  private:
+  static constexpr std::size_t kAhead = 16;  // blocks: how far ahead of its use memory is asked for
+
   struct Pool;
   class Lock {
    public:
@@ -202,10 +204,11 @@ class BlockStore {
 
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
-  void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);
+  void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
+  void warm_slot(const Pool& pool, SlotId id) const noexcept;  // inline: block_pool.hpp
   BlockIdentity identity(SlotId id) const noexcept {
     return {slots_[id].lineage, details_[id].local_hash, details_[id].parent_hash};
   }
@@ -233,7 +236,8 @@ class BlockStore {
   std::unique_ptr<FrequencySketch> sketch_;
   EventRing events_;
   std::uint64_t next_generation_ = 1;
-  std::vector<SlotId> freed_;  // slots whose last reference went in the current call, for the policy
+  std::vector<std::uint32_t> tags_;  // of the blocks of the current call
+  std::vector<SlotId> freed_;        // slots whose last reference went in the current call, for the policy
 };
 
 }  // namespace understudy

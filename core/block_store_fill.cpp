@@ -57,6 +57,7 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
                 identities.size());
   }
   std::size_t done = 0;
+  tags_.resize(slots.size());
   try {
     for (; done < slots.size(); ++done) {
       const SlotId id = global(pool, slots[done]);
@@ -67,6 +68,8 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
       if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
       slot.state = SlotState::Staged;
       set_identity(pool, id, identities[done]);
+      tags_[done] = BlockIndex::tag(identities[done].lineage, pool.index);
+      if (done < kAhead) index_->warm(tags_[done]);
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {
@@ -100,6 +103,7 @@ void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots
   std::size_t good = 0;
   const char* fault = nullptr;
   SlotId faulty = 0;
+  tags_.resize(slots.size());
   for (; good < slots.size(); ++good) {
     faulty = slots[good];
     if (faulty >= pool.count) {
@@ -112,6 +116,8 @@ void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots
       break;
     }
     slot.marked = true;
+    tags_[good] = BlockIndex::tag(slot.lineage, pool.index);
+    if (good < kAhead) index_->warm(tags_[good]);
   }
   for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
   if (fault != nullptr) {
@@ -131,29 +137,22 @@ void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::sp
 
 void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens) {
   events_.begin_call();
-  std::array<std::uint32_t, kTagBatch> tags;
   std::uint64_t fresh = 0;  // hashes that were not there: nearly all of them
-  for (std::size_t start = 0; start < slots.size(); start += kTagBatch) {
-    const std::span<SlotId> batch = slots.subspan(start, std::min(kTagBatch, slots.size() - start));
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      tags[i] = BlockIndex::tag(slots_[pool.first + batch[i]].lineage, pool.index);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (i + kAhead < slots.size()) index_->warm(tags_[i + kAhead]);
+    const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + i * block_size_;
+    const SlotId id = pool.first + slots[i];
+    if (const SlotId head = index_->find_or_insert(tags_[i], id); head != kNoSlot) {
+      slots[i] = register_copy(pool, id, head, block_tokens) - pool.first;
+      continue;
     }
-    for (std::size_t i = 0; i < batch.size(); ++i) index_->warm(tags[i]);
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + (start + i) * block_size_;
-      const SlotId id = pool.first + batch[i];
-      if (const SlotId head = index_->find_or_insert(tags[i], id); head != kNoSlot) {
-        batch[i] = register_copy(pool, id, head, block_tokens) - pool.first;
-        continue;
-      }
-      ++fresh;
-      Slot& slot = slots_[id];
-      slot.state = SlotState::Primary;
-      const std::uint64_t generation = next_generation_++;
-      if (pool.config.keeps_details) details_[id].generation = generation;
-      if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
-      if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, block_tokens);
-    }
+    ++fresh;
+    Slot& slot = slots_[id];
+    slot.state = SlotState::Primary;
+    const std::uint64_t generation = next_generation_++;
+    if (pool.config.keeps_details) details_[id].generation = generation;
+    if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
+    if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, block_tokens);
   }
   pool.moved(fresh, SlotState::Staged, SlotState::Primary);
   pool.references += fresh;

@@ -47,24 +47,32 @@ void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
 
 void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, bool tail_first) {
   Pool& pool = *pools_[pool_index];
+  if (slots.empty()) return;
   const Lock lock(*this);
-  const auto at = [&](std::size_t i) { return slots[tail_first ? slots.size() - 1 - i : i]; };
+  const SlotId* const start = tail_first ? slots.data() + slots.size() - 1 : slots.data();
+  const std::ptrdiff_t stride = tail_first ? -1 : 1;
+  const auto at = [&](std::size_t i) { return start[stride * static_cast<std::ptrdiff_t>(i)]; };
 
   // Dropping is undone if a later id is bad. The drop that reaches 0 is the slot's last, repeats included.
   std::size_t last = 0;
   std::uint64_t references = 0;
   std::uint64_t cached = 0;
+  std::size_t empties = 0;  // those that are not cached are among so many first of the freed ones
   try {
     for (; last < slots.size(); ++last) {
+      if (last + kAhead < slots.size()) warm_slot(pool, at(last + kAhead));
       const SlotId id = global(pool, at(last));
       Slot& slot = slots_[id];
       if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but nobody holds it");
       references += slot.registered() ? 1 : 0;
       if (--slot.refs > 0) continue;
       freed_.push_back(id);
-      if (slot.state != SlotState::Primary || slot.reset_on_release) continue;
-      slot.state = SlotState::Inactive;
-      ++cached;
+      if (slot.state == SlotState::Primary && !slot.reset_on_release) {
+        slot.state = SlotState::Inactive;
+        ++cached;
+      } else {
+        empties = freed_.size();
+      }
     }
   } catch (...) {
     for (const SlotId id : freed_) {
@@ -77,8 +85,7 @@ void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, 
   pool.references -= references;
   events_.begin_call();
   pool.moved(cached, SlotState::Primary, SlotState::Inactive);
-  const std::size_t dropped = cached == freed_.size() ? 0 : freed_.size();
-  for (std::size_t i = 0; i < dropped; ++i) {
+  for (std::size_t i = 0; i < empties; ++i) {
     if (slots_[freed_[i]].state != SlotState::Inactive) let_go(pool, freed_[i]);
   }
   pool.policy->insert(freed_);

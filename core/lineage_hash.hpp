@@ -32,19 +32,22 @@ struct LineageHash {
     return position < (1u << 8) ? 54u : position < (1u << 16) ? 46u : 38u;
   }
 
+  // The first position behind those that keep `bits` of their parent.
+  static constexpr std::uint32_t end_of_bits(unsigned bits) noexcept { return 1u << (62u - bits); }
+
   // `parent` is ignored (stored as 0) when `has_parent` is false. Raises InvalidArgument past kMaxPosition.
   static LineageHash make(std::uint64_t current, bool has_parent, std::uint64_t parent, std::uint32_t position) {
     if (position > kMaxPosition) {
       throw Error(ErrorKind::InvalidArgument, "position ", position, " is past the largest block position ",
                   kMaxPosition);
     }
-    const unsigned r = fragment_bits(position);
-    const unsigned mode = r == 54 ? 0u : r == 46 ? 1u : 2u;
-    const std::uint64_t fragment = has_parent ? parent & mask(r) : 0;
-    LineageHash out;
-    out.lo = fragment | (current << r);
-    out.hi = (std::uint64_t{mode} << 62) | (std::uint64_t{position} << r) | (current >> (64u - r));
-    return out;
+    return pack(current, has_parent ? parent : 0, position, fragment_bits(position));
+  }
+  // `make` with a parent (0: none), for a caller who knows that `r` is the width at `position`.
+  static constexpr LineageHash pack(std::uint64_t current, std::uint64_t parent, std::uint32_t position,
+                                    unsigned r) noexcept {
+    const std::uint64_t mode = (54u - r) / 8;
+    return {mode << 62 | std::uint64_t{position} << r | current >> (64u - r), (parent & mask(r)) | current << r};
   }
 
   // Reads 128 raw bits. Raises InvalidArgument when the mode is not the one that `make` gives to that

@@ -19,24 +19,23 @@ enum class SlotState : std::uint8_t {
 };
 
 // What every step of a block's life looks at: two slots to a cache line, since memory is what the store waits for.
+// What is written and read in one breath has a byte of its own: bit-fields are read by the word, which has to wait.
 // `prev`/`next` belong to the pool's eviction policy while the slot is unreferenced.
 struct alignas(32) Slot {
+  static constexpr std::uint8_t kLodged = 15;  // a lane: in another bucket than its own
+
   LineageHash lineage;  // meaningful from Staged on
   SlotId prev = kNoSlot;
   SlotId next = kNoSlot;
   std::uint32_t refs = 0;
   SlotState state = SlotState::Reset;
-  std::uint8_t pool = 0;
-  bool reset_on_release : 1 = false;
-  bool marked : 1 = false;  // scratch for all-or-nothing checks; false between calls
-  bool twinned = false;     // the hash has other copies on this tier
+  std::uint8_t pool : 3 = 0;
+  std::uint8_t marked : 1 = false;  // scratch for all-or-nothing checks; false between calls
+  std::uint8_t lane : 4 = kLodged;  // its place in its bucket of the index, while it has one
+  bool reset_on_release = false;
+  bool twinned = false;  // the hash has other copies on this tier
 
-  // Bring the line in. A real load: several of them, issued back to back, overlap their misses even where prefetch
-  // hints are ignored.
-  void warm() const noexcept {
-    std::uint32_t word = refs;
-    asm volatile("" : "+r"(word));
-  }
+  void warm() const noexcept { __builtin_prefetch(this, 1, 3); }  // ask for its line, some blocks ahead of its use
 
   bool registered() const noexcept { return state >= SlotState::Primary; }
   bool available() const noexcept { return state == SlotState::Reset || state == SlotState::Inactive; }

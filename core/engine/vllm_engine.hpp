@@ -232,7 +232,7 @@ class VllmEngine {
   std::vector<SlotId> peeked_;
   std::vector<std::uint32_t> holders_;
   std::vector<SlotId> fresh_;
-  std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone
+  std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone; empty before the first
   std::vector<RequestId> finished_;
   EngineTotals totals_;
   TokenLog token_log_;

@@ -105,6 +105,7 @@ void VllmEngine::preempt(std::size_t position) {
     const auto fresh = std::span<const SlotId>(victim.table)
                            .subspan(victim.keyed_before, shared_ ? 0 : victim.keyed - victim.keyed_before);
     if (config_.phantom_hits) {
+      phantom_.resize(config_.num_gpu_blocks);
       for (const SlotId slot : fresh) phantom_[slot] = 1;
     } else {
       store_.unregister(0, fresh);
@@ -182,7 +183,9 @@ void VllmEngine::admit(std::int64_t now_ns) {
     request.looked_up += request.known;
     if (tiers_) count_origins(id, hits, resumed);
     if (loading == WorkerTiers::Onboard::Slow) tiers_->note_slow();
-    for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
+    if (!phantom_.empty()) {
+      for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
+    }
     log_.admitted.push_back(id);
     log_.resumed.push_back(resumed);
     log_.cached.push_back(hit_tokens);
@@ -273,7 +276,9 @@ VllmEngine::Room VllmEngine::take_blocks(RequestId id, std::size_t count, std::i
     }
   }
   if (config_.kv_trace) trace_taken(count, evictions);
-  for (const SlotId slot : fresh) phantom_[slot] = 0;
+  if (!phantom_.empty()) {
+    for (const SlotId slot : fresh) phantom_[slot] = 0;
+  }
   return Room::Taken;
 }
 

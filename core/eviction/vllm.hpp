@@ -17,16 +17,15 @@ class VllmOrder final : public EvictionPolicy {
 
   void insert(std::span<const SlotId> slots) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
-    std::size_t in_front = 0;
-    for (const SlotId id : slots) {
-      if (append_empty_ || slots_[id].state == SlotState::Inactive) {
-        queue_.push_back(id);
+    std::size_t in_front = 0;  // are among so many first
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (append_empty_ || slots_[slots[i]].state == SlotState::Inactive) {
+        queue_.push_back(slots[i]);
       } else {
-        ++in_front;
+        in_front = i + 1;
       }
     }
-    if (in_front == 0) return;
-    for (const SlotId id : slots | std::views::reverse) {
+    for (const SlotId id : slots.first(in_front) | std::views::reverse) {
       if (slots_[id].state != SlotState::Inactive) queue_.push_front(id);
     }
   }

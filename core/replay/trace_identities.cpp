@@ -11,32 +11,44 @@ namespace understudy {
 void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count) const {
   if (out.size() >= count) return;
   const std::uint64_t known_tokens = stream_tokens_ + outputs_.size();
-  out.reserve(std::max<std::size_t>(count, total_tokens_ / block_size_));  // once: outputs come block by block
+  out.reserve(std::max<std::size_t>(count, total_tokens_ / block_size_));       // once: outputs come block by block
+  (void)LineageHash::make(0, false, 0, static_cast<std::uint32_t>(count - 1));  // raises before anything is appended
   std::uint64_t parent = out.empty() ? 0 : out.back().sequence_hash();
-  const auto append = [&](std::uint64_t local) {
-    const std::size_t position = out.size();
-    const std::uint64_t sequence = position == 0 ? local : chain_hash(parent, local);
-    out.push_back({LineageHash::make(sequence, position > 0, parent, static_cast<std::uint32_t>(position)), local,
-                   position == 0 ? 0 : parent});
-    parent = sequence;
+  // Blocks up to `stop`, all of one content.
+  const auto append = [&](std::uint64_t local, std::size_t stop) {
+    std::size_t position = out.size();
+    out.resize(stop);
+    if (position == 0) {
+      out[position++] = {LineageHash::make(local, false, 0, 0), local, 0};
+      parent = local;
+    }
+    while (position < stop) {
+      const unsigned bits = LineageHash::fragment_bits(static_cast<std::uint32_t>(position));
+      const std::size_t alike = std::min<std::size_t>(stop, LineageHash::end_of_bits(bits));
+      for (; position < alike; ++position) {
+        const std::uint64_t sequence = chain_hash(parent, local);
+        out[position] = {LineageHash::pack(sequence, parent, static_cast<std::uint32_t>(position), bits), local,
+                         parent};
+        parent = sequence;
+      }
+    }
   };
   while (out.size() < count) {
     const std::size_t position = out.size();
     const std::uint64_t first = position * std::uint64_t{block_size_};
     const std::uint64_t end = first + block_size_;
     if (end > known_tokens) {
-      append(xxh3_64_pair(request_, position, ~kBaseSaltHash));
+      append(xxh3_64_pair(request_, position, ~kBaseSaltHash), position + 1);
       continue;
     }
     // Blocks inside one trace block are alike.
     const std::uint64_t trace_end = std::min((first / trace_block_ + 1) * trace_block_, stream_tokens_);
     if (end > trace_end) {
-      append(local_hash(first));
+      append(local_hash(first), position + 1);
       continue;
     }
     const std::uint64_t local = xxh3_64_pair(stream_[first / trace_block_], block_size_, kBaseSaltHash);
-    const std::size_t stop = std::min(count, static_cast<std::size_t>(trace_end / block_size_));
-    while (out.size() < stop) append(local);
+    append(local, std::min(count, static_cast<std::size_t>(trace_end / block_size_)));
   }
 }
 
