@@ -20,6 +20,17 @@ std::uint64_t total_blocks(const StoreConfig& config) {
                          [](std::uint64_t sum, const PoolConfig& pool) { return sum + pool.num_blocks; });
 }
 
+// The leading slots up to the last pool that remembers more of a block than its hash, or has copies of one.
+std::uint64_t slots_with_details(const StoreConfig& config) {
+  std::uint64_t end = 0;
+  std::uint64_t last = 0;
+  for (const PoolConfig& pool : config.pools) {
+    end += pool.num_blocks;
+    if (pool.keeps_details || pool.duplicates != DuplicatePolicy::Reject) last = end;
+  }
+  return last;
+}
+
 const StoreConfig& checked(const StoreConfig& config) {
   if (config.block_size < 1 || config.block_size > BlockStore::kMaxBlockSize) {
     throw Error(ErrorKind::ConfigError, "block_size must be in 1..", BlockStore::kMaxBlockSize, ", got ",
@@ -58,7 +69,7 @@ BlockStore::BlockStore(const StoreConfig& config)
       thread_safe_(config.thread_safe),
       num_slots_(total_blocks(config)),
       slots_(num_slots_ + kSentinelsPerPool * config.pools.size()),
-      details_(num_slots_),
+      details_(slots_with_details(config)),
       events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
   std::uint64_t sketch_capacity = 0;
   for (const PoolConfig& pool : config.pools) {

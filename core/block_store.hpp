@@ -155,6 +155,7 @@ class BlockStore {
 
   // ── Watch ──
   std::uint64_t available(std::size_t pool) const;
+  std::uint64_t in(std::size_t pool, SlotState state) const;  // slots
   PoolMetrics metrics(std::size_t pool) const;
   void note_leak(std::size_t pool);
   DrainedEvents drain_events(std::size_t limit);
@@ -210,7 +211,8 @@ class BlockStore {
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
   void warm_slot(const Pool& pool, SlotId id) const noexcept;  // inline: block_pool.hpp
   BlockIdentity identity(SlotId id) const noexcept {
-    return {slots_[id].lineage, details_[id].local_hash, details_[id].parent_hash};
+    const SlotDetail detail = id < details_.size() ? details_[id] : SlotDetail{};
+    return {slots_[id].lineage, detail.local_hash, detail.parent_hash};
   }
   void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
   SlotId acquire(Pool& pool, SlotId id);
@@ -230,7 +232,7 @@ class BlockStore {
   mutable std::mutex mutex_;
   std::size_t num_slots_ = 0;
   HugeArray<Slot> slots_;
-  HugeArray<SlotDetail> details_;  // of the same slots
+  HugeArray<SlotDetail> details_;  // of the same slots, or of the first ones: those of pools that keep any
   std::vector<std::unique_ptr<Pool>> pools_;
   std::unique_ptr<BlockIndex> index_;
   std::unique_ptr<FrequencySketch> sketch_;

@@ -9,25 +9,31 @@ namespace understudy {
 
 namespace {
 
-constexpr std::size_t kTagBatch = 32;  // index lines brought in together
+constexpr std::size_t kTagBatch = 16;  // index lines asked for together
 
-// Computes the tags of a few blocks and brings their cache lines in together before the first is visited, as
-// visit(i, tag, guess) with the slot that probably holds block i. Nothing may change the index meanwhile.
+// Visits blocks as visit(i, tag, guess) with the slot that probably holds block i, until it returns false. The index
+// lines of a few blocks are asked for while those before are visited. Nothing may change the index meanwhile.
 template <typename Warm, typename Visit>
 void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identities, std::uint8_t pool, Warm warm,
                   Visit visit) {
-  std::array<std::uint32_t, kTagBatch> tags;
+  std::array<std::uint32_t, 2 * kTagBatch> tags;
   std::array<SlotId, kTagBatch> guesses;
-  for (std::size_t start = 0; start < identities.size(); start += kTagBatch) {
-    const std::size_t count = std::min(kTagBatch, identities.size() - start);
-    for (std::size_t i = 0; i < count; ++i) {
-      tags[i] = BlockIndex::tag(identities[start + i].lineage, pool);
+  const auto ask = [&](std::size_t start) {
+    for (std::size_t i = start; i < std::min(start + kTagBatch, identities.size()); ++i) {
+      const std::uint32_t tag = BlockIndex::tag(identities[i].lineage, pool);
+      tags[i % tags.size()] = tag;
+      index.warm(tag);
     }
-    for (std::size_t i = 0; i < count; ++i) index.warm(tags[i]);
-    for (std::size_t i = 0; i < count; ++i) guesses[i] = index.guess(tags[i]);
+  };
+  ask(0);
+  for (std::size_t start = 0; start < identities.size(); start += kTagBatch) {
+    ask(start + kTagBatch);
+    const std::size_t count = std::min(kTagBatch, identities.size() - start);
+    const std::uint32_t* const own = &tags[start % tags.size()];
+    for (std::size_t i = 0; i < count; ++i) guesses[i] = index.guess(own[i]);
     warm(std::span<const SlotId>(guesses.data(), count));
     for (std::size_t i = 0; i < count; ++i) {
-      if (!visit(start + i, tags[i], guesses[i])) return;
+      if (!visit(start + i, own[i], guesses[i])) return;
     }
   }
 }

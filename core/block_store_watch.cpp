@@ -22,6 +22,11 @@ std::uint64_t BlockStore::available(std::size_t pool_index) const {
   return pools_[pool_index]->available();
 }
 
+std::uint64_t BlockStore::in(std::size_t pool_index, SlotState state) const {
+  const Lock lock(*this);
+  return pools_[pool_index]->in(state);
+}
+
 PoolMetrics BlockStore::metrics(std::size_t pool_index) const {
   const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];
@@ -83,7 +88,7 @@ unsigned BlockStore::frequency(const LineageHash& lineage) const {
 
 std::size_t BlockStore::memory_bytes() const {
   const Lock lock(*this);
-  std::size_t total = num_slots_ * (sizeof(Slot) + sizeof(SlotDetail)) + index_->memory_bytes();
+  std::size_t total = num_slots_ * sizeof(Slot) + details_.size() * sizeof(SlotDetail) + index_->memory_bytes();
   if (sketch_) total += sketch_->memory_bytes();
   for (const auto& pool : pools_) total += pool->policy->memory_bytes();
   return total;
@@ -119,7 +124,8 @@ std::string BlockStore::dump() const {
       if (slot.state >= SlotState::Staged) {
         const BlockIdentity block = identity(id);
         out << " lineage " << std::hex << block.lineage.hi << ':' << block.lineage.lo << " local " << block.local_hash
-            << " parent " << block.parent_hash << std::dec << " generation " << details_[id].generation << " uses "
+            << " parent " << block.parent_hash << std::dec << " generation "
+            << (id < details_.size() ? details_[id].generation : 0) << " uses "
             << (sketch_ ? sketch_->estimate(block.lineage) : 0);
       }
       out << '\n';
@@ -151,6 +157,11 @@ void BlockStore::check() const {
       references += slot.refs;
       const SlotId head = index_->find(slot.lineage, pool->index);
       require(head != kNoSlot, "slot ", id, " is registered but not in the index");
+      if (id >= details_.size()) {
+        require(!slot.twinned && head == id, "slot ", id, " is one of several copies in a pool without");
+        ++hashes;
+        continue;
+      }
       const SlotDetail& detail = details_[id];
       require(
           !slot.twinned || (details_[detail.twin_next].twin_prev == id && details_[detail.twin_prev].twin_next == id),

@@ -139,7 +139,8 @@ void LinkFlow::leave(LaneId id, Tick now, std::vector<Completion>& ended, Listen
 
 LinkFlow::Wide LinkFlow::moving(const Lane& lane, Tick now) {
   if (lane.members.empty() || lane.bytes_per_second == 0) return 0;
-  return (now - lane.settled_at) * lane.bytes_per_second / lane.sharers;
+  const Wide all = (now - lane.settled_at) * lane.bytes_per_second;
+  return lane.sharers == 1 ? all : all / lane.sharers;
 }
 
 void LinkFlow::settle(Lane& lane, Tick now, Listener* listener) {

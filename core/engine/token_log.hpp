@@ -54,9 +54,8 @@ class TokenLog {
   // Every gap and how often it occurred, ascending and without repeats. O(steps).
   std::vector<GapCount> gaps() const;
 
-  // Whether the state may have changed though no block or request has had a turn: somebody came, or with tiers always.
-  bool wants_sample() const noexcept { return restless_ || touched_; }
-  void set_restless() noexcept { restless_ = true; }
+  // Whether the state may have changed though no block or request has had a turn: somebody came, or a copy landed.
+  bool wants_sample() const noexcept { return touched_; }
   void touch() noexcept { touched_ = true; }
   // The state of the engine from `now.time_ns` on. Of several at one time the last counts.
   void add_sample(const EngineSample& now);
@@ -79,7 +78,6 @@ class TokenLog {
   std::vector<EngineSample> samples_;      // of states that have ended
   std::optional<EngineSample> state_;
   std::int64_t grid_ns_ = 1;
-  bool restless_ = false;
   bool touched_ = false;
 };
 

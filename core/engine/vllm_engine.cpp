@@ -83,9 +83,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
-      waiting_(config.policy, requests_) {
-  if (tiers_) token_log_.set_restless();
-}
+      waiting_(config.policy, requests_) {}
 
 // ── Requests ──
 

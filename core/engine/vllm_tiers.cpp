@@ -83,7 +83,9 @@ void VllmEngine::write_through(const std::vector<StepLog::Scheduled>& plan, std:
 
 // Between two steps of a leap: whether something has landed that an ordinary step must decide on.
 bool VllmEngine::leap_disturbed() {
+  const std::uint64_t landings = tiers_->landings();
   tiers_->hub().run_until(now_ns_);
+  if (tiers_->landings() != landings) token_log_.touch();
   return tiers_->has_ready() || (!waiting_.empty() && blocked_.released != tiers_->released());
 }
 
@@ -91,7 +93,7 @@ bool VllmEngine::leap_has_room(std::uint64_t slots) const {
   if (slots > store_.available(0)) return false;
   if (!tiers_ || tiers_->config().mode == OffloadMode::WriteThrough) return true;
   // What is cached leaves by a copy, which takes time; and in older orders it may come before what is empty.
-  return config_.free_order != FreeOrder::AllLast && slots <= store_.metrics(0).reset_blocks;
+  return config_.free_order != FreeOrder::AllLast && slots <= store_.in(0, SlotState::Reset);
 }
 
 }  // namespace understudy

@@ -4,14 +4,14 @@
 namespace understudy {
 
 void VllmEngine::sample(std::size_t running) {
-  const PoolMetrics m = store_.metrics(0);
+  const std::uint64_t cached = store_.in(0, SlotState::Inactive);
   EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
-                      static_cast<std::uint32_t>(m.total_blocks - m.reset_blocks - m.inactive_blocks),
-                      static_cast<std::uint32_t>(m.inactive_blocks)};
+                      static_cast<std::uint32_t>(config_.num_gpu_blocks - store_.in(0, SlotState::Reset) - cached),
+                      static_cast<std::uint32_t>(cached)};
   if (tiers_) {
-    const PoolMetrics host = store_.metrics(1);
     sample.held_blocks = static_cast<std::uint32_t>(tiers_->held());
-    sample.host_blocks = static_cast<std::uint32_t>(host.active_blocks + host.inactive_blocks);
+    sample.host_blocks =
+        static_cast<std::uint32_t>(store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive));
   }
   token_log_.add_sample(sample);
 }

@@ -163,6 +163,14 @@ void WorkerTiers::stop_waiting(RequestId who, std::int64_t now_ns) {
   ++wait.epoch;
 }
 
+// Drops references; not all of them are the last.
+void WorkerTiers::let_go(std::span<const SlotId> slots) {
+  const std::uint64_t before = store_.available(kG1);
+  store_.release(kG1, slots, true);
+  g1_references_ -= slots.size();
+  released_ += store_.available(kG1) - before;
+}
+
 void WorkerTiers::give_back(std::span<const SlotId> slots) {
   store_.give_back(kG1, slots);
   g1_references_ -= slots.size();
@@ -199,7 +207,7 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
   }
   copies_to_.resize(copied_.size());
   store_.allocate(kG2, copies_to_);
-  store_.reference(kG1, copied_slots_);
+  store_.retain(kG1, copied_slots_);  // its request holds them
   g1_references_ += copied_slots_.size();
   make_copies(now_ns, false, kNobody);
 }
@@ -276,9 +284,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
   } else {
-    store_.release(kG1, copy.from, true);
-    g1_references_ -= copy.from.size();
-    released_ += copy.from.size();
+    let_go(copy.from);
   }
   for (const RoomWaiter& waiter : copy.waiters) {
     Wait& wait = waits_[waiter.who];
@@ -360,6 +366,7 @@ void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
 }
 
 void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
+  ++landings_;
   switch (static_cast<Role>(errand.role)) {
     case kCopy:
       copy_landed(errand.index, time_ns);

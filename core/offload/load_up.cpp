@@ -195,9 +195,7 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
     }
     give_back(spare);
     store_.commit(kG1, slots, blocks);
-    store_.release(kG1, slots, true);
-    g1_references_ -= slots.size();
-    released_ += slots.size();
+    let_go(slots);
     onboard_ns_.push_back(time_ns - load.start_ns);
   } else {
     give_back(load.to);
@@ -213,9 +211,7 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   loads_[index] = {};
   free_loads_.push_back(index);
   for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage);
-  store_.release(kG1, load.pins, true);
-  g1_references_ -= load.pins.size();
-  released_ += load.pins.size();
+  let_go(load.pins);
   for (const RequestId who : load.waiters) unpark(who, load.failed, time_ns);
   for (const std::uint32_t follower : load.followers) {
     // Without its parents a block has no place on the device: they stay until it is there.
@@ -248,9 +244,7 @@ void WorkerTiers::unpark(RequestId who, bool failed, std::int64_t time_ns) {
   park.origin.parked_ns = time_ns - park.since_ns;
   park.done = true;
   --parked_;
-  store_.release(kG1, park.pins, true);
-  g1_references_ -= park.pins.size();
-  released_ += park.pins.size();
+  let_go(park.pins);
   park.pins.clear();
   ready_.push_back(who);
 }
@@ -262,9 +256,7 @@ void WorkerTiers::abandon(RequestId who) {
   if (!park.done) {
     --parked_;
     for (const std::uint32_t load : park.loads) std::erase(loads_[load].waiters, who);
-    store_.release(kG1, park.pins, true);
-    g1_references_ -= park.pins.size();
-    released_ += park.pins.size();
+    let_go(park.pins);
   }
   std::erase(ready_, who);
   parks_.erase(found);

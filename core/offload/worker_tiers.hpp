@@ -81,7 +81,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   bool waiting(RequestId who) const noexcept { return who < waits_.size() && waits_[who].remaining > 0; }
   void stop_waiting(RequestId who, std::int64_t now_ns);
   std::int64_t waited_ns(RequestId who) const noexcept { return who < waits_.size() ? waits_[who].total_ns : 0; }
-  // Grows with every slot that copies and loads gave back to the device.
+  // Grows with every slot that copies and loads made free on the device.
   std::uint64_t released() const noexcept { return released_; }
   void note_hits(std::span<const SlotId> slots);
 
@@ -125,6 +125,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::uint64_t held() const noexcept { return held_; }
   std::uint64_t g1_references() const noexcept { return g1_references_; }  // of ours, held and reserved slots included
   bool idle() const noexcept;
+  std::uint64_t landings() const noexcept { return landings_; }  // of its transfers, so far
   const TierTotals& totals() const noexcept { return totals_; }
   const std::vector<std::int64_t>& onboard_ns() const noexcept { return onboard_ns_; }  // of each load that ended
   void check() const;
@@ -220,6 +221,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void lower_landed(std::uint32_t index, std::int64_t time_ns);
   void wait_for(RequestId who, std::int64_t now_ns, Copy& copy);
   void wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots);
+  void let_go(std::span<const SlotId> slots);
   void give_back(std::span<const SlotId> slots);
   void set_held(std::uint64_t held, std::int64_t now_ns);
 
@@ -281,6 +283,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::int64_t held_since_ns_ = 0;
   std::uint64_t g1_references_ = 0;
   std::uint64_t released_ = 0;
+  std::uint64_t landings_ = 0;
   TierTotals totals_;
   std::vector<std::int64_t> onboard_ns_;
 
