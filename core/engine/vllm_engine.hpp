@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,17 @@ struct StepLog {
   std::vector<RequestId> finished;  // that the scheduler learnt of in this step
   std::uint64_t free_after_schedule = 0;
   StepLoad load;
+
+  void clear() noexcept {  // keeps the memory
+    scheduled.clear();
+    admitted.clear();
+    resumed.clear();
+    cached.clear();
+    preempted.clear();
+    finished.clear();
+    free_after_schedule = 0;
+    load = {};
+  }
 };
 
 struct EngineTotals {
@@ -141,6 +153,22 @@ class VllmEngine {
     std::uint64_t released = 0;  // by the tiers until then
   };
 
+  // A request needs a turn of its own when its step begins a block, fills one, or is its last.
+  struct Turn {
+    std::uint64_t step;
+    std::uint32_t order;  // position in running when the leap began
+    bool operator>(const Turn& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
+  };
+  struct LeapScratch {
+    std::vector<RequestId> members;
+    std::vector<std::uint64_t> last;   // step of each
+    std::vector<std::uint8_t> gone;    // members that have ended
+    std::vector<Turn> turns;           // a heap, the next first
+    std::vector<std::uint32_t> due;    // in the step at hand
+    std::vector<std::uint32_t> done;   // of them, with it
+    std::vector<StepLog::Scheduled> filled;  // requests whose block is complete
+  };
+
   // vllm_schedule.cpp
   void schedule(std::int64_t now_ns);
   void schedule_running(std::int64_t now_ns);
@@ -232,6 +260,7 @@ class VllmEngine {
   std::vector<SlotId> peeked_;
   std::vector<std::uint32_t> holders_;
   std::vector<SlotId> fresh_;
+  LeapScratch leap_;
   std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone; empty before the first
   std::vector<RequestId> finished_;
   EngineTotals totals_;

@@ -1,7 +1,6 @@
 // Runs of plain decode steps, without a turn for every request in every step. Same result, to the byte.
 #include <algorithm>
-#include <queue>
-#include <tuple>
+#include <functional>
 
 #include "engine/vllm_engine.hpp"
 
@@ -32,16 +31,18 @@ std::uint32_t VllmEngine::outputs_left(const EngineRequest& request) const noexc
 
 // Steps that end by `until_ns`; false when there was none, and an ordinary step must follow.
 bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
-  // A request needs a turn of its own when its step begins a block, fills one, or is its last.
-  struct Turn {
-    std::uint64_t step;
-    std::uint32_t order;  // position in running when the leap began
-    bool operator>(const Turn& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
-  };
   const std::uint32_t size = config_.block_size;
-  const std::vector<RequestId> members = running_;
-  std::vector<std::uint64_t> last(members.size());
-  std::priority_queue<Turn, std::vector<Turn>, std::greater<>> turns;
+  std::vector<RequestId>& members = leap_.members;
+  std::vector<std::uint64_t>& last = leap_.last;
+  std::vector<std::uint8_t>& gone = leap_.gone;
+  std::vector<Turn>& turns = leap_.turns;
+  std::vector<std::uint32_t>& due = leap_.due;
+  std::vector<std::uint32_t>& done = leap_.done;
+  std::vector<StepLog::Scheduled>& filled = leap_.filled;
+  members = running_;
+  last.resize(members.size());
+  gone.assign(members.size(), 0);
+  turns.clear();
   std::uint64_t context = 0;
   const auto next_turn = [&](std::uint32_t order, std::uint64_t from) {
     const std::uint32_t into = static_cast<std::uint32_t>((requests_[members[order]].computed + from) % size);
@@ -52,16 +53,13 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
     const EngineRequest& request = requests_[members[order]];
     last[order] = outputs_left(request) - std::uint64_t{1};
     context += request.known;
-    turns.push({next_turn(order, 0), order});
+    turns.push_back({next_turn(order, 0), order});
   }
+  std::ranges::make_heap(turns, std::greater<>());
 
   const std::uint64_t base = token_log_.next_step();
   std::uint64_t alive = members.size();
   std::uint64_t steps = 0;  // completed in this leap
-  std::vector<std::uint32_t> due;
-  std::vector<std::uint32_t> done;
-  std::vector<StepLog::Scheduled> filled;  // requests whose block is complete
-  std::vector<bool> gone(members.size(), false);
   const auto settle = [&](EngineRequest& request) {
     request.computed += static_cast<std::uint32_t>(steps);
     request.known += static_cast<std::uint32_t>(steps);
@@ -90,15 +88,16 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   };
 
   while (alive > 0) {
-    if (!play_plain_steps(turns.top().step)) break;
+    if (!play_plain_steps(turns.front().step)) break;
     const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
     if (now_ns_ >= until_ns || end_ns > until_ns || (tiers_ && leap_disturbed())) break;
     due.clear();
     std::uint64_t fresh = 0;
     bool admits = false;
-    while (!turns.empty() && turns.top().step == steps) {
-      const std::uint32_t order = turns.top().order;
-      turns.pop();
+    while (!turns.empty() && turns.front().step == steps) {
+      const std::uint32_t order = turns.front().order;
+      std::ranges::pop_heap(turns, std::greater<>());
+      turns.pop_back();
       due.push_back(order);
       EngineRequest& request = requests_[members[order]];
       const std::uint64_t computed = request.computed + steps;
@@ -134,7 +133,8 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
       if (last[order] == steps) {
         done.push_back(order);
       } else {
-        turns.push({next_turn(order, steps + 1), order});
+        turns.push_back({next_turn(order, steps + 1), order});
+        std::ranges::push_heap(turns, std::greater<>());
       }
     }
     ++steps;
@@ -160,7 +160,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
       settle(request);
       context -= request.known - 1;  // what it added to the context of this step
       retire(request);
-      gone[order] = true;
+      gone[order] = 1;
       complete(members[order], now_ns_);
     }
     alive -= done.size();
@@ -176,7 +176,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   }
 
   for (std::uint32_t order = 0; order < members.size(); ++order) {
-    if (!gone[order]) settle(requests_[members[order]]);
+    if (gone[order] == 0) settle(requests_[members[order]]);
   }
   std::erase_if(running_, [this](RequestId id) { return requests_[id].status == RequestStatus::Finished; });
   if (steps > 0) fruitless_preemptions_ = 0;

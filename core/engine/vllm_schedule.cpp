@@ -13,7 +13,7 @@ constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
 }  // namespace
 
 void VllmEngine::schedule(std::int64_t now_ns) {
-  log_ = {};
+  log_.clear();
   blocked_ = {};
   budget_ = config_.max_num_batched_tokens;
   schedule_running(now_ns);
