@@ -49,32 +49,37 @@ class BlockIndex {
     return find(lineage, pool, tag);
   }
   SlotId find(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag) const noexcept {
-    std::size_t at = home(tag);
-    do {
-      ++probes_;
-      const Bucket& bucket = buckets_[at];
-      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
-        const SlotId slot = bucket.slots[lanes.first()];
-        if (holds(slot, lineage, pool)) return slot;
-      }
-      if (!has_guest(bucket, tag)) return kNoSlot;
-      at = next(at);
-    } while (at != home(tag));  // every bucket may have guests elsewhere
-    return kNoSlot;
+    return find_where(tag, [&](SlotId slot) { return holds(slot, lineage, pool); });
+  }
+  // The slot that claims the key, which nobody needs to hold.
+  SlotId find_claim(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag) const noexcept {
+    return find_where(tag, [&](SlotId slot) { return claims(slot, lineage, pool); });
   }
   SlotId find(const LineageHash& lineage, std::uint8_t pool) const noexcept {
     return find(lineage, pool, tag(lineage, pool));
   }
 
+  // False: nobody holds or claims such a key.
+  bool might_hold(std::uint32_t tag) const noexcept {
+    const Bucket& bucket = buckets_[home(tag)];
+    return has_guest(bucket, tag) || !Lanes(bucket, mark(tag)).empty();
+  }
+
   // The slot that holds the key of `slot`; when there is none it is `slot` from now on, and the answer is kNoSlot.
   SlotId find_or_insert(std::uint32_t tag, SlotId slot) noexcept {
     const Slot& wanted = slots_[slot];
-    const std::size_t first = home(tag);
-    if (!might_hold(buckets_[first], tag)) {
+    if (!might_hold(tag)) {
       ++probes_;
     } else if (const SlotId holder = find(wanted.lineage, wanted.pool, tag); holder != kNoSlot) {
       return holder;
     }
+    insert(tag, slot);
+    return kNoSlot;
+  }
+
+  // An entry for the key of `slot`, whoever else may have one.
+  void insert(std::uint32_t tag, SlotId slot) noexcept {
+    const std::size_t first = home(tag);
     std::size_t at = first;
     for (; buckets_[at].taken == kFull; at = next(at), ++probes_) {
       ++buckets_[at].guests_elsewhere;
@@ -87,7 +92,6 @@ class BlockIndex {
     bucket.slots[lane] = slot;
     slots_[slot].lane = (at == first ? lane : Slot::kLodged) & 0xF;
     ++count_;
-    return kNoSlot;
   }
 
   // The key of `slot` must be present and held by `slot`; afterwards `successor` holds it.
@@ -158,9 +162,6 @@ class BlockIndex {
   static bool has_guest(const Bucket& bucket, std::uint32_t tag) noexcept {
     return (bucket.guest_bits & guest_bit(tag)) != 0;
   }
-  static bool might_hold(const Bucket& bucket, std::uint32_t tag) noexcept {
-    return has_guest(bucket, tag) || !Lanes(bucket, mark(tag)).empty();
-  }
   static std::uint16_t mark(std::uint32_t tag) noexcept {
     const auto bits = static_cast<std::uint16_t>(tag);
     return bits == kFree ? std::uint16_t{1} : bits;
@@ -182,7 +183,25 @@ class BlockIndex {
 
   bool holds(SlotId id, const LineageHash& lineage, std::uint8_t pool) const noexcept {
     const Slot& slot = slots_[id];
-    return slot.lineage == lineage && slot.pool == pool;
+    return slot.lineage == lineage && slot.pool == pool && slot.registered();
+  }
+  bool claims(SlotId id, const LineageHash& lineage, std::uint8_t pool) const noexcept {
+    const Slot& slot = slots_[id];
+    return slot.lineage == lineage && slot.pool == pool && slot.state == SlotState::Claimed;
+  }
+  template <typename Accept>
+  SlotId find_where(std::uint32_t tag, Accept accept) const noexcept {
+    std::size_t at = home(tag);
+    do {
+      ++probes_;
+      const Bucket& bucket = buckets_[at];
+      for (Lanes lanes(bucket, mark(tag)); !lanes.empty(); lanes.drop_first()) {
+        if (const SlotId slot = bucket.slots[lanes.first()]; accept(slot)) return slot;
+      }
+      if (!has_guest(bucket, tag)) return kNoSlot;
+      at = next(at);
+    } while (at != home(tag));  // every bucket may have guests elsewhere
+    return kNoSlot;
   }
 
   std::size_t home(std::uint32_t tag) const noexcept {

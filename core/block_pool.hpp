@@ -36,7 +36,8 @@ struct BlockStore::Pool {
   std::unique_ptr<EvictionPolicy> policy;
   AdvisedOrder* advised = nullptr;  // `policy`, when it is one
   std::mutex advisor_mutex;         // one thread at a time asks the advisor; taken before the store's lock
-  std::array<std::uint64_t, 6> in_state{};
+  std::array<std::uint64_t, 7> in_state{};
+  bool contested = false;        // blocks were registered while others were claimed, maybe the same ones
   std::uint64_t references = 0;  // to registered blocks
   PoolMetrics counters;
 };
@@ -55,6 +56,16 @@ inline void BlockStore::set_identity(const Pool& pool, SlotId id, const BlockIde
   if (!pool.config.keeps_details) return;
   details_[id].local_hash = identity.local_hash;
   details_[id].parent_hash = identity.parent_hash;
+}
+
+// The only copy of a block on its tier.
+inline void BlockStore::note_registered(Pool& pool, SlotId id, const Token* tokens) {
+  Slot& slot = slots_[id];
+  slot.state = SlotState::Primary;
+  const std::uint64_t generation = next_generation_++;
+  if (pool.config.keeps_details) details_[id].generation = generation;
+  if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
+  if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, tokens);
 }
 
 inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {

@@ -120,6 +120,12 @@ class BlockStore {
   void commit(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities,
               std::span<const Token> tokens = {});
 
+  // ── Fill by a copy that takes time: Mutable → Claimed → Registered ──
+  // WrongState when one of the blocks is registered or claimed already, or named twice.
+  void claim(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  // Claimed → cached: registered in order and let go from the last to the first. slots[i] becomes the id of block i.
+  void land(std::size_t pool, std::span<SlotId> slots);
+
   // ── Find ──
   // References the longest contiguous run of hits; returns its length.
   std::size_t match_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
@@ -132,6 +138,8 @@ class BlockStore {
                           std::size_t* unreferenced) const;
   // Reads only: where each block is (its earliest copy; kNoSlot at misses) and how many references that copy has.
   void peek(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, std::uint32_t* references) const;
+  // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
+  void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
   bool is_registered(std::size_t pool, SlotId slot) const;
   std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const;
@@ -206,6 +214,7 @@ class BlockStore {
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
+  void note_registered(Pool& pool, SlotId id, const Token* tokens);                          // inline: block_pool.hpp
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
@@ -216,6 +225,7 @@ class BlockStore {
   }
   void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
   SlotId acquire(Pool& pool, SlotId id);
+  void release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first);
   void let_go(Pool& pool, SlotId id);
   // Both: true when that was the last copy.
   bool forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);

@@ -1,6 +1,7 @@
 // Filling blocks (stage, register) and finding them (match, scan, touch).
 #include <algorithm>
 #include <array>
+#include <ranges>
 
 #include "block_pool.hpp"
 #include "block_store.hpp"
@@ -153,18 +154,86 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
       continue;
     }
     ++fresh;
-    Slot& slot = slots_[id];
-    slot.state = SlotState::Primary;
-    const std::uint64_t generation = next_generation_++;
-    if (pool.config.keeps_details) details_[id].generation = generation;
-    if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
-    if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, block_tokens);
+    note_registered(pool, id, block_tokens);
   }
+  pool.contested = pool.contested || pool.in(SlotState::Claimed) > 0;
   pool.moved(fresh, SlotState::Staged, SlotState::Primary);
   pool.references += fresh;
   pool.counters.registrations += slots.size();
   pool.policy->insert(freed_);
   freed_.clear();
+}
+
+void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
+                       std::span<const BlockIdentity> identities) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  stage_locked(pool, slots, identities);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (i + kAhead < slots.size()) index_->warm(tags_[i + kAhead]);
+    const LineageHash& lineage = identities[i].lineage;
+    const bool there = index_->might_hold(tags_[i]) && (index_->find(lineage, pool.index, tags_[i]) != kNoSlot ||
+                                                        index_->find_claim(lineage, pool.index, tags_[i]) != kNoSlot);
+    if (there) {
+      for (std::size_t j = 0; j < slots.size(); ++j) {
+        if (j < i) index_->erase(tags_[j], pool.first + slots[j]);
+        slots_[pool.first + slots[j]].state = SlotState::Mutable;
+      }
+      pool.moved(slots.size(), SlotState::Staged, SlotState::Mutable);
+      throw Error(ErrorKind::WrongState, "block ", slots[i], " claims what is there already, or on its way");
+    }
+    slots_[pool.first + slots[i]].state = SlotState::Claimed;
+    index_->insert(tags_[i], pool.first + slots[i]);
+  }
+  pool.moved(slots.size(), SlotState::Staged, SlotState::Claimed);
+}
+
+void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  std::size_t good = 0;
+  for (; good < slots.size() && slots[good] < pool.count; ++good) {
+    Slot& slot = slots_[pool.first + slots[good]];
+    if (slot.state != SlotState::Claimed || slot.marked) break;
+    slot.marked = true;
+  }
+  for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
+  if (good < slots.size()) {
+    (void)global(pool, slots[good]);
+    throw Error(ErrorKind::WrongState, "block ", slots[good], " is not claimed, or is named twice");
+  }
+  events_.begin_call();
+  pool.counters.registrations += slots.size();
+  if (!pool.contested && !pool.config.reset_on_release) {
+    for (const SlotId id : slots) {
+      note_registered(pool, pool.first + id, nullptr);
+      slots_[pool.first + id].state = SlotState::Inactive;
+      slots_[pool.first + id].refs = 0;
+    }
+    pool.moved(slots.size(), SlotState::Claimed, SlotState::Inactive);
+    for (const SlotId id : slots | std::views::reverse) freed_.push_back(pool.first + id);
+    pool.policy->insert(freed_);
+    freed_.clear();
+    return;
+  }
+  std::uint64_t fresh = 0;
+  for (SlotId& local : slots) {
+    const SlotId id = pool.first + local;
+    const SlotId head = index_->find(slots_[id].lineage, pool.index);
+    if (head == kNoSlot) {
+      ++fresh;
+      note_registered(pool, id, nullptr);
+    } else {
+      index_->erase(BlockIndex::tag(slots_[id].lineage, pool.index), id);
+      local = register_copy(pool, id, head, nullptr) - pool.first;
+    }
+  }
+  pool.moved(fresh, SlotState::Claimed, SlotState::Primary);
+  pool.references += fresh;
+  pool.contested = pool.contested && pool.in(SlotState::Claimed) > 0;
+  pool.policy->insert(freed_);
+  freed_.clear();
+  release_locked(pool, slots, true);
 }
 
 // A block whose hash `head` already carries; returns the slot that now holds it.
@@ -330,6 +399,22 @@ void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> ide
     const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
     out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
     references[i] = id == kNoSlot ? 0 : slots_[id].refs;
+    return true;
+  });
+}
+
+void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
+                        SlotId* claimed) const {
+  const Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  const auto warm = [](std::span<const SlotId>) {};
+  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const LineageHash& lineage = identities[i].lineage;
+    const SlotId id = index_->find(lineage, pool.index, tag, guess);
+    const bool lost = id == kNoSlot && guess != BlockIndex::kAbsent;
+    const SlotId claim = lost ? index_->find_claim(lineage, pool.index, tag) : kNoSlot;
+    out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
+    claimed[i] = claim == kNoSlot ? kNoSlot : claim - pool.first;
     return true;
   });
 }

@@ -46,9 +46,12 @@ void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
 }
 
 void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, bool tail_first) {
-  Pool& pool = *pools_[pool_index];
-  if (slots.empty()) return;
   const Lock lock(*this);
+  release_locked(*pools_[pool_index], slots, tail_first);
+}
+
+void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first) {
+  if (slots.empty()) return;
   const SlotId* const start = tail_first ? slots.data() + slots.size() - 1 : slots.data();
   const std::ptrdiff_t stride = tail_first ? -1 : 1;
   const auto at = [&](std::size_t i) { return start[stride * static_cast<std::ptrdiff_t>(i)]; };
@@ -123,6 +126,7 @@ void BlockStore::let_go(Pool& pool, SlotId id) {
     return;
   }
   SlotId primary = kNoSlot;
+  if (slot.state == SlotState::Claimed) index_->erase(BlockIndex::tag(slot.lineage, pool.index), id);
   if (slot.registered()) {
     if (slot.state == SlotState::Duplicate) primary = index_->find(slot.lineage, pool.index);
     forget(pool, id, true);

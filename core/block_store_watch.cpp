@@ -11,7 +11,7 @@ namespace understudy {
 namespace {
 
 const char* name_of(SlotState state) {
-  constexpr const char* kNames[] = {"reset", "mutable", "staged", "primary", "duplicate", "inactive"};
+  constexpr const char* kNames[] = {"reset", "mutable", "staged", "claimed", "primary", "duplicate", "inactive"};
   return kNames[static_cast<std::size_t>(state)];
 }
 
@@ -34,7 +34,7 @@ PoolMetrics BlockStore::metrics(std::size_t pool_index) const {
   out.total_blocks = pool.count;
   out.reset_blocks = pool.in(SlotState::Reset);
   out.mutable_blocks = pool.in(SlotState::Mutable);
-  out.staged_blocks = pool.in(SlotState::Staged);
+  out.staged_blocks = pool.in(SlotState::Staged) + pool.in(SlotState::Claimed);
   out.active_blocks = pool.in(SlotState::Primary) + pool.in(SlotState::Duplicate);
   out.inactive_blocks = pool.in(SlotState::Inactive);
   out.active_references = pool.references;
@@ -53,7 +53,9 @@ DrainedEvents BlockStore::drain_events(std::size_t limit) {
 
 std::size_t BlockStore::num_hashes() const {
   const Lock lock(*this);
-  return index_->count();
+  std::size_t claimed = 0;
+  for (const auto& pool : pools_) claimed += pool->in(SlotState::Claimed);
+  return index_->count() - claimed;
 }
 
 std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index) const {
@@ -141,7 +143,7 @@ void BlockStore::check() const {
   };
   std::size_t hashes = 0;
   for (const auto& pool : pools_) {
-    std::array<std::uint64_t, 6> seen{};
+    std::array<std::uint64_t, 7> seen{};
     std::uint64_t references = 0;
     std::unordered_map<SlotId, std::uint32_t> keep_alives;
     for (SlotId id = pool->first; id < pool->first + pool->count; ++id) {
@@ -150,7 +152,12 @@ void BlockStore::check() const {
       require(!slot.marked && slot.pool == pool->index, "slot ", id, " carries scratch state");
       require(slot.available() == (slot.refs == 0), "slot ", id, " is ", name_of(slot.state), " with ", slot.refs,
               " references");
-      if (slot.state == SlotState::Staged) {
+      if (slot.state == SlotState::Claimed) {
+        const std::uint32_t tag = BlockIndex::tag(slot.lineage, pool->index);
+        require(index_->find_claim(slot.lineage, pool->index, tag) == id, "slot ", id, " claims what the index lacks");
+        ++hashes;
+      }
+      if (slot.state == SlotState::Staged || slot.state == SlotState::Claimed) {
         require(slot.refs == 1, "slot ", id, " has ", slot.refs, " owners");
       }
       if (!slot.registered()) continue;

@@ -122,11 +122,16 @@ std::optional<std::int64_t> Links::next_wake_ns() const {
 }
 
 std::vector<Completion> Links::pop_due(std::int64_t now_ns) {
-  advance(now_ns);
-  std::vector<Completion> due = std::move(ended_);
-  ended_.clear();
-  std::ranges::sort(due);
+  std::vector<Completion> due;
+  pop_due(now_ns, due);
   return due;
+}
+
+void Links::pop_due(std::int64_t now_ns, std::vector<Completion>& due) {
+  advance(now_ns);
+  due.clear();
+  due.swap(ended_);
+  std::ranges::sort(due);
 }
 
 std::int64_t Links::deadline_ns(TransferId id) const {

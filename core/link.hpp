@@ -43,6 +43,7 @@ class Links {
   std::optional<std::int64_t> next_wake_ns() const;
   // What ended up to and including `now_ns`, each once, by time and then by start.
   std::vector<Completion> pop_due(std::int64_t now_ns);
+  void pop_due(std::int64_t now_ns, std::vector<Completion>& due);  // the same, in place of what `due` held
   // When a transfer that was not popped yet ends if none starts before. The first call after a start looks ahead until
   // all links are idle, those after it read the answer.
   std::int64_t deadline_ns(TransferId id) const;

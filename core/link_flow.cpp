@@ -75,10 +75,10 @@ void LinkFlow::run_until_tick(Tick end, std::vector<Completion>& ended, Listener
   while (true) {
     const bool any_waits = !waiting_.empty();
     const Tick flows = any_waits ? tick_of(waiting_.begin()->flow_ns) : 0;
-    if (!wakes_.empty() && (!any_waits || wakes_.begin()->first <= flows)) {
-      const auto [tick, lane] = *wakes_.begin();
-      if (tick > end) return;
-      leave(lane, tick, ended, listener);
+    if (!wakes_.empty() && (!any_waits || wakes_.top().tick <= flows)) {
+      const Wake wake = wakes_.top();
+      if (wake.tick > end) return;
+      leave(wake.lane, wake.tick, ended, listener);
     } else {
       if (!any_waits || flows > end) return;
       const Waiting next = *waiting_.begin();
@@ -91,8 +91,8 @@ void LinkFlow::run_until_tick(Tick end, std::vector<Completion>& ended, Listener
 std::optional<LinkFlow::Next> LinkFlow::next() const {
   if (wakes_.empty() && waiting_.empty()) return std::nullopt;
   if (wakes_.empty()) return Next{waiting_.begin()->flow_ns, false};
-  const std::int64_t end = ns_after(wakes_.begin()->first);
-  if (!waiting_.empty() && tick_of(waiting_.begin()->flow_ns) < wakes_.begin()->first)
+  const std::int64_t end = ns_after(wakes_.top().tick);
+  if (!waiting_.empty() && tick_of(waiting_.begin()->flow_ns) < wakes_.top().tick)
     return Next{waiting_.begin()->flow_ns, false};
   return Next{end, true};
 }
@@ -166,6 +166,7 @@ void LinkFlow::reshare(LaneId changed, Tick now, Listener* listener) {
     }
   }
   set_wake(changed);
+  forget_old_wakes();
 }
 
 // The least of the lane's fair shares, as a bandwidth over a number of sharers. Of a port that serves demand first,
@@ -200,9 +201,18 @@ void LinkFlow::set_wake(LaneId id) {
   }
   if (wake == lane.wake) return;
   ++operations_;
-  if (lane.wake) wakes_.erase({*lane.wake, id});
-  if (wake) wakes_.insert({*wake, id});
   lane.wake = wake;
+  if (wake) wakes_.push({*wake, id});
+}
+
+void LinkFlow::forget_old_wakes() {
+  while (!wakes_.empty() && lanes_[wakes_.top().lane].wake != wakes_.top().tick) wakes_.pop();
+  if (wakes_.size() < 2 * lanes_.size() + 64) return;
+  std::vector<Wake> kept;
+  for (LaneId id = 0; id < lanes_.size(); ++id) {
+    if (lanes_[id].wake) kept.push_back({*lanes_[id].wake, id});
+  }
+  wakes_ = decltype(wakes_)(std::greater<>(), std::move(kept));
 }
 
 std::size_t LinkFlow::under_way() const {
@@ -218,7 +228,7 @@ void LinkFlow::check() const {
     const Lane& lane = lanes_[id];
     for (std::uint32_t i = 0; i < lane.num_ports; ++i)
       flowing[lane.ports[i]][static_cast<std::size_t>(lane.priority)] += lane.members.size();
-    if (lane.wake && !wakes_.contains({*lane.wake, id})) broken("a lane's end is not in the queue");
+    if (lane.wake && (wakes_.empty() || *lane.wake < wakes_.top().tick)) broken("a lane's end is not in the queue");
     wakes += lane.wake ? 1 : 0;
     if (lane.members.empty()) {
       if (lane.served != 0 || lane.wake) broken("an empty lane still moves bytes");
@@ -228,7 +238,7 @@ void LinkFlow::check() const {
     if (lane.members.top().ends_at < lane.served) broken("a transfer outlived its last byte");
     if (lane.bytes_per_second > 0 && !lane.wake) broken("a moving lane has no end");
   }
-  if (wakes != wakes_.size()) broken("the queue has an end of no lane");
+  if ((wakes == 0) != wakes_.empty()) broken("the queue has an end of no lane");
   for (std::size_t id = 0; id < ports_.size(); ++id) {
     if (flowing[id] != ports_[id].flowing) broken("the transfers on a link are miscounted");
   }

@@ -10,6 +10,7 @@
 #include <queue>
 #include <set>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -144,7 +145,15 @@ class LinkFlow {
 
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
-  std::set<std::pair<Tick, LaneId>> wakes_;
+  struct Wake {
+    Tick tick = 0;
+    LaneId lane = 0;
+    bool operator>(const Wake& other) const { return std::tie(tick, lane) > std::tie(other.tick, other.lane); }
+  };
+  void forget_old_wakes();
+
+  // The first is a lane's wake, if any lane has one; behind it there may be some that were given up.
+  std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes_;
   std::set<Waiting> waiting_;
   std::uint64_t operations_ = 0;
 };

@@ -13,6 +13,7 @@ enum class SlotState : std::uint8_t {
   Reset,      // empty and unreferenced
   Mutable,    // not matchable: being written by its one owner, or unregistered under its holders
   Staged,     // complete and hashed, not yet visible to others
+  Claimed,    // the same, and known to be on its way: only `locate` sees it
   Primary,    // registered, matchable and referenced
   Duplicate,  // registered and referenced; lookups return its primary, which it keeps alive
   Inactive,   // registered, matchable, unreferenced: cached until evicted

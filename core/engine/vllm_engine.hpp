@@ -161,11 +161,11 @@ class VllmEngine {
   };
   struct LeapScratch {
     std::vector<RequestId> members;
-    std::vector<std::uint64_t> last;   // step of each
-    std::vector<std::uint8_t> gone;    // members that have ended
-    std::vector<Turn> turns;           // a heap, the next first
-    std::vector<std::uint32_t> due;    // in the step at hand
-    std::vector<std::uint32_t> done;   // of them, with it
+    std::vector<std::uint64_t> last;         // step of each
+    std::vector<std::uint8_t> gone;          // members that have ended
+    std::vector<Turn> turns;                 // a heap, the next first
+    std::vector<std::uint32_t> due;          // in the step at hand
+    std::vector<std::uint32_t> done;         // of them, with it
     std::vector<StepLog::Scheduled> filled;  // requests whose block is complete
   };
 

@@ -75,7 +75,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   const auto play_plain_steps = [&](std::uint64_t until_step) {
     const std::uint64_t first = steps;
     for (; steps < until_step && now_ns_ < until_ns; ++steps) {
-      if (tiers_ && leap_disturbed()) break;
+      if (tiers_ && tiers_->hub().due(now_ns_) && leap_disturbed()) break;
       const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
       if (end_ns > until_ns) break;
       now_ns_ = end_ns;
@@ -88,9 +88,9 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   };
 
   while (alive > 0) {
-    if (!play_plain_steps(turns.front().step)) break;
+    if ((tiers_ && leap_disturbed()) || !play_plain_steps(turns.front().step)) break;
     const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
-    if (now_ns_ >= until_ns || end_ns > until_ns || (tiers_ && leap_disturbed())) break;
+    if (now_ns_ >= until_ns || end_ns > until_ns || (tiers_ && tiers_->hub().due(now_ns_) && leap_disturbed())) break;
     due.clear();
     std::uint64_t fresh = 0;
     bool admits = false;

@@ -23,6 +23,7 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
                             worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
   }
+  copy_of_.resize(store_.num_blocks(kG2));
   if (config_.min_reuse > 0 || config_.filter) reuse_.assign(store_.num_blocks(kG1), 0);
 }
 
@@ -100,7 +101,7 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
   set_held(held_ + copied_.size(), now_ns);
   g1_references_ += copied_.size();
   ++totals_.room_waits;
-  make_copies(now_ns, true, who);
+  make_copies(now_ns, true, who, copied_slots_, copied_);
   return true;
 }
 
@@ -109,13 +110,13 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
 void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
   chosen_.clear();
   below_.resize(blocks.size());
-  references_.resize(blocks.size());
-  store_.peek(kG2, blocks, below_.data(), references_.data());
+  coming_.resize(blocks.size());
+  store_.locate(kG2, blocks, below_.data(), coming_.data());
   std::vector<BlockIdentity> used;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (below_[i] != kNoSlot) {
       used.push_back(blocks[i]);
-    } else if (slots[i] != kNoSlot && landing_.find(blocks[i].lineage) == InFlight::kNone &&
+    } else if (slots[i] != kNoSlot && coming_[i] == kNoSlot &&
                (config_.min_reuse == 0 || reuse_[slots[i]] >= config_.min_reuse)) {
       chosen_.push_back(static_cast<std::uint32_t>(i));
     }
@@ -199,25 +200,28 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
     chosen_.resize(room);
   }
   if (chosen_.empty()) return;
-  copied_slots_.clear();
-  copied_.clear();
-  for (const std::uint32_t i : chosen_) {
-    copied_slots_.push_back(slots[i]);
-    copied_.push_back(blocks[i]);
+  if (chosen_.size() < blocks.size()) {
+    copied_slots_.clear();
+    copied_.clear();
+    for (const std::uint32_t i : chosen_) {
+      copied_slots_.push_back(slots[i]);
+      copied_.push_back(blocks[i]);
+    }
+    slots = copied_slots_;
+    blocks = copied_;
   }
-  copies_to_.resize(copied_.size());
+  copies_to_.resize(blocks.size());
   store_.allocate(kG2, copies_to_);
-  store_.retain(kG1, copied_slots_);  // its request holds them
-  g1_references_ += copied_slots_.size();
-  make_copies(now_ns, false, kNobody);
+  store_.retain(kG1, slots);  // its request holds them
+  g1_references_ += slots.size();
+  make_copies(now_ns, false, kNobody, slots, blocks);
 }
 
-// Of copied_, from copied_slots_ to copies_to_.
-void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who) {
-  const std::span<const SlotId> slots = copied_slots_;
-  const std::span<const BlockIdentity> blocks = copied_;
+void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who, std::span<const SlotId> slots,
+                              std::span<const BlockIdentity> blocks) {
   const std::span<const SlotId> to = copies_to_;
   totals_.offloaded_blocks += slots.size();
+  store_.claim(kG2, to, blocks);
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
     const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
     if (free_copies_.empty()) {
@@ -237,11 +241,11 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who) 
     };
     keep(copy.from, slots);
     keep(copy.to, to);
-    keep(copy.blocks, blocks);
+    if (!run_.shared().empty()) keep(copy.blocks, blocks);
     copy.eta_ns =
         now_ns + config_.host.down.fixed_ns +
         config_.host.flow_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1, 0);
-    for (const BlockIdentity& block : copy.blocks) landing_.insert(block.lineage, index);
+    for (const SlotId slot : copy.to) copy_of_[slot] = index;
     wait_for(who, now_ns, copy);
     queued_.push_back(index);
   }
@@ -254,7 +258,7 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     queued_.pop_front();
     ++copying_;
     copies_[index].transfer =
-        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].blocks.size() * config_.bytes_per_block,
+        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].from.size() * config_.bytes_per_block,
                     Priority::Background, *this, {kCopy, index});
   }
 }
@@ -264,14 +268,11 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   Copy copy;  // what follows may make others
   std::swap(copy, copies_[index]);
   --copying_;
-  store_.commit(kG2, copy.to, copy.blocks);
-  for (const BlockIdentity& block : copy.blocks) landing_.erase(block.lineage);
+  store_.land(kG2, copy.to);
+  const bool wanted = !copy.loads.empty() || !run_.shared().empty();
+  if (wanted) store_.reference(kG2, copy.to);  // so that it stays until they have it
   for (const LoadWaiter& waiter : copy.loads) {
-    const Load& load = loads_[waiter.load];
-    const auto at = std::find_if(copy.blocks.begin(), copy.blocks.end(), [&](const BlockIdentity& block) {
-      return block.lineage == load.blocks[waiter.block].lineage;
-    });
-    source_landed(waiter.load, waiter.block, copy.to[static_cast<std::size_t>(at - copy.blocks.begin())], time_ns);
+    source_landed(waiter.load, waiter.block, copy.to[waiter.place], time_ns);
   }
   std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
   try {
@@ -279,7 +280,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   } catch (...) {
     failure = std::current_exception();
   }
-  store_.release(kG2, copy.to, true);
+  if (wanted) store_.release(kG2, copy.to, true);
   if (copy.evicted) {
     set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);

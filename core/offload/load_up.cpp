@@ -52,7 +52,9 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
     if (!landing) continue;
     ++load.pending;
     if (!below) {
-      copies_[source.id].loads.push_back({index, at});
+      Copy& copy = copies_[source.id];
+      const auto place = std::ranges::find(copy.to, source.slot) - copy.to.begin();
+      copy.loads.push_back({index, at, static_cast<std::uint32_t>(place)});
       continue;
     }
     shared_tier(source.tier)->wait_for(blocks[i].lineage, *this, index, at);
@@ -287,7 +289,7 @@ void WorkerTiers::check() const {
     held += copy.evicted ? copy.from.size() : 0;
     references += copy.from.size();
     reserved += copy.to.size();
-    landing += copy.blocks.size();
+    landing += copy.to.size();
   }
   for (const Load& load : loads_) {
     if (!load.alive) continue;
@@ -302,11 +304,12 @@ void WorkerTiers::check() const {
     parked += park.done ? 0 : 1;
   }
   const PoolMetrics g2 = store_.metrics(kG2);
-  if (held != held_ || references != g1_references_ || landing != landing_.size() || loading != loading_.size() ||
-      reserved != g2.mutable_blocks || parked != parked_) {
+  const std::uint64_t claimed = store_.in(kG2, SlotState::Claimed);
+  if (held != held_ || references != g1_references_ || landing != claimed || loading != loading_.size() ||
+      reserved != g2.mutable_blocks + claimed || parked != parked_) {
     throw Error(ErrorKind::InvariantViolated, "tiers: held ", held, "/", held_, ", references ", references, "/",
-                g1_references_, ", landing ", landing, "/", landing_.size(), ", loading ", loading, "/",
-                loading_.size(), ", reserved ", reserved, "/", g2.mutable_blocks, ", parked ", parked, "/", parked_);
+                g1_references_, ", landing ", landing, "/", claimed, ", loading ", loading, "/", loading_.size(),
+                ", reserved ", reserved, "/", g2.mutable_blocks + claimed, ", parked ", parked, "/", parked_);
   }
 }
 

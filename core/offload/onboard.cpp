@@ -9,14 +9,15 @@ namespace understudy {
 bool WorkerTiers::find(const BlockIdentity& block, Source& source) const {
   SlotId above = kNoSlot;
   SlotId below = kNoSlot;
+  SlotId coming = kNoSlot;
   std::uint32_t references = 0;
   store_.peek(kG1, {&block, 1}, &above, &references);
-  if (above == kNoSlot) store_.peek(kG2, {&block, 1}, &below, &references);
-  return find(block, above, below, source);
+  if (above == kNoSlot) store_.locate(kG2, {&block, 1}, &below, &coming);
+  return find(block, above, below, coming, source);
 }
 
-// `above` and `below`: where it is on the device and on the host.
-bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, Source& source) const {
+// `above` and `below`: where it is on the device and on the host; `coming`: where a copy will be.
+bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, SlotId coming, Source& source) const {
   const std::span<const BlockIdentity> one(&block, 1);
   std::uint32_t references = 0;
   source = {};
@@ -36,8 +37,10 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
   source.slot = below;
   source.tier = Tier::G2;
   if (source.slot != kNoSlot) return true;
-  if (const std::uint32_t copy = landing_.find(block.lineage); copy != InFlight::kNone) {
+  if (coming != kNoSlot) {
+    const std::uint32_t copy = copy_of_[coming];
     source.where = Source::Where::Landing;
+    source.slot = coming;
     source.id = copy;
     source.ready_ns = copies_[copy].eta_ns;
     source.transfer = copies_[copy].transfer;
@@ -66,14 +69,15 @@ void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
   sources_.clear();
   above_.resize(kMost);
   below_.resize(kMost);
+  coming_.resize(kMost);
   references_.resize(kMost);
   for (std::size_t size = 1; !blocks.empty(); size = std::min(2 * size, kMost)) {
     const std::span<const BlockIdentity> some = blocks.first(std::min(size, blocks.size()));
     store_.peek(kG1, some, above_.data(), references_.data());
-    store_.peek(kG2, some, below_.data(), references_.data());
+    store_.locate(kG2, some, below_.data(), coming_.data());
     for (std::size_t i = 0; i < some.size(); ++i) {
       Source source;
-      if (!find(some[i], above_[i], below_[i], source)) return;
+      if (!find(some[i], above_[i], below_[i], coming_[i], source)) return;
       sources_.push_back(source);
     }
     blocks = blocks.subspan(some.size());

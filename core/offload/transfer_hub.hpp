@@ -44,7 +44,8 @@ class TransferHub {
   // are told before the first such exception leaves.
   void run_until(std::int64_t now_ns) {
     while (next_wake_ns_ && *next_wake_ns_ <= now_ns) {
-      const std::vector<Completion> ends = links_.pop_due(*next_wake_ns_);
+      std::vector<Completion> ends = std::move(spare_);  // an owner may come back here
+      links_.pop_due(*next_wake_ns_, ends);
       next_wake_ns_ = links_.next_wake_ns();
       std::exception_ptr failure;
       for (const Completion& end : ends) {
@@ -56,10 +57,12 @@ class TransferHub {
           if (!failure) failure = std::current_exception();
         }
       }
+      spare_ = std::move(ends);
       if (failure) std::rethrow_exception(failure);
     }
   }
 
+  bool due(std::int64_t now_ns) const noexcept { return next_wake_ns_ && *next_wake_ns_ <= now_ns; }
   // Not after the next end; nothing when nothing is under way.
   const std::optional<std::int64_t>& next_wake_ns() const noexcept { return next_wake_ns_; }
 
@@ -72,6 +75,7 @@ class TransferHub {
   };
   std::deque<Told> told_;  // by id, from first_id_ on: ids are given in order
   TransferId first_id_ = 0;
+  std::vector<Completion> spare_;  // memory
 };
 
 }  // namespace understudy

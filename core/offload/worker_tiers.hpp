@@ -147,7 +147,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   };
   struct LoadWaiter {
     std::uint32_t load;
-    std::uint32_t block;
+    std::uint32_t block;  // of the load
+    std::uint32_t place;  // in the copy
   };
   // A batch from the device to the host.
   struct Copy {
@@ -158,7 +159,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::int64_t eta_ns = 0;
     std::vector<SlotId> from;
     std::vector<SlotId> to;
-    std::vector<BlockIdentity> blocks;
+    std::vector<BlockIdentity> blocks;  // for the tiers below; empty when there are none
     std::vector<RoomWaiter> waiters;
     std::vector<LoadWaiter> loads;
   };
@@ -213,7 +214,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // copy_down.cpp
   bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
-  void make_copies(std::int64_t now_ns, bool evicted, RequestId who);
+  void make_copies(std::int64_t now_ns, bool evicted, RequestId who, std::span<const SlotId> slots,
+                   std::span<const BlockIdentity> blocks);  // to copies_to_
   void start_copies(std::int64_t now_ns);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
@@ -227,7 +229,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   // onboard.cpp, load_up.cpp
   bool find(const BlockIdentity& block, Source& source) const;
-  bool find(const BlockIdentity& block, SlotId above, SlotId below, Source& source) const;
+  bool find(const BlockIdentity& block, SlotId above, SlotId below, SlotId coming, Source& source) const;
   void find_sources(std::span<const BlockIdentity> blocks);
   std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
@@ -261,7 +263,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::deque<std::uint32_t> queued_;
   std::uint32_t copying_ = 0;
   std::uint64_t copies_made_ = 0;
-  InFlight landing_;  // on the host; values index copies_
+  std::vector<std::uint32_t> copy_of_;  // by slot of the host, while a copy there is under way: its index
 
   std::vector<LowerCopy> lower_;
   std::vector<std::uint32_t> free_lower_;
@@ -293,6 +295,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<std::uint32_t> chosen_;
   std::vector<SlotId> above_;
   std::vector<SlotId> below_;
+  std::vector<SlotId> coming_;
   std::vector<std::uint32_t> references_;
   std::vector<Source> sources_;
   std::vector<SlotId> copied_slots_;

@@ -39,20 +39,24 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   if (tiers != nullptr && !independent()) {
     tier_run_ = std::make_unique<TierRun>(*tiers, config_.engine.block_size, config_.engine.events, config_.check);
   }
-  for (std::uint32_t i = 0; i < config_.num_workers; ++i) {
-    Worker worker;
-    EngineConfig engine = config_.engine;
-    engine.burst_seed += i;  // streams of their own
-    std::string name = "worker ";
-    name += std::to_string(i);
-    worker.engine = std::make_unique<VllmEngine>(engine, config_.timing, tiers, tier_run_.get(), name);
-    worker.engine->set_leaping(config_.leaping && !config_.on_step);
-    if (config_.on_step) {
-      worker.engine->set_observer(
-          [this, i, engine = worker.engine.get()](bool ended) { config_.on_step(i, *engine, ended); });
-    }
-    workers_.push_back(std::move(worker));
+  workers_.resize(config_.num_workers);
+  // Those who do not meet are played one after another, and need memory only while they are.
+  const std::size_t at_once = independent() ? 1 : workers_.size();
+  for (std::size_t i = 0; i < at_once; ++i) make_engine(i);
+}
+
+void Fleet::make_engine(std::size_t index) {
+  EngineConfig config = config_.engine;
+  config.burst_seed += index;  // streams of their own
+  std::string name = "worker ";
+  name += std::to_string(index);
+  const TierConfig* tiers = config_.tiers ? &*config_.tiers : nullptr;
+  auto engine = std::make_unique<VllmEngine>(config, config_.timing, tiers, tier_run_.get(), name);
+  engine->set_leaping(config_.leaping && !config_.on_step);
+  if (config_.on_step) {
+    engine->set_observer([this, index, it = engine.get()](bool ended) { config_.on_step(index, *it, ended); });
   }
+  workers_[index].engine = std::move(engine);
 }
 
 bool Fleet::independent() const noexcept {
@@ -70,13 +74,14 @@ FleetResult Fleet::run(unsigned threads, const Progress& progress) {
         "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, no "
         "tier that they share, and no recording of steps");
   }
+  prepare_columns();
   if (independent()) {
     run_independent(threads, progress);
   } else {
     run_together(progress);
   }
   if (progress) progress(ended_);
-  return collect();
+  return finish_columns();
 }
 
 // ── Workers that do not depend on each other ──
@@ -100,7 +105,10 @@ void Fleet::run_independent(unsigned threads, const Progress& progress) {
   }
 
   if (threads <= 1 || workers_.size() == 1) {
-    for (std::size_t i = 0; i < workers_.size(); ++i) play_alone(workers_[i], rows[i], progress);
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      play_alone(i, rows[i], progress);
+      collect(i);
+    }
   } else {
     play_in_threads(threads, rows, progress);
   }
@@ -113,11 +121,16 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
   std::vector<std::exception_ptr> failures(workers_.size());
   std::mutex mutex;
   std::condition_variable changed;
+  std::vector<bool> played(workers_.size(), false);
+  std::size_t collected = 0;  // in the order of workers, whoever was faster
   std::size_t playing = std::min<std::size_t>(threads, workers_.size());
   const auto work = [&] {
     for (std::size_t i = next++; i < workers_.size() && !stop_; i = next++) {
       try {
-        play_alone(workers_[i], rows[i], {});
+        play_alone(i, rows[i], {});
+        const std::lock_guard lock(mutex);
+        played[i] = true;
+        for (; collected < workers_.size() && played[collected]; ++collected) collect(collected);
       } catch (const Stopped&) {
       } catch (...) {
         failures[i] = std::current_exception();
@@ -147,7 +160,9 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
   }
 }
 
-void Fleet::play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress) {
+void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress) {
+  Worker& worker = workers_[index];
+  if (!worker.engine) make_engine(index);
   const auto pause = [this, &worker, &progress] {
     ended_ += worker.engine->take_finished().size();
     if (stop_) throw Stopped();
@@ -272,6 +287,7 @@ void Fleet::run_together(const Progress& progress) {
     if (worker.engine->tiers() != nullptr) worker.engine->drain_tiers();
     worker.gaps = worker.engine->token_log().gaps();
   }
+  for (std::size_t index = 0; index < workers_.size(); ++index) collect(index);
 }
 
 void Fleet::arrive(Arrival arrival) {

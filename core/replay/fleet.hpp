@@ -145,9 +145,10 @@ class Fleet {
     std::vector<GapCount> gaps;  // when it is done
   };
 
+  void make_engine(std::size_t index);
   void run_independent(unsigned threads, const Progress& progress);
   void play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows, const Progress& progress);
-  void play_alone(Worker& worker, const std::vector<std::uint64_t>& rows, const Progress& progress);
+  void play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress);
   void report(const Progress& progress);
   void run_together(const Progress& progress);
   std::uint64_t order_of(std::size_t worker) const;
@@ -160,9 +161,16 @@ class Fleet {
   bool rejected(std::uint64_t row);
   void submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns);
   void require_progress(const Worker& worker) const;
-  FleetResult collect();
-  void collect_tiers(FleetResult& out);
-  void collect_gaps(FleetResult& out);
+
+  // fleet_columns.cpp
+  void prepare_columns();
+  void collect(std::size_t index);  // what a worker leaves, which has ended; its engine goes
+  void collect_requests(std::size_t index);
+  void collect_tiers(const Worker& worker);
+  void add_tier(Tier tier, const PoolMetrics& metrics);
+  void add_run(TierRun& run);
+  FleetResult finish_columns();
+  void merge_all_gaps();
 
   FleetConfig config_;
   WorkloadColumns workload_;
@@ -176,6 +184,7 @@ class Fleet {
   std::size_t next_session_ = 0;
   std::size_t next_worker_ = 0;
   std::mt19937_64 random_;
+  FleetResult result_;
   std::atomic<std::size_t> ended_ = 0;
   std::atomic<bool> stop_ = false;
   std::size_t reported_ = 0;

@@ -6,9 +6,9 @@
 
 namespace understudy {
 
-FleetResult Fleet::collect() {
+void Fleet::prepare_columns() {
   const std::size_t n = workload_.size();
-  FleetResult out;
+  FleetResult& out = result_;
   for (auto* column :
        {&out.first_admit_ns, &out.first_token_ns, &out.second_token_ns, &out.last_token_ns, &out.finish_ns}) {
     column->assign(n, -1);
@@ -19,114 +19,129 @@ FleetResult Fleet::collect() {
   out.looked_up_tokens.assign(n, 0);
   out.preemptions.assign(n, 0);
   out.fate.assign(n, static_cast<std::uint8_t>(RequestFate::Unfinished));
-  std::sort(rejections_.begin(), rejections_.end());
-  for (const auto& [row, why] : rejections_) {
-    const auto at = static_cast<std::size_t>(row);
-    out.fate[at] = static_cast<std::uint8_t>(RequestFate::Rejected);
-    out.finish_ns[at] = arrival_ns_[at];
-  }
-  for (std::size_t index = 0; index < workers_.size(); ++index) {
-    const Worker& worker = workers_[index];
-    if (config_.check) worker.engine->check();
-    if (config_.engine.events) out.events.push_back(worker.engine->take_events());
-    if (config_.engine.kv_trace) out.kv_trace.push_back(worker.engine->take_kv_trace());
-    const TokenLog& log = worker.engine->token_log();
-    for (RequestId id = 0; id < worker.rows.size(); ++id) {
-      const EngineRequest& request = worker.engine->request(id);
-      const auto row = static_cast<std::size_t>(worker.rows[id]);
-      out.first_admit_ns[row] = request.first_admit_ns;
-      out.finish_ns[row] = request.finish_ns;
-      out.output_tokens[row] = static_cast<std::int32_t>(request.emitted);
-      out.cached_tokens_first[row] = request.cached_first;
-      out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
-      out.looked_up_tokens[row] = static_cast<std::int64_t>(request.looked_up);
-      out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
-      if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
-      if (config_.check && request.emitted != worker.engine->expected_outputs(request)) {
-        throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", request.emitted, " of ",
-                    worker.engine->expected_outputs(request), " tokens");
-      }
-      if (request.tokens.empty()) continue;
-      const auto& runs = request.tokens;
-      out.first_token_ns[row] = log.end_of(runs.front().first_step);
-      out.last_token_ns[row] = log.end_of(runs.back().first_step + runs.back().count - 1);
-      if (request.first_burst > 1) {
-        out.second_token_ns[row] = out.first_token_ns[row];
-      } else if (runs.front().count > 1) {
-        out.second_token_ns[row] = log.end_of(runs.front().first_step + 1);
-      } else if (runs.size() > 1) {
-        out.second_token_ns[row] = log.end_of(runs[1].first_step);
-      }
-    }
-    for (const EngineSample& sample : log.samples()) {
-      out.samples.push_back(sample);
-      out.sample_worker.push_back(static_cast<std::int32_t>(index));
-    }
-    const PoolMetrics metrics = worker.engine->store().metrics(0);
-    out.steps += worker.engine->totals().steps;
-    out.preempted += worker.engine->totals().preemptions;
-    out.phantom_hit_blocks += worker.engine->totals().phantom_hit_blocks;
-    out.burst_steps += worker.engine->totals().burst_steps;
-    out.burst_tokens += worker.engine->totals().burst_tokens;
-    out.evictions += metrics.evictions;
-    out.stored_blocks += metrics.registrations;
-  }
-  out.arrival_ns = arrival_ns_;
-  out.worker = worker_of_;
-  out.rejections = rejections_;
-  collect_gaps(out);
-  if (config_.tiers) collect_tiers(out);
-  return out;
-}
-
-void Fleet::collect_tiers(FleetResult& out) {
-  const std::size_t n = workload_.size();
+  if (!config_.tiers) return;
   for (auto* columns : {&out.below_tokens_first, &out.below_tokens_total}) {
     for (std::vector<std::int64_t>& column : *columns) column.assign(n, 0);
   }
   out.parked_ns.assign(n, 0);
   out.room_wait_ns.assign(n, 0);
-  const auto add = [&out](Tier tier, const PoolMetrics& m) {
-    auto found = std::find_if(out.tiers.begin(), out.tiers.end(), [&](const TierSummary& t) { return t.tier == tier; });
-    if (found == out.tiers.end()) found = out.tiers.insert(out.tiers.end(), TierSummary{tier, 0, 0, 0, 0, {}, {}});
-    found->capacity_blocks += m.total_blocks;
-    found->resident_blocks += m.active_blocks + m.inactive_blocks;
-    found->stored_blocks += m.registrations;
-    found->evicted_blocks += m.evictions;
-  };
-  const auto add_run = [&](TierRun& run) {
-    for (const auto& shared : run.shared()) {
-      add(shared->tier(), shared->store().metrics(0));
-      out.tiers.back().residency = shared->residency();
-      if (config_.engine.events) out.tiers.back().events = shared->take_events();
-    }
-    const Links& links = run.hub().links();
-    for (LinkId id = 0; id < links.num_links(); ++id) out.links.push_back(links.usage(id));
-  };
-  for (const Worker& worker : workers_) {
-    const VllmEngine& engine = *worker.engine;
-    const WorkerTiers& tiers = *engine.tiers();
-    for (RequestId id = 0; id < worker.rows.size(); ++id) {
-      const EngineRequest& request = engine.request(id);
-      const auto row = static_cast<std::size_t>(worker.rows[id]);
-      for (std::size_t below = 0; below < 3; ++below) {
-        out.below_tokens_first[below][row] = request.below_first[below];
-        out.below_tokens_total[below][row] = static_cast<std::int64_t>(request.below_total[below]);
-      }
-      out.parked_ns[row] = request.parked_ns;
-      out.room_wait_ns[row] = tiers.waited_ns(id);
-    }
-    add(Tier::G1, engine.store().metrics(0));
-    add(Tier::G2, engine.store().metrics(1));
-    out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
-    out.tier_totals += tiers.totals();
-    if (worker.engine->own_run() != nullptr) add_run(*worker.engine->own_run());
+}
+
+void Fleet::collect(std::size_t index) {
+  Worker& worker = workers_[index];
+  VllmEngine& engine = *worker.engine;
+  FleetResult& out = result_;
+  if (config_.check) engine.check();
+  if (config_.engine.events) out.events.push_back(engine.take_events());
+  if (config_.engine.kv_trace) out.kv_trace.push_back(engine.take_kv_trace());
+  collect_requests(index);
+  for (const EngineSample& sample : engine.token_log().samples()) {
+    out.samples.push_back(sample);
+    out.sample_worker.push_back(static_cast<std::int32_t>(index));
   }
+  const PoolMetrics metrics = engine.store().metrics(0);
+  out.steps += engine.totals().steps;
+  out.preempted += engine.totals().preemptions;
+  out.phantom_hit_blocks += engine.totals().phantom_hit_blocks;
+  out.burst_steps += engine.totals().burst_steps;
+  out.burst_tokens += engine.totals().burst_tokens;
+  out.evictions += metrics.evictions;
+  out.stored_blocks += metrics.registrations;
+  if (config_.tiers) collect_tiers(worker);
+  worker.engine.reset();
+}
+
+void Fleet::collect_requests(std::size_t index) {
+  const Worker& worker = workers_[index];
+  FleetResult& out = result_;
+  const TokenLog& log = worker.engine->token_log();
+  for (RequestId id = 0; id < worker.rows.size(); ++id) {
+    const EngineRequest& request = worker.engine->request(id);
+    const auto row = static_cast<std::size_t>(worker.rows[id]);
+    out.first_admit_ns[row] = request.first_admit_ns;
+    out.finish_ns[row] = request.finish_ns;
+    out.output_tokens[row] = static_cast<std::int32_t>(request.emitted);
+    out.cached_tokens_first[row] = request.cached_first;
+    out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
+    out.looked_up_tokens[row] = static_cast<std::int64_t>(request.looked_up);
+    out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
+    if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
+    if (config_.check && request.emitted != worker.engine->expected_outputs(request)) {
+      throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", request.emitted, " of ",
+                  worker.engine->expected_outputs(request), " tokens");
+    }
+    if (request.tokens.empty()) continue;
+    const auto& runs = request.tokens;
+    out.first_token_ns[row] = log.end_of(runs.front().first_step);
+    out.last_token_ns[row] = log.end_of(runs.back().first_step + runs.back().count - 1);
+    if (request.first_burst > 1) {
+      out.second_token_ns[row] = out.first_token_ns[row];
+    } else if (runs.front().count > 1) {
+      out.second_token_ns[row] = log.end_of(runs.front().first_step + 1);
+    } else if (runs.size() > 1) {
+      out.second_token_ns[row] = log.end_of(runs[1].first_step);
+    }
+  }
+}
+
+void Fleet::collect_tiers(const Worker& worker) {
+  VllmEngine& engine = *worker.engine;
+  const WorkerTiers& tiers = *engine.tiers();
+  FleetResult& out = result_;
+  for (RequestId id = 0; id < worker.rows.size(); ++id) {
+    const EngineRequest& request = engine.request(id);
+    const auto row = static_cast<std::size_t>(worker.rows[id]);
+    for (std::size_t below = 0; below < 3; ++below) {
+      out.below_tokens_first[below][row] = request.below_first[below];
+      out.below_tokens_total[below][row] = static_cast<std::int64_t>(request.below_total[below]);
+    }
+    out.parked_ns[row] = request.parked_ns;
+    out.room_wait_ns[row] = tiers.waited_ns(id);
+  }
+  add_tier(Tier::G1, engine.store().metrics(0));
+  add_tier(Tier::G2, engine.store().metrics(1));
+  out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
+  out.tier_totals += tiers.totals();
+  if (engine.own_run() != nullptr) add_run(*engine.own_run());
+}
+
+void Fleet::add_tier(Tier tier, const PoolMetrics& metrics) {
+  std::vector<TierSummary>& tiers = result_.tiers;
+  auto found = std::find_if(tiers.begin(), tiers.end(), [&](const TierSummary& t) { return t.tier == tier; });
+  if (found == tiers.end()) found = tiers.insert(tiers.end(), TierSummary{tier, 0, 0, 0, 0, {}, {}});
+  found->capacity_blocks += metrics.total_blocks;
+  found->resident_blocks += metrics.active_blocks + metrics.inactive_blocks;
+  found->stored_blocks += metrics.registrations;
+  found->evicted_blocks += metrics.evictions;
+}
+
+void Fleet::add_run(TierRun& run) {
+  for (const auto& shared : run.shared()) {
+    add_tier(shared->tier(), shared->store().metrics(0));
+    result_.tiers.back().residency = shared->residency();
+    if (config_.engine.events) result_.tiers.back().events = shared->take_events();
+  }
+  const Links& links = run.hub().links();
+  for (LinkId id = 0; id < links.num_links(); ++id) result_.links.push_back(links.usage(id));
+}
+
+FleetResult Fleet::finish_columns() {
+  std::sort(rejections_.begin(), rejections_.end());
+  for (const auto& [row, why] : rejections_) {
+    const auto at = static_cast<std::size_t>(row);
+    result_.fate[at] = static_cast<std::uint8_t>(RequestFate::Rejected);
+    result_.finish_ns[at] = arrival_ns_[at];
+  }
+  result_.arrival_ns = arrival_ns_;
+  result_.worker = worker_of_;
+  result_.rejections = rejections_;
   if (tier_run_) add_run(*tier_run_);
+  merge_all_gaps();
+  return std::move(result_);
 }
 
 // The gaps of all workers, merged pair by pair.
-void Fleet::collect_gaps(FleetResult& out) {
+void Fleet::merge_all_gaps() {
   std::vector<std::vector<GapCount>> lists;
   for (Worker& worker : workers_) lists.push_back(std::move(worker.gaps));
   while (lists.size() > 1) {
@@ -137,8 +152,8 @@ void Fleet::collect_gaps(FleetResult& out) {
     lists.resize((lists.size() + 1) / 2);
   }
   for (const GapCount& gap : lists[0]) {
-    out.gap_ns.push_back(gap.gap_ns);
-    out.gap_count.push_back(gap.count);
+    result_.gap_ns.push_back(gap.gap_ns);
+    result_.gap_count.push_back(gap.count);
   }
 }
 
