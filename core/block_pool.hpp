@@ -59,7 +59,7 @@ inline void BlockStore::set_identity(const Pool& pool, SlotId id, const BlockIde
 }
 
 // The only copy of a block on its tier.
-inline void BlockStore::note_registered(Pool& pool, SlotId id, const Token* tokens) {
+[[gnu::always_inline]] inline void BlockStore::note_registered(Pool& pool, SlotId id, const Token* tokens) {
   Slot& slot = slots_[id];
   slot.state = SlotState::Primary;
   const std::uint64_t generation = next_generation_++;

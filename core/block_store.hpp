@@ -144,6 +144,7 @@ class BlockStore {
   std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const;
   void touch(std::size_t pool, std::span<const BlockIdentity> identities);
+  void touch(std::size_t pool, std::span<const SlotId> slots);  // registered ones
   // References every block: the copy in slots[i] if it still holds the hash, else the earliest, whose id slots[i]
   // becomes. False, with nothing changed, when one of them is gone. Counts as no use.
   bool upgrade(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities);
@@ -214,6 +215,7 @@ class BlockStore {
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
+  void land_contested(Pool& pool, std::span<SlotId> slots);
   void note_registered(Pool& pool, SlotId id, const Token* tokens);                          // inline: block_pool.hpp
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 

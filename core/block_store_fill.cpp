@@ -191,31 +191,39 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
 void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  std::size_t good = 0;
-  for (; good < slots.size() && slots[good] < pool.count; ++good) {
-    Slot& slot = slots_[pool.first + slots[good]];
-    if (slot.state != SlotState::Claimed || slot.marked) break;
-    slot.marked = true;
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      Slot& slot = slots_[global(pool, slots[done])];
+      if (slot.state != SlotState::Claimed) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " is not claimed (or is named twice)");
+      }
+      slot.state = SlotState::Staged;
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) slots_[pool.first + slots[i]].state = SlotState::Claimed;
+    throw;
   }
-  for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
-  if (good < slots.size()) {
-    (void)global(pool, slots[good]);
-    throw Error(ErrorKind::WrongState, "block ", slots[good], " is not claimed, or is named twice");
-  }
+  pool.moved(slots.size(), SlotState::Claimed, SlotState::Staged);
   events_.begin_call();
   pool.counters.registrations += slots.size();
-  if (!pool.contested && !pool.config.reset_on_release) {
-    for (const SlotId id : slots) {
-      note_registered(pool, pool.first + id, nullptr);
-      slots_[pool.first + id].state = SlotState::Inactive;
-      slots_[pool.first + id].refs = 0;
-    }
-    pool.moved(slots.size(), SlotState::Claimed, SlotState::Inactive);
-    for (const SlotId id : slots | std::views::reverse) freed_.push_back(pool.first + id);
-    pool.policy->insert(freed_);
-    freed_.clear();
+  if (pool.contested || pool.config.reset_on_release) {
+    land_contested(pool, slots);
     return;
   }
+  for (const SlotId id : slots) note_registered(pool, pool.first + id, nullptr);
+  for (const SlotId id : slots | std::views::reverse) {
+    slots_[pool.first + id].state = SlotState::Inactive;
+    slots_[pool.first + id].refs = 0;
+    freed_.push_back(pool.first + id);
+  }
+  pool.moved(slots.size(), SlotState::Staged, SlotState::Inactive);
+  pool.policy->insert(freed_);
+  freed_.clear();
+}
+
+// Some of the blocks may have been registered by others since they were claimed.
+void BlockStore::land_contested(Pool& pool, std::span<SlotId> slots) {
   std::uint64_t fresh = 0;
   for (SlotId& local : slots) {
     const SlotId id = pool.first + local;
@@ -228,7 +236,7 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots) {
       local = register_copy(pool, id, head, nullptr) - pool.first;
     }
   }
-  pool.moved(fresh, SlotState::Claimed, SlotState::Primary);
+  pool.moved(fresh, SlotState::Staged, SlotState::Primary);
   pool.references += fresh;
   pool.contested = pool.contested && pool.in(SlotState::Claimed) > 0;
   pool.policy->insert(freed_);
@@ -448,6 +456,20 @@ void BlockStore::touch(std::size_t pool_index, std::span<const BlockIdentity> id
     return true;
   });
   pool.policy->touch(unreferenced);
+}
+
+void BlockStore::touch(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  for (const SlotId id : slots) {
+    if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
+  }
+  for (const SlotId id : slots) {
+    if (sketch_) sketch_->touch(slots_[pool.first + id].lineage);
+    if (slots_[pool.first + id].state == SlotState::Inactive) freed_.push_back(pool.first + id);
+  }
+  pool.policy->touch(freed_);
+  freed_.clear();
 }
 
 bool BlockStore::upgrade(std::size_t pool_index, std::span<SlotId> slots, std::span<const BlockIdentity> identities) {

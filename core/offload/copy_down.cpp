@@ -112,16 +112,16 @@ void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIde
   below_.resize(blocks.size());
   coming_.resize(blocks.size());
   store_.locate(kG2, blocks, below_.data(), coming_.data());
-  std::vector<BlockIdentity> used;
+  used_.clear();
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (below_[i] != kNoSlot) {
-      used.push_back(blocks[i]);
+      used_.push_back(below_[i]);
     } else if (slots[i] != kNoSlot && coming_[i] == kNoSlot &&
                (config_.min_reuse == 0 || reuse_[slots[i]] >= config_.min_reuse)) {
       chosen_.push_back(static_cast<std::uint32_t>(i));
     }
   }
-  if (!used.empty()) store_.touch(kG2, used);  // as recent below as it was here
+  if (!used_.empty()) store_.touch(kG2, used_);  // as recent below as it was here
   if (!config_.filter || chosen_.empty()) return;
   std::vector<OffloadCandidate> candidates;
   for (const std::uint32_t i : chosen_) candidates.push_back({blocks[i], reuse_[slots[i]]});

@@ -296,6 +296,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<SlotId> above_;
   std::vector<SlotId> below_;
   std::vector<SlotId> coming_;
+  std::vector<SlotId> used_;
   std::vector<std::uint32_t> references_;
   std::vector<Source> sources_;
   std::vector<SlotId> copied_slots_;
