@@ -69,7 +69,7 @@ BlockStore::BlockStore(const StoreConfig& config)
       thread_safe_(config.thread_safe),
       num_slots_(total_blocks(config)),
       slots_(num_slots_ + kSentinelsPerPool * config.pools.size()),
-      details_(slots_with_details(config)),
+      details_(slots_with_details(config), HugeArray<SlotDetail>::Zeroed{}),
       events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
   std::uint64_t sketch_capacity = 0;
   for (const PoolConfig& pool : config.pools) {

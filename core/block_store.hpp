@@ -216,7 +216,7 @@ class BlockStore {
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
   void land_contested(Pool& pool, std::span<SlotId> slots);
-  void note_registered(Pool& pool, SlotId id, const Token* tokens);                          // inline: block_pool.hpp
+  void note_registered(Pool& pool, SlotId id, const Token* tokens);  // inline: block_pool.hpp
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;

@@ -61,6 +61,8 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
   std::uint64_t references = 0;
   std::uint64_t cached = 0;
   std::size_t empties = 0;  // those that are not cached are among so many first of the freed ones
+  std::size_t num_freed = 0;
+  freed_.resize(slots.size());
   try {
     for (; last < slots.size(); ++last) {
       if (last + kAhead < slots.size()) warm_slot(pool, at(last + kAhead));
@@ -69,15 +71,16 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
       if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but nobody holds it");
       references += slot.registered() ? 1 : 0;
       if (--slot.refs > 0) continue;
-      freed_.push_back(id);
+      freed_[num_freed++] = id;
       if (slot.state == SlotState::Primary && !slot.reset_on_release) {
         slot.state = SlotState::Inactive;
         ++cached;
       } else {
-        empties = freed_.size();
+        empties = num_freed;
       }
     }
   } catch (...) {
+    freed_.resize(num_freed);
     for (const SlotId id : freed_) {
       if (slots_[id].state == SlotState::Inactive) slots_[id].state = SlotState::Primary;
     }
@@ -85,6 +88,7 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
     for (std::size_t i = 0; i < last; ++i) ++slots_[pool.first + at(i)].refs;
     throw;
   }
+  freed_.resize(num_freed);
   pool.references -= references;
   events_.begin_call();
   pool.moved(cached, SlotState::Primary, SlotState::Inactive);

@@ -31,6 +31,14 @@ class HugeArray {
     std::uninitialized_value_construct_n(data_.get(), size);
   }
 
+  // `size` elements of zero bytes, for an array of which little may be used: what is never written costs no memory.
+  struct Zeroed {};
+  HugeArray(std::size_t size, Zeroed) : size_(size) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    data_.reset(static_cast<T*>(std::calloc(size + 1, sizeof(T))));
+    if (!data_) throw std::bad_alloc();
+  }
+
   T& operator[](std::size_t i) noexcept { return data_.get()[i]; }
   const T& operator[](std::size_t i) const noexcept { return data_.get()[i]; }
   T* get() noexcept { return data_.get(); }

@@ -44,7 +44,7 @@ struct alignas(32) Slot {
 static_assert(sizeof(Slot) == 32);
 
 // The rest of a slot, which is written with the block and read by events and copies alone.
-struct alignas(32) SlotDetail {
+struct SlotDetail {
   std::uint64_t local_hash = 0;  // as in BlockIdentity; meaningful from Staged on
   std::uint64_t parent_hash = 0;
   std::uint64_t generation = 0;  // of the hash's present residency on this tier; meaningful once registered

@@ -231,6 +231,7 @@ VllmEngine::Room VllmEngine::place(RequestId id, std::uint32_t tokens, std::size
   if (shared_) return take_shared(id, blocks, now_ns);
   const std::span<const SlotId> found(hits_.data(), hits);
   store_.reference(0, found);
+  request.table.reserve(blocks_for(request.known));  // it comes in chunks
   request.table.assign(found.begin(), found.end());
   const auto undo = [&] {
     store_.release(0, request.table, true);
