@@ -121,7 +121,7 @@ class BlockStore {
               std::span<const Token> tokens = {});
 
   // ── Fill by a copy that takes time: Mutable → Claimed → Registered ──
-  // WrongState when one of the blocks is registered or claimed already, or named twice.
+  // WrongState when one of the blocks is registered or claimed already or named twice, or where events carry token ids.
   void claim(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   // Claimed → cached: registered in order and let go from the last to the first. slots[i] becomes the id of block i.
   void land(std::size_t pool, std::span<SlotId> slots);

@@ -166,6 +166,9 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
 
 void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
                        std::span<const BlockIdentity> identities) {
+  if (emits_token_ids()) {
+    throw Error(ErrorKind::WrongState, "blocks cannot be claimed where events carry token ids: a copy has none");
+  }
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   stage_locked(pool, slots, identities);
@@ -180,6 +183,7 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
         slots_[pool.first + slots[j]].state = SlotState::Mutable;
       }
       pool.moved(slots.size(), SlotState::Staged, SlotState::Mutable);
+      pool.counters.stagings -= slots.size();
       throw Error(ErrorKind::WrongState, "block ", slots[i], " claims what is there already, or on its way");
     }
     slots_[pool.first + slots[i]].state = SlotState::Claimed;

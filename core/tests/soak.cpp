@@ -45,7 +45,7 @@ class QueueAdvisor final : public PolicyAdvisor {
   std::deque<SlotId> order_;
 };
 
-enum class Stage { Mutable, Staged, Registered };
+enum class Stage { Mutable, Staged, Claimed, Registered };
 
 struct Held {
   std::size_t pool = 0;
@@ -70,7 +70,8 @@ class Soak {
   static StoreConfig config(PolicyKind kind, DuplicatePolicy duplicates) {
     StoreConfig config;
     config.block_size = kBlockSize;
-    config.events = {.enabled = true, .capacity = 64, .token_ids = true};
+    // What is copied has no tokens to tell.
+    config.events = {.enabled = true, .capacity = 64, .token_ids = duplicates == DuplicatePolicy::Allow};
     for (const Tier tier : {Tier::G1, Tier::G2}) {
       PoolConfig pool;
       pool.tier = tier;
@@ -127,6 +128,7 @@ class Soak {
   void fill() {
     Held* held = pick();
     if (held == nullptr || held->stage == Stage::Registered) return;
+    if (held->stage == Stage::Claimed) return land(*held);
     TokenBlocks tokens = prompt(held->slots.size());
     if (held->stage == Stage::Staged) {
       if (below(4) == 0) {
@@ -135,14 +137,47 @@ class Soak {
         return;
       }
       store_.register_staged(held->pool, held->slots, tokens.tokens());
-    } else if (below(2) == 0) {
+    } else if (below(3) == 0) {
       store_.stage(held->pool, held->slots, tokens.blocks());
       held->stage = Stage::Staged;
       return;
+    } else if (below(2) == 0) {
+      return claim(*held, tokens);
     } else {
       store_.commit(held->pool, held->slots, tokens.blocks(), tokens.tokens());
     }
     held->stage = Stage::Registered;
+  }
+
+  // Refused, with nothing changed, when one of the blocks is there or on its way.
+  void claim(Held& held, const TokenBlocks& tokens) {
+    const std::string before = store_.dump();
+    try {
+      store_.claim(held.pool, held.slots, tokens.blocks());
+      held.stage = Stage::Claimed;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::WrongState) throw;
+      if (store_.dump() != before) fail("a refused claim changed the store");
+      return;
+    }
+    const auto there = std::make_unique<bool[]>(tokens.num_blocks());
+    std::vector<SlotId> found(tokens.num_blocks());
+    std::vector<SlotId> claimed(tokens.num_blocks());
+    store_.has_blocks(held.pool, tokens.blocks(), there.get());
+    store_.locate(held.pool, tokens.blocks(), found.data(), claimed.data());
+    for (std::size_t i = 0; i < tokens.num_blocks(); ++i) {
+      if (there[i] || found[i] != kNoSlot || claimed[i] != held.slots[i])
+        fail("a claimed block is not where it was put");
+    }
+  }
+
+  void land(Held& held) {
+    store_.land(held.pool, held.slots);
+    for (const SlotId slot : held.slots) {
+      if (!store_.is_registered(held.pool, slot)) fail("a landed block is not registered");
+    }
+    std::swap(held, held_.back());
+    held_.pop_back();
   }
 
   void match() {
