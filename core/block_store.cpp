@@ -235,6 +235,7 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   tags_.resize(out.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (i + kAhead < out.size()) slots_[out[i + kAhead]].warm();
+    if (pool.config.keeps_details) __builtin_prefetch(&details_[out[i]], 0, 3);
     tags_[i] = BlockIndex::tag(slots_[out[i]].lineage, pool.index);
     if (i < kAhead) index_->warm(tags_[i]);
   }
