@@ -1,5 +1,5 @@
-// Construction and allocation. Filling and finding are in block_store_fill.cpp, holding and release in
-// block_store_hold.cpp, reports in block_store_watch.cpp.
+// Construction and allocation. Filling is in block_store_fill.cpp, finding in block_store_find.cpp, holding and release
+// in block_store_hold.cpp, reports in block_store_watch.cpp.
 #include "block_store.hpp"
 
 #include <algorithm>

@@ -1,12 +1,8 @@
 #include "replay/fleet.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <limits>
-#include <mutex>
 #include <sstream>
-#include <thread>
 #include <tuple>
 
 #include "replay/trace_identities.hpp"
@@ -16,10 +12,6 @@ namespace understudy {
 namespace {
 
 constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
-constexpr std::size_t kReportEvery = 256;                     // requests between two calls of the progress hook
-constexpr auto kReportAfter = std::chrono::milliseconds(50);  // or this
-
-struct Stopped {};  // thrown in a worker's thread when the run is over
 
 }  // namespace
 
@@ -82,106 +74,6 @@ FleetResult Fleet::run(unsigned threads, const Progress& progress) {
   }
   if (progress) progress(ended_);
   return finish_columns();
-}
-
-// ── Workers that do not depend on each other ──
-
-void Fleet::run_independent(unsigned threads, const Progress& progress) {
-  std::vector<std::uint64_t> order(workload_.size());
-  for (std::size_t row = 0; row < order.size(); ++row) order[row] = row;
-  std::stable_sort(order.begin(), order.end(), [this](std::uint64_t a, std::uint64_t b) {
-    return workload_.arrival_ns[a] < workload_.arrival_ns[b];
-  });
-  std::vector<std::vector<std::uint64_t>> rows(workers_.size());
-  for (const std::uint64_t row : order) {
-    arrival_ns_[row] = workload_.arrival_ns[row];
-    if (rejected(row)) {
-      ++ended_;
-      continue;
-    }
-    const std::size_t worker = route(row);
-    worker_of_[row] = static_cast<std::int32_t>(worker);
-    rows[worker].push_back(row);
-  }
-
-  if (threads <= 1 || workers_.size() == 1) {
-    for (std::size_t i = 0; i < workers_.size(); ++i) {
-      play_alone(i, rows[i], progress);
-      collect(i);
-    }
-  } else {
-    play_in_threads(threads, rows, progress);
-  }
-}
-
-// The threads play; this one reports. Of several workers that fail, the first one's error counts, whoever was faster.
-void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows,
-                            const Progress& progress) {
-  std::atomic<std::size_t> next = 0;
-  std::vector<std::exception_ptr> failures(workers_.size());
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<bool> played(workers_.size(), false);
-  std::size_t collected = 0;  // in the order of workers, whoever was faster
-  std::size_t playing = std::min<std::size_t>(threads, workers_.size());
-  const auto work = [&] {
-    for (std::size_t i = next++; i < workers_.size() && !stop_; i = next++) {
-      try {
-        play_alone(i, rows[i], {});
-        const std::lock_guard lock(mutex);
-        played[i] = true;
-        for (; collected < workers_.size() && played[collected]; ++collected) collect(collected);
-      } catch (const Stopped&) {
-      } catch (...) {
-        failures[i] = std::current_exception();
-      }
-    }
-    const std::lock_guard lock(mutex);
-    --playing;
-    changed.notify_one();
-  };
-  std::vector<std::jthread> pool;
-  try {
-    for (std::size_t t = playing; t > 0; --t) pool.emplace_back(work);
-    std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, kReportAfter, [&] { return playing == 0; })) {
-      lock.unlock();
-      report(progress);
-      lock.lock();
-    }
-  } catch (...) {
-    stop_ = true;
-    pool.clear();
-    throw;
-  }
-  pool.clear();
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
-
-void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress) {
-  Worker& worker = workers_[index];
-  if (!worker.engine) make_engine(index);
-  const auto pause = [this, &worker, &progress] {
-    ended_ += worker.engine->take_finished().size();
-    if (stop_) throw Stopped();
-    report(progress);
-  };
-  worker.engine->set_pause(pause);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i % kReportEvery == 0) pause();
-    const std::int64_t arrival_ns = workload_.arrival_ns[rows[i]];
-    worker.engine->advance(arrival_ns, false);
-    if (!worker.engine->in_step()) worker.engine->skip_to(arrival_ns);
-    submit(worker, rows[i], arrival_ns);
-  }
-  worker.engine->advance(kForever, false);
-  require_progress(worker);
-  if (worker.engine->tiers() != nullptr) worker.engine->drain_tiers();
-  pause();
-  worker.engine->set_pause({});
-  worker.gaps = worker.engine->token_log().gaps();
 }
 
 void Fleet::report(const Progress& progress) {

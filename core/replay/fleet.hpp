@@ -133,6 +133,9 @@ class Fleet {
   FleetResult run(unsigned threads, const Progress& progress);
 
  private:
+  static constexpr std::size_t kReportEvery = 256;  // requests between two calls of the progress hook
+  static constexpr auto kReportAfter = std::chrono::milliseconds(50);  // or this
+
   struct Arrival {
     std::int64_t time_ns;
     std::uint64_t row;
@@ -146,9 +149,12 @@ class Fleet {
   };
 
   void make_engine(std::size_t index);
+
+  // fleet_alone.cpp
   void run_independent(unsigned threads, const Progress& progress);
   void play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows, const Progress& progress);
   void play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress);
+
   void report(const Progress& progress);
   void run_together(const Progress& progress);
   std::uint64_t order_of(std::size_t worker) const;
