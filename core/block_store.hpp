@@ -123,8 +123,9 @@ class BlockStore {
   // ── Fill by a copy that takes time: Mutable → Claimed → Registered ──
   // WrongState when one of the blocks is registered or claimed already or named twice, or where events carry token ids.
   void claim(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
-  // Claimed → cached: registered in order and let go from the last to the first. slots[i] becomes the id of block i.
-  void land(std::size_t pool, std::span<SlotId> slots);
+  // Claimed → registered, in order; slots[i] becomes the id of block i. Unless `held`, let go from the last to the
+  // first.
+  void land(std::size_t pool, std::span<SlotId> slots, bool held = false);
 
   // ── Find ──
   // References the longest contiguous run of hits; returns its length.
@@ -215,7 +216,7 @@ class BlockStore {
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
-  void land_contested(Pool& pool, std::span<SlotId> slots);
+  void land_held(Pool& pool, std::span<SlotId> slots);
   void note_registered(Pool& pool, SlotId id, const Token* tokens);  // inline: block_pool.hpp
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 

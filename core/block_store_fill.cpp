@@ -156,7 +156,7 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
   pool.moved(slots.size(), SlotState::Staged, SlotState::Claimed);
 }
 
-void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots) {
+void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   std::size_t done = 0;
@@ -175,8 +175,9 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots) {
   pool.moved(slots.size(), SlotState::Claimed, SlotState::Staged);
   events_.begin_call();
   pool.counters.registrations += slots.size();
-  if (pool.contested || pool.config.reset_on_release) {
-    land_contested(pool, slots);
+  if (held || pool.contested || pool.config.reset_on_release) {
+    land_held(pool, slots);
+    if (!held) release_locked(pool, slots, true);
     return;
   }
   for (const SlotId id : slots) note_registered(pool, pool.first + id, nullptr);
@@ -191,7 +192,7 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots) {
 }
 
 // Some of the blocks may have been registered by others since they were claimed.
-void BlockStore::land_contested(Pool& pool, std::span<SlotId> slots) {
+void BlockStore::land_held(Pool& pool, std::span<SlotId> slots) {
   std::uint64_t fresh = 0;
   for (SlotId& local : slots) {
     const SlotId id = pool.first + local;
@@ -209,7 +210,6 @@ void BlockStore::land_contested(Pool& pool, std::span<SlotId> slots) {
   pool.contested = pool.contested && pool.in(SlotState::Claimed) > 0;
   pool.policy->insert(freed_);
   freed_.clear();
-  release_locked(pool, slots, true);
 }
 
 // A block whose hash `head` already carries; returns the slot that now holds it.

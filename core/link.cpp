@@ -36,7 +36,11 @@ double in_ticks(LinkFlow::Wide value) {
          static_cast<double>(static_cast<std::uint64_t>(value));
 }
 double bytes_of(LinkFlow::Wide units) { return in_ticks(units) * kNsPerTick / 1e9; }
-double ns_of(LinkFlow::Tick tick) { return in_ticks(tick) * kNsPerTick; }
+double ns_of(LinkFlow::Tick tick) {
+  const std::uint64_t part = static_cast<std::uint64_t>(tick) & ((std::uint64_t{1} << LinkFlow::kTickBits) - 1);
+  return static_cast<double>(static_cast<std::uint64_t>(tick >> LinkFlow::kTickBits)) +
+         static_cast<double>(part) * kNsPerTick;
+}
 
 }  // namespace
 

@@ -359,6 +359,7 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
         if (wake) {
           tiers_->hub().run_until(*wake);
           now_ns_ = std::max(now_ns_, *wake);
+          notice_landings(now_ns_);
           if (!roused()) continue;
         }
         if (now_ns_ >= until_ns) return;

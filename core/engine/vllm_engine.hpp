@@ -125,6 +125,8 @@ class VllmEngine {
   // The last call of begin_step found nothing that could be computed until a copy or a load ends: no step is open, and
   // the next may begin when `roused` (or when a request comes).
   bool sleeping() const noexcept { return sleeping_; }
+  // For who runs the transfers of a sleeping engine: they have come to `now_ns`.
+  void notice_landings(std::int64_t now_ns);
   bool roused() const noexcept { return disturbed_ || tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
 
@@ -250,6 +252,7 @@ class VllmEngine {
   bool sleeping_ = false;
   bool disturbed_ = false;  // a request came or went while it slept
   std::uint64_t released_at_sleep_ = 0;
+  std::uint64_t landings_noticed_ = 0;
   std::size_t parked_ = 0;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;

@@ -74,13 +74,15 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   // A step without a turn changes the clock and the context, and nothing else.
   const auto play_plain_steps = [&](std::uint64_t until_step) {
     const std::uint64_t first = steps;
-    for (; steps < until_step && now_ns_ < until_ns; ++steps) {
-      if (tiers_ && tiers_->hub().due(now_ns_) && leap_disturbed()) break;
+    bool disturbed = false;
+    while (steps < until_step && now_ns_ < until_ns && !disturbed) {
       const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
       if (end_ns > until_ns) break;
       now_ns_ = end_ns;
+      ++steps;
       token_log_.end_step(end_ns);
       context += alive;
+      disturbed = tiers_ && tiers_->hub().due(now_ns_) && leap_disturbed();
       if (token_log_.wants_sample()) sample(alive);
     }
     totals_.steps += steps - first;
@@ -90,7 +92,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   while (alive > 0) {
     if ((tiers_ && leap_disturbed()) || !play_plain_steps(turns.front().step)) break;
     const std::int64_t end_ns = now_ns_ + timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
-    if (now_ns_ >= until_ns || end_ns > until_ns || (tiers_ && tiers_->hub().due(now_ns_) && leap_disturbed())) break;
+    if (now_ns_ >= until_ns || end_ns > until_ns || (tiers_ && leap_disturbed())) break;
     due.clear();
     std::uint64_t fresh = 0;
     bool admits = false;

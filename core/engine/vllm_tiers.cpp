@@ -81,11 +81,18 @@ void VllmEngine::write_through(const std::vector<StepLog::Scheduled>& plan, std:
   tiers_->hub().run_until(now_ns);
 }
 
+// What landed outside of a step is told, and may show in a sample.
+void VllmEngine::notice_landings(std::int64_t now_ns) {
+  if (tiers_->landings() == landings_noticed_) return;
+  landings_noticed_ = tiers_->landings();
+  token_log_.touch();
+  tell(now_ns);
+}
+
 // Between two steps of a leap: whether something has landed that an ordinary step must decide on.
 bool VllmEngine::leap_disturbed() {
-  const std::uint64_t landings = tiers_->landings();
   tiers_->hub().run_until(now_ns_);
-  if (tiers_->landings() != landings) token_log_.touch();
+  notice_landings(now_ns_);
   return tiers_->has_ready() || (!waiting_.empty() && blocked_.released != tiers_->released());
 }
 

@@ -268,9 +268,8 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   Copy copy;  // what follows may make others
   std::swap(copy, copies_[index]);
   --copying_;
-  store_.land(kG2, copy.to);
   const bool wanted = !copy.loads.empty() || !run_.shared().empty();
-  if (wanted) store_.reference(kG2, copy.to);  // so that it stays until they have it
+  store_.land(kG2, copy.to, wanted);  // held until those who want it have it
   for (const LoadWaiter& waiter : copy.loads) {
     source_landed(waiter.load, waiter.block, copy.to[waiter.place], time_ns);
   }

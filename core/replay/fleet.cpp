@@ -33,8 +33,10 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   }
   workers_.resize(config_.num_workers);
   // Those who do not meet are played one after another, and need memory only while they are.
-  const std::size_t at_once = independent() ? 1 : workers_.size();
-  for (std::size_t i = 0; i < at_once; ++i) make_engine(i);
+  make_engine(0);
+  // A user's policies are made in order, and before the run.
+  const bool at_once = !independent() || (tiers != nullptr && workers_[0].engine->store().advised(1));
+  for (std::size_t i = 1; at_once && i < workers_.size(); ++i) make_engine(i);
 }
 
 void Fleet::make_engine(std::size_t index) {
@@ -66,6 +68,7 @@ FleetResult Fleet::run(unsigned threads, const Progress& progress) {
         "threads > 1 needs independent workers: open loop, single-turn requests, round_robin or random routing, no "
         "tier that they share, and no recording of steps");
   }
+  if (!workers_[0].engine) throw Error(ErrorKind::WrongState, "a fleet runs once");
   prepare_columns();
   if (independent()) {
     run_independent(threads, progress);
@@ -138,6 +141,7 @@ void Fleet::run_together(const Progress& progress) {
     if (landing_ns == now_ns) {
       hub->run_until(now_ns);
       for (const std::size_t index : sleepers) {
+        workers_[index].engine->notice_landings(now_ns);
         if (workers_[index].engine->roused()) touch(index);
       }
     }

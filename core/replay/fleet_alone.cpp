@@ -61,7 +61,14 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
         play_alone(i, rows[i], {});
         const std::lock_guard lock(mutex);
         played[i] = true;
-        for (; collected < workers_.size() && played[collected]; ++collected) collect(collected);
+        while (collected < workers_.size() && played[collected]) {
+          const std::size_t index = collected++;
+          try {
+            collect(index);
+          } catch (...) {
+            failures[index] = std::current_exception();
+          }
+        }
       } catch (const Stopped&) {
       } catch (...) {
         failures[i] = std::current_exception();

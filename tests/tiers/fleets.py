@@ -88,6 +88,7 @@ def digest(result: _core.FleetResult) -> str:
         [(t.tier, t.resident_blocks, t.stored_blocks, t.evicted_blocks) for t in result.tiers],
         [getattr(totals, name) for name in dir(totals) if not name.startswith("_")],
         [(link.name, link.transfers_started, link.bytes_finished) for link in result.links],
+        [getattr(result, name).tolist() for name in dir(result) if name.startswith("sample_")],
     ]
     return hashlib.sha256(repr((per_request(result), rest)).encode()).hexdigest()
 

@@ -1,0 +1,71 @@
+"""With tiers, too, leaping over decode steps changes nothing: no column, no sample, no event, no time of one."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tiers.building import INF, shared, tiers
+from tiers.fleets import crowd_of, digest, play
+
+if TYPE_CHECKING:
+    from understudy import _core
+
+EVENT_COLUMNS = ("kinds", "tiers", "sequence_hashes", "positions", "sole")
+
+
+def told(result: _core.FleetResult, workers: int) -> list[Any]:
+    """Every worker's events, each with its time."""
+    rows: list[Any] = []
+    for worker in range(workers):
+        batch, times_ns = result.events(worker)
+        rows.append([getattr(batch, name).tolist() for name in EVENT_COLUMNS] + [times_ns.tolist()])
+    return rows
+
+
+def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A workload, tiers and a fleet, small enough that everything happens."""
+    rng = Random(f"leap {seed}")
+    through = rng.random() < 0.5
+    workload = {
+        "requests": rng.choice([20, 40]),
+        "groups": rng.choice([2, 4]),
+        "burst": rng.choice([1, 3, 8]),
+        "most_outputs": rng.choice([12, 60]),
+    }
+    below: dict[str, Any] = {
+        "g2_blocks": rng.choice([4, 12, 100]),
+        "gbps": rng.choice([0.1, 1.0, 10.0, INF]),
+        "offload_batch_size": rng.choice([1, 4]),
+        "offload_concurrency": rng.choice([1, 2]),
+        "write_through": through,
+        "exclusive": not through and rng.random() < 0.4,
+        "recompute_fallback": rng.random() < 0.3,
+        "onboard_failure_rate": rng.choice([0, 0, 0.3]),
+    }
+    alone = rng.random() < 0.3
+    if alone:
+        below["g3"] = shared(rng.choice([10, 100]))
+    fleet = {
+        "num_gpu_blocks": rng.choice([18, 24, 40]),
+        "max_num_seqs": rng.choice([3, 16]),
+        "max_num_batched_tokens": rng.choice([8, 64, 2048]),
+        "workers": 1 if alone else rng.choice([1, 3]),
+        "kv_manager": rng.choice(["native", "native", "kvbm"]),
+        "free_order": rng.choice(["all_last", "unkeyed_first"]),
+    }
+    return workload, below, fleet
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_leap_yields_the_samples_and_events_of_its_steps(seed: int) -> None:
+    workload, below, fleet = scenario(seed)
+    crowd = crowd_of(seed, **workload)
+    leapt, stepped = (
+        play(crowd, tiers(**below), **fleet, events=True, check=False, leaping=leaping)
+        for leaping in (True, False)
+    )
+    assert digest(leapt) == digest(stepped)
+    assert told(leapt, fleet["workers"]) == told(stepped, fleet["workers"])
