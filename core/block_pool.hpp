@@ -58,6 +58,11 @@ inline void BlockStore::set_identity(const Pool& pool, SlotId id, const BlockIde
   details_[id].parent_hash = identity.parent_hash;
 }
 
+// Nobody asks for more of a block than its slot says.
+inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
+  return !pool.config.keeps_details && !sketch_ && !events_on_;
+}
+
 // The only copy of a block on its tier.
 [[gnu::always_inline]] inline void BlockStore::note_registered(Pool& pool, SlotId id, const Token* tokens) {
   Slot& slot = slots_[id];

@@ -228,6 +228,12 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
   return good == count;
 }
 
+void BlockStore::evict(Pool& pool, SlotId id, std::uint32_t tag, const Evicted& evicted) {
+  if (evicted.blocks != nullptr) evicted.blocks->push_back(identity(id));
+  const bool last = forget(pool, id, tag, true);
+  if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
+}
+
 // `out` holds global ids that have just left the policy's order; it ends with local ones.
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted) {
   events_.begin_call();
@@ -239,15 +245,18 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
     tags_[i] = BlockIndex::tag(slots_[out[i]].lineage, pool.index);
     if (i < kAhead) index_->warm(tags_[i]);
   }
+  const bool quiet = evicted.blocks == nullptr && evicted.slots == nullptr && !events_on_;
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (i + kAhead < out.size()) index_->warm(tags_[i + kAhead]);
     const SlotId id = out[i];
     Slot& slot = slots_[id];
     if (slot.state == SlotState::Inactive) {
       ++evictions;
-      if (evicted.blocks != nullptr) evicted.blocks->push_back(identity(id));
-      const bool last = forget(pool, id, tags_[i], true);
-      if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
+      if (quiet && !slot.twinned) {
+        index_->erase(tags_[i], id);
+      } else {
+        evict(pool, id, tags_[i], evicted);
+      }
     }
     slot.state = SlotState::Mutable;
     slot.refs = 1;

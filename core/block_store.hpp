@@ -211,13 +211,15 @@ class BlockStore {
   bool take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
   bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
                        bool* overtaken);
+  void evict(Pool& pool, SlotId id, std::uint32_t tag, const Evicted& evicted);
   void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
 
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
   void land_held(Pool& pool, std::span<SlotId> slots);
-  void note_registered(Pool& pool, SlotId id, const Token* tokens);  // inline: block_pool.hpp
+  bool is_quiet(const Pool& pool) const noexcept;  // inline, as the next: block_pool.hpp
+  void note_registered(Pool& pool, SlotId id, const Token* tokens);
   SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
 
   void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;

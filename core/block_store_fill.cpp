@@ -109,6 +109,7 @@ void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::sp
 void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens) {
   events_.begin_call();
   std::uint64_t fresh = 0;  // hashes that were not there: nearly all of them
+  const bool quiet = is_quiet(pool);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (i + kAhead < slots.size()) index_->warm(tags_[i + kAhead]);
     const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + i * block_size_;
@@ -118,8 +119,13 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
       continue;
     }
     ++fresh;
-    note_registered(pool, id, block_tokens);
+    if (quiet) {
+      slots_[id].state = SlotState::Primary;
+    } else {
+      note_registered(pool, id, block_tokens);
+    }
   }
+  if (quiet) next_generation_ += fresh;
   pool.contested = pool.contested || pool.in(SlotState::Claimed) > 0;
   pool.moved(fresh, SlotState::Staged, SlotState::Primary);
   pool.references += fresh;
@@ -180,7 +186,11 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held
     if (!held) release_locked(pool, slots, true);
     return;
   }
-  for (const SlotId id : slots) note_registered(pool, pool.first + id, nullptr);
+  if (is_quiet(pool)) {
+    next_generation_ += slots.size();
+  } else {
+    for (const SlotId id : slots) note_registered(pool, pool.first + id, nullptr);
+  }
   for (const SlotId id : slots | std::views::reverse) {
     slots_[pool.first + id].state = SlotState::Inactive;
     slots_[pool.first + id].refs = 0;

@@ -20,7 +20,7 @@ class HugeArray {
  public:
   // `size` value-initialised elements.
   explicit HugeArray(std::size_t size) : size_(size) {
-    const std::size_t alignment = size * sizeof(T) >= kHugePage ? kHugePage : std::size_t{64};
+    const std::size_t alignment = size * sizeof(T) >= kHugePage / 2 ? kHugePage : std::size_t{64};
     const std::size_t bytes = (size * sizeof(T) / alignment + 1) * alignment;  // never none
     data_.reset(static_cast<T*>(std::aligned_alloc(alignment, bytes)));
     if (!data_) throw std::bad_alloc();

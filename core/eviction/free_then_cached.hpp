@@ -8,8 +8,8 @@
 
 namespace understudy {
 
-// `Cached` owns the order of the cached slots: insert(id), remove(id), touch(id), pop(), append_order(out,
-// limit), memory_bytes(), and a public `steps` counter.
+// `Cached` owns the order of the cached slots: insert(id) (after make_room(count) if it has that), remove(id),
+// touch(id), pop(), append_order(out, limit), memory_bytes(), and a public `steps` counter.
 template <typename Cached>
 class FreeThenCached final : public EvictionPolicy {
  public:
@@ -17,6 +17,7 @@ class FreeThenCached final : public EvictionPolicy {
       : slots_(space.slots), free_(space.slots, space.sentinels[0]), cached_(std::move(cached)) {}
 
   void insert(std::span<const SlotId> slots) override {
+    if constexpr (requires { cached_.make_room(slots.size()); }) cached_.make_room(slots.size());
     for (std::size_t i = 0; i < slots.size(); ++i) {
       if constexpr (requires { cached_.warm_parents(slots); }) {
         if (i % 16 == 0) cached_.warm_parents(slots.subspan(i, std::min<std::size_t>(16, slots.size() - i)));
@@ -52,7 +53,9 @@ class FreeThenCached final : public EvictionPolicy {
   }
 
   void take(std::span<SlotId> out) override {
-    for (SlotId& id : out) id = free_.empty() ? cached_.pop() : free_.pop_front();
+    std::size_t i = 0;
+    for (; i < out.size() && !free_.empty(); ++i) out[i] = free_.pop_front();
+    for (; i < out.size(); ++i) out[i] = cached_.pop();
     count(out.size());
   }
 

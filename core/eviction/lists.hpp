@@ -17,14 +17,13 @@ class ListOrder {
  public:
   explicit ListOrder(const PolicySpace& space) : queue_(space.slots, space.count) {}
 
-  void insert(SlotId id) noexcept {
-    steps += queue_.make_room(1);
-    queue_.push_back(id);
-  }
+  void make_room(std::size_t count) noexcept { steps += queue_.make_room(count); }
+  void insert(SlotId id) noexcept { queue_.push_back(id); }
   void remove(SlotId id) noexcept { queue_.remove(id); }
   void touch(SlotId id) noexcept {
     if constexpr (kRefresh) {
       remove(id);
+      make_room(1);
       insert(id);
     }
   }
