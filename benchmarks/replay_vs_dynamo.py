@@ -67,8 +67,8 @@ def main() -> int:
         "ours": best([sys.executable, "-c", OURS, trace, "64", "16384", "4", "1"], args.repeat),
         "ours, 2 threads": best([sys.executable, "-c", OURS, trace, "64", "16384", "4", "2"], args.repeat),
         "dynamo": best([str(peer), "-c", THEIRS, trace, "64", "4"], args.repeat),
-        "ours, block 16": best([sys.executable, "-c", OURS, trace, "16", "65536", "4", "1"], 1),
-        "ours, block 512": best([sys.executable, "-c", OURS, trace, "512", "2048", "4", "1"], 1),
+        "ours, block 16": best([sys.executable, "-c", OURS, trace, "16", "65536", "4", "1"], args.repeat),
+        "ours, block 512": best([sys.executable, "-c", OURS, trace, "512", "2048", "4", "1"], args.repeat),
         "unlimited, 1 worker": best([sys.executable, "-c", OURS, trace, "64", "4000000", "1", "1"], 1),
         "unlimited, 4 workers": best([sys.executable, "-c", OURS, trace, "64", "4000000", "4", "1"], 1),
     }

@@ -168,7 +168,8 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
     alive -= done.size();
     context += alive;
     if (!done.empty()) blocked_.valid = false;
-    sample(alive);
+    // A block that is full counts as it did; on the host it may push others out.
+    if (fresh > 0 || !done.empty() || sealed || tiers_ || token_log_.wants_sample()) sample(alive);
     close_step();
     if (sealed && blocked_.valid) {
       blocked_.valid = false;  // what was sealed may be what the head of the queue lacks, or may have freed a block
