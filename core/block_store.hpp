@@ -230,6 +230,7 @@ class BlockStore {
   }
   void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
   SlotId acquire(Pool& pool, SlotId id);
+  void require_referenced(const Pool& pool, std::span<const SlotId> slots) const;
   void release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first);
   void let_go(Pool& pool, SlotId id);
   // Both: true when that was the last copy.

@@ -32,15 +32,19 @@ void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slot
   }
 }
 
-void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
+void BlockStore::require_referenced(const Pool& pool, std::span<const SlotId> slots) const {
   for (const SlotId id : slots) {
     const Slot& slot = slots_[global(pool, id)];
     if (!slot.registered() || slot.refs == 0) {
       throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
     }
   }
+}
+
+void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  require_referenced(pool, slots);
   for (const SlotId id : slots) ++slots_[pool.first + id].refs;
   pool.references += slots.size();
 }
@@ -170,12 +174,7 @@ void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
 void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  for (const SlotId id : slots) {
-    const Slot& slot = slots_[global(pool, id)];
-    if (!slot.registered() || slot.refs == 0) {
-      throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
-    }
-  }
+  require_referenced(pool, slots);
   for (const SlotId id : slots) slots_[pool.first + id].reset_on_release = value;
 }
 

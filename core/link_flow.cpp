@@ -207,7 +207,7 @@ void LinkFlow::set_wake(LaneId id) {
 
 void LinkFlow::forget_old_wakes() {
   while (!wakes_.empty() && lanes_[wakes_.top().lane].wake != wakes_.top().tick) wakes_.pop();
-  if (wakes_.size() < 2 * lanes_.size() + 64) return;
+  if (wakes_.size() <= max_wakes()) return;
   std::vector<Wake> kept;
   for (LaneId id = 0; id < lanes_.size(); ++id) {
     if (lanes_[id].wake) kept.push_back({*lanes_[id].wake, id});
@@ -223,13 +223,13 @@ std::size_t LinkFlow::under_way() const {
 
 void LinkFlow::check() const {
   std::vector<std::array<std::uint64_t, 2>> flowing(ports_.size());
-  std::size_t wakes = 0;
+  std::set<std::pair<Tick, LaneId>> queued;
+  for (auto queue = wakes_; !queue.empty(); queue.pop()) queued.insert({queue.top().tick, queue.top().lane});
   for (LaneId id = 0; id < lanes_.size(); ++id) {
     const Lane& lane = lanes_[id];
     for (std::uint32_t i = 0; i < lane.num_ports; ++i)
       flowing[lane.ports[i]][static_cast<std::size_t>(lane.priority)] += lane.members.size();
-    if (lane.wake && (wakes_.empty() || *lane.wake < wakes_.top().tick)) broken("a lane's end is not in the queue");
-    wakes += lane.wake ? 1 : 0;
+    if (lane.wake && !queued.contains({*lane.wake, id})) broken("a lane's end is not in the queue");
     if (lane.members.empty()) {
       if (lane.served != 0 || lane.wake) broken("an empty lane still moves bytes");
       continue;
@@ -238,7 +238,8 @@ void LinkFlow::check() const {
     if (lane.members.top().ends_at < lane.served) broken("a transfer outlived its last byte");
     if (lane.bytes_per_second > 0 && !lane.wake) broken("a moving lane has no end");
   }
-  if ((wakes == 0) != wakes_.empty()) broken("the queue has an end of no lane");
+  if (!wakes_.empty() && lanes_[wakes_.top().lane].wake != wakes_.top().tick) broken("the queue has an end of no lane");
+  if (wakes_.size() > max_wakes()) broken("the queue keeps too many ends that were given up");
   for (std::size_t id = 0; id < ports_.size(); ++id) {
     if (flowing[id] != ports_[id].flowing) broken("the transfers on a link are miscounted");
   }

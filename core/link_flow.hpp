@@ -151,6 +151,7 @@ class LinkFlow {
     bool operator>(const Wake& other) const { return std::tie(tick, lane) > std::tie(other.tick, other.lane); }
   };
   void forget_old_wakes();
+  std::size_t max_wakes() const noexcept { return 2 * lanes_.size() + 64; }
 
   // The first is a lane's wake, if any lane has one; behind it there may be some that were given up.
   std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes_;
