@@ -1,4 +1,4 @@
-// The one map from (tier, lineage hash) to the earliest slot that carries it.
+// A tier's one map from a lineage hash to the earliest slot that carries it.
 #pragma once
 
 #include <array>
@@ -7,23 +7,36 @@
 #include <cstdint>
 #include <cstring>
 
-#include "huge_array.hpp"
 #include "slot.hpp"
 
 namespace understudy {
 
-// Buckets of a cache line each, sized once for the store's slots (at most one entry a slot), so it never rehashes. An
+// Buckets of a cache line each, sized once for the tier's slots (at most one entry a slot), so it never rehashes. An
 // entry stays in the bucket where it was put: a full one sends newcomers to the next ones and counts them, and a search
 // goes on past a bucket only while it has such guests elsewhere, of its own kind. So deletion touches one line and
 // leaves no tombstone. An entry is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket. The
 // slot remembers its lane, so that deletion does not search.
+//
+// The object is a view with two counters; who owns the buckets is the caller. A loop works on a copy, which stays in
+// registers, and assigns it back.
 class BlockIndex {
  public:
-  BlockIndex(Slot* slots, std::size_t max_entries)
-      : slots_(slots), size_(static_cast<std::uint32_t>(max_entries / kLoad + 1)), buckets_(size_) {}
+  static constexpr std::size_t kLanes = 8;
+  struct alignas(64) Bucket {
+    std::array<std::uint16_t, kLanes> marks{};
+    std::array<SlotId, kLanes> slots{};
+    std::uint32_t guests_elsewhere = 0;  // entries whose search comes past here
+    std::uint32_t guest_bits = 0;        // of their tags, forgotten with the last of them
+    std::uint32_t taken = 0;             // lanes, a bit each
+  };
+  static_assert(sizeof(Bucket) == 64);
 
-  static std::uint32_t tag(const LineageHash& lineage, std::uint8_t pool) noexcept {
-    const std::uint64_t mixed = (lineage.lo + pool) * 0x9E3779B97F4A7C15u + lineage.hi * 0xD1B54A32D192ED03u;
+  static std::size_t num_buckets(std::size_t max_entries) noexcept { return max_entries / kLoad + 1; }
+  BlockIndex(Slot* slots, Bucket* buckets, std::size_t size) noexcept
+      : slots_(slots), buckets_(buckets), size_(static_cast<std::uint32_t>(size)) {}
+
+  static std::uint32_t tag(const LineageHash& lineage) noexcept {
+    const std::uint64_t mixed = lineage.lo * 0x9E3779B97F4A7C15u + lineage.hi * 0xD1B54A32D192ED03u;
     return static_cast<std::uint32_t>(mixed >> 32);
   }
 
@@ -41,23 +54,21 @@ class BlockIndex {
   }
 
   // `guess`, when it came from this tag and nothing has changed since, saves the search.
-  SlotId find(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag, SlotId guess) const noexcept {
-    if (guess == kAbsent || (guess != kNoSlot && holds(guess, lineage, pool))) {
+  SlotId find(const LineageHash& lineage, std::uint32_t tag, SlotId guess) const noexcept {
+    if (guess == kAbsent || (guess != kNoSlot && holds(guess, lineage))) {
       ++probes_;
       return guess == kAbsent ? kNoSlot : guess;
     }
-    return find(lineage, pool, tag);
+    return find(lineage, tag);
   }
-  SlotId find(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag) const noexcept {
-    return find_where(tag, [&](SlotId slot) { return holds(slot, lineage, pool); });
+  SlotId find(const LineageHash& lineage, std::uint32_t tag) const noexcept {
+    return find_where(tag, [&](SlotId slot) { return holds(slot, lineage); });
   }
   // The slot that claims the key, which nobody needs to hold.
-  SlotId find_claim(const LineageHash& lineage, std::uint8_t pool, std::uint32_t tag) const noexcept {
-    return find_where(tag, [&](SlotId slot) { return claims(slot, lineage, pool); });
+  SlotId find_claim(const LineageHash& lineage, std::uint32_t tag) const noexcept {
+    return find_where(tag, [&](SlotId slot) { return claims(slot, lineage); });
   }
-  SlotId find(const LineageHash& lineage, std::uint8_t pool) const noexcept {
-    return find(lineage, pool, tag(lineage, pool));
-  }
+  SlotId find(const LineageHash& lineage) const noexcept { return find(lineage, tag(lineage)); }
 
   // False: nobody holds or claims such a key.
   bool might_hold(std::uint32_t tag) const noexcept {
@@ -70,7 +81,7 @@ class BlockIndex {
     const Slot& wanted = slots_[slot];
     if (!might_hold(tag)) {
       ++probes_;
-    } else if (const SlotId holder = find(wanted.lineage, wanted.pool, tag); holder != kNoSlot) {
+    } else if (const SlotId holder = find(wanted.lineage, tag); holder != kNoSlot) {
       return holder;
     }
     insert(tag, slot);
@@ -78,7 +89,7 @@ class BlockIndex {
   }
 
   // An entry for the key of `slot`, whoever else may have one.
-  void insert(std::uint32_t tag, SlotId slot) noexcept {
+  [[gnu::always_inline]] void insert(std::uint32_t tag, SlotId slot) noexcept {
     const std::size_t first = home(tag);
     std::size_t at = first;
     for (; buckets_[at].taken == kFull; at = next(at), ++probes_) {
@@ -90,7 +101,7 @@ class BlockIndex {
     bucket.taken |= 1u << lane;
     bucket.marks[lane] = mark(tag);
     bucket.slots[lane] = slot;
-    slots_[slot].lane = (at == first ? lane : Slot::kLodged) & 0xF;
+    slots_[slot].lane = at == first ? static_cast<std::uint8_t>(lane) : Slot::kLodged;
     ++count_;
   }
 
@@ -102,7 +113,7 @@ class BlockIndex {
     slots_[successor].lane = slots_[slot].lane;
   }
 
-  void erase(std::uint32_t tag, SlotId slot) noexcept {
+  [[gnu::always_inline]] void erase(std::uint32_t tag, SlotId slot) noexcept {
     std::size_t at = home(tag);
     const std::uint32_t lane = settle(at, slot, [](Bucket& passed) {
       if (--passed.guests_elsewhere == 0) passed.guest_bits = 0;
@@ -114,22 +125,11 @@ class BlockIndex {
 
   std::size_t count() const noexcept { return count_; }
   std::uint64_t probes() const noexcept { return probes_; }
-  std::size_t memory_bytes() const noexcept { return buckets_.size() * sizeof(Bucket); }
 
  private:
-  static constexpr std::size_t kLanes = 8;
   static constexpr std::size_t kLoad = 4;  // entries a bucket when every slot has one
   static constexpr std::uint16_t kFree = 0;
   static constexpr std::uint32_t kFull = (1u << kLanes) - 1;
-
-  struct alignas(64) Bucket {
-    std::array<std::uint16_t, kLanes> marks{};
-    std::array<SlotId, kLanes> slots{};
-    std::uint32_t guests_elsewhere = 0;  // entries whose search comes past here
-    std::uint32_t guest_bits = 0;        // of their tags, forgotten with the last of them
-    std::uint32_t taken = 0;             // lanes, a bit each
-  };
-  static_assert(sizeof(Bucket) == 64);
 
   // The lanes of a bucket that carry one mark, all compared at once.
   class Lanes {
@@ -181,13 +181,13 @@ class BlockIndex {
     }
   }
 
-  bool holds(SlotId id, const LineageHash& lineage, std::uint8_t pool) const noexcept {
+  bool holds(SlotId id, const LineageHash& lineage) const noexcept {
     const Slot& slot = slots_[id];
-    return slot.lineage == lineage && slot.pool == pool && slot.registered();
+    return slot.lineage == lineage && slot.registered();
   }
-  bool claims(SlotId id, const LineageHash& lineage, std::uint8_t pool) const noexcept {
+  bool claims(SlotId id, const LineageHash& lineage) const noexcept {
     const Slot& slot = slots_[id];
-    return slot.lineage == lineage && slot.pool == pool && slot.state == SlotState::Claimed;
+    return slot.lineage == lineage && slot.state == SlotState::Claimed;
   }
   template <typename Accept>
   SlotId find_where(std::uint32_t tag, Accept accept) const noexcept {
@@ -210,8 +210,8 @@ class BlockIndex {
   std::size_t next(std::size_t at) const noexcept { return at + 1 == size_ ? 0 : at + 1; }
 
   Slot* slots_;
+  Bucket* buckets_;
   std::uint32_t size_;
-  HugeArray<Bucket> buckets_;
   std::size_t count_ = 0;
   mutable std::uint64_t probes_ = 0;
 };

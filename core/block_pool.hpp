@@ -10,11 +10,12 @@
 namespace understudy {
 
 struct BlockStore::Pool {
-  Pool(const PoolConfig& pool_config, std::uint8_t pool_index, SlotId first_slot)
+  Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
       : config(pool_config),
-        index(pool_index),
         first(first_slot),
-        count(static_cast<std::uint32_t>(pool_config.num_blocks)) {}
+        count(static_cast<std::uint32_t>(pool_config.num_blocks)),
+        buckets(BlockIndex::num_buckets(pool_config.num_blocks)),
+        map(slots, buckets.get(), buckets.size()) {}
 
   std::uint64_t available() const noexcept { return in(SlotState::Reset) + in(SlotState::Inactive); }
   std::uint64_t in(SlotState state) const noexcept { return in_state[static_cast<std::size_t>(state)]; }
@@ -30,9 +31,10 @@ struct BlockStore::Pool {
   }
 
   PoolConfig config;
-  std::uint8_t index;
   SlotId first;  // its slots are [first, first + count) of the store's
   std::uint32_t count;
+  HugeArray<BlockIndex::Bucket> buckets;
+  BlockIndex map;  // of them
   std::unique_ptr<EvictionPolicy> policy;
   AdvisedOrder* advised = nullptr;  // `policy`, when it is one
   std::mutex advisor_mutex;         // one thread at a time asks the advisor; taken before the store's lock
@@ -76,7 +78,7 @@ inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
 inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
   const bool last = !slots_[id].twinned;
   if (last) {
-    index_->erase(tag, id);
+    pool.map.erase(tag, id);
   } else {
     leave_twins(pool, id, tag);
   }

@@ -78,17 +78,14 @@ BlockStore::BlockStore(const StoreConfig& config)
   sketch_capacity = config.sketch_capacity.value_or(sketch_capacity);
   if (sketch_capacity != 0) sketch_ = std::make_unique<FrequencySketch>(sketch_capacity);
 
-  index_ = std::make_unique<BlockIndex>(slots_.get(), num_slots_);
-
   SlotId first = 0;
   auto sentinel = static_cast<SlotId>(num_slots_);
   for (const PoolConfig& pool_config : config.pools) {
-    auto pool = std::make_unique<Pool>(pool_config, static_cast<std::uint8_t>(pools_.size()), first);
+    auto pool = std::make_unique<Pool>(pool_config, slots_.get(), first);
     PolicySpace space{slots_.get(), pool->first, pool->count, {}, sketch_.get()};
     for (SlotId& s : space.sentinels) s = sentinel++;
     pool->policy = make_policy(pool_config.policy, space);
     if (pool_config.policy.kind == PolicyKind::Advised) pool->advised = static_cast<AdvisedOrder*>(pool->policy.get());
-    for (SlotId id = first; id < first + pool->count; ++id) slots_[id].pool = pool->index & 0x7;
     pool->in_state[static_cast<std::size_t>(SlotState::Reset)] = pool->count;
     std::vector<SlotId> all(pool->count);
     std::iota(all.begin(), all.end(), first);
@@ -228,41 +225,60 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
   return good == count;
 }
 
-void BlockStore::evict(Pool& pool, SlotId id, std::uint32_t tag, const Evicted& evicted) {
-  if (evicted.blocks != nullptr) evicted.blocks->push_back(identity(id));
-  const bool last = forget(pool, id, tag, true);
-  if (evicted.slots != nullptr) evicted.slots->push_back(last ? id - pool.first : kNoSlot);
-}
-
 // `out` holds global ids that have just left the policy's order; it ends with local ones.
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted) {
   events_.begin_call();
-  std::uint64_t evictions = 0;
+  Slot* const slots = slots_.get();
+  BlockIndex map = pool.map;
   tags_.resize(out.size());
+  std::uint32_t* const tags = tags_.data();
   for (std::size_t i = 0; i < out.size(); ++i) {
-    if (i + kAhead < out.size()) slots_[out[i + kAhead]].warm();
+    if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
+    if (slots[out[i]].state != SlotState::Inactive) continue;
+    tags[i] = BlockIndex::tag(slots[out[i]].lineage);
+    map.warm(tags[i]);
     if (pool.config.keeps_details) __builtin_prefetch(&details_[out[i]], 0, 3);
-    tags_[i] = BlockIndex::tag(slots_[out[i]].lineage, pool.index);
-    if (i < kAhead) index_->warm(tags_[i]);
   }
-  const bool quiet = evicted.blocks == nullptr && evicted.slots == nullptr && !events_on_;
+  if (evicted.blocks != nullptr) {
+    const std::size_t before = evicted.blocks->size();
+    evicted.blocks->resize(before + out.size());
+    BlockIdentity* next = evicted.blocks->data() + before;
+    for (const SlotId id : out) {
+      if (slots[id].state != SlotState::Inactive) continue;
+      *next++ = pool.config.keeps_details ? identity(id) : BlockIdentity{slots[id].lineage, 0, 0};
+    }
+    evicted.blocks->resize(static_cast<std::size_t>(next - evicted.blocks->data()));
+  }
+  const std::size_t placed = evicted.slots != nullptr ? evicted.slots->size() : 0;
+  if (evicted.slots != nullptr) evicted.slots->resize(placed + out.size());
+  SlotId* const places = evicted.slots != nullptr ? evicted.slots->data() + placed : nullptr;
+
+  const bool quiet = !events_on_;
+  const bool reset_on_release = pool.config.reset_on_release;
+  const SlotId first = pool.first;
+  std::uint64_t evictions = 0;
   for (std::size_t i = 0; i < out.size(); ++i) {
-    if (i + kAhead < out.size()) index_->warm(tags_[i + kAhead]);
     const SlotId id = out[i];
-    Slot& slot = slots_[id];
+    Slot& slot = slots[id];
+    out[i] = id - first;
     if (slot.state == SlotState::Inactive) {
-      ++evictions;
-      if (quiet && !slot.twinned) {
-        index_->erase(tags_[i], id);
+      const bool last = !slot.twinned;
+      if (last && quiet) {
+        map.erase(tags[i], id);
       } else {
-        evict(pool, id, tags_[i], evicted);
+        pool.map = map;
+        forget(pool, id, tags[i], true);
+        map = pool.map;
       }
+      if (places != nullptr) places[evictions] = last ? out[i] : kNoSlot;
+      ++evictions;
     }
     slot.state = SlotState::Mutable;
     slot.refs = 1;
-    slot.reset_on_release = pool.config.reset_on_release;
-    out[i] = id - pool.first;
+    slot.reset_on_release = reset_on_release;
   }
+  pool.map = map;
+  if (evicted.slots != nullptr) evicted.slots->resize(placed + evictions);
   pool.moved(evictions, SlotState::Inactive, SlotState::Mutable);
   pool.moved(out.size() - evictions, SlotState::Reset, SlotState::Mutable);
   pool.counters.allocations += out.size();

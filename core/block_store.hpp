@@ -1,4 +1,4 @@
-// The store: every block of one worker, on all its tiers, behind one lock. There is no other hash-to-block map.
+// The store: every block of one worker, on all its tiers, behind one lock. There is no other map from hashes to blocks.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ struct PoolConfig {
   DuplicatePolicy duplicates = DuplicatePolicy::Allow;
   bool reset_on_release = false;  // default for blocks: do not cache what nobody references
   // Off: local and parent hashes, and generations, are forgotten (and read 0), which spares half of the memory traffic.
-  // For an owner who wants neither events nor the identities of what is evicted.
+  // For an owner who wants neither events nor the full identities of what is evicted.
   bool keeps_details = true;
 };
 
@@ -211,7 +211,6 @@ class BlockStore {
   bool take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
   bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
                        bool* overtaken);
-  void evict(Pool& pool, SlotId id, std::uint32_t tag, const Evicted& evicted);
   void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
 
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
@@ -250,7 +249,6 @@ class BlockStore {
   HugeArray<Slot> slots_;
   HugeArray<SlotDetail> details_;  // of the same slots, or of the first ones: those of pools that keep any
   std::vector<std::unique_ptr<Pool>> pools_;
-  std::unique_ptr<BlockIndex> index_;
   std::unique_ptr<FrequencySketch> sketch_;
   EventRing events_;
   std::uint64_t next_generation_ = 1;

@@ -1,6 +1,5 @@
 // Filling blocks: stage and register, or claim and land.
 #include <algorithm>
-#include <ranges>
 
 #include "block_pool.hpp"
 #include "block_store.hpp"
@@ -39,8 +38,8 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
       if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
       slot.state = SlotState::Staged;
       set_identity(pool, id, identities[done]);
-      tags_[done] = BlockIndex::tag(identities[done].lineage, pool.index);
-      if (done < kAhead) index_->warm(tags_[done]);
+      tags_[done] = BlockIndex::tag(identities[done].lineage);
+      if (done < kAhead) pool.map.warm(tags_[done]);
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {
@@ -87,8 +86,8 @@ void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots
       break;
     }
     slot.marked = true;
-    tags_[good] = BlockIndex::tag(slot.lineage, pool.index);
-    if (good < kAhead) index_->warm(tags_[good]);
+    tags_[good] = BlockIndex::tag(slot.lineage);
+    if (good < kAhead) pool.map.warm(tags_[good]);
   }
   for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
   if (fault != nullptr) {
@@ -111,10 +110,10 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
   std::uint64_t fresh = 0;  // hashes that were not there: nearly all of them
   const bool quiet = is_quiet(pool);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (i + kAhead < slots.size()) index_->warm(tags_[i + kAhead]);
+    if (i + kAhead < slots.size()) pool.map.warm(tags_[i + kAhead]);
     const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + i * block_size_;
     const SlotId id = pool.first + slots[i];
-    if (const SlotId head = index_->find_or_insert(tags_[i], id); head != kNoSlot) {
+    if (const SlotId head = pool.map.find_or_insert(tags_[i], id); head != kNoSlot) {
       slots[i] = register_copy(pool, id, head, block_tokens) - pool.first;
       continue;
     }
@@ -139,66 +138,82 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
   if (emits_token_ids()) {
     throw Error(ErrorKind::WrongState, "blocks cannot be claimed where events carry token ids: a copy has none");
   }
+  if (slots.size() != identities.size()) {
+    throw Error(ErrorKind::InvalidArgument, "identities must name each of the ", slots.size(), " blocks, got ",
+                identities.size());
+  }
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  stage_locked(pool, slots, identities);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (i + kAhead < slots.size()) index_->warm(tags_[i + kAhead]);
-    const LineageHash& lineage = identities[i].lineage;
-    const bool there = index_->might_hold(tags_[i]) && (index_->find(lineage, pool.index, tags_[i]) != kNoSlot ||
-                                                        index_->find_claim(lineage, pool.index, tags_[i]) != kNoSlot);
-    if (there) {
-      for (std::size_t j = 0; j < slots.size(); ++j) {
-        if (j < i) index_->erase(tags_[j], pool.first + slots[j]);
-        slots_[pool.first + slots[j]].state = SlotState::Mutable;
+  BlockIndex map = pool.map;
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      const SlotId id = global(pool, slots[done]);
+      const LineageHash& lineage = identities[done].lineage;
+      const std::uint32_t tag = BlockIndex::tag(lineage);
+      if (slots_[id].state != SlotState::Mutable || slots_[id].refs != 1) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done],
+                    " is not mutable, has other holders or is named twice");
       }
-      pool.moved(slots.size(), SlotState::Staged, SlotState::Mutable);
-      pool.counters.stagings -= slots.size();
-      throw Error(ErrorKind::WrongState, "block ", slots[i], " claims what is there already, or on its way");
+      if (map.might_hold(tag) && (map.find(lineage, tag) != kNoSlot || map.find_claim(lineage, tag) != kNoSlot)) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " claims what is there already, or on its way");
+      }
+      slots_[id].state = SlotState::Claimed;
+      set_identity(pool, id, identities[done]);
+      map.insert(tag, id);
     }
-    slots_[pool.first + slots[i]].state = SlotState::Claimed;
-    index_->insert(tags_[i], pool.first + slots[i]);
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) {
+      map.erase(BlockIndex::tag(identities[i].lineage), pool.first + slots[i]);
+      slots_[pool.first + slots[i]].state = SlotState::Mutable;
+    }
+    pool.map = map;
+    throw;
   }
-  pool.moved(slots.size(), SlotState::Staged, SlotState::Claimed);
+  pool.map = map;
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Claimed);
+  pool.counters.stagings += slots.size();
 }
 
 void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  std::size_t done = 0;
+  // Where nobody asks for more, they are cached at once.
+  const bool at_once = !held && !pool.contested && !pool.config.reset_on_release && is_quiet(pool);
+  const SlotState landed = at_once ? SlotState::Inactive : SlotState::Staged;
+  freed_.resize(slots.size());
+  std::size_t next = slots.size();
   try {
-    for (; done < slots.size(); ++done) {
-      Slot& slot = slots_[global(pool, slots[done])];
+    for (; next > 0; --next) {
+      const SlotId id = global(pool, slots[next - 1]);
+      Slot& slot = slots_[id];
       if (slot.state != SlotState::Claimed) {
-        throw Error(ErrorKind::WrongState, "block ", slots[done], " is not claimed (or is named twice)");
+        throw Error(ErrorKind::WrongState, "block ", slots[next - 1], " is not claimed (or is named twice)");
       }
-      slot.state = SlotState::Staged;
+      slot.state = landed;
+      slot.refs = at_once ? 0 : 1;
+      freed_[slots.size() - next] = id;
     }
   } catch (...) {
-    for (std::size_t i = 0; i < done; ++i) slots_[pool.first + slots[i]].state = SlotState::Claimed;
+    freed_.clear();
+    for (; next < slots.size(); ++next) {
+      slots_[pool.first + slots[next]].state = SlotState::Claimed;
+      slots_[pool.first + slots[next]].refs = 1;
+    }
     throw;
   }
-  pool.moved(slots.size(), SlotState::Claimed, SlotState::Staged);
-  events_.begin_call();
+  pool.moved(slots.size(), SlotState::Claimed, landed);
   pool.counters.registrations += slots.size();
-  if (held || pool.contested || pool.config.reset_on_release) {
-    land_held(pool, slots);
-    if (!held) release_locked(pool, slots, true);
+  if (at_once) {
+    next_generation_ += slots.size();
+    pool.policy->insert(freed_);
+    freed_.clear();
     return;
   }
-  if (is_quiet(pool)) {
-    next_generation_ += slots.size();
-  } else {
-    for (const SlotId id : slots) note_registered(pool, pool.first + id, nullptr);
-  }
-  for (const SlotId id : slots | std::views::reverse) {
-    slots_[pool.first + id].state = SlotState::Inactive;
-    slots_[pool.first + id].refs = 0;
-    freed_.push_back(pool.first + id);
-  }
-  pool.moved(slots.size(), SlotState::Staged, SlotState::Inactive);
-  pool.policy->insert(freed_);
   freed_.clear();
+  events_.begin_call();
+  land_held(pool, slots);
+  if (!held) release_locked(pool, slots, true);
 }
 
 // Some of the blocks may have been registered by others since they were claimed.
@@ -206,12 +221,12 @@ void BlockStore::land_held(Pool& pool, std::span<SlotId> slots) {
   std::uint64_t fresh = 0;
   for (SlotId& local : slots) {
     const SlotId id = pool.first + local;
-    const SlotId head = index_->find(slots_[id].lineage, pool.index);
+    const SlotId head = pool.map.find(slots_[id].lineage);
     if (head == kNoSlot) {
       ++fresh;
       note_registered(pool, id, nullptr);
     } else {
-      index_->erase(BlockIndex::tag(slots_[id].lineage, pool.index), id);
+      pool.map.erase(BlockIndex::tag(slots_[id].lineage), id);
       local = register_copy(pool, id, head, nullptr) - pool.first;
     }
   }
@@ -258,9 +273,8 @@ SlotId BlockStore::register_copy(Pool& pool, SlotId id, SlotId head, const Token
 }
 
 bool BlockStore::present_elsewhere(const Pool& pool, const LineageHash& lineage) const {
-  return std::any_of(pools_.begin(), pools_.end(), [&](const auto& other) {
-    return other.get() != &pool && index_->find(lineage, other->index) != kNoSlot;
-  });
+  return std::any_of(pools_.begin(), pools_.end(),
+                     [&](const auto& other) { return other.get() != &pool && other->map.find(lineage) != kNoSlot; });
 }
 
 }  // namespace understudy

@@ -14,13 +14,12 @@ constexpr std::size_t kTagBatch = 16;  // index lines asked for together
 // Visits blocks as visit(i, tag, guess) with the slot that probably holds block i, until it returns false. The index
 // lines of a few blocks are asked for while those before are visited. Nothing may change the index meanwhile.
 template <typename Warm, typename Visit>
-void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identities, std::uint8_t pool, Warm warm,
-                  Visit visit) {
+void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identities, Warm warm, Visit visit) {
   std::array<std::uint32_t, 2 * kTagBatch> tags;
   std::array<SlotId, kTagBatch> guesses;
   const auto ask = [&](std::size_t start) {
     for (std::size_t i = start; i < std::min(start + kTagBatch, identities.size()); ++i) {
-      const std::uint32_t tag = BlockIndex::tag(identities[i].lineage, pool);
+      const std::uint32_t tag = BlockIndex::tag(identities[i].lineage);
       tags[i % tags.size()] = tag;
       index.warm(tag);
     }
@@ -35,6 +34,22 @@ void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identi
     for (std::size_t i = 0; i < count; ++i) {
       if (!visit(start + i, own[i], guesses[i])) return;
     }
+  }
+}
+
+// The same for those who only look: visit(i, slot, tag) with the slot that holds block i, or kNoSlot.
+template <typename Visit>
+void look_up(const BlockIndex& index, std::span<const BlockIdentity> identities, Visit visit) {
+  std::array<std::uint32_t, kTagBatch> tags;
+  const auto ask = [&](std::size_t i) {
+    tags[i % kTagBatch] = BlockIndex::tag(identities[i].lineage);
+    index.warm(tags[i % kTagBatch]);
+  };
+  for (std::size_t i = 0; i < std::min(kTagBatch, identities.size()); ++i) ask(i);
+  for (std::size_t i = 0; i < identities.size(); ++i) {
+    const std::uint32_t tag = tags[i % kTagBatch];
+    if (i + kTagBatch < identities.size()) ask(i + kTagBatch);
+    if (!visit(i, index.find(identities[i].lineage, tag), tag)) return;
   }
 }
 
@@ -63,8 +78,8 @@ std::size_t BlockStore::match_prefix(std::size_t pool_index, std::span<const Blo
   const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t hits = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
+  for_each_tag(pool.map, identities, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = pool.map.find(identities[i].lineage, tag, guess);
     if (id == kNoSlot) return false;
     out[hits++] = acquire(pool, id) - pool.first;
     if (sketch_) sketch_->touch(identities[i].lineage);
@@ -81,8 +96,8 @@ std::size_t BlockStore::match_scattered(std::size_t pool_index, std::span<const 
   const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t hits = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
+  for_each_tag(pool.map, identities, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = pool.map.find(identities[i].lineage, tag, guess);
     out[i] = id == kNoSlot ? kNoSlot : acquire(pool, id) - pool.first;
     if (id != kNoSlot) {
       ++hits;
@@ -101,8 +116,8 @@ std::size_t BlockStore::scan(std::size_t pool_index, std::span<const BlockIdenti
   const Lock lock(*this);
   const auto warm = [&](std::span<const SlotId> guesses) { warm_slots(pool, guesses); };
   std::size_t distinct = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
+  for_each_tag(pool.map, identities, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = pool.map.find(identities[i].lineage, tag, guess);
     out[i] = kNoSlot;
     if (id == kNoSlot) return true;
     if (touch && sketch_) sketch_->touch(identities[i].lineage);
@@ -124,12 +139,10 @@ std::size_t BlockStore::scan(std::size_t pool_index, std::span<const BlockIdenti
 std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const BlockIdentity> identities) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto warm = [](std::span<const SlotId>) {};
   std::size_t hits = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const bool hit = index_->find(identities[i].lineage, pool.index, tag, guess) != kNoSlot;
-    hits += hit ? 1 : 0;
-    return hit;
+  look_up(pool.map, identities, [&](std::size_t, SlotId id, std::uint32_t) {
+    hits += id != kNoSlot ? 1 : 0;
+    return id != kNoSlot;
   });
   return hits;
 }
@@ -138,11 +151,15 @@ std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const Bloc
                                     std::size_t* unreferenced) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto warm = [](std::span<const SlotId>) {};
+  const auto warm = [&](std::span<const SlotId> guesses) {
+    for (const SlotId id : guesses) {
+      if (id < num_slots_) slots_[id].warm();
+    }
+  };
   std::size_t hits = 0;
   *unreferenced = 0;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
+  for_each_tag(pool.map, identities, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
+    const SlotId id = pool.map.find(identities[i].lineage, tag, guess);
     if (id == kNoSlot) return false;
     *unreferenced += slots_[id].state == SlotState::Inactive ? 1 : 0;
     out[hits++] = id - pool.first;
@@ -155,9 +172,7 @@ void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> ide
                       std::uint32_t* references) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto warm = [](std::span<const SlotId>) {};
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
+  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t) {
     out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
     references[i] = id == kNoSlot ? 0 : slots_[id].refs;
     return true;
@@ -168,14 +183,12 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
                         SlotId* claimed) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto warm = [](std::span<const SlotId>) {};
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const LineageHash& lineage = identities[i].lineage;
-    const SlotId id = index_->find(lineage, pool.index, tag, guess);
-    const bool lost = id == kNoSlot && guess != BlockIndex::kAbsent;
-    const SlotId claim = lost ? index_->find_claim(lineage, pool.index, tag) : kNoSlot;
+  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t tag) {
     out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
-    claimed[i] = claim == kNoSlot ? kNoSlot : claim - pool.first;
+    claimed[i] = kNoSlot;
+    if (id != kNoSlot || !pool.map.might_hold(tag)) return true;
+    const SlotId claim = pool.map.find_claim(identities[i].lineage, tag);
+    if (claim != kNoSlot) claimed[i] = claim - pool.first;
     return true;
   });
 }
@@ -189,9 +202,8 @@ bool BlockStore::is_registered(std::size_t pool_index, SlotId slot) const {
 void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto warm = [](std::span<const SlotId>) {};
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    out[i] = index_->find(identities[i].lineage, pool.index, tag, guess) != kNoSlot;
+  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t) {
+    out[i] = id != kNoSlot;
     return true;
   });
 }
@@ -199,10 +211,8 @@ void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentit
 void BlockStore::touch(std::size_t pool_index, std::span<const BlockIdentity> identities) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto warm = [](std::span<const SlotId>) {};
   std::vector<SlotId> unreferenced;
-  for_each_tag(*index_, identities, pool.index, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const SlotId id = index_->find(identities[i].lineage, pool.index, tag, guess);
+  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t) {
     if (id == kNoSlot) return true;
     if (sketch_) sketch_->touch(identities[i].lineage);
     if (slots_[id].state == SlotState::Inactive) unreferenced.push_back(id);
@@ -237,7 +247,7 @@ bool BlockStore::upgrade(std::size_t pool_index, std::span<SlotId> slots, std::s
     const LineageHash& lineage = identities[i].lineage;
     const SlotId same = global(pool, slots[i]);
     const bool still = slots_[same].registered() && slots_[same].lineage == lineage;
-    found[i] = still ? same : index_->find(lineage, pool.index);
+    found[i] = still ? same : pool.map.find(lineage);
     if (found[i] == kNoSlot) return false;
   }
   for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = acquire(pool, found[i]) - pool.first;

@@ -106,22 +106,28 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
 void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  std::size_t good = 0;
-  for (; good < slots.size() && slots[good] < pool.count; ++good) {
-    Slot& slot = slots_[pool.first + slots[good]];
-    if (slot.state != SlotState::Mutable || slot.refs != 1 || slot.marked) break;
-    slot.marked = true;
+  freed_.resize(slots.size());
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      const SlotId id = global(pool, slots[done]);
+      Slot& slot = slots_[id];
+      if (slot.state != SlotState::Mutable || slot.refs != 1) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable, or is named twice");
+      }
+      slot.state = SlotState::Reset;
+      slot.refs = 0;
+      freed_[done] = id;
+    }
+  } catch (...) {
+    freed_.clear();
+    for (std::size_t i = 0; i < done; ++i) {
+      slots_[pool.first + slots[i]].state = SlotState::Mutable;
+      slots_[pool.first + slots[i]].refs = 1;
+    }
+    throw;
   }
-  if (good < slots.size()) {
-    for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
-    (void)global(pool, slots[good]);
-    throw Error(ErrorKind::WrongState, "block ", slots[good], " is not mutable, or is named twice");
-  }
-  for (const SlotId id : slots) {
-    slots_[pool.first + id].marked = false;
-    make_reset(pool, pool.first + id);
-    freed_.push_back(pool.first + id);
-  }
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Reset);
   pool.policy->give_back(freed_);
   freed_.clear();
 }
@@ -134,9 +140,9 @@ void BlockStore::let_go(Pool& pool, SlotId id) {
     return;
   }
   SlotId primary = kNoSlot;
-  if (slot.state == SlotState::Claimed) index_->erase(BlockIndex::tag(slot.lineage, pool.index), id);
+  if (slot.state == SlotState::Claimed) pool.map.erase(BlockIndex::tag(slot.lineage), id);
   if (slot.registered()) {
-    if (slot.state == SlotState::Duplicate) primary = index_->find(slot.lineage, pool.index);
+    if (slot.state == SlotState::Duplicate) primary = pool.map.find(slot.lineage);
     forget(pool, id, true);
   }
   make_reset(pool, id);
@@ -149,22 +155,19 @@ void BlockStore::let_go(Pool& pool, SlotId id) {
 }
 
 void BlockStore::make_reset(Pool& pool, SlotId id) {
-  Slot& slot = slots_[id];
-  pool.move(slot, SlotState::Reset);
-  slot.lineage = {};
-  slot.refs = 0;
-  slot.reset_on_release = false;
+  pool.move(slots_[id], SlotState::Reset);
+  slots_[id].refs = 0;
 }
 
 // Takes the slot's hash out of the index and the ring of its copies.
 bool BlockStore::forget(Pool& pool, SlotId id, bool announce) {
-  return forget(pool, id, BlockIndex::tag(slots_[id].lineage, pool.index), announce);
+  return forget(pool, id, BlockIndex::tag(slots_[id].lineage), announce);
 }
 
 void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
   const SlotId before = details_[id].twin_prev;
   const SlotId after = details_[id].twin_next;
-  if (index_->find(slots_[id].lineage, pool.index, tag) == id) index_->replace(tag, id, after);
+  if (pool.map.find(slots_[id].lineage, tag) == id) pool.map.replace(tag, id, after);
   details_[before].twin_next = after;
   details_[after].twin_prev = before;
   slots_[id].twinned = false;

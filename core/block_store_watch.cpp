@@ -53,9 +53,9 @@ DrainedEvents BlockStore::drain_events(std::size_t limit) {
 
 std::size_t BlockStore::num_hashes() const {
   const Lock lock(*this);
-  std::size_t claimed = 0;
-  for (const auto& pool : pools_) claimed += pool->in(SlotState::Claimed);
-  return index_->count() - claimed;
+  std::size_t hashes = 0;
+  for (const auto& pool : pools_) hashes += pool->map.count() - pool->in(SlotState::Claimed);
+  return hashes;
 }
 
 std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index) const {
@@ -65,7 +65,7 @@ std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index) const {
   for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
     const Slot& slot = slots_[id];
     const bool only = slot.registered() && !slot.twinned;
-    if (only || (slot.registered() && index_->find(slot.lineage, pool.index) == id)) {
+    if (only || (slot.registered() && pool.map.find(slot.lineage) == id)) {
       out.push_back(identity(id));
     }
   }
@@ -90,16 +90,18 @@ unsigned BlockStore::frequency(const LineageHash& lineage) const {
 
 std::size_t BlockStore::memory_bytes() const {
   const Lock lock(*this);
-  std::size_t total = num_slots_ * sizeof(Slot) + details_.size() * sizeof(SlotDetail) + index_->memory_bytes();
+  std::size_t total = num_slots_ * sizeof(Slot) + details_.size() * sizeof(SlotDetail);
   if (sketch_) total += sketch_->memory_bytes();
-  for (const auto& pool : pools_) total += pool->policy->memory_bytes();
+  for (const auto& pool : pools_) {
+    total += pool->buckets.size() * sizeof(BlockIndex::Bucket) + pool->policy->memory_bytes();
+  }
   return total;
 }
 
 std::uint64_t BlockStore::operations() const {
   const Lock lock(*this);
-  std::uint64_t total = index_->probes();
-  for (const auto& pool : pools_) total += pool->policy->steps();
+  std::uint64_t total = 0;
+  for (const auto& pool : pools_) total += pool->map.probes() + pool->policy->steps();
   return total;
 }
 
@@ -122,7 +124,7 @@ std::string BlockStore::dump() const {
     for (SlotId id = pool->first; id < pool->first + pool->count; ++id) {
       const Slot& slot = slots_[id];
       out << id - pool->first << ' ' << name_of(slot.state) << " refs " << slot.refs;
-      if (slot.reset_on_release) out << " reset-on-release";
+      if (slot.refs > 0 && slot.reset_on_release) out << " reset-on-release";
       if (slot.state >= SlotState::Staged) {
         const BlockIdentity block = identity(id);
         out << " lineage " << std::hex << block.lineage.hi << ':' << block.lineage.lo << " local " << block.local_hash
@@ -141,20 +143,20 @@ void BlockStore::check() const {
   const auto require = [](bool ok, const auto&... what) {
     if (!ok) throw Error(ErrorKind::InvariantViolated, what...);
   };
-  std::size_t hashes = 0;
   for (const auto& pool : pools_) {
+    std::size_t hashes = 0;
     std::array<std::uint64_t, 7> seen{};
     std::uint64_t references = 0;
     std::unordered_map<SlotId, std::uint32_t> keep_alives;
     for (SlotId id = pool->first; id < pool->first + pool->count; ++id) {
       const Slot& slot = slots_[id];
       ++seen[static_cast<std::size_t>(slot.state)];
-      require(!slot.marked && slot.pool == pool->index, "slot ", id, " carries scratch state");
+      require(!slot.marked, "slot ", id, " carries scratch state");
       require(slot.available() == (slot.refs == 0), "slot ", id, " is ", name_of(slot.state), " with ", slot.refs,
               " references");
       if (slot.state == SlotState::Claimed) {
-        const std::uint32_t tag = BlockIndex::tag(slot.lineage, pool->index);
-        require(index_->find_claim(slot.lineage, pool->index, tag) == id, "slot ", id, " claims what the index lacks");
+        const std::uint32_t tag = BlockIndex::tag(slot.lineage);
+        require(pool->map.find_claim(slot.lineage, tag) == id, "slot ", id, " claims what the index lacks");
         ++hashes;
       }
       if (slot.state == SlotState::Staged || slot.state == SlotState::Claimed) {
@@ -162,7 +164,7 @@ void BlockStore::check() const {
       }
       if (!slot.registered()) continue;
       references += slot.refs;
-      const SlotId head = index_->find(slot.lineage, pool->index);
+      const SlotId head = pool->map.find(slot.lineage);
       require(head != kNoSlot, "slot ", id, " is registered but not in the index");
       if (id >= details_.size()) {
         require(!slot.twinned && head == id, "slot ", id, " is one of several copies in a pool without");
@@ -189,6 +191,7 @@ void BlockStore::check() const {
       require(slots_[head].refs >= count, "primary ", head, " is kept alive by more duplicates than references");
     }
     require(seen == pool->in_state, "state counts of tier G", static_cast<int>(pool->config.tier), " are off");
+    require(hashes == pool->map.count(), "the index holds ", pool->map.count(), " hashes, the slots ", hashes);
     require(references == pool->references, "references are ", references, ", counted ", pool->references);
     if (pool->advised != nullptr) continue;
     const std::vector<SlotId> order = pool->policy->order(pool->count + std::size_t{1});
@@ -201,7 +204,6 @@ void BlockStore::check() const {
     }
     require(order.size() == pool->available(), "the policy orders ", order.size(), " of ", pool->available(), " slots");
   }
-  require(hashes == index_->count(), "the index holds ", index_->count(), " hashes, the slots ", hashes);
 }
 
 }  // namespace understudy

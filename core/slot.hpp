@@ -23,18 +23,17 @@ enum class SlotState : std::uint8_t {
 // What is written and read in one breath has a byte of its own: bit-fields are read by the word, which has to wait.
 // `prev`/`next` belong to the pool's eviction policy while the slot is unreferenced.
 struct alignas(32) Slot {
-  static constexpr std::uint8_t kLodged = 15;  // a lane: in another bucket than its own
+  static constexpr std::uint8_t kLodged = 0xFF;  // a lane: in another bucket than its own
 
   LineageHash lineage;  // meaningful from Staged on
   SlotId prev = kNoSlot;
   SlotId next = kNoSlot;
   std::uint32_t refs = 0;
   SlotState state = SlotState::Reset;
-  std::uint8_t pool : 3 = 0;
-  std::uint8_t marked : 1 = false;  // scratch for all-or-nothing checks; false between calls
-  std::uint8_t lane : 4 = kLodged;  // its place in its bucket of the index, while it has one
-  bool reset_on_release = false;
-  bool twinned = false;  // the hash has other copies on this tier
+  std::uint8_t lane = kLodged;    // its place in its bucket of the index, while it has one
+  bool reset_on_release = false;  // meaningful from Mutable on
+  bool twinned : 1 = false;       // the hash has other copies on this tier
+  bool marked : 1 = false;        // scratch for all-or-nothing checks; false between calls
 
   void warm() const noexcept { __builtin_prefetch(this, 1, 3); }  // ask for its line, some blocks ahead of its use
 

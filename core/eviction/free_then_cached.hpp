@@ -9,7 +9,7 @@
 namespace understudy {
 
 // `Cached` owns the order of the cached slots: insert(id) (after make_room(count) if it has that), remove(id),
-// touch(id), pop(), append_order(out, limit), memory_bytes(), and a public `steps` counter.
+// touch(id), pop(out), append_order(out, limit), memory_bytes(), and a public `steps` counter.
 template <typename Cached>
 class FreeThenCached final : public EvictionPolicy {
  public:
@@ -55,7 +55,7 @@ class FreeThenCached final : public EvictionPolicy {
   void take(std::span<SlotId> out) override {
     std::size_t i = 0;
     for (; i < out.size() && !free_.empty(); ++i) out[i] = free_.pop_front();
-    for (; i < out.size(); ++i) out[i] = cached_.pop();
+    if (i < out.size()) cached_.pop(out.subspan(i));
     count(out.size());
   }
 

@@ -104,12 +104,13 @@ void LineageOrder::warm_parents(std::span<const SlotId> slots) const {
   }
 }
 
-SlotId LineageOrder::pop() {
-  const NodeId node_id = heap_.front();
-  const SlotId id = nodes_[node_id].first;
-  unlink_slot(nodes_[node_id], id);
-  if (!nodes_[node_id].real()) emptied(node_id);
-  return id;
+void LineageOrder::pop(std::span<SlotId> out) {
+  for (SlotId& id : out) {
+    const NodeId node_id = heap_.front();
+    id = nodes_[node_id].first;
+    unlink_slot(nodes_[node_id], id);
+    if (!nodes_[node_id].real()) emptied(node_id);
+  }
 }
 
 void LineageOrder::unlink_slot(Node& node, SlotId id) noexcept {

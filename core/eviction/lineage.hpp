@@ -29,7 +29,7 @@ class LineageOrder {
     remove(id);
     insert(id);
   }
-  SlotId pop();
+  void pop(std::span<SlotId> out);
   void append_order(std::vector<SlotId>& out, std::size_t limit) const;
   std::size_t memory_bytes() const noexcept;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "eviction/policy.hpp"
 #include "eviction/slot_queue.hpp"
@@ -27,7 +28,7 @@ class ListOrder {
       insert(id);
     }
   }
-  SlotId pop() noexcept { return queue_.pop_front(); }
+  void pop(std::span<SlotId> out) noexcept { queue_.pop_front(out); }
   void append_order(std::vector<SlotId>& out, std::size_t limit) const {
     const std::vector<SlotId> order = queue_.first(limit - std::min(limit, out.size()));
     out.insert(out.end(), order.begin(), order.end());
@@ -61,10 +62,12 @@ class MultiLruOrder {
     remove(id);
     insert(id);
   }
-  SlotId pop() noexcept {
+  void pop(std::span<SlotId> out) noexcept {
     std::size_t level = 0;
-    while (levels_[level].empty()) ++level;
-    return levels_[level].pop_front();
+    for (SlotId& id : out) {
+      while (levels_[level].empty()) ++level;
+      id = levels_[level].pop_front();
+    }
   }
   void append_order(std::vector<SlotId>& out, std::size_t limit) const {
     for (const SlotList& list : levels_) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "huge_array.hpp"
@@ -34,15 +35,18 @@ class SlotQueue {
 
   void remove(SlotId id) noexcept { ring_[slots_[id].prev] = kNoSlot; }
 
-  // There must be one.
-  SlotId pop_front() noexcept {
-    SlotId id = ring_[front_];
-    front_ = after(front_);
-    while (id == kNoSlot) {
-      id = ring_[front_];
-      front_ = after(front_);
+  // There must be as many.
+  void pop_front(std::span<SlotId> out) noexcept {
+    const SlotId* const ring = ring_.get();
+    const std::size_t end = ring_.size();
+    std::size_t at = front_;
+    for (SlotId& id : out) {
+      do {
+        id = ring[at];
+        at = at + 1 == end ? 0 : at + 1;
+      } while (id == kNoSlot);
     }
-    return id;
+    front_ = at;
   }
 
   std::vector<SlotId> first(std::size_t limit) const {

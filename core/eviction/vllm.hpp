@@ -47,7 +47,7 @@ class VllmOrder final : public EvictionPolicy {
     steps_ += slots.size();
   }
   void take(std::span<SlotId> out) override {
-    for (SlotId& id : out) id = queue_.pop_front();
+    queue_.pop_front(out);
     steps_ += out.size();
   }
   std::vector<SlotId> order(std::size_t limit) const override { return queue_.first(limit); }
