@@ -77,19 +77,9 @@ TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::
   if (in_flight_ >= LinkFlow::kMaxTransfers)
     throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers, " transfers are under way at once");
 
-  std::array<LinkFlow::PortId, 4> ports{};
-  std::size_t num_ports = 0;
   std::int64_t flow_ns = now_ns;
-  for (const LinkId id : path) {
-    const Link& link = links_[id];
-    flow_ns += link.fixed_ns;
-    ports[num_ports++] = link.port;
-    if (link.duplex) {
-      const LinkFlow::PortId cap = duplexes_[*link.duplex];
-      if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links are under it
-    }
-  }
-  const LinkFlow::LaneId lane = flow_.lane(path, std::span(ports).first(num_ports), priority);
+  for (const LinkId id : path) flow_ns += links_[id].fixed_ns;
+  const LinkFlow::LaneId lane = lane_of(path, priority);
   const LinkFlow::Wide alone_ns = LinkFlow::alone_ns(flow_.lane_at(lane), bytes);
   if (backlog_ns_ + alone_ns > kMaxBacklogNs) {
     throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
@@ -108,6 +98,23 @@ TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::
   Ledger ledger(*this);
   flow_.start(now_ns, flow_ns, lane, id, bytes, ended_, &ledger);
   return id;
+}
+
+LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority) {
+  std::optional<LinkFlow::LaneId>& known = links_[path[0]].alone[static_cast<std::size_t>(priority)];
+  if (path.size() == 1 && known) return *known;
+  std::array<LinkFlow::PortId, 4> ports{};
+  std::size_t num_ports = 0;
+  for (const LinkId id : path) {
+    ports[num_ports++] = links_[id].port;
+    if (const std::optional<DuplexId>& duplex = links_[id].duplex) {
+      const LinkFlow::PortId cap = duplexes_[*duplex];
+      if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links are under it
+    }
+  }
+  const LinkFlow::LaneId lane = flow_.lane(path, std::span(ports).first(num_ports), priority);
+  if (path.size() == 1) known = lane;
+  return lane;
 }
 
 std::optional<std::int64_t> Links::next_completion_ns() const {

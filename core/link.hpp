@@ -1,6 +1,7 @@
 // Links: bandwidth that transfers share.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -70,9 +71,11 @@ class Links {
     LinkFlow::PortId port = 0;
     std::int64_t fixed_ns = 0;
     std::optional<DuplexId> duplex;
+    std::array<std::optional<LinkFlow::LaneId>, 2> alone;  // by priority: of transfers over this link only
     LinkUsage usage;
   };
 
+  LinkFlow::LaneId lane_of(std::span<const LinkId> path, Priority priority);
   void advance(std::int64_t now_ns);
   const std::vector<Completion>& forecast() const;
 

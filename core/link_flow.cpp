@@ -1,6 +1,7 @@
 #include "link_flow.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "errors.hpp"
@@ -140,7 +141,8 @@ void LinkFlow::leave(LaneId id, Tick now, std::vector<Completion>& ended, Listen
 LinkFlow::Wide LinkFlow::moving(const Lane& lane, Tick now) {
   if (lane.members.empty() || lane.bytes_per_second == 0) return 0;
   const Wide all = (now - lane.settled_at) * lane.bytes_per_second;
-  return lane.sharers == 1 ? all : all / lane.sharers;
+  // Dividing 128 bits is slow, and sharers are most often one, two or four.
+  return std::has_single_bit(lane.sharers) ? all >> std::countr_zero(lane.sharers) : all / lane.sharers;
 }
 
 void LinkFlow::settle(Lane& lane, Tick now, Listener* listener) {
@@ -191,13 +193,22 @@ std::pair<std::uint64_t, std::uint64_t> LinkFlow::share(const Lane& lane) const 
   return {least, sharers};
 }
 
+// Rounded up. Most transfers have one of a few sizes, and dividing 128 bits is slow.
+LinkFlow::Tick LinkFlow::ticks_for(Wide units, std::uint64_t bytes_per_second) {
+  Quotient& known = quotients_[static_cast<std::uint64_t>(units >> kTickBits) * 0x9E3779B97F4A7C15u >> 60];
+  if (known.units != units || known.bytes_per_second != bytes_per_second) {
+    known = {units, bytes_per_second, (units + bytes_per_second - 1) / bytes_per_second};
+  }
+  return known.ticks;
+}
+
 void LinkFlow::set_wake(LaneId id) {
   Lane& lane = lanes_[id];
   std::optional<Tick> wake;
   if (!lane.members.empty() && lane.bytes_per_second > 0) {
     const Wide ends_at = lane.members.top().ends_at;
     const Wide left = ends_at > lane.served ? (ends_at - lane.served) * lane.sharers : 0;
-    wake = snap(lane.settled_at + (left + lane.bytes_per_second - 1) / lane.bytes_per_second);
+    wake = snap(lane.settled_at + ticks_for(left, lane.bytes_per_second));
   }
   if (wake == lane.wake) return;
   ++operations_;

@@ -142,6 +142,7 @@ class LinkFlow {
   void reshare(LaneId changed, Tick now, Listener* listener);
   std::pair<std::uint64_t, std::uint64_t> share(const Lane& lane) const;
   void set_wake(LaneId id);
+  Tick ticks_for(Wide units, std::uint64_t bytes_per_second);
 
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
@@ -156,6 +157,12 @@ class LinkFlow {
   // The first is a lane's wake, if any lane has one; behind it there may be some that were given up.
   std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes_;
   std::set<Waiting> waiting_;
+  struct Quotient {
+    Wide units = 0;
+    std::uint64_t bytes_per_second = 0;
+    Tick ticks = 0;
+  };
+  std::array<Quotient, 16> quotients_{};  // that were worked out lately
   std::uint64_t operations_ = 0;
 };
 

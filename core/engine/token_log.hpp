@@ -66,9 +66,7 @@ class TokenLog {
  private:
   static constexpr std::size_t kMaxSamples = 2048;
 
-  std::int64_t grid_point(std::int64_t time_ns) const noexcept {
-    return (time_ns + grid_ns_ - 1) / grid_ns_ * grid_ns_;
-  }
+  std::int64_t grid_point(std::int64_t time_ns) const noexcept { return (time_ns + grid_ns_ - 1) & -grid_ns_; }
   void coarsen_grid(std::int64_t now_ns);
 
   std::vector<std::int64_t> ends_;
@@ -77,7 +75,7 @@ class TokenLog {
   std::int64_t zero_gaps_ = 0;             // within bursts
   std::vector<EngineSample> samples_;      // of states that have ended
   std::optional<EngineSample> state_;
-  std::int64_t grid_ns_ = 1;
+  std::int64_t grid_ns_ = 1;  // a power of two
   bool touched_ = false;
 };
 
