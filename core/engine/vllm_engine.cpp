@@ -45,7 +45,9 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers) {
   const bool append =
       c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
   pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
-  pool.keeps_details = emits(c) || (tiers != nullptr && tiers->mode == OffloadMode::OnEviction);
+  // A hash is enough to copy what is evicted to the host; not for those who look at it there or below.
+  const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
+  pool.keeps_details = emits(c) || (names_evicted && (tiers->g3 || tiers->g4 || tiers->filter));
   store.pools = {pool};
   if (tiers != nullptr) {
     if (!c.enable_prefix_caching) {
@@ -179,11 +181,12 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   require_time(now_ns);
   begun_ns_ = now_ns;
   disturbed_ = false;
-  if (tiers_) {
+  if (tiers_ && leap_taken_ns_ != now_ns) {  // else it has begun, in a leap
     tiers_->hub().run_until(now_ns);
     resume_loaded();
     tell(now_ns);
   }
+  leap_taken_ns_ = -1;
   schedule(now_ns);
   const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
   fruitless_preemptions_ += log_.preempted.size();

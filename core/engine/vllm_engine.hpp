@@ -155,16 +155,18 @@ class VllmEngine {
     std::uint64_t released = 0;  // by the tiers until then
   };
 
-  // A request needs a turn of its own when its step begins a block, fills one, or is its last.
-  struct Turn {
+  class Leap;
+  struct Turn {  // of a leap
     std::uint64_t step;
-    std::uint32_t order;  // position in running when the leap began
+    std::uint32_t order;  // place in the running list when the leap began
     bool operator>(const Turn& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
   };
   struct LeapScratch {
     std::vector<RequestId> members;
+    std::vector<std::uint64_t> since;        // how many steps its request knows of
     std::vector<std::uint64_t> last;         // step of each
-    std::vector<std::uint8_t> gone;          // members that have ended
+    std::vector<std::uint8_t> out;           // members that have ended, or wait for room
+    std::vector<std::uint32_t> paused;       // those that wait
     std::vector<Turn> turns;                 // a heap, the next first
     std::vector<std::uint32_t> due;          // in the step at hand
     std::vector<std::uint32_t> done;         // of them, with it
@@ -203,6 +205,7 @@ class VllmEngine {
   void resume_loaded();
   void count_origins(RequestId id, std::size_t hits, bool resumed);
   void write_through(const std::vector<StepLog::Scheduled>& plan, std::int64_t now_ns);
+  bool head_may_move() const;
   bool leap_disturbed();
   bool leap_has_room(std::uint64_t slots) const;
 
@@ -221,6 +224,7 @@ class VllmEngine {
 
   // vllm_leap.cpp
   bool can_leap() const;
+  bool decodes(RequestId id) const noexcept;
   bool leap(std::int64_t until_ns, bool stop_on_finish);
   std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
 
@@ -253,6 +257,7 @@ class VllmEngine {
   bool disturbed_ = false;  // a request came or went while it slept
   std::uint64_t released_at_sleep_ = 0;
   std::uint64_t landings_noticed_ = 0;
+  std::int64_t leap_taken_ns_ = -1;  // a leap has taken the blocks of the step that begins then, and not played it
   std::size_t parked_ = 0;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;

@@ -89,11 +89,16 @@ void VllmEngine::notice_landings(std::int64_t now_ns) {
   tell(now_ns);
 }
 
+// Whether the head of the queue may be admitted on room that was made since it was last asked.
+bool VllmEngine::head_may_move() const {
+  return !waiting_.empty() && blocked_.released != tiers_->released() && !tiers_->waiting(waiting_.head());
+}
+
 // Between two steps of a leap: whether something has landed that an ordinary step must decide on.
 bool VllmEngine::leap_disturbed() {
   tiers_->hub().run_until(now_ns_);
   notice_landings(now_ns_);
-  return tiers_->has_ready() || (!waiting_.empty() && blocked_.released != tiers_->released());
+  return tiers_->has_ready() || head_may_move();
 }
 
 bool VllmEngine::leap_has_room(std::uint64_t slots) const {
