@@ -144,11 +144,9 @@ WorkerTiers& tiers_of(VllmEngine& self) {
 
 std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& self, const Identities& identities) {
   std::vector<std::tuple<std::string, int, std::int64_t>> out;
+  constexpr const char* kNames[] = {"miss", "hit", "pending", "retry"};
   for (const TierAnswer& answer : tiers_of(self).lookup(identities.span())) {
-    const char* kind = answer.kind == TierAnswer::Kind::Hit       ? "hit"
-                       : answer.kind == TierAnswer::Kind::Pending ? "pending"
-                                                                  : "miss";
-    out.emplace_back(kind, static_cast<int>(answer.tier), answer.ready_ns);
+    out.emplace_back(kNames[static_cast<std::size_t>(answer.kind)], static_cast<int>(answer.tier), answer.ready_ns);
   }
   return out;
 }
@@ -265,8 +263,8 @@ void bind_engine(nb::module_& m) {
           "land", [](VllmEngine& self, std::int64_t now_ns) { tiers_of(self).hub().run_until(now_ns); }, "now_ns"_a,
           nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
       .def("tier_lookup", &tier_lookup, "identities"_a,
-           "(hit, pending or miss; tier; when a pending one is there, in ns) of the leading blocks, ended by the first "
-           "miss.")
+           "(kind, tier, ns) of the leading blocks, ended by the first miss. hit: it is there; pending: it will be at "
+           "that time, unless transfers join its links; retry: it is on its way, ask again next step; miss.")
       .def("tier_blocks", &tier_blocks, "tier"_a, "(free, active, inactive, held) of G1 or G2.")
       .def(
           "prefetch",

@@ -80,47 +80,53 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
     chosen_.erase(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(dropped));
   }
   if (chosen_.empty()) return false;
-  copied_slots_.clear();
-  copied_.clear();
-  for (const std::uint32_t i : chosen_ | std::views::reverse) {
-    copied_slots_.push_back(evicted_slots_[i]);
-    copied_.push_back(evicted_[i]);
-  }
-  copies_to_.resize(copied_.size());
-  store_.allocate(kG2, copies_to_);  // may ask a policy, and fail: before anything has changed
+  // In the order of `out`, as what was evicted is.
   rest_.clear();
-  auto next = chosen_.begin();
-  for (const SlotId slot : out) {  // in the order of `out`, as what was evicted is
-    if (next != chosen_.end() && evicted_slots_[*next] == slot) {
-      ++next;
-    } else {
-      rest_.push_back(slot);
+  if (chosen_.size() < out.size()) {
+    auto next = chosen_.begin();
+    for (const SlotId slot : out) {
+      if (next != chosen_.end() && evicted_slots_[*next] == slot) {
+        ++next;
+      } else {
+        rest_.push_back(slot);
+      }
     }
   }
+  if (chosen_.size() < evicted_.size()) {
+    gather_chosen(evicted_slots_, evicted_);
+    evicted_slots_.swap(copied_slots_);
+    evicted_.swap(copied_);
+  }
+  std::ranges::reverse(evicted_slots_);
+  std::ranges::reverse(evicted_);
+  copies_to_.resize(evicted_.size());
+  store_.allocate(kG2, copies_to_);  // may ask a policy, and fail: before anything has changed
   store_.give_back(kG1, rest_);
-  set_held(held_ + copied_.size(), now_ns);
-  g1_references_ += copied_.size();
+  set_held(held_ + evicted_.size(), now_ns);
+  g1_references_ += evicted_.size();
   ++totals_.room_waits;
-  make_copies(now_ns, true, who, copied_slots_, copied_);
+  make_copies(now_ns, true, who, evicted_slots_, evicted_);
   return true;
 }
 
 // Fills chosen_ with the indices of what is neither below nor on its way, and qualifies. Where `slots` has none,
 // another copy of the block stays.
 void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
-  chosen_.clear();
+  chosen_.resize(blocks.size());
   below_.resize(blocks.size());
   coming_.resize(blocks.size());
   store_.locate(kG2, blocks, below_.data(), coming_.data());
   used_.clear();
+  std::size_t chosen = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     if (below_[i] != kNoSlot) {
       used_.push_back(below_[i]);
     } else if (slots[i] != kNoSlot && coming_[i] == kNoSlot &&
                (config_.min_reuse == 0 || reuse_[slots[i]] >= config_.min_reuse)) {
-      chosen_.push_back(static_cast<std::uint32_t>(i));
+      chosen_[chosen++] = static_cast<std::uint32_t>(i);
     }
   }
+  chosen_.resize(chosen);
   if (!used_.empty()) store_.touch(kG2, used_);  // as recent below as it was here
   if (!config_.filter || chosen_.empty()) return;
   std::vector<OffloadCandidate> candidates;
@@ -132,6 +138,15 @@ void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIde
     if (keep[i] != 0) chosen_[kept++] = chosen_[i];
   }
   chosen_.resize(kept);
+}
+
+void WorkerTiers::gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
+  copied_slots_.clear();
+  copied_.clear();
+  for (const std::uint32_t i : chosen_) {
+    copied_slots_.push_back(slots[i]);
+    copied_.push_back(blocks[i]);
+  }
 }
 
 void WorkerTiers::wait_for(RequestId who, std::int64_t now_ns, Copy& copy) {
@@ -201,12 +216,7 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
   }
   if (chosen_.empty()) return;
   if (chosen_.size() < blocks.size()) {
-    copied_slots_.clear();
-    copied_.clear();
-    for (const std::uint32_t i : chosen_) {
-      copied_slots_.push_back(slots[i]);
-      copied_.push_back(blocks[i]);
-    }
+    gather_chosen(slots, blocks);
     slots = copied_slots_;
     blocks = copied_;
   }
@@ -265,8 +275,7 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
 
 // On the host first, then further down, and only then is the device's slot free.
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
-  Copy copy;  // what follows may make others
-  std::swap(copy, copies_[index]);
+  Copy& copy = copies_[index];
   --copying_;
   const bool wanted = !copy.loads.empty() || !run_.shared().empty();
   store_.land(kG2, copy.to, wanted);  // held until those who want it have it
@@ -295,7 +304,6 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   copy.waiters.clear();
   copy.loads.clear();
   copy.alive = false;
-  std::swap(copy, copies_[index]);  // keeps the memory
   free_copies_.push_back(index);
   start_copies(time_ns);
   if (failure) std::rethrow_exception(failure);

@@ -7,6 +7,19 @@
 
 namespace understudy {
 
+namespace {
+
+std::uint32_t position_of(const BlockIdentity& block) { return block.lineage.position(); }
+
+}  // namespace
+
+std::size_t WorkerTiers::Load::place_of(const LineageHash& block) const {
+  const auto index = [this](auto at) { return static_cast<std::size_t>(at - blocks.begin()); };
+  if (!ascends) return index(std::ranges::find(blocks, block, &BlockIdentity::lineage));
+  const auto at = std::ranges::lower_bound(blocks, block.position(), {}, position_of);
+  return at != blocks.end() && at->lineage == block ? index(at) : blocks.size();
+}
+
 std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, std::size_t count,
                                       std::span<const SlotId> to, std::span<const SlotId> staging,
                                       std::span<const SlotId> prefix) {
@@ -23,6 +36,10 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
   load.eta_ns = eta_ns;
   load.to.assign(to.begin(), to.end());
   load.pins.assign(prefix.begin(), prefix.end());
+  load.blocks.reserve(to.size());
+  load.tiers.reserve(to.size());
+  load.from.reserve(to.size());
+  load.shared.reserve(to.size());
   std::size_t next_staging = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const Source& source = sources_[i];
@@ -59,6 +76,8 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
     }
     shared_tier(source.tier)->wait_for(blocks[i].lineage, *this, index, at);
   }
+  load.ascends =
+      std::ranges::adjacent_find(load.blocks, std::ranges::greater_equal{}, position_of) == load.blocks.end();
   g1_references_ += to.size();
   ++totals_.onboards;
   totals_.onboarded_blocks += to.size();
@@ -227,7 +246,7 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
 // What `load` has brought for `follower` is referenced on its behalf.
 void WorkerTiers::hold_parents(Load& follower, const Load& load) {
   for (const BlockIdentity& block : follower.joined) {
-    if (std::ranges::find(load.blocks, block) == load.blocks.end()) continue;
+    if (load.place_of(block.lineage) == load.blocks.size()) continue;
     SlotId slot = kNoSlot;
     std::uint32_t references = 0;
     store_.peek(kG1, {&block, 1}, &slot, &references);

@@ -25,9 +25,7 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
   source.tier = Tier::G1;
   if (source.slot != kNoSlot) return true;
   if (const std::uint32_t load = loading_.find(block.lineage); load != InFlight::kNone) {
-    const std::vector<BlockIdentity>& blocks = loads_[load].blocks;
-    const auto at = std::find(blocks.begin(), blocks.end(), block);
-    source.tier = loads_[load].tiers[static_cast<std::size_t>(at - blocks.begin())];
+    source.tier = loads_[load].tiers[loads_[load].place_of(block.lineage)];
     source.where = Source::Where::Loading;
     source.id = load;
     source.ready_ns = loads_[load].eta_ns;
@@ -76,9 +74,13 @@ void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
     store_.peek(kG1, some, above_.data(), references_.data());
     store_.locate(kG2, some, below_.data(), coming_.data());
     for (std::size_t i = 0; i < some.size(); ++i) {
-      Source source;
-      if (!find(some[i], above_[i], below_[i], coming_[i], source)) return;
-      sources_.push_back(source);
+      Source& source = sources_.emplace_back();
+      if (above_[i] == kNoSlot && below_[i] != kNoSlot && loading_.size() == 0) {
+        source.slot = below_[i];  // what nearly all are
+      } else if (!find(some[i], above_[i], below_[i], coming_[i], source)) {
+        sources_.pop_back();
+        return;
+      }
     }
     blocks = blocks.subspan(some.size());
   }
@@ -94,9 +96,8 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
     }
     TierAnswer answer{TierAnswer::Kind::Hit, source.tier, 0};
     if (source.where != Source::Where::Resident) {
-      answer.kind = TierAnswer::Kind::Pending;
-      answer.ready_ns = source.transfer ? hub().links().deadline_ns(*source.transfer)
-                                        : std::max(source.ready_ns, hub().links().now_ns());
+      answer.kind = source.transfer ? TierAnswer::Kind::Pending : TierAnswer::Kind::Retry;
+      if (source.transfer) answer.ready_ns = hub().links().deadline_ns(*source.transfer);
     }
     answers.push_back(answer);
   }
@@ -158,29 +159,34 @@ SharedTier* WorkerTiers::shared_tier(Tier tier) const {
   return nullptr;
 }
 
-void WorkerTiers::pin(std::size_t from, std::size_t to) {
+// The slots of sources_[from, to) on `tier`, to used_.
+void WorkerTiers::gather_sources(std::size_t from, std::size_t to, Tier tier) {
+  used_.clear();
   for (std::size_t i = from; i < to; ++i) {
     const Source& source = sources_[i];
-    if (source.where != Source::Where::Resident) continue;
-    const std::span<const SlotId> one(&source.slot, 1);
-    if (source.tier <= Tier::G2) {
-      store_.reference(source.tier == Tier::G1 ? kG1 : kG2, one);
-    } else {
-      shared_tier(source.tier)->store().reference(0, one);
-    }
+    if (source.tier == tier && source.where == Source::Where::Resident) used_.push_back(source.slot);
+  }
+}
+
+void WorkerTiers::pin(std::size_t from, std::size_t to) {
+  gather_sources(from, to, Tier::G1);
+  store_.reference(kG1, used_);
+  gather_sources(from, to, Tier::G2);
+  store_.reference(kG2, used_);
+  for (const auto& shared : run_.shared()) {
+    gather_sources(from, to, shared->tier());
+    shared->store().reference(0, used_);
   }
 }
 
 void WorkerTiers::unpin(std::size_t from, std::size_t to) {
-  for (std::size_t i = to; i-- > from;) {
-    const Source& source = sources_[i];
-    if (source.where != Source::Where::Resident) continue;
-    const std::span<const SlotId> one(&source.slot, 1);
-    if (source.tier <= Tier::G2) {
-      store_.release(source.tier == Tier::G1 ? kG1 : kG2, one);
-    } else {
-      shared_tier(source.tier)->store().release(0, one);
-    }
+  gather_sources(from, to, Tier::G1);
+  store_.release(kG1, used_, true);
+  gather_sources(from, to, Tier::G2);
+  store_.release(kG2, used_, true);
+  for (const auto& shared : run_.shared()) {
+    gather_sources(from, to, shared->tier());
+    shared->store().release(0, used_, true);
   }
 }
 

@@ -49,11 +49,15 @@ struct TierTotals {
 
 // What a lookup says of one block: where it is, or when it will be.
 struct TierAnswer {
-  enum class Kind : std::uint8_t { Miss, Hit, Pending };
+  enum class Kind : std::uint8_t {
+    Miss,
+    Hit,
+    Pending,  // the last transfer of its way is under way
+    Retry,    // it is on its way, but that transfer has not begun, so that nobody can tell when: ask again next step
+  };
   Kind kind = Kind::Miss;
   Tier tier = Tier::G1;
-  // Pending only. Exact, if nothing joins its links, where the last transfer of its way is under way; else about.
-  std::int64_t ready_ns = 0;
+  std::int64_t ready_ns = 0;  // Pending only; exact, if nothing joins its links
 };
 
 // Pool 0 of the store is the device, pool 1 the host. Never reads a clock. The engine asks for slots and for loads;
@@ -199,6 +203,10 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::vector<RequestId> waiters;
     std::vector<std::uint32_t> followers;  // loads of blocks behind these
     std::vector<BlockIdentity> joined;     // of its own way, blocks that other loads bring
+    bool ascends = false;                  // its blocks stand as in a chain, each behind the one before
+
+    // Of `blocks`; their number when it is none of them.
+    std::size_t place_of(const LineageHash& block) const;
   };
   struct Source {
     enum class Where : std::uint8_t { Resident, Landing, Loading };
@@ -214,6 +222,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // copy_down.cpp
   bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
+  void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_
   void make_copies(std::int64_t now_ns, bool evicted, RequestId who, std::span<const SlotId> slots,
                    std::span<const BlockIdentity> blocks);  // to copies_to_
   void start_copies(std::int64_t now_ns);
@@ -235,6 +244,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
   std::int64_t eta(std::int64_t now_ns, std::size_t count) const;
   SharedTier* shared_tier(Tier tier) const;
+  void gather_sources(std::size_t from, std::size_t to, Tier tier);
   void pin(std::size_t from, std::size_t to);
   void unpin(std::size_t from, std::size_t to);
   std::uint32_t begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, std::size_t count,
@@ -258,7 +268,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<Way> ways_;             // to each shared tier
   std::vector<std::uint32_t> reuse_;  // hits by device slot; empty when nobody asks
 
-  std::vector<Copy> copies_;
+  std::deque<Copy> copies_;  // they stay where they are when others are made
   std::vector<std::uint32_t> free_copies_;
   std::deque<std::uint32_t> queued_;
   std::uint32_t copying_ = 0;

@@ -33,7 +33,7 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "requests": rng.choice([20, 40]),
         "groups": rng.choice([2, 4]),
         "burst": rng.choice([1, 3, 8]),
-        "most_outputs": rng.choice([12, 60]),
+        "most_outputs": rng.choice([12, 60, 200]),
     }
     below: dict[str, Any] = {
         "g2_blocks": rng.choice([4, 12, 100]),

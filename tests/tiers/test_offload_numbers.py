@@ -242,6 +242,14 @@ def test_a_pending_block_is_told_with_the_time_when_it_lands_whatever_joined_its
     assert worker.engine.tier_lookup(chain(1)[:2])[1] == ("pending", G2, MS + MS // 2)
 
 
+def test_a_copy_that_is_queued_has_no_time_yet_and_is_to_be_asked_for_again() -> None:
+    worker = evicting(2, 2, tiers(offload_batch_size=1, offload_concurrency=1))
+    assert not worker.begin()
+    assert worker.engine.tier_lookup(chain(1)[:2]) == [("pending", G2, MS), ("retry", G2, 0)]
+    worker.land(1.0)
+    assert worker.engine.tier_lookup(chain(1)[:2]) == [("hit", G2, 0), ("pending", G2, 2 * MS)]
+
+
 def test_a_parent_is_told_before_its_child() -> None:
     worker = evicting(6, 6, tiers(offload_batch_size=4, offload_concurrency=1))
     worker.begin()
