@@ -15,6 +15,7 @@ void bind_request_kv(nanobind::module_& m);
 void bind_links(nanobind::module_& m);
 void bind_tiers(nanobind::module_& m);
 void bind_timing(nanobind::module_& m);
+void bind_forward_pass(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_kv_manager(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);

@@ -213,6 +213,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "name", [](const VllmEngine& self, RequestId id) { return self.request(id).spec.name; }, "request"_a,
           "The name that a request was submitted under.")
+      .def("forward_pass", &VllmEngine::forward_pass, "The open step in numbers; WrongState when none is open.")
       .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
       .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
       .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })

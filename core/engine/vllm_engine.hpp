@@ -18,6 +18,7 @@
 #include "engine/config.hpp"
 #include "engine/event_log.hpp"
 #include "engine/event_truth.hpp"
+#include "engine/forward_pass.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
 #include "engine/timing.hpp"
@@ -104,6 +105,8 @@ class VllmEngine {
   void end_step(std::int64_t end_ns);
   bool in_step() const noexcept { return in_step_; }
   const StepLog& log() const noexcept { return log_; }
+  // The step that is open, and what waits. WrongState when none is.
+  ForwardPass forward_pass() const;
   // Plays steps back to back up to `until_ns`: ends those that end by then, begins those that begin before. A step
   // that is still in progress then stays open, so that requests can be submitted and cancelled in the middle of it.
   // Stops early when idle or stuck, or at the end of a step in which a request finished if `stop_on_finish`. Leaps

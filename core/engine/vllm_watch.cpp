@@ -16,6 +16,33 @@ void VllmEngine::sample(std::size_t running) {
   token_log_.add_sample(sample);
 }
 
+ForwardPass VllmEngine::forward_pass() const {
+  if (!in_step_) throw Error(ErrorKind::WrongState, "forward_pass without a step in progress");
+  ForwardPass pass;
+  pass.duration_ns = now_ns_ - begun_ns_;
+  for (const StepLog::Scheduled& turn : log_.scheduled) {
+    const EngineRequest& request = requests_[turn.request];
+    const std::uint32_t before = request.computed - turn.tokens;
+    if (before < request.spec.prompt_tokens) {
+      pass.prefill_lengths.add(request.spec.prompt_tokens);
+      pass.prefill_tokens += turn.tokens;
+      pass.prefill_kv_tokens += before;
+    } else {
+      pass.decode_kv_tokens.add(request.computed);
+    }
+  }
+  const auto queue = [&pass](const EngineRequest& request, RequestStatus status) {
+    const bool never_ran = status == RequestStatus::Waiting;
+    (never_ran ? pass.queued_prefill_lengths : pass.queued_decode_kv_tokens).add(request.known);
+  };
+  for (const RequestId id : waiting_.ids()) queue(requests_[id], requests_[id].status);
+  if (parked_ == 0) return pass;
+  for (const EngineRequest& request : requests_) {
+    if (request.status == RequestStatus::Parked) queue(request, request.before_park);
+  }
+  return pass;
+}
+
 void VllmEngine::check() {
   store_.check();
   check_counts();
