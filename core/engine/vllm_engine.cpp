@@ -35,7 +35,8 @@ const EngineConfig& checked(const EngineConfig& c) {
 // Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
 bool emits(const EngineConfig& c) { return (c.events || c.check) && c.enable_prefix_caching; }
 
-StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers) {
+// `below`: there are tiers below the host.
+StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool below) {
   StoreConfig store;
   store.block_size = c.block_size;
   PoolConfig pool;
@@ -47,7 +48,7 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers) {
   pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
   // A hash is enough to copy what is evicted to the host; not for those who look at it there or below.
   const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
-  pool.keeps_details = emits(c) || (names_evicted && (tiers->g3 || tiers->g4 || tiers->filter));
+  pool.keeps_details = emits(c) || (names_evicted && (below || tiers->filter));
   store.pools = {pool};
   if (tiers != nullptr) {
     if (!c.enable_prefix_caching) {
@@ -73,7 +74,8 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
                        const std::string& name)
     : config_(checked(config)),
       timing_(std::move(timing)),
-      store_(store_config(config, tiers)),
+      store_(store_config(config, tiers,
+                          run != nullptr ? !run->shared().empty() : tiers != nullptr && (tiers->g3 || tiers->g4))),
       shared_(config.kv_manager == KvBackend::Kvbm),
       emits_(emits(config)),
       own_run_(tiers != nullptr && run == nullptr
@@ -105,6 +107,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   waiting_.push(id, false);
   blocked_.valid = false;
   disturbed_ = true;
+  leap_taken_ns_ = -1;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   token_log_.touch();
@@ -155,6 +158,7 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   request.finish_ns = now_ns;
   blocked_.valid = false;
   disturbed_ = true;
+  leap_taken_ns_ = -1;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   token_log_.touch();
@@ -184,6 +188,7 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (tiers_ && leap_taken_ns_ != now_ns) {  // else it has begun, in a leap
     tiers_->hub().run_until(now_ns);
     resume_loaded();
+    landings_noticed_ = tiers_->landings();
     tell(now_ns);
   }
   leap_taken_ns_ = -1;

@@ -1,6 +1,7 @@
 #include "engine/vllm_leap.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 
 namespace understudy {
@@ -12,7 +13,7 @@ bool VllmEngine::can_leap() const {
   if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
     return false;
   }
-  if (tiers_ && (leap_taken_ns_ == now_ns_ || head_may_move())) return false;
+  if (tiers_ && (leap_taken_ns_ == now_ns_ || head_may_move() || tiers_->asks_user_after_steps())) return false;
   if (!waiting_.empty() && !blocked_.valid && running_.size() < config_.max_num_seqs &&
       running_.size() < config_.max_num_batched_tokens) {
     return false;
@@ -29,7 +30,14 @@ std::uint32_t VllmEngine::outputs_left(const EngineRequest& request) const noexc
   return std::min(request.spec.max_tokens - request.outputs(), config_.max_model_len - request.known);
 }
 
+// Begins as a step does.
 bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
+  sleeping_ = false;
+  if (tiers_) {
+    tiers_->hub().run_until(now_ns_);
+    notice_landings(now_ns_);
+    tell(now_ns_);
+  }
   return Leap(*this, until_ns, stop_on_finish).play();
 }
 
@@ -57,15 +65,11 @@ VllmEngine::Leap::Leap(VllmEngine& engine, std::int64_t until_ns, bool stop_on_f
 }
 
 bool VllmEngine::Leap::play() {
-  while (running() > 0) {
-    if (engine_.tiers_ && (engine_.leap_disturbed() || !resume_paused())) break;
-    if (alive_ == 0) {
-      if (!sleep()) break;
-    } else if (scratch_.turns.front().step > steps_) {
-      if (!play_plain_steps(scratch_.turns.front().step)) break;
-    } else if (!play_turns()) {
-      break;
-    }
+  std::exception_ptr failure;  // of a policy of the user's: the steps before it stand
+  try {
+    play_steps();
+  } catch (...) {
+    failure = std::current_exception();
   }
   for (std::uint32_t order = 0; order < scratch_.members.size(); ++order) {
     if (scratch_.out[order] == 0) settle(order);
@@ -73,7 +77,21 @@ bool VllmEngine::Leap::play() {
   std::erase_if(engine_.running_,
                 [this](RequestId id) { return engine_.requests_[id].status == RequestStatus::Finished; });
   if (steps_ > 0) engine_.fruitless_preemptions_ = 0;
+  if (failure) std::rethrow_exception(failure);
   return steps_ > 0;
+}
+
+void VllmEngine::Leap::play_steps() {
+  while (running() > 0) {
+    if (engine_.tiers_ && (engine_.leap_disturbed() || !resume_paused())) return;
+    if (alive_ == 0) {
+      if (sleep()) continue;
+      engine_.leap_taken_ns_ = engine_.now_ns_;  // what follows is no new step
+      return;
+    }
+    const std::uint64_t turn = scratch_.turns.front().step;
+    if (turn > steps_ ? !play_plain_steps(turn) : !play_turns()) return;
+  }
 }
 
 // ── Members ──

@@ -19,6 +19,8 @@ class VllmEngine::Leap {
   bool play();
 
  private:
+  void play_steps();
+
   // Of a member, by its place in the running list:
   EngineRequest& request(std::uint32_t order) const { return engine_.requests_[scratch_.members[order]]; }
   std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const;
@@ -33,7 +35,6 @@ class VllmEngine::Leap {
   bool play_plain_steps(std::uint64_t until_step);
   bool play_turns();
   std::uint64_t gather_due();
-  bool serve_or_pause();
   bool end_step(std::uint64_t fresh);
   bool sleep();
   std::int64_t step_ns() const;

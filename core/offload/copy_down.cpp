@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
-#include <ranges>
 
 #include "offload/worker_tiers.hpp"
 

@@ -29,7 +29,7 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
     source.where = Source::Where::Loading;
     source.id = load;
     source.ready_ns = loads_[load].eta_ns;
-    source.transfer = loads_[load].transfer;
+    if (loads_[load].joins == 0) source.transfer = loads_[load].transfer;  // else it waits for those before
     return true;
   }
   source.slot = below;

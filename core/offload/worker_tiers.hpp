@@ -52,8 +52,8 @@ struct TierAnswer {
   enum class Kind : std::uint8_t {
     Miss,
     Hit,
-    Pending,  // the last transfer of its way is under way
-    Retry,    // it is on its way, but that transfer has not begun, so that nobody can tell when: ask again next step
+    Pending,  // the last transfer of its way is under way, and lands for nobody else's sake later
+    Retry,    // it is on its way, and nobody can tell when it will be there: ask again next step
   };
   Kind kind = Kind::Miss;
   Tier tier = Tier::G1;
@@ -71,6 +71,10 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker);
 
   const TierConfig& config() const noexcept { return config_; }
+  // A policy of the user's is asked at the end of steps, and may fail there.
+  bool asks_user_after_steps() const noexcept {
+    return config_.mode == OffloadMode::WriteThrough && (config_.filter || store_.advised(kG2));
+  }
   TransferHub& hub() noexcept { return run_.hub(); }
   const TransferHub& hub() const noexcept { return run_.hub(); }
 

@@ -227,19 +227,16 @@ class TierPair:
             place = model.locate(key)
             if place is None:
                 break
-            theirs.append((self._kinds(key, place[0]), place[1]))
+            theirs.append((self._kind(key, place[0]), place[1]))
         ours = [row for row in self.engine.tier_lookup(self.prompts[index][:count]) if row[0] != "miss"]
-        assert [tier for _, tier, _ in ours] == [tier for _, tier in theirs]
-        for (kind, _, ready_ns), (kinds, _) in zip(ours, theirs, strict=True):
-            assert kind in kinds
-            assert (ready_ns > 0) == (kind == "pending")
+        assert [(kind, tier) for kind, tier, _ in ours] == theirs
+        assert all((ready_ns > 0) == (kind == "pending") for kind, _, ready_ns in ours)
 
-    def _kinds(self, key: int, how: str) -> set[str]:
-        """What a lookup may answer: a time is known once the last transfer of the way is under way."""
+    def _kind(self, key: int, how: str) -> str:
+        """What a lookup answers: a time is known once the last transfer of the way is under way."""
         if how in ("device", "here"):
-            return {"hit"}
+            return "hit"
         if how == "coming":
-            copy = self.model.landing.get(key)
-            return {"retry"} if copy in self.model.queue else {"pending"}
-        # Its own transfer may have ended, and those that bring the blocks before not yet.
-        return {"pending", "retry"} if self.model.loading[key].phase == "loading" else {"retry"}
+            return "retry" if self.model.landing.get(key) in self.model.queue else "pending"
+        load = self.model.loading[key]
+        return "pending" if load.phase == "loading" and load.joins == 0 else "retry"

@@ -175,3 +175,17 @@ def test_how_workers_are_numbered_changes_no_result_of_a_request(
     assert len(pairs) > 5
     for runs in pairs:
         assert all(one == other for one, other in itertools.pairwise(runs))
+
+
+def test_what_a_shared_tier_tells_is_whole_though_the_worker_was_not_told_of_that_tier() -> None:
+    run = _core.TierRun(tiers(g3=shared()), BLOCK, True)
+    config = _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=6)
+    engine = _core.Engine(config, _core.constant_timing(0.0, 1.0), tiers=tiers(), run=run)
+    for tag in (1, 2, 3):
+        engine.submit("r", 4 * BLOCK, 1, chain(tag))
+        engine.advance(10_000 * MS)
+    engine.land(100_000 * MS)
+    batch, _ = run.take_events(_core.Tier.G3)
+    names = batch.local_hashes.tolist()
+    assert names
+    assert all(name // 1000 in (1, 2, 3) for name in names)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiers.building import INF, shared, tiers
+from tiers.building import INF, shared, tiers, way
 from tiers.fleets import crowd_of, digest, play
 
 if TYPE_CHECKING:
@@ -37,7 +37,13 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
     }
     below: dict[str, Any] = {
         "g2_blocks": rng.choice([4, 12, 100]),
-        "gbps": rng.choice([0.1, 1.0, 10.0, INF]),
+        "host": way(
+            rng.choice([0.1, 1.0, 10.0, INF]),
+            rng.choice([0.3, 1.0, INF]),
+            down_fixed_ns=rng.choice([0, 0, 1000, 700_000]),
+            duplex_gbps=rng.choice([0.3, INF, INF]),
+        ),
+        "demand_first": rng.random() < 0.3,
         "offload_batch_size": rng.choice([1, 4]),
         "offload_concurrency": rng.choice([1, 2]),
         "write_through": through,
@@ -55,6 +61,7 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "workers": 1 if alone else rng.choice([1, 3]),
         "kv_manager": rng.choice(["native", "native", "kvbm"]),
         "free_order": rng.choice(["all_last", "unkeyed_first"]),
+        "policy": rng.choice(["fcfs", "priority"]),
     }
     return workload, below, fleet
 
@@ -69,3 +76,5 @@ def test_a_leap_yields_the_samples_and_events_of_its_steps(seed: int) -> None:
     )
     assert digest(leapt) == digest(stepped)
     assert told(leapt, fleet["workers"]) == told(stepped, fleet["workers"])
+    for column in (name for name in dir(leapt) if name.startswith("sample_")):
+        assert getattr(leapt, column).tolist() == getattr(stepped, column).tolist(), column

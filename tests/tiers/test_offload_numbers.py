@@ -250,6 +250,22 @@ def test_a_copy_that_is_queued_has_no_time_yet_and_is_to_be_asked_for_again() ->
     assert worker.engine.tier_lookup(chain(1)[:2]) == [("hit", G2, 0), ("pending", G2, 2 * MS)]
 
 
+def test_a_load_that_waits_for_the_blocks_before_its_own_has_no_time_of_its_own() -> None:
+    worker = Worker(64, tiers(write_through=True), step_ms=0.0)
+    worker.cache(1, 9)
+    for tag in range(2, 6):
+        worker.cache(tag, 16)
+    worker.submit(1, 8 * BLOCK + 1)
+    worker.begin()
+    worker.submit(1, 9 * BLOCK + 1)
+    worker.begin()
+    *first, last = worker.engine.tier_lookup(chain(1)[:9])
+    assert {kind for kind, _, _ in first} == {"pending"}
+    assert last == ("retry", G2, 0)
+    worker.land(first[0][2] / MS)
+    assert worker.answers(1, 9) == [("hit", 1)] * 9
+
+
 def test_a_parent_is_told_before_its_child() -> None:
     worker = evicting(6, 6, tiers(offload_batch_size=4, offload_concurrency=1))
     worker.begin()
