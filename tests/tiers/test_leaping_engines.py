@@ -92,7 +92,7 @@ def live(seed: int, failing: bool, leaping: bool) -> list[Any]:
             prompt, outputs = rng.randrange(1, 24), rng.randrange(1, rng.choice([5, 60]))
             blocks = forked(rng.randrange(3), rng.randrange(6), rng.randrange(1000), 100)
             if engine.never_fits(prompt, outputs) is None:
-                more = {"priority": rng.randrange(3), "arrival_time": float(turn)}
+                more: dict[str, Any] = {"priority": rng.randrange(3), "arrival_time": float(turn)}
                 requests.append(
                     engine.submit("r", prompt, outputs, blocks if turn % 5 else chain(turn, 100), **more)
                 )
