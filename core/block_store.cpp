@@ -128,10 +128,14 @@ bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std
 void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
                           std::vector<SlotId>* evicted_slots) {
   std::uint64_t available = 0;
-  if (take(*pools_[pool_index], out, {evicted, evicted_slots}, &available)) return;
-  throw Error(ErrorKind::CapacityExhausted, "asked for ", out.size(), " blocks of tier G",
-              static_cast<int>(tier(pool_index)), " but only ", available, " of ", num_blocks(pool_index),
-              " are available");
+  if (!take(*pools_[pool_index], out, {evicted, evicted_slots}, &available)) {
+    refuse_shortage(*pools_[pool_index], out.size(), available);
+  }
+}
+
+void BlockStore::refuse_shortage(const Pool& pool, std::size_t asked, std::uint64_t available) {
+  throw Error(ErrorKind::CapacityExhausted, "asked for ", asked, " blocks of tier G",
+              static_cast<int>(pool.config.tier), " but only ", available, " of ", pool.count, " are available");
 }
 
 // False, and how many there are, when there are too few.

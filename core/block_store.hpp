@@ -123,6 +123,9 @@ class BlockStore {
   // ── Fill by a copy that takes time: Mutable → Claimed → Registered ──
   // WrongState when one of the blocks is registered or claimed already or named twice, or where events carry token ids.
   void claim(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  // Allocates and claims a slot for each of `identities`. Throws as those two do; where the claim is refused, what was
+  // evicted for it is gone, and the slots are free.
+  void reserve(std::size_t pool, std::span<const BlockIdentity> identities, std::span<SlotId> out);
   // Claimed → registered, in order; slots[i] becomes the id of block i. Unless `held`, let go from the last to the
   // first.
   void land(std::size_t pool, std::span<SlotId> slots, bool held = false);
@@ -203,6 +206,8 @@ class BlockStore {
   SlotId global(const Pool& pool, SlotId id) const;  // inline: block_pool.hpp
   [[noreturn]] static void refuse_unknown(const Pool& pool, SlotId id);
 
+  [[noreturn]] static void refuse_shortage(const Pool& pool, std::size_t asked, std::uint64_t available);
+
   struct Evicted {  // where to say what went; null: nobody asks
     std::vector<BlockIdentity>* blocks = nullptr;
     std::vector<SlotId>* slots = nullptr;
@@ -216,6 +221,7 @@ class BlockStore {
   void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
+  std::size_t replace_with_claims(Pool& pool, std::span<SlotId> out, std::span<const BlockIdentity> identities);
   void land_held(Pool& pool, std::span<SlotId> slots);
   bool is_quiet(const Pool& pool) const noexcept;  // inline, as the next: block_pool.hpp
   void note_registered(Pool& pool, SlotId id, const Token* tokens);
@@ -229,8 +235,9 @@ class BlockStore {
   }
   void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
   SlotId acquire(Pool& pool, SlotId id);
-  void require_referenced(const Pool& pool, std::span<const SlotId> slots) const;
+  [[noreturn]] static void refuse_unreferenced(SlotId id);
   void release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first);
+  void give_back_locked(Pool& pool, std::span<const SlotId> slots);
   void let_go(Pool& pool, SlotId id);
   // Both: true when that was the last copy.
   bool forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
@@ -252,8 +259,9 @@ class BlockStore {
   std::unique_ptr<FrequencySketch> sketch_;
   EventRing events_;
   std::uint64_t next_generation_ = 1;
-  std::vector<std::uint32_t> tags_;  // of the blocks of the current call
-  std::vector<SlotId> freed_;        // slots whose last reference went in the current call, for the policy
+  std::vector<std::uint32_t> tags_;    // of the blocks of the current call
+  std::vector<std::uint32_t> claims_;  // the same, of those that it claims
+  std::vector<SlotId> freed_;          // slots whose last reference went in the current call, for the policy
 };
 
 }  // namespace understudy

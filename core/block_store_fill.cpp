@@ -175,6 +175,88 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
   pool.counters.stagings += slots.size();
 }
 
+void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> identities, std::span<SlotId> out) {
+  Pool& pool = *pools_[pool_index];
+  const bool in_one = is_quiet(pool) && pool.advised == nullptr && pool.config.duplicates == DuplicatePolicy::Reject;
+  if (!in_one || identities.size() != out.size()) {
+    allocate(pool_index, out);
+    try {
+      claim(pool_index, out, identities);
+    } catch (...) {
+      give_back(pool_index, out);
+      throw;
+    }
+    return;
+  }
+  const Lock lock(*this);
+  if (pool.available() < out.size()) refuse_shortage(pool, out.size(), pool.available());
+  pool.policy->take(out);
+  const std::size_t claimed = replace_with_claims(pool, out, identities);
+  if (claimed == out.size()) return;
+  give_back_locked(pool, out);
+  throw Error(ErrorKind::WrongState, "block ", out[claimed], " claims what is there already, or on its way");
+}
+
+// `out` holds global ids that have just left the policy's order; it ends with local ones. Returns how many are claimed:
+// all; or else none of them is, and the answer is the first that cannot be.
+std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
+                                            std::span<const BlockIdentity> identities) {
+  Slot* const slots = slots_.get();
+  BlockIndex map = pool.map;
+  tags_.resize(out.size());
+  claims_.resize(out.size());
+  std::uint32_t* const tags = tags_.data();
+  std::uint32_t* const claims = claims_.data();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
+    claims[i] = BlockIndex::tag(identities[i].lineage);
+    if (slots[out[i]].state != SlotState::Inactive) continue;
+    tags[i] = BlockIndex::tag(slots[out[i]].lineage);
+    map.warm(tags[i]);
+  }
+  const bool reset_on_release = pool.config.reset_on_release;
+  const SlotId first = pool.first;
+  std::uint64_t evictions = 0;
+  std::size_t claimed = out.size();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const SlotId id = out[i];
+    Slot& slot = slots[id];
+    out[i] = id - first;
+    if (slot.state == SlotState::Inactive) {
+      map.erase(tags[i], id);
+      ++evictions;
+    }
+    slot.state = SlotState::Mutable;
+    slot.refs = 1;
+    slot.reset_on_release = reset_on_release;
+    if (i > claimed) continue;
+    const LineageHash& lineage = identities[i].lineage;
+    if (map.might_hold(claims[i]) &&
+        (map.find(lineage, claims[i]) != kNoSlot || map.find_claim(lineage, claims[i]) != kNoSlot)) {
+      claimed = i;
+      continue;
+    }
+    slot.lineage = lineage;
+    slot.state = SlotState::Claimed;
+    map.insert(claims[i], id);
+  }
+  if (claimed < out.size()) {
+    for (std::size_t i = 0; i < claimed; ++i) {
+      map.erase(claims[i], first + out[i]);
+      slots[first + out[i]].state = SlotState::Mutable;
+    }
+  }
+  pool.map = map;
+  const SlotState now = claimed < out.size() ? SlotState::Mutable : SlotState::Claimed;
+  pool.moved(evictions, SlotState::Inactive, now);
+  pool.moved(out.size() - evictions, SlotState::Reset, now);
+  pool.counters.allocations += out.size();
+  pool.counters.evictions += evictions;
+  pool.counters.allocations_from_reset += out.size() - evictions;
+  if (claimed == out.size()) pool.counters.stagings += out.size();
+  return claimed;
+}
+
 void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);

@@ -32,20 +32,24 @@ void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slot
   }
 }
 
-void BlockStore::require_referenced(const Pool& pool, std::span<const SlotId> slots) const {
-  for (const SlotId id : slots) {
-    const Slot& slot = slots_[global(pool, id)];
-    if (!slot.registered() || slot.refs == 0) {
-      throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
-    }
-  }
+void BlockStore::refuse_unreferenced(SlotId id) {
+  throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
 }
 
 void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  require_referenced(pool, slots);
-  for (const SlotId id : slots) ++slots_[pool.first + id].refs;
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      Slot& slot = slots_[global(pool, slots[done])];
+      if (!slot.registered() || slot.refs == 0) refuse_unreferenced(slots[done]);
+      ++slot.refs;
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) --slots_[pool.first + slots[i]].refs;
+    throw;
+  }
   pool.references += slots.size();
 }
 
@@ -104,8 +108,11 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
 }
 
 void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots) {
-  Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
+  give_back_locked(*pools_[pool_index], slots);
+}
+
+void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
   freed_.resize(slots.size());
   std::size_t done = 0;
   try {
@@ -177,7 +184,10 @@ void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
 void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  require_referenced(pool, slots);
+  for (const SlotId id : slots) {
+    const Slot& slot = slots_[global(pool, id)];
+    if (!slot.registered() || slot.refs == 0) refuse_unreferenced(id);
+  }
   for (const SlotId id : slots) slots_[pool.first + id].reset_on_release = value;
 }
 

@@ -99,7 +99,7 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
   std::ranges::reverse(evicted_slots_);
   std::ranges::reverse(evicted_);
   copies_to_.resize(evicted_.size());
-  store_.allocate(kG2, copies_to_);  // may ask a policy, and fail: before anything has changed
+  store_.reserve(kG2, evicted_, copies_to_);  // may ask a policy, and fail: before anything has changed
   store_.give_back(kG1, rest_);
   set_held(held_ + evicted_.size(), now_ns);
   g1_references_ += evicted_.size();
@@ -140,11 +140,11 @@ void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIde
 }
 
 void WorkerTiers::gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
-  copied_slots_.clear();
-  copied_.clear();
-  for (const std::uint32_t i : chosen_) {
-    copied_slots_.push_back(slots[i]);
-    copied_.push_back(blocks[i]);
+  copied_slots_.resize(chosen_.size());
+  copied_.resize(chosen_.size());
+  for (std::size_t i = 0; i < chosen_.size(); ++i) {
+    copied_slots_[i] = slots[chosen_[i]];
+    copied_[i] = blocks[chosen_[i]];
   }
 }
 
@@ -220,7 +220,7 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
     blocks = copied_;
   }
   copies_to_.resize(blocks.size());
-  store_.allocate(kG2, copies_to_);
+  store_.reserve(kG2, blocks, copies_to_);
   store_.retain(kG1, slots);  // its request holds them
   g1_references_ += slots.size();
   make_copies(now_ns, false, kNobody, slots, blocks);
@@ -230,7 +230,6 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who, 
                               std::span<const BlockIdentity> blocks) {
   const std::span<const SlotId> to = copies_to_;
   totals_.offloaded_blocks += slots.size();
-  store_.claim(kG2, to, blocks);
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
     const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
     if (free_copies_.empty()) {

@@ -55,8 +55,8 @@ struct Held {
 
 class Soak {
  public:
-  Soak(PolicyKind kind, DuplicatePolicy duplicates, std::uint64_t seed)
-      : shared_(std::make_shared<BlockStore>(config(kind, duplicates))), store_(*shared_), random_(seed) {}
+  Soak(PolicyKind kind, DuplicatePolicy duplicates, bool quiet, std::uint64_t seed)
+      : shared_(std::make_shared<BlockStore>(config(kind, duplicates, quiet))), store_(*shared_), random_(seed) {}
 
   void run(std::size_t operations) {
     for (std::size_t i = 0; i < operations; ++i) {
@@ -67,11 +67,12 @@ class Soak {
   }
 
  private:
-  static StoreConfig config(PolicyKind kind, DuplicatePolicy duplicates) {
+  // `quiet`: nobody wants events, or more of a block than its hash.
+  static StoreConfig config(PolicyKind kind, DuplicatePolicy duplicates, bool quiet) {
     StoreConfig config;
     config.block_size = kBlockSize;
     // What is copied has no tokens to tell.
-    config.events = {.enabled = true, .capacity = 64, .token_ids = duplicates == DuplicatePolicy::Allow};
+    config.events = {.enabled = !quiet, .capacity = 64, .token_ids = duplicates == DuplicatePolicy::Allow};
     for (const Tier tier : {Tier::G1, Tier::G2}) {
       PoolConfig pool;
       pool.tier = tier;
@@ -79,6 +80,7 @@ class Soak {
       pool.policy.kind = kind;
       if (kind == PolicyKind::Advised) pool.policy.advisor = std::make_shared<QueueAdvisor>();
       pool.duplicates = duplicates;
+      pool.keeps_details = !quiet;
       config.pools.push_back(pool);
     }
     return config;
@@ -121,8 +123,30 @@ class Soak {
   void allocate() {
     Held held{.pool = below(store_.num_pools()), .stage = Stage::Mutable, .slots = {}};
     held.slots.resize(1 + below(10));
+    if (below(3) == 0) return reserve(std::move(held));
     std::vector<BlockIdentity> evicted;
     if (store_.try_allocate(held.pool, held.slots, &evicted)) held_.push_back(std::move(held));
+  }
+
+  // Refused when there are too few, or one of the blocks is there, on its way, or named twice.
+  void reserve(Held held) {
+    TokenBlocks tokens = prompt(held.slots.size());
+    std::vector<BlockIdentity> blocks(tokens.blocks().begin(), tokens.blocks().end());
+    if (below(8) == 0) blocks.back() = blocks.front();
+    const std::uint64_t available = store_.available(held.pool);
+    try {
+      store_.reserve(held.pool, blocks, held.slots);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::WrongState && error.kind() != ErrorKind::CapacityExhausted) throw;
+      if (store_.available(held.pool) != available) fail("a refused reservation keeps slots");
+      return;
+    }
+    std::vector<SlotId> found(blocks.size());
+    std::vector<SlotId> claimed(blocks.size());
+    store_.locate(held.pool, blocks, found.data(), claimed.data());
+    if (claimed != held.slots) fail("a reserved block is not where it was put");
+    held.stage = Stage::Claimed;
+    held_.push_back(std::move(held));
   }
 
   void fill() {
@@ -314,7 +338,7 @@ int soak(std::size_t operations) {
   for (const PolicyKind kind : {PolicyKind::Lineage, PolicyKind::LineageFifo, PolicyKind::Lru, PolicyKind::MultiLru,
                                 PolicyKind::Fifo, PolicyKind::Vllm, PolicyKind::VllmAppend, PolicyKind::Advised}) {
     for (const DuplicatePolicy duplicates : {DuplicatePolicy::Allow, DuplicatePolicy::Reject, DuplicatePolicy::Keep}) {
-      Soak(kind, duplicates, ++stores).run(operations);
+      for (const bool quiet : {false, true}) Soak(kind, duplicates, quiet, ++stores).run(operations);
     }
   }
   std::printf("soak: %zu stores, %zu random operations each: consistent, and nothing is held\n", stores, operations);
