@@ -70,6 +70,9 @@ class BlockIndex {
   }
   SlotId find(const LineageHash& lineage) const noexcept { return find(lineage, tag(lineage)); }
 
+  bool holds_or_claims(const LineageHash& lineage, std::uint32_t tag) const noexcept {
+    return might_hold(tag) && (find(lineage, tag) != kNoSlot || find_claim(lineage, tag) != kNoSlot);
+  }
   // False: nobody holds or claims such a key.
   bool might_hold(std::uint32_t tag) const noexcept {
     const Bucket& bucket = buckets_[home(tag)];

@@ -30,6 +30,15 @@ struct BlockStore::Pool {
     in_state[static_cast<std::size_t>(to)] += blocks;
   }
 
+  // The books for `blocks` that were free, `evictions` of them cached.
+  void handed_out(std::uint64_t blocks, std::uint64_t evictions, SlotState to) noexcept {
+    moved(evictions, SlotState::Inactive, to);
+    moved(blocks - evictions, SlotState::Reset, to);
+    counters.allocations += blocks;
+    counters.evictions += evictions;
+    counters.allocations_from_reset += blocks - evictions;
+  }
+
   PoolConfig config;
   SlotId first;  // its slots are [first, first + count) of the store's
   std::uint32_t count;

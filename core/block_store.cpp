@@ -283,11 +283,7 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   }
   pool.map = map;
   if (evicted.slots != nullptr) evicted.slots->resize(placed + evictions);
-  pool.moved(evictions, SlotState::Inactive, SlotState::Mutable);
-  pool.moved(out.size() - evictions, SlotState::Reset, SlotState::Mutable);
-  pool.counters.allocations += out.size();
-  pool.counters.evictions += evictions;
-  pool.counters.allocations_from_reset += out.size() - evictions;
+  pool.handed_out(out.size(), evictions, SlotState::Mutable);
 }
 
 }  // namespace understudy

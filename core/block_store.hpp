@@ -77,7 +77,7 @@ struct PoolMetrics {
 };
 
 // Thread-safe. Slot ids in this interface are local to the pool: 0 .. num_blocks - 1. Every call checks all of its
-// arguments and then acts, or throws with nothing changed.
+// arguments and then acts, or throws with nothing changed (but see `reserve`).
 class BlockStore {
  public:
   static constexpr std::uint64_t kMaxBlocks = std::uint64_t{1} << 30;
@@ -205,7 +205,6 @@ class BlockStore {
   // Block ids are checked before they are used as indices.
   SlotId global(const Pool& pool, SlotId id) const;  // inline: block_pool.hpp
   [[noreturn]] static void refuse_unknown(const Pool& pool, SlotId id);
-
   [[noreturn]] static void refuse_shortage(const Pool& pool, std::size_t asked, std::uint64_t available);
 
   struct Evicted {  // where to say what went; null: nobody asks
@@ -235,7 +234,7 @@ class BlockStore {
   }
   void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
   SlotId acquire(Pool& pool, SlotId id);
-  [[noreturn]] static void refuse_unreferenced(SlotId id);
+  Slot& referenced(const Pool& pool, SlotId id);  // WrongState when it is not registered and referenced
   void release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first);
   void give_back_locked(Pool& pool, std::span<const SlotId> slots);
   void let_go(Pool& pool, SlotId id);

@@ -155,7 +155,7 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
         throw Error(ErrorKind::WrongState, "block ", slots[done],
                     " is not mutable, has other holders or is named twice");
       }
-      if (map.might_hold(tag) && (map.find(lineage, tag) != kNoSlot || map.find_claim(lineage, tag) != kNoSlot)) {
+      if (map.holds_or_claims(lineage, tag)) {
         throw Error(ErrorKind::WrongState, "block ", slots[done], " claims what is there already, or on its way");
       }
       slots_[id].state = SlotState::Claimed;
@@ -231,8 +231,7 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
     slot.reset_on_release = reset_on_release;
     if (i > claimed) continue;
     const LineageHash& lineage = identities[i].lineage;
-    if (map.might_hold(claims[i]) &&
-        (map.find(lineage, claims[i]) != kNoSlot || map.find_claim(lineage, claims[i]) != kNoSlot)) {
+    if (map.holds_or_claims(lineage, claims[i])) {
       claimed = i;
       continue;
     }
@@ -248,11 +247,7 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
   }
   pool.map = map;
   const SlotState now = claimed < out.size() ? SlotState::Mutable : SlotState::Claimed;
-  pool.moved(evictions, SlotState::Inactive, now);
-  pool.moved(out.size() - evictions, SlotState::Reset, now);
-  pool.counters.allocations += out.size();
-  pool.counters.evictions += evictions;
-  pool.counters.allocations_from_reset += out.size() - evictions;
+  pool.handed_out(out.size(), evictions, now);
   if (claimed == out.size()) pool.counters.stagings += out.size();
   return claimed;
 }

@@ -151,15 +151,9 @@ std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const Bloc
                                     std::size_t* unreferenced) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto warm = [&](std::span<const SlotId> guesses) {
-    for (const SlotId id : guesses) {
-      if (id < num_slots_) slots_[id].warm();
-    }
-  };
   std::size_t hits = 0;
   *unreferenced = 0;
-  for_each_tag(pool.map, identities, warm, [&](std::size_t i, std::uint32_t tag, SlotId guess) {
-    const SlotId id = pool.map.find(identities[i].lineage, tag, guess);
+  look_up(pool.map, identities, [&](std::size_t, SlotId id, std::uint32_t) {
     if (id == kNoSlot) return false;
     *unreferenced += slots_[id].state == SlotState::Inactive ? 1 : 0;
     out[hits++] = id - pool.first;

@@ -32,7 +32,9 @@ void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slot
   }
 }
 
-void BlockStore::refuse_unreferenced(SlotId id) {
+Slot& BlockStore::referenced(const Pool& pool, SlotId id) {
+  Slot& slot = slots_[global(pool, id)];
+  if (slot.registered() && slot.refs > 0) return slot;
   throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
 }
 
@@ -42,9 +44,7 @@ void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
   std::size_t done = 0;
   try {
     for (; done < slots.size(); ++done) {
-      Slot& slot = slots_[global(pool, slots[done])];
-      if (!slot.registered() || slot.refs == 0) refuse_unreferenced(slots[done]);
-      ++slot.refs;
+      ++referenced(pool, slots[done]).refs;
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) --slots_[pool.first + slots[i]].refs;
@@ -184,10 +184,7 @@ void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
 void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  for (const SlotId id : slots) {
-    const Slot& slot = slots_[global(pool, id)];
-    if (!slot.registered() || slot.refs == 0) refuse_unreferenced(id);
-  }
+  for (const SlotId id : slots) (void)referenced(pool, id);
   for (const SlotId id : slots) slots_[pool.first + id].reset_on_release = value;
 }
 

@@ -260,7 +260,7 @@ class VllmEngine {
   bool disturbed_ = false;  // a request came or went while it slept
   std::uint64_t released_at_sleep_ = 0;
   std::uint64_t landings_noticed_ = 0;
-  std::int64_t leap_taken_ns_ = -1;  // a leap has taken the blocks of the step that begins then, and not played it
+  std::int64_t leap_taken_ns_ = -1;  // a leap has begun the step of then (blocks are taken), and not played it
   std::size_t parked_ = 0;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;

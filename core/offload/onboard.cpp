@@ -74,13 +74,9 @@ void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
     store_.peek(kG1, some, above_.data(), references_.data());
     store_.locate(kG2, some, below_.data(), coming_.data());
     for (std::size_t i = 0; i < some.size(); ++i) {
-      Source& source = sources_.emplace_back();
-      if (above_[i] == kNoSlot && below_[i] != kNoSlot && loading_.size() == 0) {
-        source.slot = below_[i];  // what nearly all are
-      } else if (!find(some[i], above_[i], below_[i], coming_[i], source)) {
-        sources_.pop_back();
-        return;
-      }
+      Source source;
+      if (!find(some[i], above_[i], below_[i], coming_[i], source)) return;
+      sources_.push_back(source);
     }
     blocks = blocks.subspan(some.size());
   }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 BLOCK = 4
 INF = math.inf
+EVENT_COLUMNS = ("kinds", "tiers", "sequence_hashes", "positions", "sole")
 
 
 def way(down_gbps: float = 1.0, up_gbps: float | None = None, **fixed: Any) -> _core.WayConfig:

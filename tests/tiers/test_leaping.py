@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiers.building import INF, shared, tiers, way
+from tiers.building import EVENT_COLUMNS, INF, shared, tiers, way
 from tiers.fleets import crowd_of, digest, play
 
 if TYPE_CHECKING:
     from understudy import _core
-
-EVENT_COLUMNS = ("kinds", "tiers", "sequence_hashes", "positions", "sole")
 
 
 def told(result: _core.FleetResult, workers: int) -> list[Any]:

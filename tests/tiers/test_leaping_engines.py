@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiers.building import INF, chain, forked, shared, way
+from tiers.building import EVENT_COLUMNS, INF, chain, forked, shared, way
 from understudy import _core
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-EVENT_COLUMNS = ("kinds", "tiers", "sequence_hashes", "positions", "sole")
 
 
 class Picky:
