@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "lineage_hash.hpp"
-#include "token_blocks.hpp"
+#include "tokens/lineage_hash.hpp"
+#include "tokens/token_blocks.hpp"
 
 namespace understudy {
 

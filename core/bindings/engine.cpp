@@ -9,7 +9,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "engine/vllm_engine.hpp"
+#include "engine/vllm/engine.hpp"
 
 namespace understudy {
 

@@ -1,5 +1,5 @@
 // C++ errors become the Python class of the same name.
-#include "errors.hpp"
+#include "base/errors.hpp"
 
 #include <nanobind/nanobind.h>
 

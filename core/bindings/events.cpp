@@ -3,7 +3,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "event_ring.hpp"
+#include "events/event_ring.hpp"
 
 namespace understudy {
 

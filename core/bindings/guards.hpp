@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "block_store.hpp"
-#include "identities.hpp"
+#include "store/block_store.hpp"
+#include "tokens/identities.hpp"
 
 namespace understudy {
 

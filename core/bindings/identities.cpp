@@ -1,5 +1,5 @@
 // Block identities and lineage hashes in Python.
-#include "identities.hpp"
+#include "tokens/identities.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -9,7 +9,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "lineage_text.hpp"
+#include "tokens/lineage_text.hpp"
 
 namespace understudy {
 namespace {

@@ -1,6 +1,6 @@
 // The KV manager of a simulated worker, and the leases of its native backend, in Python. understudy.engines.kv_manager
 // adds the types.
-#include "engine/kv_manager.hpp"
+#include "engine/kvbm/kv_manager.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -15,7 +15,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "engine/kv_lease.hpp"
+#include "engine/kvbm/kv_lease.hpp"
 #include "guards.hpp"
 
 namespace understudy {

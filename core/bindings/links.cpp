@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "errors.hpp"
-#include "link.hpp"
+#include "links/link.hpp"
 
 namespace understudy {
 

@@ -1,5 +1,5 @@
 // The KV of one request in Python. understudy.kv.RequestKv adds the views.
-#include "request_kv.hpp"
+#include "store/request_kv.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

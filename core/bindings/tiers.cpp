@@ -6,8 +6,8 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "offload/worker_tiers.hpp"
 #include "policy_config.hpp"
+#include "tiers/worker_tiers.hpp"
 
 namespace understudy {
 

@@ -7,8 +7,8 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "token_blocks.hpp"
-#include "xxh3.hpp"
+#include "tokens/token_blocks.hpp"
+#include "tokens/xxh3.hpp"
 
 namespace understudy {
 namespace {

@@ -7,12 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "identities.hpp"
-#include "slot.hpp"
+#include "base/request_id.hpp"
+#include "slots/slot.hpp"
+#include "tokens/identities.hpp"
 
 namespace understudy {
-
-using RequestId = std::uint32_t;
 
 // Where the identities of a request's blocks come from, computed when they are first needed.
 class IdentitySource {

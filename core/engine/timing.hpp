@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "errors.hpp"
+#include "base/errors.hpp"
 
 namespace understudy {
 

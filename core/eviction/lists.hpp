@@ -5,9 +5,9 @@
 #include <array>
 #include <span>
 
+#include "eviction/frequency_sketch.hpp"
 #include "eviction/policy.hpp"
 #include "eviction/slot_queue.hpp"
-#include "frequency_sketch.hpp"
 
 namespace understudy {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "slot.hpp"
+#include "slots/slot.hpp"
 
 namespace understudy {
 

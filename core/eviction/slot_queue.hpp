@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "huge_array.hpp"
-#include "slot.hpp"
+#include "base/huge_array.hpp"
+#include "slots/slot.hpp"
 
 namespace understudy {
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/vllm_engine.hpp"
+#include "engine/vllm/engine.hpp"
 
 namespace understudy {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "token_blocks.hpp"
-#include "xxh3.hpp"
+#include "tokens/token_blocks.hpp"
+#include "tokens/xxh3.hpp"
 
 namespace understudy {
 

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "block_store.hpp"
-#include "errors.hpp"
-#include "identities.hpp"
-#include "request_kv.hpp"
-#include "token_blocks.hpp"
+#include "base/errors.hpp"
+#include "store/block_store.hpp"
+#include "store/request_kv.hpp"
+#include "tokens/identities.hpp"
+#include "tokens/token_blocks.hpp"
 
 namespace understudy {
 namespace {

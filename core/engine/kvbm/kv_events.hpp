@@ -1,0 +1,51 @@
+// What a KV manager says about its blocks: one row a block, sorted into the events of two streams.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "events/event_ring.hpp"
+
+namespace understudy {
+
+// Rows that follow each other with one id are one event. Ids count from 0 in each stream.
+struct KvEventRow {
+  static constexpr std::uint64_t kSilent = std::numeric_limits<std::uint64_t>::max();
+
+  BlockIdentity identity;
+  std::uint64_t generation = 0;
+  EventKind kind = EventKind::Stored;
+  std::uint64_t raw_id = 0;
+  std::uint64_t raw_parent = 0;             // of the event's first block, as the engine would say it; 0: none
+  std::uint64_t consolidated_id = kSilent;  // kSilent: a further copy came, or not the last one left
+};
+
+struct KvEventRows {
+  std::vector<KvEventRow> rows;
+  std::vector<Token> tokens;  // block_size for every Stored row, when token ids were asked for
+};
+
+// Stored rows that are one event of the raw stream, from row `first` of its call on.
+struct StoredRun {
+  std::size_t first = 0;
+  std::uint64_t parent = 0;
+};
+
+class KvEventLog {
+ public:
+  // What one call to the manager did. What it stored is told first, in the given runs, then what it removed.
+  void add(const DrainedEvents& call, std::span<const StoredRun> runs);
+  KvEventRows drain() noexcept { return std::exchange(kept_, {}); }
+
+ private:
+  void add_kind(const DrainedEvents& call, EventKind kind, std::span<const StoredRun> runs);
+
+  KvEventRows kept_;
+  std::uint64_t next_raw_ = 0;
+  std::uint64_t next_consolidated_ = 0;
+};
+
+}  // namespace understudy

@@ -1,0 +1,385 @@
+#include "engine/vllm/engine.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace understudy {
+
+namespace {
+
+const EngineConfig& checked(const EngineConfig& c) {
+  const auto at_least_one = [](std::uint64_t value, const char* field) {
+    if (value < 1) throw Error(ErrorKind::ConfigError, field, " must be at least 1, got ", value);
+  };
+  at_least_one(c.max_num_seqs, "max_num_seqs");
+  at_least_one(c.max_num_batched_tokens, "max_num_batched_tokens");
+  at_least_one(c.max_model_len, "max_model_len");
+  if (!(c.watermark >= 0 && c.watermark <= 1)) {
+    throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1], got ", c.watermark);
+  }
+  if (c.policy == SchedulingPolicy::Priority && c.preemption_mode == PreemptionMode::Fifo) {
+    throw Error(ErrorKind::ConfigError,
+                "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
+  }
+  const bool known = c.eviction_policy == PolicyKind::Lineage || c.eviction_policy == PolicyKind::Lru ||
+                     c.eviction_policy == PolicyKind::MultiLru;
+  if (!known) throw Error(ErrorKind::ConfigError, "eviction_policy must be lineage, lru or multi_lru");
+  if (c.async_scheduling && !c.accept_rates.empty()) {
+    throw Error(ErrorKind::ConfigError,
+                "accept_rates contradict async_scheduling: the next step is scheduled before the burst is known");
+  }
+  return c;
+}
+
+// Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
+bool emits(const EngineConfig& c) { return (c.events || c.check) && c.enable_prefix_caching; }
+
+// `below`: there are tiers below the host.
+StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool below) {
+  StoreConfig store;
+  store.block_size = c.block_size;
+  PoolConfig pool;
+  pool.num_blocks = c.num_gpu_blocks;
+  const bool shared = c.kv_manager == KvBackend::Kvbm;
+  pool.duplicates = shared ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
+  const bool append =
+      c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
+  pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
+  // A hash is enough to copy what is evicted to the host; not for those who look at it there or below.
+  const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
+  pool.keeps_details = emits(c) || (names_evicted && (below || tiers->filter));
+  store.pools = {pool};
+  if (tiers != nullptr) {
+    if (!c.enable_prefix_caching) {
+      throw Error(ErrorKind::ConfigError, "tiers need enable_prefix_caching: without it no block is found again");
+    }
+    PoolConfig host;
+    host.tier = Tier::G2;
+    host.num_blocks = tiers->g2_blocks;
+    host.policy.kind = PolicyKind::Lru;
+    if (tiers->g2_policy) host.policy = tiers->g2_policy();
+    host.duplicates = DuplicatePolicy::Reject;
+    host.keeps_details = emits(c);
+    store.pools.push_back(host);
+  }
+  store.events.enabled = emits(c);
+  store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
+  return store;
+}
+
+}  // namespace
+
+VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers, TierRun* run,
+                       const std::string& name)
+    : config_(checked(config)),
+      timing_(std::move(timing)),
+      store_(store_config(config, tiers,
+                          run != nullptr ? !run->shared().empty() : tiers != nullptr && (tiers->g3 || tiers->g4))),
+      shared_(config.kv_manager == KvBackend::Kvbm),
+      emits_(emits(config)),
+      own_run_(tiers != nullptr && run == nullptr
+                   ? std::make_unique<TierRun>(*tiers, config.block_size, config.events, config.check)
+                   : nullptr),
+      tiers_(tiers == nullptr ? nullptr
+                              : std::make_unique<WorkerTiers>(*tiers, store_, run != nullptr ? *run : *own_run_, name)),
+      capacity_tokens_(config.num_gpu_blocks * config.block_size),
+      // vLLM's own count of blocks has one more, and the watermark is taken of that.
+      watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
+      bursts_(config.accept_rates, config.burst_seed),
+      waiting_(config.policy, requests_) {}
+
+// ── Requests ──
+
+RequestId VllmEngine::submit(RequestSpec spec) {
+  if (spec.prompt_tokens == 0) throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": the prompt is empty");
+  if (!spec.identities && config_.enable_prefix_caching) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": prefix caching needs identities");
+  }
+  if (spec.prompt_tokens >= config_.max_model_len) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": a prompt of ", spec.prompt_tokens,
+                " tokens leaves no room for output in max_model_len=", config_.max_model_len);
+  }
+  const auto id = static_cast<RequestId>(requests_.size());
+  EngineRequest& request = requests_.emplace_back();
+  request.spec = std::move(spec);
+  request.known = request.spec.prompt_tokens;
+  waiting_.push(id, false);
+  blocked_.valid = false;
+  disturbed_ = true;
+  leap_taken_ns_ = -1;
+  stuck_ = false;
+  fruitless_preemptions_ = 0;
+  token_log_.touch();
+  return id;
+}
+
+std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
+  const std::uint64_t end =
+      std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
+  // The last token is never computed; a burst reserves room for it all the same.
+  const std::uint64_t stored = bursts_.on() ? end : end - 1;
+  const std::uint64_t blocks = (stored + config_.block_size - 1) / config_.block_size;
+  const bool too_long = !config_.enable_chunked_prefill && cap_prefill(prompt_tokens) > config_.max_num_batched_tokens;
+  if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks && !too_long) {
+    return std::nullopt;
+  }
+  std::ostringstream why;
+  if (prompt_tokens >= config_.max_model_len) {
+    why << "the prompt of " << prompt_tokens << " tokens leaves no room in max_model_len=" << config_.max_model_len;
+  } else if (blocks > config_.num_gpu_blocks) {
+    why << "prompt and output of " << end << " tokens need " << blocks << " blocks of " << config_.block_size
+        << ", num_gpu_blocks=" << config_.num_gpu_blocks;
+  } else {
+    why << "without chunked prefill a step of " << cap_prefill(prompt_tokens)
+        << " prompt tokens exceeds max_num_batched_tokens=" << config_.max_num_batched_tokens;
+  }
+  return std::move(why).str();
+}
+
+bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
+  if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
+  EngineRequest& request = requests_[id];
+  // Its last token may be visible before the scheduler has received it.
+  if (request.status == RequestStatus::Finished || request.finish_ns >= 0) return false;
+  if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
+  if (request.status == RequestStatus::Running) {
+    running_.erase(std::find(running_.begin(), running_.end(), id));
+  } else if (request.status == RequestStatus::Parked) {
+    --parked_;
+  } else {
+    waiting_.remove(id);
+  }
+  if (tiers_) {
+    tiers_->abandon(id);
+    tiers_->stop_waiting(id, now_ns);
+  }
+  retire(request);
+  request.finish_ns = now_ns;
+  blocked_.valid = false;
+  disturbed_ = true;
+  leap_taken_ns_ = -1;
+  stuck_ = false;
+  fruitless_preemptions_ = 0;
+  token_log_.touch();
+  return true;
+}
+
+const EngineRequest& VllmEngine::request(RequestId id) const {
+  if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
+  return requests_[id];
+}
+
+std::vector<RequestId> VllmEngine::take_finished() { return std::exchange(finished_, {}); }
+
+// ── Steps ──
+
+void VllmEngine::require_time(std::int64_t now_ns) const {
+  if (!tiers_ || now_ns >= tiers_->hub().links().now_ns()) return;
+  throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
+              ", to where the transfers have come: time never goes backwards");
+}
+
+std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
+  if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  require_time(now_ns);
+  begun_ns_ = now_ns;
+  disturbed_ = false;
+  if (tiers_ && leap_taken_ns_ != now_ns) {  // else it has begun, in a leap
+    tiers_->hub().run_until(now_ns);
+    resume_loaded();
+    landings_noticed_ = tiers_->landings();
+    tell(now_ns);
+  }
+  leap_taken_ns_ = -1;
+  schedule(now_ns);
+  const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
+  fruitless_preemptions_ += log_.preempted.size();
+  const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && !unreceived_;
+  sleeping_ = nothing && tiers_ && !idle() && !tiers_->idle();
+  if (sleeping_) {
+    released_at_sleep_ = tiers_->released();
+    now_ns_ = now_ns;
+    return 0;
+  }
+  stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
+  if (config_.async_scheduling) {
+    const auto received = std::exchange(unreceived_, std::nullopt);
+    if (!log_.scheduled.empty()) unreceived_ = log_.scheduled;
+    if (received) update(*received);
+  }
+  ++totals_.steps;
+  in_step_ = true;
+  now_ns_ = now_ns;
+  // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
+  if (log_.load.prefill_requests > 0) sample(running_.size());
+  now_ns_ = now_ns + duration_ns;
+  if (observer_) observer_(false);
+  return duration_ns;
+}
+
+void VllmEngine::end_step(std::int64_t end_ns) {
+  if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
+  require_time(end_ns);
+  const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
+  if (tiers_) {
+    tiers_->hub().run_until(end_ns);
+    write_through(plan, end_ns);  // may ask a policy of the user's, and fail
+  }
+  in_step_ = false;
+  now_ns_ = end_ns;
+  if (!config_.async_scheduling) update(plan);
+  emit(plan, end_ns);
+  sample(running_.size());
+  close_step();
+  if (observer_) observer_(true);
+}
+
+// The step that ends now has told everything.
+void VllmEngine::close_step() {
+  tell(now_ns_);
+  if (!config_.check) return;
+  // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little.
+  const bool whole = totals_.steps % std::max<std::uint64_t>(1, config_.num_gpu_blocks / 16) == 0 || idle();
+  if (emits_) truth_.require_equal(store_, whole);
+  if (whole) store_.check();
+  check_counts();
+}
+
+// What happened to blocks since the last call is visible from now on.
+void VllmEngine::tell(std::int64_t now_ns) {
+  if (!emits_) return;
+  events_.add(store_.drain_events(~std::size_t{0}));
+  const std::span<const EventRecord> told = events_.end_step(now_ns);
+  if (config_.check) truth_.apply(told);
+  if (!config_.events) (void)events_.take_visible();
+}
+
+DrainedEvents VllmEngine::drain_events() {
+  events_.add(store_.drain_events(~std::size_t{0}));
+  return events_.drain();
+}
+
+DrainedEvents VllmEngine::tell_events() {
+  events_.add(store_.drain_events(~std::size_t{0}));
+  return events_.tell();
+}
+
+// The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
+void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
+  for (const StepLog::Scheduled& turn : plan) {
+    EngineRequest& request = requests_[turn.request];
+    if (!turn.samples || request.status == RequestStatus::Finished) continue;
+    if (bursts_.on()) {
+      receive_burst(request);
+    } else if (request.spec.max_tokens > 0) {
+      ++request.known;
+    }
+    if (request.status == RequestStatus::Running && config_.async_scheduling) {
+      --request.ahead;
+      if (!shared_) key_blocks(request, request.computed - request.ahead);
+    }
+    if (shared_ && request.status == RequestStatus::Running) seal_blocks(request, named_blocks(request));
+    if (request.outputs() < request.spec.max_tokens && request.known < config_.max_model_len) continue;
+    if (request.status == RequestStatus::Preempted) waiting_.remove(turn.request);
+    retire(request);
+    log_.finished.push_back(turn.request);
+  }
+  if (log_.finished.empty()) return;
+  blocked_.valid = false;
+  std::erase_if(running_, [this](RequestId id) { return requests_[id].status == RequestStatus::Finished; });
+}
+
+void VllmEngine::retire(EngineRequest& request) {
+  free_blocks(request);
+  ++retired_;
+  request.status = RequestStatus::Finished;
+  std::vector<SlotId>().swap(request.table);  // assigning {} would keep the memory
+  std::vector<BlockIdentity>().swap(request.blocks);
+  request.spec.identities = nullptr;
+}
+
+// Tokens become visible. Asynchronously, the scheduler may have asked for one more than there is.
+void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns) {
+  const std::uint64_t step = token_log_.next_step();
+  token_log_.end_step(end_ns);
+  for (const StepLog::Scheduled& turn : plan) {
+    EngineRequest& request = requests_[turn.request];
+    if (!turn.samples || request.finish_ns >= 0) continue;
+    const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.emitted;
+    if (request.emitted < request.spec.max_tokens && length < config_.max_model_len) {
+      const std::uint32_t tokens = bursts_.on() ? request.outputs() - request.emitted : 1;
+      if (request.emitted == 0) request.first_burst = tokens;
+      request.emitted += tokens;
+      fruitless_preemptions_ = 0;
+      auto& runs = request.tokens;
+      if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
+        ++runs.back().count;
+      } else {
+        runs.push_back({step, 1});
+      }
+    }
+    if (request.emitted >= request.spec.max_tokens ||
+        std::uint64_t{request.spec.prompt_tokens} + request.emitted >= config_.max_model_len) {
+      complete(turn.request, end_ns);
+    }
+  }
+}
+
+void VllmEngine::complete(RequestId id, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  request.finish_ns = now_ns;
+  token_log_.count_gaps(request.tokens, request.emitted);
+  finished_.push_back(id);
+}
+
+StepLoad VllmEngine::measure() const {
+  StepLoad load;
+  for (const StepLog::Scheduled& turn : log_.scheduled) {
+    const EngineRequest& request = requests_[turn.request];
+    const std::uint32_t prompt = request.spec.prompt_tokens;
+    if (request.computed < prompt) {
+      ++load.prefill_requests;
+      load.prefill_input_tokens += std::min(request.computed + turn.tokens, prompt);
+      load.prefill_cached_tokens += request.computed;
+    }
+    const std::uint32_t length = request.known + request.ahead;
+    if (request.computed + turn.tokens == length && request.spec.max_tokens > 0) {
+      ++load.decode_requests;
+      load.decode_context_tokens += length;
+    }
+  }
+  return load;
+}
+
+void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
+  for (std::uint32_t turns = 1;; ++turns) {
+    if (turns % 64 == 0 && pause_) pause_();
+    const std::size_t finished = finished_.size();
+    if (in_step_) {
+      if (now_ns_ > until_ns) return;
+      end_step(now_ns_);
+    } else {
+      if (now_ns_ >= until_ns || idle() || stuck_) return;
+      if (sleeping_ && !roused()) {
+        const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
+        if (wake && *wake > until_ns) return;
+        if (wake) {
+          tiers_->hub().run_until(*wake);
+          now_ns_ = std::max(now_ns_, *wake);
+          notice_landings(now_ns_);
+          if (!roused()) continue;
+        }
+        if (now_ns_ >= until_ns) return;
+      }
+      if (!leaping_ || !can_leap() || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
+      if (stuck_ && in_step_ && log_.scheduled.empty()) {
+        in_step_ = false;  // nothing was scheduled, so nothing ends
+        --totals_.steps;
+      }
+    }
+    if (stop_on_finish && finished_.size() > finished) return;
+  }
+}
+
+}  // namespace understudy

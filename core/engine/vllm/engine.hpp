@@ -1,0 +1,285 @@
+// A vLLM-style engine as a state machine that never reads a clock.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "engine/config.hpp"
+#include "engine/forward_pass.hpp"
+#include "engine/kv_trace.hpp"
+#include "engine/request.hpp"
+#include "engine/timing.hpp"
+#include "engine/token_log.hpp"
+#include "engine/vllm/burst_sampler.hpp"
+#include "engine/vllm/waiting_queue.hpp"
+#include "events/event_log.hpp"
+#include "events/event_truth.hpp"
+#include "store/block_store.hpp"
+#include "tiers/worker_tiers.hpp"
+
+namespace understudy {
+
+// What one step did, in vLLM's order.
+struct StepLog {
+  struct Scheduled {
+    RequestId request;
+    std::uint32_t tokens;
+    bool samples;
+  };
+  std::vector<Scheduled> scheduled;
+  std::vector<RequestId> admitted;  // with `resumed` and `cached` of the same length
+  std::vector<bool> resumed;
+  std::vector<std::uint32_t> cached;
+  std::vector<RequestId> preempted;
+  std::vector<RequestId> finished;  // that the scheduler learnt of in this step
+  std::uint64_t free_after_schedule = 0;
+  StepLoad load;
+
+  void clear() noexcept {  // keeps the memory
+    scheduled.clear();
+    admitted.clear();
+    resumed.clear();
+    cached.clear();
+    preempted.clear();
+    finished.clear();
+    free_after_schedule = 0;
+    load = {};
+  }
+};
+
+struct EngineTotals {
+  std::uint64_t steps = 0;
+  std::uint64_t preemptions = 0;
+  std::uint64_t burst_steps = 0;         // turns that ended in a burst
+  std::uint64_t burst_tokens = 0;        // and its tokens
+  std::uint64_t phantom_hit_blocks = 0;  // hits on blocks that no step ever computed
+};
+
+// Step-exact with the real scheduler of the configured version. One step is begin_step (schedule; what it admits is
+// visible at once) and end_step (its tokens are); requests may be submitted and cancelled in between.
+class VllmEngine {
+ public:
+  // With `tiers`, blocks go down to them and come back; `run` is what its workers share (null: the engine is alone).
+  VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers = nullptr, TierRun* run = nullptr,
+             const std::string& name = "worker");
+
+  const EngineConfig& config() const noexcept { return config_; }
+  BlockStore& store() noexcept { return store_; }
+  const BlockStore& store() const noexcept { return store_; }
+
+  // ── Requests ──
+  RequestId submit(RequestSpec spec);
+  // Why the request could never run to its end, or nothing.
+  std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const;
+  // Frees its blocks at once; a token in flight is ignored. False when it has already finished.
+  bool cancel(RequestId id, std::int64_t now_ns);
+  const EngineRequest& request(RequestId id) const;
+  // Tokens that it will have emitted when it has run to its end.
+  std::uint32_t expected_outputs(const EngineRequest& request) const noexcept {
+    return std::min(request.spec.max_tokens, config_.max_model_len - request.spec.prompt_tokens);
+  }
+  std::size_t num_requests() const noexcept { return requests_.size(); }
+  std::span<const RequestId> running() const noexcept { return running_; }
+  const std::deque<RequestId>& waiting() const noexcept { return waiting_.ids(); }
+  bool idle() const noexcept { return running_.empty() && waiting_.empty() && !unreceived_ && parked_ == 0; }
+  std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
+  WorkerTiers* tiers() noexcept { return tiers_.get(); }   // null: none
+  const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
+  void drain_tiers();  // lets every transfer land; for an engine that has nothing more to do
+  TierRun* own_run() noexcept { return own_run_.get(); }
+
+  // ── Steps ──
+  // InvalidArgument when transfers have come further than `now_ns`: they cannot be started in their past.
+  void require_time(std::int64_t now_ns) const;
+  // Schedules, and returns the duration in nanoseconds (0 when there was nothing to compute).
+  std::int64_t begin_step(std::int64_t now_ns);
+  void end_step(std::int64_t end_ns);
+  bool in_step() const noexcept { return in_step_; }
+  const StepLog& log() const noexcept { return log_; }
+  // The step that is open, and what waits. WrongState when none is.
+  ForwardPass forward_pass() const;
+  // Plays steps back to back up to `until_ns`: ends those that end by then, begins those that begin before. A step
+  // that is still in progress then stays open, so that requests can be submitted and cancelled in the middle of it.
+  // Stops early when idle or stuck, or at the end of a step in which a request finished if `stop_on_finish`. Leaps
+  // over runs of plain decode steps, with the same result.
+  void advance(std::int64_t until_ns, bool stop_on_finish);
+  // When the open step ends, or else when the next may begin.
+  std::int64_t now_ns() const noexcept { return now_ns_; }
+  // Nothing happens before this time. For an engine between steps.
+  void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
+  void set_leaping(bool on) noexcept { leaping_ = on; }
+  // Told of every step that is not leapt over, after it has begun (false) and after it has ended (true).
+  using Observer = std::function<void(bool ended)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
+  // Called by `advance` now and then, between steps; may throw to stop it there.
+  void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
+  // The last step did nothing although requests wait, or requests have long preempted each other without a token
+  // (possible when the oldest must give way: preemption_mode fifo, or equal priorities): it needs outside help.
+  bool stuck() const noexcept { return stuck_; }
+  // The last call of begin_step found nothing that could be computed until a copy or a load ends: no step is open, and
+  // the next may begin when `roused` (or when a request comes).
+  bool sleeping() const noexcept { return sleeping_; }
+  // For who runs the transfers of a sleeping engine: they have come to `now_ns`.
+  void notice_landings(std::int64_t now_ns);
+  bool roused() const noexcept { return disturbed_ || tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
+  bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
+
+  // Requests whose last token became visible (or that ended without one) since the last call.
+  std::vector<RequestId> take_finished();
+
+  const EngineTotals& totals() const noexcept { return totals_; }
+  const TokenLog& token_log() const noexcept { return token_log_; }
+
+  // ── Events: with config().events, rows of both streams since the last call ──
+  TimedEvents take_events() { return events_.take_visible(); }  // of steps that have ended
+  DrainedEvents drain_events();                                 // of the step in progress too, as the store tells them
+  DrainedEvents tell_events();                                  // the same, and they stay to be taken
+  std::vector<TimedKvTrace> take_kv_trace() noexcept { return std::exchange(kv_trace_, {}); }
+
+  // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
+  void check();
+
+ private:
+  static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
+
+  struct Blocked {  // why the head of the queue could not be admitted, while that still holds
+    bool valid = false;
+    bool wants_key = false;
+    LineageHash missing;         // the key that would lengthen its hit
+    std::uint64_t released = 0;  // by the tiers until then
+  };
+
+  class Leap;
+  struct Turn {  // of a leap
+    std::uint64_t step;
+    std::uint32_t order;  // place in the running list when the leap began
+    bool operator>(const Turn& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
+  };
+  struct LeapScratch {
+    std::vector<RequestId> members;
+    std::vector<std::uint64_t> since;        // how many steps its request knows of
+    std::vector<std::uint64_t> last;         // step of each
+    std::vector<std::uint8_t> out;           // members that have ended, or wait for room
+    std::vector<std::uint32_t> paused;       // those that wait
+    std::vector<Turn> turns;                 // a heap, the next first
+    std::vector<std::uint32_t> due;          // in the step at hand
+    std::vector<std::uint32_t> done;         // of them, with it
+    std::vector<StepLog::Scheduled> filled;  // requests whose block is complete
+  };
+
+  // vllm_schedule.cpp
+  void schedule(std::int64_t now_ns);
+  void schedule_running(std::int64_t now_ns);
+  std::uint32_t next_tokens(const EngineRequest& request) const;
+  std::uint32_t cap_prefill(std::uint32_t tokens) const;
+  std::size_t choose_victim() const;
+  void preempt(std::size_t position);
+  void admit(std::int64_t now_ns);
+  using Room = WorkerTiers::Room;
+  Room grow(RequestId id, std::uint32_t total, std::int64_t now_ns);
+  bool fits(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced);
+  Room place(RequestId id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns);
+  Room take_blocks(RequestId id, std::size_t count, std::int64_t now_ns);
+  void key_blocks(EngineRequest& request, std::uint32_t total);
+  void free_blocks(EngineRequest& request);
+  void need_identities(EngineRequest& request, std::size_t blocks);
+  void trace_taken(std::size_t taken, std::uint64_t evictions_before);
+  std::uint32_t blocks_for(std::uint32_t tokens) const noexcept {
+    return (tokens + config_.block_size - 1) / config_.block_size;
+  }
+
+  // vllm_kvbm.cpp
+  std::uint32_t named_blocks(const EngineRequest& request) const noexcept;
+  std::uint64_t cost_of_shared(EngineRequest& request, std::size_t count);
+  Room take_shared(RequestId id, std::size_t count, std::int64_t now_ns);
+  void seal_blocks(EngineRequest& request, std::uint32_t named);
+
+  // vllm_tiers.cpp
+  WorkerTiers::Onboard onboard(RequestId id, std::size_t hits, std::size_t limit, std::int64_t now_ns);
+  void resume_loaded();
+  void count_origins(RequestId id, std::size_t hits, bool resumed);
+  void write_through(const std::vector<StepLog::Scheduled>& plan, std::int64_t now_ns);
+  bool head_may_move() const;
+  bool leap_disturbed();
+  bool leap_has_room(std::uint64_t slots) const;
+
+  // vllm_engine.cpp
+  void close_step();
+  void tell(std::int64_t now_ns);
+  void update(const std::vector<StepLog::Scheduled>& plan);
+  void emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns);
+  void retire(EngineRequest& request);
+  void complete(RequestId id, std::int64_t now_ns);
+  StepLoad measure() const;
+
+  // vllm_burst.cpp
+  std::uint32_t burst_room(const EngineRequest& request, std::uint32_t total) const noexcept;
+  void receive_burst(EngineRequest& request);
+
+  // vllm_leap.cpp
+  bool can_leap() const;
+  bool decodes(RequestId id) const noexcept;
+  bool leap(std::int64_t until_ns, bool stop_on_finish);
+  std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
+
+  // vllm_watch.cpp
+  void sample(std::size_t running);
+  void check_counts() const;
+
+  EngineConfig config_;
+  StepTiming timing_;
+  BlockStore store_;
+  const bool shared_;  // the kvbm manager
+  const bool emits_;   // the store tells what happens
+  std::unique_ptr<TierRun> own_run_;
+  std::unique_ptr<WorkerTiers> tiers_;
+  std::uint64_t capacity_tokens_;
+  std::uint64_t watermark_blocks_;
+  BurstSampler bursts_;
+
+  std::vector<EngineRequest> requests_;
+  std::vector<RequestId> running_;
+  WaitingQueue waiting_;
+  std::uint64_t budget_ = 0;
+  StepLog log_;
+  std::optional<std::vector<StepLog::Scheduled>> unreceived_;  // asynchronous: scheduled, outputs not yet received
+  std::int64_t begun_ns_ = 0;                                  // when the last step began
+  std::int64_t now_ns_ = 0;
+  bool in_step_ = false;
+  bool stuck_ = false;
+  bool sleeping_ = false;
+  bool disturbed_ = false;  // a request came or went while it slept
+  std::uint64_t released_at_sleep_ = 0;
+  std::uint64_t landings_noticed_ = 0;
+  std::int64_t leap_taken_ns_ = -1;  // a leap has begun the step of then (blocks are taken), and not played it
+  std::size_t parked_ = 0;
+  std::uint64_t fruitless_preemptions_ = 0;  // since the last token
+  bool leaping_ = true;
+  Observer observer_;
+  std::function<void()> pause_;
+  Blocked blocked_;
+  std::vector<SlotId> hits_;  // scratch, and so are the next three
+  std::vector<SlotId> peeked_;
+  std::vector<std::uint32_t> holders_;
+  std::vector<SlotId> fresh_;
+  LeapScratch leap_;
+  std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone; empty before the first
+  std::vector<RequestId> finished_;
+  EngineTotals totals_;
+  TokenLog token_log_;
+  EngineEventLog events_;
+  EventTruth truth_;
+  std::vector<TimedKvTrace> kv_trace_;
+  std::size_t retired_ = 0;
+};
+
+}  // namespace understudy

@@ -1,0 +1,328 @@
+// The scheduling half of a step: the running list, admissions, and the blocks of a request.
+#include <algorithm>
+#include <tuple>
+
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
+
+}  // namespace
+
+void VllmEngine::schedule(std::int64_t now_ns) {
+  log_.clear();
+  blocked_ = {};
+  budget_ = config_.max_num_batched_tokens;
+  schedule_running(now_ns);
+  if (log_.preempted.empty()) admit(now_ns);
+  if (tiers_) blocked_.released = tiers_->released();
+  log_.load = measure();
+  for (StepLog::Scheduled& turn : log_.scheduled) {
+    EngineRequest& request = requests_[turn.request];
+    request.computed += turn.tokens;
+    turn.samples = request.computed == request.known + request.ahead;
+    if (turn.samples && config_.async_scheduling) ++request.ahead;
+  }
+  log_.free_after_schedule = store_.available(0);
+}
+
+// ── Phase 1: the running list, in order; nobody rotates ──
+
+void VllmEngine::schedule_running(std::int64_t now_ns) {
+  std::size_t cursor = 0;
+  while (cursor < running_.size() && budget_ > 0) {
+    const RequestId id = running_[cursor];
+    EngineRequest& request = requests_[id];
+    const std::uint32_t tokens = tiers_ && tiers_->waiting(id) ? 0 : next_tokens(request);
+    if (tokens == 0) {
+      ++cursor;
+      continue;
+    }
+    const std::uint32_t keyed_before = request.keyed;
+    Room room = Room::Short;
+    while ((room = grow(id, request.computed + tokens, now_ns)) == Room::Short) {
+      const std::size_t victim = choose_victim();
+      const bool itself = running_[victim] == id;
+      if (victim < cursor) --cursor;
+      if (tiers_) tiers_->stop_waiting(running_[victim], now_ns);
+      preempt(victim);
+      if (itself) return;
+    }
+    if (room == Room::Wait) {
+      ++cursor;
+      continue;
+    }
+    request.keyed_before = keyed_before;
+    log_.scheduled.push_back({id, tokens, false});
+    budget_ -= tokens;
+    ++cursor;
+  }
+}
+
+std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
+  const std::uint64_t end = std::uint64_t{request.spec.prompt_tokens} + request.spec.max_tokens;
+  if (request.ahead > 0 && std::uint64_t{request.computed} + 2 - request.ahead >= end)
+    return 0;  // its last is in flight
+  const std::uint32_t tokens = cap_prefill(request.known + request.ahead - request.computed);
+  const std::uint32_t room = config_.max_model_len - request.computed - 1;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, room}));
+}
+
+std::uint32_t VllmEngine::cap_prefill(std::uint32_t tokens) const {
+  const std::uint32_t threshold = config_.long_prefill_token_threshold;
+  return threshold > 0 ? std::min(tokens, threshold) : tokens;
+}
+
+// The position in running of the request that gives way.
+std::size_t VllmEngine::choose_victim() const {
+  if (config_.policy == SchedulingPolicy::Fcfs) {
+    return config_.preemption_mode == PreemptionMode::Lifo ? running_.size() - 1 : 0;
+  }
+  std::size_t worst = 0;
+  for (std::size_t i = 1; i < running_.size(); ++i) {
+    const RequestSpec& a = requests_[running_[worst]].spec;
+    const RequestSpec& b = requests_[running_[i]].spec;
+    if (std::tie(a.priority, a.arrival_time) < std::tie(b.priority, b.arrival_time)) worst = i;
+  }
+  return worst;
+}
+
+void VllmEngine::preempt(std::size_t position) {
+  const RequestId id = running_[position];
+  EngineRequest& victim = requests_[id];
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(position));
+  const auto turn = std::find_if(log_.scheduled.begin(), log_.scheduled.end(),
+                                 [id](const StepLog::Scheduled& s) { return s.request == id; });
+  if (turn != log_.scheduled.end()) {
+    // Its turn is undone, but (in versions with the defect) not the keys that its allocation registered: those blocks
+    // can be hit though nobody will ever compute them.
+    budget_ += turn->tokens;
+    log_.scheduled.erase(turn);
+    // Not under kvbm, where what is acquired is visible, computed or not, and others may hold it by now.
+    const auto fresh = std::span<const SlotId>(victim.table)
+                           .subspan(victim.keyed_before, shared_ ? 0 : victim.keyed - victim.keyed_before);
+    if (config_.phantom_hits) {
+      phantom_.resize(config_.num_gpu_blocks);
+      for (const SlotId slot : fresh) phantom_[slot] = 1;
+    } else {
+      store_.unregister(0, fresh);
+    }
+  }
+  free_blocks(victim);
+  victim.computed = 0;
+  victim.ahead = 0;
+  victim.status = RequestStatus::Preempted;
+  ++victim.preemptions;
+  ++totals_.preemptions;
+  waiting_.push(id, true);
+  log_.preempted.push_back(id);
+}
+
+// ── Phase 2: admissions from the head of the queue; nobody overtakes ──
+
+void VllmEngine::admit(std::int64_t now_ns) {
+  while (!waiting_.empty() && budget_ > 0 && running_.size() < config_.max_num_seqs) {
+    const RequestId id = waiting_.head();
+    EngineRequest& request = requests_[id];
+    if (tiers_ && tiers_->waiting(id)) {
+      blocked_.valid = true;
+      return;
+    }
+    std::size_t hits = 0;
+    std::size_t unreferenced = 0;
+    std::size_t limit = 0;
+    if (config_.enable_prefix_caching) {
+      // At least one token is left to compute.
+      limit = (request.known - 1) / config_.block_size;
+      need_identities(request, limit);
+      hits_.resize(limit);
+      hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
+                                &unreferenced);
+      // The draft needs hidden states that the cache does not hold: the last block found is computed again.
+      if (bursts_.on() && hits > 0) {
+        hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(hits - 1), hits_.data(),
+                                  &unreferenced);
+      }
+    }
+    const auto hit_tokens = static_cast<std::uint32_t>(hits * config_.block_size);
+    const std::uint32_t wanted = cap_prefill(request.known - hit_tokens);
+    const bool too_long = !config_.enable_chunked_prefill && wanted > budget_;
+    const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, budget_));
+    const bool fitting = !too_long && fits(request, tokens, hits, unreferenced);
+    WorkerTiers::Onboard loading = WorkerTiers::Onboard::Miss;
+    if (tiers_ && fitting) loading = onboard(id, hits, limit, now_ns);
+    if (loading == WorkerTiers::Onboard::Parked) continue;
+    const bool retry = loading == WorkerTiers::Onboard::Retry;
+    if (retry || (fitting && place(id, tokens, hits, now_ns) == Room::Wait)) {
+      blocked_.valid = true;
+      return;
+    }
+    if (!fitting) {
+      // Blocks only get scarcer while the others decode; but the budget may have gone to prompts of this step alone.
+      blocked_.valid = !too_long || wanted + running_.size() > config_.max_num_batched_tokens;
+      // A hit that is evicted takes those behind it along, and a chunk without them may need less than it did.
+      if (unreferenced > 0 && !config_.scheduler_reserve_full_isl) blocked_.valid = false;
+      blocked_.wants_key = hits < limit;
+      if (blocked_.wants_key) blocked_.missing = request.blocks[hits].lineage;
+      return;
+    }
+    waiting_.pop();
+    running_.push_back(id);
+    const bool resumed = request.status == RequestStatus::Preempted;
+    request.status = RequestStatus::Running;
+    request.computed = hit_tokens;
+    request.keyed_before = static_cast<std::uint32_t>(hits);
+    if (!resumed) {
+      request.first_admit_ns = now_ns;
+      request.cached_first = hit_tokens;
+    }
+    request.cached_total += hit_tokens;
+    request.looked_up += request.known;
+    if (tiers_) count_origins(id, hits, resumed);
+    if (loading == WorkerTiers::Onboard::Slow) tiers_->note_slow();
+    if (!phantom_.empty()) {
+      for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
+    }
+    log_.admitted.push_back(id);
+    log_.resumed.push_back(resumed);
+    log_.cached.push_back(hit_tokens);
+    log_.scheduled.push_back({id, tokens, false});
+    budget_ -= tokens;
+  }
+}
+
+// ── Blocks ──
+
+// Room for a running request's first `total` tokens, or nothing changed.
+VllmEngine::Room VllmEngine::grow(RequestId id, std::uint32_t total, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  const std::uint32_t needed = blocks_for(total + burst_room(request, total));
+  if (needed > request.table.size()) {
+    if (shared_) return take_shared(id, needed, now_ns);
+    const Room room = take_blocks(id, needed - request.table.size(), now_ns);
+    if (room != Room::Taken) return room;
+  }
+  if (!shared_) key_blocks(request, total);
+  return Room::Taken;
+}
+
+// Whether there is room for an admission with so many hits that computes `tokens` more.
+bool VllmEngine::fits(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced) {
+  const std::uint64_t free = store_.available(0);
+  // Unreferenced hits sit in the free list and will leave it.
+  const std::uint64_t extra = unreferenced + (running_.empty() ? 0 : watermark_blocks_);
+  const auto beyond_hits = [hits](std::uint64_t blocks) { return blocks > hits ? blocks - hits : 0; };
+  if (config_.scheduler_reserve_full_isl && beyond_hits(blocks_for(request.known)) + extra > free) return false;
+  const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
+  const std::uint32_t room = blocks_for(total + burst_room(request, total));
+  // Exact: blocks behind the first that is missing may be here too.
+  if (shared_) return cost_of_shared(request, room) + extra - unreferenced <= free;
+  return beyond_hits(room) + extra <= free;
+}
+
+// An admission that fits: the hits in hits_, and what `tokens` more need; or nothing changed.
+VllmEngine::Room VllmEngine::place(RequestId id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
+  const std::uint64_t blocks = blocks_for(total + burst_room(request, total));
+  if (shared_) return take_shared(id, blocks, now_ns);
+  const std::span<const SlotId> found(hits_.data(), hits);
+  store_.reference(0, found);
+  request.table.reserve(blocks_for(request.known));  // it comes in chunks
+  request.table.assign(found.begin(), found.end());
+  const auto undo = [&] {
+    store_.release(0, request.table, true);
+    request.table.clear();
+  };
+  Room room = Room::Short;
+  try {
+    room = take_blocks(id, blocks > hits ? blocks - hits : 0, now_ns);
+  } catch (...) {
+    undo();
+    throw;
+  }
+  if (room != Room::Taken) {
+    undo();
+    return room;
+  }
+  request.keyed = static_cast<std::uint32_t>(hits);
+  key_blocks(request, total);
+  return room;
+}
+
+VllmEngine::Room VllmEngine::take_blocks(RequestId id, std::size_t count, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  if (count == 0) return Room::Taken;
+  if (!tiers_ && count > store_.available(0)) return Room::Short;
+  const std::size_t held = request.table.size();
+  request.table.resize(held + count);
+  const std::span<SlotId> fresh = std::span<SlotId>(request.table).subspan(held);
+  const std::uint64_t evictions = config_.kv_trace ? store_.metrics(0).evictions : 0;
+  if (!tiers_) {
+    store_.allocate(0, fresh);
+  } else {
+    Room room = Room::Short;
+    try {
+      room = tiers_->take(id, now_ns, fresh);
+    } catch (...) {  // a policy of the user's
+      request.table.resize(held);
+      throw;
+    }
+    if (room != Room::Taken) {
+      request.table.resize(held);
+      return room;
+    }
+  }
+  if (config_.kv_trace) trace_taken(count, evictions);
+  if (!phantom_.empty()) {
+    for (const SlotId slot : fresh) phantom_[slot] = 0;
+  }
+  return Room::Taken;
+}
+
+// A block is visible to others, before it is computed, from the step that schedules its last token on.
+void VllmEngine::key_blocks(EngineRequest& request, std::uint32_t total) {
+  if (!config_.enable_prefix_caching) return;
+  const std::uint32_t full = std::min(total, request.known) / config_.block_size;
+  if (full <= request.keyed) return;
+  need_identities(request, full);
+  store_.commit(0, std::span<SlotId>(request.table).subspan(request.keyed, full - request.keyed),
+                std::span<const BlockIdentity>(request.blocks).subspan(request.keyed, full - request.keyed));
+  request.keyed = full;
+}
+
+void VllmEngine::free_blocks(EngineRequest& request) {
+  store_.release(0, request.table, true);
+  request.table.clear();
+  request.keyed = 0;
+}
+
+void VllmEngine::need_identities(EngineRequest& request, std::size_t blocks) {
+  if (request.blocks.size() >= blocks) return;
+  if (config_.enable_prefix_caching) {
+    request.spec.identities->extend(request.blocks, blocks);
+    return;
+  }
+  // Names that nobody else has, the same for the request's life.
+  const auto id = static_cast<std::uint64_t>(&request - requests_.data());
+  while (request.blocks.size() < blocks) {
+    const auto position = static_cast<std::uint32_t>(request.blocks.size());
+    request.blocks.push_back({LineageHash::make(xxh3_64_pair(id, position, kPrivateSeed), false, 0, position), 0, 0});
+  }
+}
+
+void VllmEngine::trace_taken(std::size_t taken, std::uint64_t evictions_before) {
+  const PoolMetrics m = store_.metrics(0);
+  const auto note = [&](bool eviction, std::size_t blocks) {
+    if (blocks == 0) return;
+    const std::uint64_t active = m.total_blocks - m.reset_blocks - m.inactive_blocks;
+    kv_trace_.push_back({begun_ns_, {eviction, blocks, m.reset_blocks, active, m.inactive_blocks}});
+  };
+  note(false, taken);
+  note(true, static_cast<std::size_t>(m.evictions - evictions_before));
+}
+
+}  // namespace understudy

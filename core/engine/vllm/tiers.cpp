@@ -1,0 +1,111 @@
+// Where the engine meets its tiers: loads before an admission, copies after a step.
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+// Looks below for what follows the head's hits on the device; parks it when that is on its way.
+WorkerTiers::Onboard VllmEngine::onboard(RequestId id, std::size_t hits, std::size_t limit, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  const bool preempted = request.status == RequestStatus::Preempted;
+  if (hits == limit || request.onboard_tried || (preempted && !tiers_->config().onboard_preempted)) {
+    return WorkerTiers::Onboard::Miss;
+  }
+  const auto prefill_ns = [&](std::size_t blocks) {
+    return timing_.duration_ns({1, request.known, blocks * config_.block_size, 0, 0}, capacity_tokens_);
+  };
+  const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
+  const auto outcome =
+      tiers_->onboard(id, now_ns, std::span<const SlotId>(hits_.data(), hits),
+                      std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
+  if (outcome != WorkerTiers::Onboard::Parked) return outcome;
+  waiting_.pop();
+  request.before_park = request.status;
+  request.status = RequestStatus::Parked;
+  request.onboard_tried = true;
+  ++parked_;
+  resume_loaded();  // what needed no time
+  return outcome;
+}
+
+void VllmEngine::resume_loaded() {
+  for (const RequestId id : tiers_->take_ready()) {
+    EngineRequest& request = requests_[id];
+    request.status = request.before_park;
+    waiting_.resume(id, request.status == RequestStatus::Preempted);
+    --parked_;
+    blocked_.valid = false;
+  }
+}
+
+void VllmEngine::drain_tiers() {
+  TransferHub& hub = tiers_->hub();
+  while (const std::optional<std::int64_t> wake = hub.next_wake_ns()) {
+    hub.run_until(*wake);
+    tell(*wake);
+  }
+  tell(now_ns_);
+  if (config_.check) check();
+}
+
+// An admission: which of its hits came from below, and were on the device only for it.
+void VllmEngine::count_origins(RequestId id, std::size_t hits, bool resumed) {
+  EngineRequest& request = requests_[id];
+  tiers_->note_hits(std::span<const SlotId>(hits_.data(), hits));
+  request.onboard_tried = false;
+  request.through = 0;
+  const std::optional<WorkerTiers::Origin> origin = tiers_->take_origin(id);
+  if (!origin) return;
+  request.parked_ns += origin->parked_ns;
+  if (origin->failed) return;  // what is there was computed by somebody else meanwhile
+  for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < hits; ++i) {
+    if (origin->tiers[i] == Tier::G1) continue;
+    const auto below = static_cast<std::size_t>(origin->tiers[i]) - static_cast<std::size_t>(Tier::G2);
+    request.below_total[below] += config_.block_size;
+    if (!resumed) request.below_first[below] += config_.block_size;
+  }
+}
+
+// The step has computed blocks: those that the host lacks go there.
+void VllmEngine::write_through(const std::vector<StepLog::Scheduled>& plan, std::int64_t now_ns) {
+  if (tiers_->config().mode != OffloadMode::WriteThrough) return;
+  for (const StepLog::Scheduled& turn : plan) {
+    EngineRequest& request = requests_[turn.request];
+    if (request.status != RequestStatus::Running) continue;
+    const std::uint32_t full = request.keyed;
+    if (full <= request.through) continue;
+    const std::uint32_t first = request.through;
+    request.through = full;
+    tiers_->write_through(now_ns, std::span<const SlotId>(request.table).subspan(first, full - first),
+                          std::span<const BlockIdentity>(request.blocks).subspan(first, full - first));
+  }
+  tiers_->hub().run_until(now_ns);
+}
+
+// What landed outside of a step is told, and may show in a sample.
+void VllmEngine::notice_landings(std::int64_t now_ns) {
+  if (tiers_->landings() == landings_noticed_) return;
+  landings_noticed_ = tiers_->landings();
+  token_log_.touch();
+  tell(now_ns);
+}
+
+// Whether the head of the queue may be admitted on room that was made since it was last asked.
+bool VllmEngine::head_may_move() const {
+  return !waiting_.empty() && blocked_.released != tiers_->released() && !tiers_->waiting(waiting_.head());
+}
+
+// Between two steps of a leap: whether something has landed that an ordinary step must decide on.
+bool VllmEngine::leap_disturbed() {
+  tiers_->hub().run_until(now_ns_);
+  notice_landings(now_ns_);
+  return tiers_->has_ready() || head_may_move();
+}
+
+bool VllmEngine::leap_has_room(std::uint64_t slots) const {
+  if (slots > store_.available(0)) return false;
+  if (!tiers_ || tiers_->config().mode == OffloadMode::WriteThrough) return true;
+  // What is cached leaves by a copy, which takes time; and in older orders it may come before what is empty.
+  return config_.free_order != FreeOrder::AllLast && slots <= store_.in(0, SlotState::Reset);
+}
+
+}  // namespace understudy

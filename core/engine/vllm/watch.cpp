@@ -1,0 +1,91 @@
+// What the engine lets others see of itself: samples over time, and checks.
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+void VllmEngine::sample(std::size_t running) {
+  const std::uint64_t cached = store_.in(0, SlotState::Inactive);
+  EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
+                      static_cast<std::uint32_t>(config_.num_gpu_blocks - store_.in(0, SlotState::Reset) - cached),
+                      static_cast<std::uint32_t>(cached)};
+  if (tiers_) {
+    sample.held_blocks = static_cast<std::uint32_t>(tiers_->held());
+    sample.host_blocks =
+        static_cast<std::uint32_t>(store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive));
+  }
+  token_log_.add_sample(sample);
+}
+
+ForwardPass VllmEngine::forward_pass() const {
+  if (!in_step_) throw Error(ErrorKind::WrongState, "forward_pass without a step in progress");
+  ForwardPass pass;
+  pass.duration_ns = now_ns_ - begun_ns_;
+  for (const StepLog::Scheduled& turn : log_.scheduled) {
+    const EngineRequest& request = requests_[turn.request];
+    const std::uint32_t before = request.computed - turn.tokens;
+    if (before < request.spec.prompt_tokens) {
+      pass.prefill_lengths.add(request.spec.prompt_tokens);
+      pass.prefill_tokens += turn.tokens;
+      pass.prefill_kv_tokens += before;
+    } else {
+      pass.decode_kv_tokens.add(request.computed);
+    }
+  }
+  const auto queue = [&pass](const EngineRequest& request, RequestStatus status) {
+    const bool never_ran = status == RequestStatus::Waiting;
+    (never_ran ? pass.queued_prefill_lengths : pass.queued_decode_kv_tokens).add(request.known);
+  };
+  for (const RequestId id : waiting_.ids()) queue(requests_[id], requests_[id].status);
+  if (parked_ == 0) return pass;
+  for (const EngineRequest& request : requests_) {
+    if (request.status == RequestStatus::Parked) queue(request, request.before_park);
+  }
+  return pass;
+}
+
+void VllmEngine::check() {
+  store_.check();
+  check_counts();
+  // In the middle of a step there is more to tell.
+  if (config_.check && emits_ && !in_step_) truth_.require_equal(store_, true);
+}
+
+// Every request is in one place, and what requests hold is what the store has given away. O(requests under way).
+void VllmEngine::check_counts() const {
+  if (running_.size() + waiting_.size() + parked_ + retired_ != requests_.size()) {
+    throw Error(ErrorKind::InvariantViolated, "of ", requests_.size(), " requests ", running_.size(), " run, ",
+                waiting_.size(), " wait, ", parked_, " are being loaded and ", retired_, " are done");
+  }
+  if (tiers_ && parked_ != tiers_->parked()) {
+    throw Error(ErrorKind::InvariantViolated, parked_, " requests are being loaded, the tiers know of ",
+                tiers_->parked());
+  }
+  std::uint64_t references = 0;
+  for (const RequestId id : running_) {
+    const EngineRequest& r = requests_[id];
+    references += r.table.size();
+    if (r.status != RequestStatus::Running || r.computed > r.known + r.ahead || r.keyed > r.table.size() ||
+        blocks_for(r.computed) > r.table.size()) {
+      throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
+    }
+  }
+  for (const RequestId id : waiting_.ids()) {
+    if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
+  }
+  if (tiers_) {
+    tiers_->check();
+    references += tiers_->g1_references();
+  }
+  if (own_run_) own_run_->check();
+  const PoolMetrics m = store_.metrics(0);
+  if (m.reset_blocks + m.inactive_blocks + m.active_blocks + m.mutable_blocks != m.total_blocks) {
+    throw Error(ErrorKind::InvariantViolated, m.reset_blocks, " free, ", m.inactive_blocks, " cached and ",
+                m.active_blocks + m.mutable_blocks, " active blocks are not ", m.total_blocks);
+  }
+  if (references != m.active_references + m.mutable_blocks) {
+    throw Error(ErrorKind::InvariantViolated, "requests hold ", references, " blocks, the store counts ",
+                m.active_references + m.mutable_blocks);
+  }
+}
+
+}  // namespace understudy

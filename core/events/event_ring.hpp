@@ -1,0 +1,61 @@
+// KV events as the store writes them, inside its critical section, and as a consumer drains them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "slots/slot.hpp"
+
+namespace understudy {
+
+enum class EventKind : std::uint8_t { Stored = 0, Removed = 1 };
+
+// One block appeared on a tier or left it.
+struct EventRecord {
+  std::uint64_t id = 0;  // strictly increasing over all tiers of the store
+  BlockIdentity identity;
+  std::uint64_t generation = 0;  // of this hash on this tier: grows with every residency
+  EventKind kind = EventKind::Stored;
+  Tier tier = Tier::G1;
+  bool starts = true;  // the first of the blocks that one call to the store registered or removed
+  bool sole = true;    // Stored: the first copy on the tier. Removed: the last one. Others are raw-stream only.
+};
+
+// What one drain returned.
+struct DrainedEvents {
+  std::vector<EventRecord> records;
+  std::vector<Token> tokens;  // block_size for every Stored record, when token ids were asked for
+  std::uint64_t lost = 0;     // records overwritten since the drain before, all older than `records`
+};
+
+// A queue of records with an optional bound. A bounded ring that overflows forgets its oldest records and says so.
+class EventRing {
+ public:
+  EventRing(std::size_t capacity, std::size_t tokens_per_block)
+      : capacity_(capacity), tokens_per_block_(tokens_per_block) {}
+
+  // What follows belongs to another call than what came before.
+  void begin_call() noexcept { starts_ = true; }
+  void stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first, const Token* tokens);
+  void removed(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool last);
+  DrainedEvents drain(std::size_t limit);
+
+  std::uint64_t next_id() const noexcept { return next_id_; }
+  std::size_t size() const noexcept { return records_.size(); }
+
+ private:
+  void push(const EventRecord& record);
+
+  std::size_t capacity_;          // 0: unbounded
+  std::size_t tokens_per_block_;  // 0: no token ids
+  std::deque<EventRecord> records_;
+  std::deque<Token> tokens_;
+  std::uint64_t next_id_ = 0;
+  std::uint64_t lost_ = 0;
+  bool starts_ = true;
+};
+
+}  // namespace understudy

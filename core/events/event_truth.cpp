@@ -1,0 +1,54 @@
+#include "events/event_truth.hpp"
+
+#include <memory>
+
+#include "tokens/lineage_text.hpp"
+
+namespace understudy {
+
+void EventTruth::apply(std::span<const EventRecord> rows) {
+  for (const EventRecord& row : rows) {
+    if (!row.sole) continue;
+    const BlockIdentity& block = row.identity;
+    const auto tier = static_cast<std::size_t>(row.tier);
+    std::unordered_set<std::uint64_t>& resident = resident_[tier];
+    const auto fail = [&](const char* what) {
+      throw Error(ErrorKind::InvariantViolated, "event ", row.id, " ", what, ": block ", lineage_text(block.lineage));
+    };
+    if (row.kind == EventKind::Removed) {
+      if (resident.erase(block.sequence_hash()) == 0) fail("removes what is not there");
+    } else {
+      const bool orphan = block.parent_hash != 0 && !resident.contains(block.parent_hash);
+      if (orphan && row.tier == Tier::G1) fail("stores a child before its parent");
+      if (!resident.insert(block.sequence_hash()).second) fail("stores what is there already");
+    }
+    touched_[tier].push_back(block);
+  }
+}
+
+void EventTruth::require_equal(const Residency& store, bool whole) {
+  std::size_t told = 0;
+  for (std::size_t pool = 0; pool < store.num_pools(); ++pool) {
+    const auto tier = static_cast<std::size_t>(store.tier(pool));
+    const std::unordered_set<std::uint64_t>& resident = resident_[tier];
+    std::vector<BlockIdentity>& touched = touched_[tier];
+    told += resident.size();
+    const auto require = [&](const BlockIdentity& block, bool here) {
+      if (here == resident.contains(block.sequence_hash())) return;
+      throw Error(ErrorKind::InvariantViolated, "events and store disagree: block ", lineage_text(block.lineage),
+                  " of G", tier, here ? " is in the store alone" : " is in the events alone");
+    };
+    const std::unique_ptr<bool[]> here = std::make_unique<bool[]>(touched.size());
+    store.has_blocks(pool, touched, here.get());
+    for (std::size_t i = 0; i < touched.size(); ++i) require(touched[i], here[i]);
+    touched.clear();
+    if (whole) {
+      for (const BlockIdentity& block : store.resident(pool)) require(block, true);
+    }
+  }
+  if (told != store.num_hashes()) {
+    throw Error(ErrorKind::InvariantViolated, "events tell of ", told, " hashes, the store holds ", store.num_hashes());
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,235 @@
+#include "links/link.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/errors.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr double kMaxGbps = 1e6;
+constexpr LinkFlow::Wide kMaxBacklogNs = LinkFlow::Wide{1} << 58;  // nine years: times stay far from the end of int64
+
+// Whole bytes per second; 0 stands for no limit.
+std::uint64_t bytes_per_second(const std::string& name, double gbps) {
+  if (gbps == std::numeric_limits<double>::infinity()) return 0;
+  if (gbps == 0) {
+    throw Error(ErrorKind::ConfigError, "link ", name,
+                ": bandwidth_gbps must be positive, got 0; for no limit say inf (Dynamo reads 0 as unlimited)");
+  }
+  if (!(gbps >= 1e-9) || gbps > kMaxGbps) {
+    throw Error(ErrorKind::ConfigError, "link ", name, ": bandwidth_gbps must be from 1e-9 to ", kMaxGbps,
+                " (10^9 bytes per second) or inf, got ", gbps);
+  }
+  return static_cast<std::uint64_t>(std::llround(gbps * 1e9));
+}
+
+constexpr double kNsPerTick = 1.0 / static_cast<double>(std::uint64_t{1} << LinkFlow::kTickBits);
+
+// Both in halves: converting all 128 bits at once is a slow library call.
+double bytes_of(LinkFlow::Wide units) {
+  const double all = static_cast<double>(static_cast<std::uint64_t>(units >> 64)) * 0x1p64 +
+                     static_cast<double>(static_cast<std::uint64_t>(units));
+  return all * kNsPerTick / 1e9;
+}
+double ns_of(LinkFlow::Tick tick) {
+  const std::uint64_t part = static_cast<std::uint64_t>(tick) & ((std::uint64_t{1} << LinkFlow::kTickBits) - 1);
+  return static_cast<double>(static_cast<std::uint64_t>(tick >> LinkFlow::kTickBits)) +
+         static_cast<double>(part) * kNsPerTick;
+}
+
+}  // namespace
+
+DuplexId Links::add_duplex(const std::string& name, double bandwidth_gbps, bool demand_first) {
+  duplexes_.push_back(flow_.add_port(bytes_per_second(name, bandwidth_gbps), demand_first));
+  return static_cast<DuplexId>(duplexes_.size() - 1);
+}
+
+LinkId Links::add_link(const LinkSpec& spec) {
+  if (spec.fixed_ns < 0)
+    throw Error(ErrorKind::ConfigError, "link ", spec.name, ": fixed_ns must not be negative, got ", spec.fixed_ns);
+  if (spec.duplex && *spec.duplex >= duplexes_.size())
+    throw Error(ErrorKind::ConfigError, "link ", spec.name, ": there is no duplex ", *spec.duplex);
+  Link link;
+  link.port = flow_.add_port(bytes_per_second(spec.name, spec.bandwidth_gbps), spec.demand_first);
+  link.fixed_ns = spec.fixed_ns;
+  link.duplex = spec.duplex;
+  link.usage.name = spec.name;
+  link.usage.bandwidth_gbps = spec.bandwidth_gbps;
+  links_.push_back(std::move(link));
+  return static_cast<LinkId>(links_.size() - 1);
+}
+
+TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority) {
+  if (path.empty() || path.size() > 2)
+    throw Error(ErrorKind::InvalidArgument, "a path has one link or two, got ", path.size());
+  for (const LinkId id : path) {
+    if (id >= links_.size()) throw Error(ErrorKind::InvalidArgument, "there is no link ", id);
+  }
+  if (path.size() == 2 && path[0] == path[1])
+    throw Error(ErrorKind::InvalidArgument, "the path crosses link ", links_[path[0]].usage.name, " twice");
+  if (bytes > LinkFlow::kMaxBytes)
+    throw Error(ErrorKind::InvalidArgument, "a transfer has at most ", LinkFlow::kMaxBytes, " bytes, got ", bytes);
+  if (in_flight_ >= LinkFlow::kMaxTransfers)
+    throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers, " transfers are under way at once");
+
+  std::int64_t flow_ns = now_ns;
+  for (const LinkId id : path) flow_ns += links_[id].fixed_ns;
+  const LinkFlow::LaneId lane = lane_of(path, priority);
+  const LinkFlow::Wide alone_ns = LinkFlow::alone_ns(flow_.lane_at(lane), bytes);
+  if (backlog_ns_ + alone_ns > kMaxBacklogNs) {
+    throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
+                ": what is under way would take years; is bandwidth_gbps right?");
+  }
+
+  advance(now_ns);
+  for (const LinkId id : path) {
+    links_[id].usage.bytes_started += bytes;
+    ++links_[id].usage.transfers_started;
+  }
+  const TransferId id = next_id_++;
+  ++in_flight_;
+  backlog_ns_ += alone_ns;
+  forecast_.reset();
+  Ledger ledger(*this);
+  flow_.start(now_ns, flow_ns, lane, id, bytes, ended_, &ledger);
+  return id;
+}
+
+LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority) {
+  std::optional<LinkFlow::LaneId>& known = links_[path[0]].alone[static_cast<std::size_t>(priority)];
+  if (path.size() == 1 && known) return *known;
+  std::array<LinkFlow::PortId, 4> ports{};
+  std::size_t num_ports = 0;
+  for (const LinkId id : path) {
+    ports[num_ports++] = links_[id].port;
+    if (const std::optional<DuplexId>& duplex = links_[id].duplex) {
+      const LinkFlow::PortId cap = duplexes_[*duplex];
+      if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links are under it
+    }
+  }
+  const LinkFlow::LaneId lane = flow_.lane(path, std::span(ports).first(num_ports), priority);
+  if (path.size() == 1) known = lane;
+  return lane;
+}
+
+std::optional<std::int64_t> Links::next_completion_ns() const {
+  if (!ended_.empty()) return now_ns_;
+  const std::optional<LinkFlow::Next> next = flow_.next();
+  if (!next) return std::nullopt;
+  if (next->is_end) return next->time_ns;
+  const std::vector<Completion>& ends = forecast();
+  return std::ranges::upper_bound(ends, now_ns_, {}, &Completion::time_ns)->time_ns;
+}
+
+std::optional<std::int64_t> Links::next_wake_ns() const {
+  if (!ended_.empty()) return now_ns_;
+  const std::optional<LinkFlow::Next> next = flow_.next();
+  return next ? std::optional(next->time_ns) : std::nullopt;
+}
+
+std::vector<Completion> Links::pop_due(std::int64_t now_ns) {
+  std::vector<Completion> due;
+  pop_due(now_ns, due);
+  return due;
+}
+
+void Links::pop_due(std::int64_t now_ns, std::vector<Completion>& due) {
+  advance(now_ns);
+  due.clear();
+  due.swap(ended_);
+  std::ranges::sort(due);
+}
+
+std::int64_t Links::deadline_ns(TransferId id) const {
+  for (const Completion& ended : ended_) {
+    if (ended.id == id) return ended.time_ns;
+  }
+  forecast();
+  const auto found = forecast_of_.find(id);
+  // A forecast outlives the ends it foretold.
+  if (found == forecast_of_.end() || found->second <= now_ns_)
+    throw Error(ErrorKind::InvalidArgument, "transfer ", id, " is not under way");
+  return found->second;
+}
+
+LinkUsage Links::usage(LinkId id) const {
+  if (id >= links_.size()) throw Error(ErrorKind::InvalidArgument, "there is no link ", id);
+  const Link& link = links_[id];
+  const LinkFlow::Port& port = flow_.port(link.port);
+  const LinkFlow::Tick now = LinkFlow::tick_of(now_ns_);
+  LinkUsage usage = link.usage;
+  LinkFlow::Tick busy = port.busy_ticks;
+  if (port.flowing[0] + port.flowing[1] > 0) busy += now - port.busy_since;
+  usage.busy_ns = static_cast<std::int64_t>(busy >> LinkFlow::kTickBits);
+  for (const LinkFlow::LaneId lane_id : port.lanes) {
+    const LinkFlow::Lane& lane = flow_.lane_at(lane_id);
+    const LinkFlow::Wide units = LinkFlow::moving(lane, now) * lane.members.size();
+    if (units > 0) usage.spread(ns_of(lane.settled_at), ns_of(now), bytes_of(units));
+  }
+  return usage;
+}
+
+void Links::check() const {
+  flow_.check();
+  std::uint64_t started = 0;
+  std::uint64_t finished = 0;
+  for (const Link& link : links_) {
+    const LinkUsage& usage = link.usage;
+    if (usage.bytes_finished > usage.bytes_started || usage.transfers_finished > usage.transfers_started)
+      throw Error(ErrorKind::InvariantViolated, "link ", usage.name, " delivered more than it was given");
+    if (in_flight_ == 0 && usage.bytes_finished != usage.bytes_started)
+      throw Error(ErrorKind::InvariantViolated, "link ", usage.name, " is idle and did not deliver all bytes");
+    started += usage.transfers_started;
+    finished += usage.transfers_finished;
+  }
+  if (flow_.under_way() != in_flight_) throw Error(ErrorKind::InvariantViolated, "links: transfers are miscounted");
+  if ((in_flight_ == 0) != (started == finished))
+    throw Error(ErrorKind::InvariantViolated, "links: a transfer was lost");
+  const std::optional<LinkFlow::Next> next = flow_.next();
+  if (next && next->time_ns <= now_ns_) throw Error(ErrorKind::InvariantViolated, "links: an end was missed");
+}
+
+void Links::advance(std::int64_t now_ns) {
+  if (now_ns < now_ns_)
+    throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", now_ns_, ": time never goes backwards");
+  now_ns_ = now_ns;
+  Ledger ledger(*this);
+  flow_.run_until(now_ns, ended_, &ledger);
+}
+
+const std::vector<Completion>& Links::forecast() const {
+  if (!forecast_) {
+    LinkFlow ahead = flow_;
+    std::vector<Completion> ends;
+    ahead.run_dry(ends);
+    std::ranges::sort(ends);
+    forecast_of_.clear();
+    for (const Completion& end : ends) forecast_of_.emplace(end.id, end.time_ns);
+    forecast_ = std::move(ends);
+  }
+  return *forecast_;
+}
+
+void Links::Ledger::moved(const LinkFlow::Lane& lane, LinkFlow::Tick from, LinkFlow::Tick to, LinkFlow::Wide units) {
+  for (std::uint32_t i = 0; i < lane.num_links; ++i)
+    links_.links_[lane.links[i]].usage.spread(ns_of(from), ns_of(to), bytes_of(units));
+}
+
+void Links::Ledger::ended(const LinkFlow::Lane& lane, std::int64_t time_ns, std::uint64_t bytes) {
+  --links_.in_flight_;
+  links_.backlog_ns_ -= LinkFlow::alone_ns(lane, bytes);
+  for (std::uint32_t i = 0; i < lane.num_links; ++i) {
+    LinkUsage& usage = links_.links_[lane.links[i]].usage;
+    usage.bytes_finished += bytes;
+    ++usage.transfers_finished;
+    const double at = static_cast<double>(time_ns);
+    if (lane.least_port == 0) usage.spread(at, at, static_cast<double>(bytes));
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,100 @@
+// One tier of a store: its slots, their order, and its numbers. Private to the store.
+#pragma once
+
+#include <array>
+#include <mutex>
+
+#include "eviction/advised.hpp"
+#include "store/block_store.hpp"
+
+namespace understudy {
+
+struct BlockStore::Pool {
+  Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
+      : config(pool_config),
+        first(first_slot),
+        count(static_cast<std::uint32_t>(pool_config.num_blocks)),
+        buckets(BlockIndex::num_buckets(pool_config.num_blocks)),
+        map(slots, buckets.get(), buckets.size()) {}
+
+  std::uint64_t available() const noexcept { return in(SlotState::Reset) + in(SlotState::Inactive); }
+  std::uint64_t in(SlotState state) const noexcept { return in_state[static_cast<std::size_t>(state)]; }
+  void move(Slot& slot, SlotState to) noexcept {
+    --in_state[static_cast<std::size_t>(slot.state)];
+    ++in_state[static_cast<std::size_t>(to)];
+    slot.state = to;
+  }
+  // The books for `blocks` slots whose state has been set.
+  void moved(std::uint64_t blocks, SlotState from, SlotState to) noexcept {
+    in_state[static_cast<std::size_t>(from)] -= blocks;
+    in_state[static_cast<std::size_t>(to)] += blocks;
+  }
+
+  // The books for `blocks` that were free, `evictions` of them cached.
+  void handed_out(std::uint64_t blocks, std::uint64_t evictions, SlotState to) noexcept {
+    moved(evictions, SlotState::Inactive, to);
+    moved(blocks - evictions, SlotState::Reset, to);
+    counters.allocations += blocks;
+    counters.evictions += evictions;
+    counters.allocations_from_reset += blocks - evictions;
+  }
+
+  PoolConfig config;
+  SlotId first;  // its slots are [first, first + count) of the store's
+  std::uint32_t count;
+  HugeArray<BlockIndex::Bucket> buckets;
+  BlockIndex map;  // of them
+  std::unique_ptr<EvictionPolicy> policy;
+  AdvisedOrder* advised = nullptr;  // `policy`, when it is one
+  std::mutex advisor_mutex;         // one thread at a time asks the advisor; taken before the store's lock
+  std::array<std::uint64_t, 7> in_state{};
+  bool contested = false;        // blocks were registered while others were claimed, maybe the same ones
+  std::uint64_t references = 0;  // to registered blocks
+  PoolMetrics counters;
+};
+
+inline SlotId BlockStore::global(const Pool& pool, SlotId id) const {
+  if (id >= pool.count) refuse_unknown(pool, id);
+  return pool.first + id;
+}
+
+inline void BlockStore::warm_slot(const Pool& pool, SlotId id) const noexcept {
+  if (id < pool.count) slots_[pool.first + id].warm();
+}
+
+inline void BlockStore::set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept {
+  slots_[id].lineage = identity.lineage;
+  if (!pool.config.keeps_details) return;
+  details_[id].local_hash = identity.local_hash;
+  details_[id].parent_hash = identity.parent_hash;
+}
+
+// Nobody asks for more of a block than its slot says.
+inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
+  return !pool.config.keeps_details && !sketch_ && !events_on_;
+}
+
+// The only copy of a block on its tier.
+[[gnu::always_inline]] inline void BlockStore::note_registered(Pool& pool, SlotId id, const Token* tokens) {
+  Slot& slot = slots_[id];
+  slot.state = SlotState::Primary;
+  const std::uint64_t generation = next_generation_++;
+  if (pool.config.keeps_details) details_[id].generation = generation;
+  if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
+  if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, tokens);
+}
+
+inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
+  const bool last = !slots_[id].twinned;
+  if (last) {
+    pool.map.erase(tag, id);
+  } else {
+    leave_twins(pool, id, tag);
+  }
+  if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
+    events_.removed(identity(id), details_[id].generation, pool.config.tier, last);
+  }
+  return last;
+}
+
+}  // namespace understudy

@@ -1,0 +1,267 @@
+// The store: every block of one worker, on all its tiers, behind one lock. There is no other map from hashes to blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/huge_array.hpp"
+#include "events/event_ring.hpp"
+#include "events/event_truth.hpp"
+#include "eviction/frequency_sketch.hpp"
+#include "eviction/policy.hpp"
+#include "slots/slot.hpp"
+#include "store/block_index.hpp"
+
+namespace understudy {
+
+// What registering a hash that is already there does.
+enum class DuplicatePolicy : std::uint8_t {
+  Allow,   // the newcomer keeps its slot as a duplicate; an inactive twin gives way to it
+  Reject,  // the newcomer's slot is freed and the existing block returned
+  Keep,    // equal blocks live side by side, each matchable; lookups return the earliest
+};
+
+struct PoolConfig {
+  Tier tier = Tier::G1;
+  std::uint64_t num_blocks = 0;
+  PolicyConfig policy;
+  DuplicatePolicy duplicates = DuplicatePolicy::Allow;
+  bool reset_on_release = false;  // default for blocks: do not cache what nobody references
+  // Off: local and parent hashes, and generations, are forgotten (and read 0), which spares half of the memory traffic.
+  // For an owner who wants neither events nor the full identities of what is evicted.
+  bool keeps_details = true;
+};
+
+struct EventConfig {
+  bool enabled = false;
+  std::size_t capacity = 0;  // 0: unbounded
+  bool token_ids = false;
+};
+
+struct StoreConfig {
+  std::uint64_t block_size = 16;
+  std::uint32_t dp_rank = 0;
+  std::vector<PoolConfig> pools;
+  EventConfig events;
+  bool thread_safe = true;                       // off: the owner promises to call from one thread at a time
+  std::optional<std::uint64_t> sketch_capacity;  // default: the slots of the pools that need frequencies
+};
+
+// Counters since construction and gauges of now, of one pool.
+struct PoolMetrics {
+  std::uint64_t allocations = 0;  // blocks handed out = from_reset + evictions
+  std::uint64_t allocations_from_reset = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t stagings = 0;
+  std::uint64_t registrations = 0;  // blocks offered, duplicates and dedups included
+  std::uint64_t duplicate_blocks = 0;
+  std::uint64_t registration_dedup = 0;
+  std::uint64_t match_hashes_requested = 0;
+  std::uint64_t match_blocks_returned = 0;
+  std::uint64_t scan_hashes_requested = 0;
+  std::uint64_t scan_blocks_returned = 0;
+  std::uint64_t leaked_guards = 0;  // returned by a finalizer instead of release()
+
+  std::uint64_t total_blocks = 0;
+  std::uint64_t reset_blocks = 0;
+  std::uint64_t mutable_blocks = 0;
+  std::uint64_t staged_blocks = 0;
+  std::uint64_t active_blocks = 0;  // distinct registered blocks that are referenced
+  std::uint64_t inactive_blocks = 0;
+  std::uint64_t active_references = 0;  // references to them, keep-alives of duplicates included
+};
+
+// Thread-safe. Slot ids in this interface are local to the pool: 0 .. num_blocks - 1. Every call checks all of its
+// arguments and then acts, or throws with nothing changed (but see `reserve`).
+class BlockStore final : public Residency {
+ public:
+  static constexpr std::uint64_t kMaxBlocks = std::uint64_t{1} << 30;
+  static constexpr std::uint64_t kMaxBlockSize = std::uint64_t{1} << 20;
+
+  explicit BlockStore(const StoreConfig& config);
+  ~BlockStore();
+  BlockStore(const BlockStore&) = delete;
+  BlockStore& operator=(const BlockStore&) = delete;
+
+  std::uint32_t block_size() const noexcept { return block_size_; }
+  std::uint32_t dp_rank() const noexcept { return dp_rank_; }
+  std::size_t num_pools() const noexcept override { return pools_.size(); }
+  std::size_t pool_of(Tier tier) const;  // ConfigError when the store has no such tier
+  Tier tier(std::size_t pool) const noexcept override;
+  std::uint64_t num_blocks(std::size_t pool) const noexcept;
+  DuplicatePolicy duplicates(std::size_t pool) const noexcept;
+  bool emits_token_ids() const noexcept { return events_on_ && token_ids_; }
+  // Calls may run Python code, so the caller must not hold the GIL (or anything else) across them.
+  bool advised(std::size_t pool) const noexcept;
+  const std::shared_ptr<PolicyAdvisor>& advisor(std::size_t pool) const noexcept;  // null unless advised
+
+  // ── Allocate ──
+  // Fills `out` with Mutable slots, or returns false (fewer available) with nothing changed. Evicted blocks are
+  // appended to `evicted` in eviction order, and the slots of `out` that held them to `evicted_slots` (kNoSlot where
+  // another copy of the block stays).
+  bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
+                    std::vector<SlotId>* evicted_slots = nullptr);
+  void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
+                std::vector<SlotId>* evicted_slots = nullptr);
+  // Mutable slots come back unused: they are the next to be handed out again, in this order.
+  void give_back(std::size_t pool, std::span<const SlotId> slots);
+
+  // ── Fill: Mutable → Staged → Registered ──
+  void stage(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  void unstage(std::size_t pool, std::span<const SlotId> slots);
+  // Staged → registered, in order; later blocks see earlier ones. slots[i] becomes the id that now holds block i.
+  void register_staged(std::size_t pool, std::span<SlotId> slots, std::span<const Token> tokens = {});
+  // Mutable → registered in one call.
+  void commit(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities,
+              std::span<const Token> tokens = {});
+
+  // ── Fill by a copy that takes time: Mutable → Claimed → Registered ──
+  // WrongState when one of the blocks is registered or claimed already or named twice, or where events carry token ids.
+  void claim(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  // Allocates and claims a slot for each of `identities`. Throws as those two do; where the claim is refused, what was
+  // evicted for it is gone, and the slots are free.
+  void reserve(std::size_t pool, std::span<const BlockIdentity> identities, std::span<SlotId> out);
+  // Claimed → registered, in order; slots[i] becomes the id of block i. Unless `held`, let go from the last to the
+  // first.
+  void land(std::size_t pool, std::span<SlotId> slots, bool held = false);
+
+  // ── Find ──
+  // References the longest contiguous run of hits; returns its length.
+  std::size_t match_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
+  // References every hit, kNoSlot at misses; returns the number of hits.
+  std::size_t match_scattered(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
+  // As match_scattered over distinct hashes (repeats after the first give kNoSlot), counted as a scan.
+  std::size_t scan(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, bool touch);
+  // Reads only: the leading blocks that are there, and how many of them nobody references.
+  std::size_t peek_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out,
+                          std::size_t* unreferenced) const;
+  // Reads only: where each block is (its earliest copy; kNoSlot at misses) and how many references that copy has.
+  void peek(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, std::uint32_t* references) const;
+  // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
+  void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
+  bool is_registered(std::size_t pool, SlotId slot) const;
+  std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
+  void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const override;
+  void touch(std::size_t pool, std::span<const BlockIdentity> identities);
+  void touch(std::size_t pool, std::span<const SlotId> slots);  // registered ones
+  // References every block: the copy in slots[i] if it still holds the hash, else the earliest, whose id slots[i]
+  // becomes. False, with nothing changed, when one of them is gone. Counts as no use.
+  bool upgrade(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities);
+
+  // ── Hold and let go ──
+  // One more reference to each registered slot, cached ones included: a match by slot. Counts as no match.
+  void reference(std::size_t pool, std::span<const SlotId> slots);
+  // Registered and referenced → mutable, under the references it has: no longer matchable, empty once they are gone,
+  // and not to be staged again while there are several. Not under Allow, where twins hang on primaries.
+  void unregister(std::size_t pool, std::span<const SlotId> slots);
+  void retain(std::size_t pool, std::span<const SlotId> slots);
+  // Drops one reference each, in this order (or from the last to the first).
+  void release(std::size_t pool, std::span<const SlotId> slots, bool tail_first = false);
+  void set_reset_on_release(std::size_t pool, std::span<const SlotId> slots, bool value);
+  // Forgets every inactive block; returns how many. Not counted as evictions.
+  std::size_t clear_inactive(std::size_t pool);
+
+  // ── Watch ──
+  std::uint64_t available(std::size_t pool) const;
+  std::uint64_t in(std::size_t pool, SlotState state) const;  // slots
+  PoolMetrics metrics(std::size_t pool) const;
+  void note_leak(std::size_t pool);
+  DrainedEvents drain_events(std::size_t limit);
+  std::size_t num_hashes() const override;                               // distinct, over all tiers
+  std::vector<BlockIdentity> resident(std::size_t pool) const override;  // each hash once. O(slots)
+  std::vector<SlotId> eviction_order(std::size_t pool, std::size_t limit) const;
+  unsigned frequency(const LineageHash& lineage) const;
+  std::size_t memory_bytes() const;
+  std::uint64_t operations() const;  // index probes and policy steps so far
+  // Every observable bit of state as text, for before/after comparisons.
+  std::string dump() const;
+  // Raises InvariantViolated when the state is inconsistent. O(slots).
+  void check() const;
+
+ private:
+  static constexpr std::size_t kAhead = 16;  // blocks: how far ahead of its use memory is asked for
+
+  struct Pool;
+  class Lock {
+   public:
+    explicit Lock(const BlockStore& store) : mutex_(store.thread_safe_ ? &store.mutex_ : nullptr) {
+      if (mutex_ != nullptr) mutex_->lock();
+    }
+    ~Lock() {
+      if (mutex_ != nullptr) mutex_->unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    std::mutex* mutex_;
+  };
+
+  // Block ids are checked before they are used as indices.
+  SlotId global(const Pool& pool, SlotId id) const;  // inline: block_pool.hpp
+  [[noreturn]] static void refuse_unknown(const Pool& pool, SlotId id);
+  [[noreturn]] static void refuse_shortage(const Pool& pool, std::size_t asked, std::uint64_t available);
+
+  struct Evicted {  // where to say what went; null: nobody asks
+    std::vector<BlockIdentity>* blocks = nullptr;
+    std::vector<SlotId>* slots = nullptr;
+  };
+  bool take(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
+  bool take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
+  bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
+                       bool* overtaken);
+  void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
+
+  void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
+  void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
+  std::size_t replace_with_claims(Pool& pool, std::span<SlotId> out, std::span<const BlockIdentity> identities);
+  void land_held(Pool& pool, std::span<SlotId> slots);
+  bool is_quiet(const Pool& pool) const noexcept;  // inline, as the next: block_pool.hpp
+  void note_registered(Pool& pool, SlotId id, const Token* tokens);
+  SlotId register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens);
+
+  void warm_slots(const Pool& pool, std::span<const SlotId> guesses) const;
+  void warm_slot(const Pool& pool, SlotId id) const noexcept;  // inline: block_pool.hpp
+  BlockIdentity identity(SlotId id) const noexcept {
+    const SlotDetail detail = id < details_.size() ? details_[id] : SlotDetail{};
+    return {slots_[id].lineage, detail.local_hash, detail.parent_hash};
+  }
+  void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
+  SlotId acquire(Pool& pool, SlotId id);
+  Slot& referenced(const Pool& pool, SlotId id);  // WrongState when it is not registered and referenced
+  void release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first);
+  void give_back_locked(Pool& pool, std::span<const SlotId> slots);
+  void let_go(Pool& pool, SlotId id);
+  // Both: true when that was the last copy.
+  bool forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
+  bool forget(Pool& pool, SlotId id, bool announce);
+  void leave_twins(Pool& pool, SlotId id, std::uint32_t tag);
+  void make_reset(Pool& pool, SlotId id);
+  bool present_elsewhere(const Pool& pool, const LineageHash& lineage) const;
+
+  std::uint32_t block_size_;
+  std::uint32_t dp_rank_;
+  bool events_on_;
+  bool token_ids_;
+  bool thread_safe_;
+  mutable std::mutex mutex_;
+  std::size_t num_slots_ = 0;
+  HugeArray<Slot> slots_;
+  HugeArray<SlotDetail> details_;  // of the same slots, or of the first ones: those of pools that keep any
+  std::vector<std::unique_ptr<Pool>> pools_;
+  std::unique_ptr<FrequencySketch> sketch_;
+  EventRing events_;
+  std::uint64_t next_generation_ = 1;
+  std::vector<std::uint32_t> tags_;    // of the blocks of the current call
+  std::vector<std::uint32_t> claims_;  // the same, of those that it claims
+  std::vector<SlotId> freed_;          // slots whose last reference went in the current call, for the policy
+};
+
+}  // namespace understudy

@@ -1,0 +1,357 @@
+// Filling blocks: stage and register, or claim and land.
+#include <algorithm>
+
+#include "store/block_pool.hpp"
+#include "store/block_store.hpp"
+
+namespace understudy {
+
+void BlockStore::check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const {
+  if (!emits_token_ids() && tokens.empty()) return;
+  const std::size_t expected = slots.size() * block_size_;
+  if (tokens.size() != expected) {
+    throw Error(ErrorKind::InvalidArgument, "token_ids must hold ", expected, " tokens for ", slots.size(),
+                " blocks of ", block_size_, ", got ", tokens.size());
+  }
+}
+
+void BlockStore::stage(std::size_t pool_index, std::span<const SlotId> slots,
+                       std::span<const BlockIdentity> identities) {
+  const Lock lock(*this);
+  stage_locked(*pools_[pool_index], slots, identities);
+}
+
+void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities) {
+  if (slots.size() != identities.size()) {
+    throw Error(ErrorKind::InvalidArgument, "identities must name each of the ", slots.size(), " blocks, got ",
+                identities.size());
+  }
+  std::size_t done = 0;
+  tags_.resize(slots.size());
+  try {
+    for (; done < slots.size(); ++done) {
+      const SlotId id = global(pool, slots[done]);
+      Slot& slot = slots_[id];
+      if (slot.state != SlotState::Mutable) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable (or is named twice)");
+      }
+      if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
+      slot.state = SlotState::Staged;
+      set_identity(pool, id, identities[done]);
+      tags_[done] = BlockIndex::tag(identities[done].lineage);
+      if (done < kAhead) pool.map.warm(tags_[done]);
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) {
+      slots_[pool.first + slots[i]].state = SlotState::Mutable;
+    }
+    throw;
+  }
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Staged);
+  pool.counters.stagings += slots.size();
+}
+
+void BlockStore::unstage(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  for (const SlotId id : slots) {
+    if (slots_[global(pool, id)].state != SlotState::Staged) {
+      throw Error(ErrorKind::WrongState, "block ", id, " is not staged");
+    }
+  }
+  for (const SlotId id : slots) {
+    Slot& slot = slots_[pool.first + id];
+    pool.move(slot, SlotState::Mutable);
+    slot.reset_on_release = pool.config.reset_on_release;
+  }
+}
+
+void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots, std::span<const Token> tokens) {
+  Pool& pool = *pools_[pool_index];
+  check_tokens(slots, tokens);
+  const Lock lock(*this);
+  std::size_t good = 0;
+  const char* fault = nullptr;
+  SlotId faulty = 0;
+  tags_.resize(slots.size());
+  for (; good < slots.size(); ++good) {
+    faulty = slots[good];
+    if (faulty >= pool.count) {
+      fault = " is not in the pool";
+      break;
+    }
+    Slot& slot = slots_[pool.first + faulty];
+    if (slot.state != SlotState::Staged || slot.marked) {
+      fault = slot.marked ? " is named twice" : " is not staged";
+      break;
+    }
+    slot.marked = true;
+    tags_[good] = BlockIndex::tag(slot.lineage);
+    if (good < kAhead) pool.map.warm(tags_[good]);
+  }
+  for (std::size_t i = 0; i < good; ++i) slots_[pool.first + slots[i]].marked = false;
+  if (fault != nullptr) {
+    throw Error(faulty >= pool.count ? ErrorKind::UnknownBlock : ErrorKind::WrongState, "block ", faulty, fault);
+  }
+  register_locked(pool, slots, tokens);
+}
+
+void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::span<const BlockIdentity> identities,
+                        std::span<const Token> tokens) {
+  Pool& pool = *pools_[pool_index];
+  check_tokens(slots, tokens);
+  const Lock lock(*this);
+  stage_locked(pool, slots, identities);
+  register_locked(pool, slots, tokens);
+}
+
+void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens) {
+  events_.begin_call();
+  std::uint64_t fresh = 0;  // hashes that were not there: nearly all of them
+  const bool quiet = is_quiet(pool);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (i + kAhead < slots.size()) pool.map.warm(tags_[i + kAhead]);
+    const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + i * block_size_;
+    const SlotId id = pool.first + slots[i];
+    if (const SlotId head = pool.map.find_or_insert(tags_[i], id); head != kNoSlot) {
+      slots[i] = register_copy(pool, id, head, block_tokens) - pool.first;
+      continue;
+    }
+    ++fresh;
+    if (quiet) {
+      slots_[id].state = SlotState::Primary;
+    } else {
+      note_registered(pool, id, block_tokens);
+    }
+  }
+  if (quiet) next_generation_ += fresh;
+  pool.contested = pool.contested || pool.in(SlotState::Claimed) > 0;
+  pool.moved(fresh, SlotState::Staged, SlotState::Primary);
+  pool.references += fresh;
+  pool.counters.registrations += slots.size();
+  pool.policy->insert(freed_);
+  freed_.clear();
+}
+
+void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
+                       std::span<const BlockIdentity> identities) {
+  if (emits_token_ids()) {
+    throw Error(ErrorKind::WrongState, "blocks cannot be claimed where events carry token ids: a copy has none");
+  }
+  if (slots.size() != identities.size()) {
+    throw Error(ErrorKind::InvalidArgument, "identities must name each of the ", slots.size(), " blocks, got ",
+                identities.size());
+  }
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  BlockIndex map = pool.map;
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      const SlotId id = global(pool, slots[done]);
+      const LineageHash& lineage = identities[done].lineage;
+      const std::uint32_t tag = BlockIndex::tag(lineage);
+      if (slots_[id].state != SlotState::Mutable || slots_[id].refs != 1) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done],
+                    " is not mutable, has other holders or is named twice");
+      }
+      if (map.holds_or_claims(lineage, tag)) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " claims what is there already, or on its way");
+      }
+      slots_[id].state = SlotState::Claimed;
+      set_identity(pool, id, identities[done]);
+      map.insert(tag, id);
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) {
+      map.erase(BlockIndex::tag(identities[i].lineage), pool.first + slots[i]);
+      slots_[pool.first + slots[i]].state = SlotState::Mutable;
+    }
+    pool.map = map;
+    throw;
+  }
+  pool.map = map;
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Claimed);
+  pool.counters.stagings += slots.size();
+}
+
+void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> identities, std::span<SlotId> out) {
+  Pool& pool = *pools_[pool_index];
+  const bool in_one = is_quiet(pool) && pool.advised == nullptr && pool.config.duplicates == DuplicatePolicy::Reject;
+  if (!in_one || identities.size() != out.size()) {
+    allocate(pool_index, out);
+    try {
+      claim(pool_index, out, identities);
+    } catch (...) {
+      give_back(pool_index, out);
+      throw;
+    }
+    return;
+  }
+  const Lock lock(*this);
+  if (pool.available() < out.size()) refuse_shortage(pool, out.size(), pool.available());
+  pool.policy->take(out);
+  const std::size_t claimed = replace_with_claims(pool, out, identities);
+  if (claimed == out.size()) return;
+  give_back_locked(pool, out);
+  throw Error(ErrorKind::WrongState, "block ", out[claimed], " claims what is there already, or on its way");
+}
+
+// `out` holds global ids that have just left the policy's order; it ends with local ones. Returns how many are claimed:
+// all; or else none of them is, and the answer is the first that cannot be.
+std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
+                                            std::span<const BlockIdentity> identities) {
+  Slot* const slots = slots_.get();
+  BlockIndex map = pool.map;
+  tags_.resize(out.size());
+  claims_.resize(out.size());
+  std::uint32_t* const tags = tags_.data();
+  std::uint32_t* const claims = claims_.data();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
+    claims[i] = BlockIndex::tag(identities[i].lineage);
+    if (slots[out[i]].state != SlotState::Inactive) continue;
+    tags[i] = BlockIndex::tag(slots[out[i]].lineage);
+    map.warm(tags[i]);
+  }
+  const bool reset_on_release = pool.config.reset_on_release;
+  const SlotId first = pool.first;
+  std::uint64_t evictions = 0;
+  std::size_t claimed = out.size();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const SlotId id = out[i];
+    Slot& slot = slots[id];
+    out[i] = id - first;
+    if (slot.state == SlotState::Inactive) {
+      map.erase(tags[i], id);
+      ++evictions;
+    }
+    slot.state = SlotState::Mutable;
+    slot.refs = 1;
+    slot.reset_on_release = reset_on_release;
+    if (i > claimed) continue;
+    const LineageHash& lineage = identities[i].lineage;
+    if (map.holds_or_claims(lineage, claims[i])) {
+      claimed = i;
+      continue;
+    }
+    slot.lineage = lineage;
+    slot.state = SlotState::Claimed;
+    map.insert(claims[i], id);
+  }
+  if (claimed < out.size()) {
+    for (std::size_t i = 0; i < claimed; ++i) {
+      map.erase(claims[i], first + out[i]);
+      slots[first + out[i]].state = SlotState::Mutable;
+    }
+  }
+  pool.map = map;
+  const SlotState now = claimed < out.size() ? SlotState::Mutable : SlotState::Claimed;
+  pool.handed_out(out.size(), evictions, now);
+  if (claimed == out.size()) pool.counters.stagings += out.size();
+  return claimed;
+}
+
+void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  // Where nobody asks for more, they are cached at once.
+  const bool at_once = !held && !pool.contested && !pool.config.reset_on_release && is_quiet(pool);
+  const SlotState landed = at_once ? SlotState::Inactive : SlotState::Staged;
+  freed_.resize(slots.size());
+  std::size_t next = slots.size();
+  try {
+    for (; next > 0; --next) {
+      const SlotId id = global(pool, slots[next - 1]);
+      Slot& slot = slots_[id];
+      if (slot.state != SlotState::Claimed) {
+        throw Error(ErrorKind::WrongState, "block ", slots[next - 1], " is not claimed (or is named twice)");
+      }
+      slot.state = landed;
+      slot.refs = at_once ? 0 : 1;
+      freed_[slots.size() - next] = id;
+    }
+  } catch (...) {
+    freed_.clear();
+    for (; next < slots.size(); ++next) {
+      slots_[pool.first + slots[next]].state = SlotState::Claimed;
+      slots_[pool.first + slots[next]].refs = 1;
+    }
+    throw;
+  }
+  pool.moved(slots.size(), SlotState::Claimed, landed);
+  pool.counters.registrations += slots.size();
+  if (at_once) {
+    next_generation_ += slots.size();
+    pool.policy->insert(freed_);
+    freed_.clear();
+    return;
+  }
+  freed_.clear();
+  events_.begin_call();
+  land_held(pool, slots);
+  if (!held) release_locked(pool, slots, true);
+}
+
+// Some of the blocks may have been registered by others since they were claimed.
+void BlockStore::land_held(Pool& pool, std::span<SlotId> slots) {
+  std::uint64_t fresh = 0;
+  for (SlotId& local : slots) {
+    const SlotId id = pool.first + local;
+    const SlotId head = pool.map.find(slots_[id].lineage);
+    if (head == kNoSlot) {
+      ++fresh;
+      note_registered(pool, id, nullptr);
+    } else {
+      pool.map.erase(BlockIndex::tag(slots_[id].lineage), id);
+      local = register_copy(pool, id, head, nullptr) - pool.first;
+    }
+  }
+  pool.moved(fresh, SlotState::Staged, SlotState::Primary);
+  pool.references += fresh;
+  pool.contested = pool.contested && pool.in(SlotState::Claimed) > 0;
+  pool.policy->insert(freed_);
+  freed_.clear();
+}
+
+// A block whose hash `head` already carries; returns the slot that now holds it.
+SlotId BlockStore::register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens) {
+  Slot& slot = slots_[id];
+  if (pool.config.duplicates == DuplicatePolicy::Reject) {
+    make_reset(pool, id);
+    freed_.push_back(id);
+    ++pool.counters.registration_dedup;
+    return acquire(pool, head);
+  }
+  const SlotId tail = slots_[head].twinned ? details_[head].twin_prev : head;
+  details_[id].twin_prev = tail;
+  details_[id].twin_next = head;
+  details_[tail].twin_next = details_[head].twin_prev = id;
+  slot.twinned = slots_[head].twinned = true;
+  details_[id].generation = details_[head].generation;
+  ++pool.references;
+  if (pool.config.duplicates == DuplicatePolicy::Keep) {
+    pool.move(slot, SlotState::Primary);
+    if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, false, tokens);
+  } else if (slots_[head].state == SlotState::Primary) {
+    pool.move(slot, SlotState::Duplicate);
+    ++slots_[head].refs;  // keep-alive: a duplicate never outlives its primary
+    ++pool.references;
+    ++pool.counters.duplicate_blocks;
+  } else {
+    // Pinning the inactive twin too would take a slot that nobody reserved; it gives way to the newcomer instead.
+    pool.policy->remove(head);
+    forget(pool, head, false);
+    make_reset(pool, head);
+    freed_.push_back(head);
+    pool.move(slot, SlotState::Primary);
+  }
+  return id;
+}
+
+bool BlockStore::present_elsewhere(const Pool& pool, const LineageHash& lineage) const {
+  return std::any_of(pools_.begin(), pools_.end(),
+                     [&](const auto& other) { return other.get() != &pool && other->map.find(lineage) != kNoSlot; });
+}
+
+}  // namespace understudy

@@ -1,0 +1,208 @@
+// Holding blocks and letting them go.
+#include "store/block_pool.hpp"
+#include "store/block_store.hpp"
+
+namespace understudy {
+
+void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  for (const SlotId id : slots) {
+    if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
+  }
+  for (const SlotId id : slots) acquire(pool, pool.first + id);
+}
+
+void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  for (const SlotId id : slots) {
+    const Slot& slot = slots_[global(pool, id)];
+    if (slot.state != SlotState::Primary || pool.config.duplicates == DuplicatePolicy::Allow) {
+      throw Error(ErrorKind::WrongState, "block ", id, " cannot be unregistered: it is not registered and referenced");
+    }
+  }
+  events_.begin_call();
+  for (const SlotId id : slots) {
+    Slot& slot = slots_[pool.first + id];
+    if (slot.state != SlotState::Primary) continue;  // named twice
+    forget(pool, pool.first + id, true);
+    pool.move(slot, SlotState::Mutable);
+    pool.references -= slot.refs;
+  }
+}
+
+Slot& BlockStore::referenced(const Pool& pool, SlotId id) {
+  Slot& slot = slots_[global(pool, id)];
+  if (slot.registered() && slot.refs > 0) return slot;
+  throw Error(ErrorKind::WrongState, "block ", id, " is not a referenced registered block");
+}
+
+void BlockStore::retain(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      ++referenced(pool, slots[done]).refs;
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) --slots_[pool.first + slots[i]].refs;
+    throw;
+  }
+  pool.references += slots.size();
+}
+
+void BlockStore::release(std::size_t pool_index, std::span<const SlotId> slots, bool tail_first) {
+  const Lock lock(*this);
+  release_locked(*pools_[pool_index], slots, tail_first);
+}
+
+void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first) {
+  if (slots.empty()) return;
+  const SlotId* const start = tail_first ? slots.data() + slots.size() - 1 : slots.data();
+  const std::ptrdiff_t stride = tail_first ? -1 : 1;
+  const auto at = [&](std::size_t i) { return start[stride * static_cast<std::ptrdiff_t>(i)]; };
+
+  // Dropping is undone if a later id is bad. The drop that reaches 0 is the slot's last, repeats included.
+  std::size_t last = 0;
+  std::uint64_t references = 0;
+  std::uint64_t cached = 0;
+  std::size_t empties = 0;  // those that are not cached are among so many first of the freed ones
+  std::size_t num_freed = 0;
+  freed_.resize(slots.size());
+  try {
+    for (; last < slots.size(); ++last) {
+      if (last + kAhead < slots.size()) warm_slot(pool, at(last + kAhead));
+      const SlotId id = global(pool, at(last));
+      Slot& slot = slots_[id];
+      if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but nobody holds it");
+      references += slot.registered() ? 1 : 0;
+      if (--slot.refs > 0) continue;
+      freed_[num_freed++] = id;
+      if (slot.state == SlotState::Primary && !slot.reset_on_release) {
+        slot.state = SlotState::Inactive;
+        ++cached;
+      } else {
+        empties = num_freed;
+      }
+    }
+  } catch (...) {
+    freed_.resize(num_freed);
+    for (const SlotId id : freed_) {
+      if (slots_[id].state == SlotState::Inactive) slots_[id].state = SlotState::Primary;
+    }
+    freed_.clear();
+    for (std::size_t i = 0; i < last; ++i) ++slots_[pool.first + at(i)].refs;
+    throw;
+  }
+  freed_.resize(num_freed);
+  pool.references -= references;
+  events_.begin_call();
+  pool.moved(cached, SlotState::Primary, SlotState::Inactive);
+  for (std::size_t i = 0; i < empties; ++i) {
+    if (slots_[freed_[i]].state != SlotState::Inactive) let_go(pool, freed_[i]);
+  }
+  pool.policy->insert(freed_);
+  freed_.clear();
+}
+
+void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots) {
+  const Lock lock(*this);
+  give_back_locked(*pools_[pool_index], slots);
+}
+
+void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
+  freed_.resize(slots.size());
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      const SlotId id = global(pool, slots[done]);
+      Slot& slot = slots_[id];
+      if (slot.state != SlotState::Mutable || slot.refs != 1) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable, or is named twice");
+      }
+      slot.state = SlotState::Reset;
+      slot.refs = 0;
+      freed_[done] = id;
+    }
+  } catch (...) {
+    freed_.clear();
+    for (std::size_t i = 0; i < done; ++i) {
+      slots_[pool.first + slots[i]].state = SlotState::Mutable;
+      slots_[pool.first + slots[i]].refs = 1;
+    }
+    throw;
+  }
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Reset);
+  pool.policy->give_back(freed_);
+  freed_.clear();
+}
+
+// The last reference is gone. A duplicate's keep-alive goes with it, and may free its primary in turn.
+void BlockStore::let_go(Pool& pool, SlotId id) {
+  Slot& slot = slots_[id];
+  if (slot.state == SlotState::Primary && !slot.reset_on_release) {
+    pool.move(slot, SlotState::Inactive);
+    return;
+  }
+  SlotId primary = kNoSlot;
+  if (slot.state == SlotState::Claimed) pool.map.erase(BlockIndex::tag(slot.lineage), id);
+  if (slot.registered()) {
+    if (slot.state == SlotState::Duplicate) primary = pool.map.find(slot.lineage);
+    forget(pool, id, true);
+  }
+  make_reset(pool, id);
+  if (primary == kNoSlot) return;
+  --pool.references;
+  if (--slots_[primary].refs == 0) {
+    freed_.push_back(primary);
+    let_go(pool, primary);
+  }
+}
+
+void BlockStore::make_reset(Pool& pool, SlotId id) {
+  pool.move(slots_[id], SlotState::Reset);
+  slots_[id].refs = 0;
+}
+
+// Takes the slot's hash out of the index and the ring of its copies.
+bool BlockStore::forget(Pool& pool, SlotId id, bool announce) {
+  return forget(pool, id, BlockIndex::tag(slots_[id].lineage), announce);
+}
+
+void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
+  const SlotId before = details_[id].twin_prev;
+  const SlotId after = details_[id].twin_next;
+  if (pool.map.find(slots_[id].lineage, tag) == id) pool.map.replace(tag, id, after);
+  details_[before].twin_next = after;
+  details_[after].twin_prev = before;
+  slots_[id].twinned = false;
+  slots_[after].twinned = after != before;
+}
+
+void BlockStore::set_reset_on_release(std::size_t pool_index, std::span<const SlotId> slots, bool value) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  for (const SlotId id : slots) (void)referenced(pool, id);
+  for (const SlotId id : slots) slots_[pool.first + id].reset_on_release = value;
+}
+
+std::size_t BlockStore::clear_inactive(std::size_t pool_index) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  events_.begin_call();
+  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
+    if (slots_[id].state != SlotState::Inactive) continue;
+    pool.policy->remove(id);
+    forget(pool, id, true);
+    make_reset(pool, id);
+    freed_.push_back(id);
+  }
+  const std::size_t cleared = freed_.size();
+  pool.policy->insert(freed_);
+  freed_.clear();
+  return cleared;
+}
+
+}  // namespace understudy

@@ -1,0 +1,396 @@
+// From the device to the host, and from there to the tiers of the run.
+#include <algorithm>
+#include <exception>
+#include <memory>
+
+#include "tiers/worker_tiers.hpp"
+
+namespace understudy {
+
+WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
+    : config_(config), store_(store), run_(run) {
+  if (config_.bytes_per_block < 1) throw Error(ErrorKind::ConfigError, "bytes_per_block must be at least 1");
+  if (config_.offload_batch_size < 1) throw Error(ErrorKind::ConfigError, "offload_batch_size must be at least 1");
+  if (config_.offload_concurrency < 1) throw Error(ErrorKind::ConfigError, "offload_concurrency must be at least 1");
+  if (!(config_.onboard_failure_rate >= 0 && config_.onboard_failure_rate <= 1)) {
+    throw Error(ErrorKind::ConfigError, "onboard_failure_rate must be in [0, 1], got ", config_.onboard_failure_rate);
+  }
+  Links& links = run_.hub().links();
+  host_ = add_way(links, config_.host, worker + " g1_to_g2", worker + " g2_to_g1", config_.demand_first);
+  for (const auto& tier : run_.shared()) {
+    const bool disk = tier->tier() == Tier::G3;
+    ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
+                            worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
+  }
+  copy_of_.resize(store_.num_blocks(kG2));
+  if (config_.min_reuse > 0 || config_.filter) reuse_.assign(store_.num_blocks(kG1), 0);
+}
+
+// ── Room on the device ──
+
+WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
+  for (;;) {
+    const std::uint64_t available = store_.available(kG1);
+    if (out.size() > available) {
+      if (out.size() > available + held_) return Room::Short;
+      wait_for_held(who, now_ns, out.size() - available);
+      return Room::Wait;
+    }
+    const std::uint64_t held_before = held_;
+    evicted_.clear();
+    evicted_slots_.clear();
+    const bool copies = config_.mode == OffloadMode::OnEviction;
+    store_.allocate(kG1, out, copies ? &evicted_ : nullptr, copies ? &evicted_slots_ : nullptr);
+    bool copied = false;
+    try {
+      copied = offload(who, now_ns, out);
+    } catch (...) {  // a policy of the user's: what was evicted is lost, the room is not
+      store_.give_back(kG1, out);
+      throw;
+    }
+    if (!copied) {
+      if (!reuse_.empty()) {
+        for (const SlotId slot : out) reuse_[slot] = 0;
+      }
+      return Room::Taken;
+    }
+    // What left at once makes room at once, in front of everything else.
+    hub().run_until(now_ns);
+    if (who == kNobody ? held_ > held_before : waiting(who)) return Room::Wait;
+  }
+}
+
+void WorkerTiers::note_hits(std::span<const SlotId> slots) {
+  if (reuse_.empty()) return;
+  for (const SlotId slot : slots) ++reuse_[slot];
+}
+
+// Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
+// use.
+bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
+  if (evicted_.empty()) return false;
+  select(evicted_slots_, evicted_);
+  // Eviction goes from the ends of chains to their beginnings, without which an end is of no use: what finds no room is
+  // dropped from the ends, and copies go the other way, parents first.
+  const std::uint64_t room = store_.available(kG2);
+  if (chosen_.size() > room) {
+    const std::uint64_t dropped = chosen_.size() - room;
+    totals_.dropped_blocks += dropped;
+    chosen_.erase(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(dropped));
+  }
+  if (chosen_.empty()) return false;
+  // In the order of `out`, as what was evicted is.
+  rest_.clear();
+  if (chosen_.size() < out.size()) {
+    auto next = chosen_.begin();
+    for (const SlotId slot : out) {
+      if (next != chosen_.end() && evicted_slots_[*next] == slot) {
+        ++next;
+      } else {
+        rest_.push_back(slot);
+      }
+    }
+  }
+  if (chosen_.size() < evicted_.size()) {
+    gather_chosen(evicted_slots_, evicted_);
+    evicted_slots_.swap(copied_slots_);
+    evicted_.swap(copied_);
+  }
+  std::ranges::reverse(evicted_slots_);
+  std::ranges::reverse(evicted_);
+  copies_to_.resize(evicted_.size());
+  store_.reserve(kG2, evicted_, copies_to_);  // may ask a policy, and fail: before anything has changed
+  store_.give_back(kG1, rest_);
+  set_held(held_ + evicted_.size(), now_ns);
+  g1_references_ += evicted_.size();
+  ++totals_.room_waits;
+  make_copies(now_ns, true, who, evicted_slots_, evicted_);
+  return true;
+}
+
+// Fills chosen_ with the indices of what is neither below nor on its way, and qualifies. Where `slots` has none,
+// another copy of the block stays.
+void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
+  chosen_.resize(blocks.size());
+  below_.resize(blocks.size());
+  coming_.resize(blocks.size());
+  store_.locate(kG2, blocks, below_.data(), coming_.data());
+  used_.clear();
+  std::size_t chosen = 0;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (below_[i] != kNoSlot) {
+      used_.push_back(below_[i]);
+    } else if (slots[i] != kNoSlot && coming_[i] == kNoSlot &&
+               (config_.min_reuse == 0 || reuse_[slots[i]] >= config_.min_reuse)) {
+      chosen_[chosen++] = static_cast<std::uint32_t>(i);
+    }
+  }
+  chosen_.resize(chosen);
+  if (!used_.empty()) store_.touch(kG2, used_);  // as recent below as it was here
+  if (!config_.filter || chosen_.empty()) return;
+  std::vector<OffloadCandidate> candidates;
+  for (const std::uint32_t i : chosen_) candidates.push_back({blocks[i], reuse_[slots[i]]});
+  std::vector<std::uint8_t> keep(candidates.size(), 0);
+  config_.filter->select(candidates, keep);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < keep.size(); ++i) {
+    if (keep[i] != 0) chosen_[kept++] = chosen_[i];
+  }
+  chosen_.resize(kept);
+}
+
+void WorkerTiers::gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
+  copied_slots_.resize(chosen_.size());
+  copied_.resize(chosen_.size());
+  for (std::size_t i = 0; i < chosen_.size(); ++i) {
+    copied_slots_[i] = slots[chosen_[i]];
+    copied_[i] = blocks[chosen_[i]];
+  }
+}
+
+void WorkerTiers::wait_for(RequestId who, std::int64_t now_ns, Copy& copy) {
+  if (who == kNobody) return;
+  if (who >= waits_.size()) waits_.resize(who + 1);
+  Wait& wait = waits_[who];
+  if (wait.remaining++ == 0) wait.since_ns = now_ns;
+  copy.waiters.push_back({who, wait.epoch});
+}
+
+// As many of the copies under way, the oldest first, as give back that many slots.
+void WorkerTiers::wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots) {
+  std::vector<Copy*> holding;
+  for (Copy& copy : copies_) {
+    if (copy.alive && copy.evicted) holding.push_back(&copy);
+  }
+  std::ranges::sort(holding, {}, &Copy::number);
+  for (Copy* const copy : holding) {
+    wait_for(who, now_ns, *copy);
+    if (copy->from.size() >= slots) return;
+    slots -= copy->from.size();
+  }
+}
+
+void WorkerTiers::stop_waiting(RequestId who, std::int64_t now_ns) {
+  if (!waiting(who)) return;
+  Wait& wait = waits_[who];
+  wait.total_ns += now_ns - wait.since_ns;
+  wait.remaining = 0;
+  ++wait.epoch;
+}
+
+// Drops references; not all of them are the last.
+void WorkerTiers::let_go(std::span<const SlotId> slots) {
+  const std::uint64_t before = store_.available(kG1);
+  store_.release(kG1, slots, true);
+  g1_references_ -= slots.size();
+  released_ += store_.available(kG1) - before;
+}
+
+void WorkerTiers::give_back(std::span<const SlotId> slots) {
+  store_.give_back(kG1, slots);
+  g1_references_ -= slots.size();
+  released_ += slots.size();
+}
+
+// What was held until now counts; what is held for no time does not.
+void WorkerTiers::set_held(std::uint64_t held, std::int64_t now_ns) {
+  if (now_ns > held_since_ns_) {
+    totals_.held_block_ns += held_ * static_cast<std::uint64_t>(now_ns - held_since_ns_);
+    totals_.held_max_blocks = std::max(totals_.held_max_blocks, held_);
+  }
+  held_since_ns_ = now_ns;
+  held_ = held;
+}
+
+// ── To the host ──
+
+void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slots,
+                                std::span<const BlockIdentity> blocks) {
+  if (config_.mode != OffloadMode::WriteThrough || blocks.empty()) return;
+  select(slots, blocks);
+  const std::uint64_t room = store_.available(kG2);
+  if (chosen_.size() > room) {
+    totals_.dropped_blocks += chosen_.size() - room;
+    chosen_.resize(room);
+  }
+  if (chosen_.empty()) return;
+  if (chosen_.size() < blocks.size()) {
+    gather_chosen(slots, blocks);
+    slots = copied_slots_;
+    blocks = copied_;
+  }
+  copies_to_.resize(blocks.size());
+  store_.reserve(kG2, blocks, copies_to_);
+  store_.retain(kG1, slots);  // its request holds them
+  g1_references_ += slots.size();
+  make_copies(now_ns, false, kNobody, slots, blocks);
+}
+
+void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who, std::span<const SlotId> slots,
+                              std::span<const BlockIdentity> blocks) {
+  const std::span<const SlotId> to = copies_to_;
+  totals_.offloaded_blocks += slots.size();
+  for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
+    const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
+    if (free_copies_.empty()) {
+      free_copies_.push_back(static_cast<std::uint32_t>(copies_.size()));
+      copies_.emplace_back();
+    }
+    const std::uint32_t index = free_copies_.back();
+    free_copies_.pop_back();
+    Copy& copy = copies_[index];
+    copy.alive = true;
+    copy.evicted = evicted;
+    copy.transfer.reset();
+    copy.number = ++copies_made_;
+    const auto keep = [&](auto& part, const auto& all) {
+      const auto own = all.subspan(start, count);
+      part.assign(own.begin(), own.end());
+    };
+    keep(copy.from, slots);
+    keep(copy.to, to);
+    if (!run_.shared().empty()) keep(copy.blocks, blocks);
+    copy.eta_ns =
+        now_ns + config_.host.down.fixed_ns +
+        config_.host.flow_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1, 0);
+    for (const SlotId slot : copy.to) copy_of_[slot] = index;
+    wait_for(who, now_ns, copy);
+    queued_.push_back(index);
+  }
+  start_copies(now_ns);
+}
+
+void WorkerTiers::start_copies(std::int64_t now_ns) {
+  while (copying_ < config_.offload_concurrency && !queued_.empty()) {
+    const std::uint32_t index = queued_.front();
+    queued_.pop_front();
+    ++copying_;
+    copies_[index].transfer =
+        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].from.size() * config_.bytes_per_block,
+                    Priority::Background, *this, {kCopy, index});
+  }
+}
+
+// On the host first, then further down, and only then is the device's slot free.
+void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
+  Copy& copy = copies_[index];
+  --copying_;
+  const bool wanted = !copy.loads.empty() || !run_.shared().empty();
+  store_.land(kG2, copy.to, wanted);  // held until those who want it have it
+  for (const LoadWaiter& waiter : copy.loads) {
+    source_landed(waiter.load, waiter.block, copy.to[waiter.place], time_ns);
+  }
+  std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
+  try {
+    if (!run_.shared().empty()) copy_lower(time_ns, copy.to, copy.blocks);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (wanted) store_.release(kG2, copy.to, true);
+  if (copy.evicted) {
+    set_held(held_ - copy.from.size(), time_ns);
+    give_back(copy.from);
+  } else {
+    let_go(copy.from);
+  }
+  for (const RoomWaiter& waiter : copy.waiters) {
+    Wait& wait = waits_[waiter.who];
+    if (wait.epoch != waiter.epoch || --wait.remaining > 0) continue;
+    wait.total_ns += time_ns - wait.since_ns;
+    ++wait.epoch;
+  }
+  copy.waiters.clear();
+  copy.loads.clear();
+  copy.alive = false;
+  free_copies_.push_back(index);
+  start_copies(time_ns);
+  if (failure) std::rethrow_exception(failure);
+}
+
+// ── To the tiers of the run ──
+
+void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
+                             std::span<const BlockIdentity> blocks) {
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    SharedTier& shared = *run_.shared()[tier];
+    std::vector<BlockIdentity> wanted(blocks.begin(), blocks.end());
+    const std::uint64_t bytes = wanted.size() * config_.bytes_per_block;
+    const WayConfig& worker = shared.config().worker;
+    const WayConfig& backend = shared.config().backend;
+    const std::uint64_t sharers = 1 + copying_lower_[tier];
+    const std::int64_t eta_ns =
+        now_ns + worker.down.fixed_ns + backend.down.fixed_ns +
+        std::max(worker.flow_ns(worker.down, bytes, sharers, 0), backend.flow_ns(backend.down, bytes, sharers, 0));
+    const std::vector<SlotId> to = shared.expect(wanted, now_ns, eta_ns);
+    std::vector<SlotId> from;
+    for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {
+      if (!(blocks[i].lineage == wanted[next].lineage)) continue;
+      from.push_back(slots[i]);
+      ++next;
+    }
+    store_.reference(kG2, from);
+    for (std::size_t start = 0; start < from.size(); start += config_.offload_batch_size) {
+      const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, from.size() - start);
+      if (free_lower_.empty()) {
+        free_lower_.push_back(static_cast<std::uint32_t>(lower_.size()));
+        lower_.emplace_back();
+      }
+      const std::uint32_t index = free_lower_.back();
+      free_lower_.pop_back();
+      const auto part = [&](const auto& all) {
+        const auto first = all.begin() + static_cast<std::ptrdiff_t>(start);
+        return std::vector(first, first + static_cast<std::ptrdiff_t>(count));
+      };
+      lower_[index] = {tier, part(from), part(to), part(wanted)};
+      queued_lower_[tier].push_back(index);
+    }
+    start_lower(tier, now_ns);
+  }
+}
+
+void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
+  const std::uint32_t limit = run_.shared()[tier]->config().offload_concurrency;
+  while (copying_lower_[tier] < limit && !queued_lower_[tier].empty()) {
+    const std::uint32_t index = queued_lower_[tier].front();
+    queued_lower_[tier].pop_front();
+    ++copying_lower_[tier];
+    const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
+    const TransferId id = hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block,
+                                      Priority::Background, *this, {kLower, index, static_cast<std::uint32_t>(tier)});
+    run_.shared()[tier]->under_way(lower_[index].blocks, id);
+  }
+}
+
+void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
+  LowerCopy copy = std::move(lower_[index]);
+  lower_[index] = {};
+  free_lower_.push_back(index);
+  --copying_lower_[copy.tier];
+  run_.shared()[copy.tier]->land(copy.to, copy.blocks, time_ns);
+  store_.release(kG2, copy.from, true);
+  start_lower(copy.tier, time_ns);
+}
+
+void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
+  ++landings_;
+  switch (static_cast<Role>(errand.role)) {
+    case kCopy:
+      copy_landed(errand.index, time_ns);
+      break;
+    case kLower:
+      lower_landed(errand.index, time_ns);
+      break;
+    case kStage:
+      --run_.shared()[errand.tier]->loads_under_way();
+      next_phase(errand.index, time_ns);
+      break;
+    case kLoad:
+      --loading_now_;
+      loads_[errand.index].transfer.reset();
+      if (fails(errand.index)) loads_[errand.index].failed = true;
+      next_phase(errand.index, time_ns);
+      break;
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,335 @@
+// From the host, and the tiers below it, back to the device.
+#include <algorithm>
+#include <memory>
+
+#include "tiers/worker_tiers.hpp"
+#include "tokens/xxh3.hpp"
+
+namespace understudy {
+
+namespace {
+
+std::uint32_t position_of(const BlockIdentity& block) { return block.lineage.position(); }
+
+}  // namespace
+
+std::size_t WorkerTiers::Load::place_of(const LineageHash& block) const {
+  const auto index = [this](auto at) { return static_cast<std::size_t>(at - blocks.begin()); };
+  if (!ascends) return index(std::ranges::find(blocks, block, &BlockIdentity::lineage));
+  const auto at = std::ranges::lower_bound(blocks, block.position(), {}, position_of);
+  return at != blocks.end() && at->lineage == block ? index(at) : blocks.size();
+}
+
+std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, std::size_t count,
+                                      std::span<const SlotId> to, std::span<const SlotId> staging,
+                                      std::span<const SlotId> prefix) {
+  if (free_loads_.empty()) {
+    free_loads_.push_back(static_cast<std::uint32_t>(loads_.size()));
+    loads_.emplace_back();
+  }
+  const std::uint32_t index = free_loads_.back();
+  free_loads_.pop_back();
+  const std::int64_t eta_ns = eta(now_ns, count);
+  Load& load = loads_[index];
+  load.alive = true;
+  load.start_ns = now_ns;
+  load.eta_ns = eta_ns;
+  load.to.assign(to.begin(), to.end());
+  load.pins.assign(prefix.begin(), prefix.end());
+  load.blocks.reserve(to.size());
+  load.tiers.reserve(to.size());
+  load.from.reserve(to.size());
+  load.shared.reserve(to.size());
+  std::size_t next_staging = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Source& source = sources_[i];
+    if (source.where == Source::Where::Loading) {
+      ++totals_.joined_loads;
+      load.joined.push_back(blocks[i]);
+      std::vector<std::uint32_t>& followers = loads_[source.id].followers;
+      if (std::ranges::find(followers, index) == followers.end()) {
+        followers.push_back(index);
+        ++load.joins;
+      }
+      continue;
+    }
+    if (source.tier == Tier::G1) {
+      load.pins.push_back(source.slot);
+      ++g1_references_;
+      continue;
+    }
+    const auto at = static_cast<std::uint32_t>(load.blocks.size());
+    const bool below = source.tier > Tier::G2;
+    const bool landing = source.where == Source::Where::Landing;
+    load.blocks.push_back(blocks[i]);
+    load.tiers.push_back(source.tier);
+    load.from.push_back(below ? staging[next_staging++] : landing ? kNoSlot : source.slot);
+    load.shared.push_back(below && !landing ? source.slot : kNoSlot);
+    loading_.insert(blocks[i].lineage, index);
+    if (!landing) continue;
+    ++load.pending;
+    if (!below) {
+      Copy& copy = copies_[source.id];
+      const auto place = std::ranges::find(copy.to, source.slot) - copy.to.begin();
+      copy.loads.push_back({index, at, static_cast<std::uint32_t>(place)});
+      continue;
+    }
+    shared_tier(source.tier)->wait_for(blocks[i].lineage, *this, index, at);
+  }
+  load.ascends =
+      std::ranges::adjacent_find(load.blocks, std::ranges::greater_equal{}, position_of) == load.blocks.end();
+  g1_references_ += to.size();
+  ++totals_.onboards;
+  totals_.onboarded_blocks += to.size();
+  ++load.pending;  // the caller's, who starts it
+  return index;
+}
+
+// A block that a load waits for is on its tier, referenced by whoever brought it.
+void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId slot, std::int64_t time_ns) {
+  Load& load = loads_[index];
+  const std::span<const SlotId> one(&slot, 1);
+  if (load.tiers[block] == Tier::G2) {
+    store_.reference(kG2, one);
+    load.from[block] = slot;
+  } else {
+    shared_tier(load.tiers[block])->store().reference(0, one);
+    load.shared[block] = slot;
+  }
+  next_phase(index, time_ns);
+}
+
+// One thing less to wait for.
+void WorkerTiers::next_phase(std::uint32_t index, std::int64_t time_ns) {
+  if (--loads_[index].pending > 0) return;
+  switch (loads_[index].phase) {
+    case Phase::Landing:
+      stage(index, time_ns);
+      break;
+    case Phase::Staging:
+      staged(index, time_ns);
+      break;
+    case Phase::Loading:
+      finish(index, time_ns);
+      break;
+  }
+}
+
+void WorkerTiers::stage(std::uint32_t index, std::int64_t time_ns) {
+  if (unwanted(index)) return drop(index, time_ns);
+  Load& load = loads_[index];
+  load.phase = Phase::Staging;
+  ++load.pending;  // until all have been started
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    SharedTier& shared = *run_.shared()[tier];
+    const auto blocks = static_cast<std::uint64_t>(std::ranges::count(loads_[index].tiers, shared.tier()));
+    if (blocks == 0) continue;
+    ++loads_[index].pending;
+    ++shared.loads_under_way();
+    const std::array<LinkId, 2> path{ways_[tier].up, shared.backend().up};
+    hub().start(time_ns, path, blocks * config_.bytes_per_block, Priority::Demand, *this,
+                {kStage, index, static_cast<std::uint32_t>(tier)});
+  }
+  next_phase(index, time_ns);
+}
+
+// What came from below is on the host now.
+void WorkerTiers::staged(std::uint32_t index, std::int64_t time_ns) {
+  Load& load = loads_[index];
+  for (const auto& shared : run_.shared()) {
+    std::vector<SlotId> slots;
+    std::vector<SlotId> sources;
+    std::vector<BlockIdentity> blocks;
+    for (std::size_t i = 0; i < load.blocks.size(); ++i) {
+      if (load.tiers[i] != shared->tier()) continue;
+      slots.push_back(load.from[i]);
+      sources.push_back(load.shared[i]);
+      blocks.push_back(load.blocks[i]);
+    }
+    if (slots.empty()) continue;
+    store_.commit(kG2, slots, blocks);
+    for (std::size_t i = 0, next = 0; i < load.blocks.size(); ++i) {
+      if (load.tiers[i] == shared->tier()) load.from[i] = slots[next++];
+    }
+    shared->store().release(0, sources, true);
+  }
+  load.phase = Phase::Loading;
+  bring_up(index, time_ns);
+}
+
+void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
+  if (unwanted(index)) return drop(index, time_ns);
+  Load& load = loads_[index];
+  load.pending = load.joins + (load.failed ? 0 : 1) + 1;  // and this call
+  if (!load.failed) {
+    ++loading_now_;
+    ++loads_begun_;
+    loads_[index].transfer = hub().start(time_ns, std::span(&host_.up, 1), load.blocks.size() * config_.bytes_per_block,
+                                         Priority::Demand, *this, {kLoad, index});
+  }
+  next_phase(index, time_ns);
+}
+
+// Everybody who waited has left, and the next part of the way has not begun.
+bool WorkerTiers::unwanted(std::uint32_t index) const {
+  const Load& load = loads_[index];
+  return !load.prefetch && load.waiters.empty() && load.followers.empty();
+}
+
+void WorkerTiers::drop(std::uint32_t index, std::int64_t time_ns) {
+  Load& load = loads_[index];
+  for (std::size_t i = 0; i < load.blocks.size(); ++i) {
+    const std::span<const SlotId> one(&load.from[i], 1);
+    if (load.tiers[i] == Tier::G2 || load.phase == Phase::Loading) {
+      store_.release(kG2, one);
+    } else {
+      store_.give_back(kG2, one);
+      shared_tier(load.tiers[i])->store().release(0, std::span<const SlotId>(&load.shared[i], 1));
+    }
+  }
+  give_back(load.to);
+  if (load.joins > 0) {
+    for (Load& other : loads_) std::erase(other.followers, index);
+  }
+  end_load(index, time_ns);
+}
+
+bool WorkerTiers::fails(std::uint32_t index) const {
+  if (config_.onboard_failure_rate <= 0) return false;
+  const Load& load = loads_[index];
+  const std::uint64_t dice = xxh3_64_pair(load.blocks[0].sequence_hash(), loads_begun_, config_.seed);
+  return static_cast<double>(dice >> 11) * 0x1p-53 < config_.onboard_failure_rate;
+}
+
+// The blocks are on the device, cached; those that somebody computed meanwhile are there twice, and one goes.
+void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
+  Load& load = loads_[index];
+  if (!load.failed) {
+    const auto here = std::make_unique<bool[]>(load.blocks.size());
+    store_.has_blocks(kG1, load.blocks, here.get());
+    std::vector<SlotId> spare;
+    std::vector<SlotId> slots;
+    std::vector<BlockIdentity> blocks;
+    for (std::size_t i = 0; i < load.blocks.size(); ++i) {
+      (here[i] ? spare : slots).push_back(load.to[i]);
+      if (!here[i]) blocks.push_back(load.blocks[i]);
+    }
+    give_back(spare);
+    store_.commit(kG1, slots, blocks);
+    let_go(slots);
+    onboard_ns_.push_back(time_ns - load.start_ns);
+  } else {
+    give_back(load.to);
+    ++totals_.failed_loads;
+  }
+  if (config_.exclusive && !load.failed) store_.set_reset_on_release(kG2, load.from, true);
+  store_.release(kG2, load.from, true);
+  end_load(index, time_ns);
+}
+
+void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
+  const Load load = std::move(loads_[index]);
+  loads_[index] = {};
+  free_loads_.push_back(index);
+  for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage);
+  let_go(load.pins);
+  for (const RequestId who : load.waiters) unpark(who, load.failed, time_ns);
+  for (const std::uint32_t follower : load.followers) {
+    // Without its parents a block has no place on the device: they stay until it is there.
+    if (load.failed) loads_[follower].failed = true;
+    if (!load.failed) hold_parents(loads_[follower], load);
+    --loads_[follower].joins;
+    if (loads_[follower].phase == Phase::Loading) next_phase(follower, time_ns);
+  }
+}
+
+// What `load` has brought for `follower` is referenced on its behalf.
+void WorkerTiers::hold_parents(Load& follower, const Load& load) {
+  for (const BlockIdentity& block : follower.joined) {
+    if (load.place_of(block.lineage) == load.blocks.size()) continue;
+    SlotId slot = kNoSlot;
+    std::uint32_t references = 0;
+    store_.peek(kG1, {&block, 1}, &slot, &references);
+    store_.reference(kG1, {&slot, 1});
+    follower.pins.push_back(slot);
+    ++g1_references_;
+  }
+}
+
+// ── Requests ──
+
+void WorkerTiers::unpark(RequestId who, bool failed, std::int64_t time_ns) {
+  Park& park = parks_.at(who);
+  park.origin.failed = park.origin.failed || failed;
+  if (--park.pending > 0) return;
+  park.origin.parked_ns = time_ns - park.since_ns;
+  park.done = true;
+  --parked_;
+  let_go(park.pins);
+  park.pins.clear();
+  ready_.push_back(who);
+}
+
+void WorkerTiers::abandon(RequestId who) {
+  const auto found = parks_.find(who);
+  if (found == parks_.end()) return;
+  Park& park = found->second;
+  if (!park.done) {
+    --parked_;
+    for (const std::uint32_t load : park.loads) std::erase(loads_[load].waiters, who);
+    let_go(park.pins);
+  }
+  std::erase(ready_, who);
+  parks_.erase(found);
+}
+
+std::optional<WorkerTiers::Origin> WorkerTiers::take_origin(RequestId who) {
+  const auto found = parks_.find(who);
+  if (found == parks_.end()) return std::nullopt;
+  Origin origin = std::move(found->second.origin);
+  parks_.erase(found);
+  return origin;
+}
+
+// ── Watch ──
+
+bool WorkerTiers::idle() const noexcept {
+  return copying_ == 0 && queued_.empty() && copying_lower_[0] + copying_lower_[1] == 0 && loading_.size() == 0;
+}
+
+void WorkerTiers::check() const {
+  std::uint64_t held = 0;
+  std::uint64_t references = 0;
+  std::uint64_t reserved = 0;
+  std::size_t landing = 0;
+  std::size_t loading = 0;
+  for (const Copy& copy : copies_) {
+    if (!copy.alive) continue;
+    held += copy.evicted ? copy.from.size() : 0;
+    references += copy.from.size();
+    reserved += copy.to.size();
+    landing += copy.to.size();
+  }
+  for (const Load& load : loads_) {
+    if (!load.alive) continue;
+    references += load.to.size() + load.pins.size();
+    loading += load.blocks.size();
+    if (load.phase == Phase::Loading) continue;
+    reserved += static_cast<std::uint64_t>(std::ranges::count_if(load.tiers, [](Tier t) { return t > Tier::G2; }));
+  }
+  std::size_t parked = 0;
+  for (const auto& [who, park] : parks_) {
+    references += park.pins.size();
+    parked += park.done ? 0 : 1;
+  }
+  const PoolMetrics g2 = store_.metrics(kG2);
+  const std::uint64_t claimed = store_.in(kG2, SlotState::Claimed);
+  if (held != held_ || references != g1_references_ || landing != claimed || loading != loading_.size() ||
+      reserved != g2.mutable_blocks + claimed || parked != parked_) {
+    throw Error(ErrorKind::InvariantViolated, "tiers: held ", held, "/", held_, ", references ", references, "/",
+                g1_references_, ", landing ", landing, "/", claimed, ", loading ", loading, "/", loading_.size(),
+                ", reserved ", reserved, "/", g2.mutable_blocks + claimed, ", parked ", parked, "/", parked_);
+  }
+}
+
+}  // namespace understudy

@@ -1,0 +1,121 @@
+// A tier that belongs to the run: every worker sees at t what any of them stored at t' <= t, and nothing earlier.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "events/event_log.hpp"
+#include "events/event_truth.hpp"
+#include "store/block_store.hpp"
+#include "tiers/in_flight.hpp"
+#include "tiers/tier_config.hpp"
+#include "tiers/transfer_hub.hpp"
+
+namespace understudy {
+
+// Somebody who waits for a block to land on a tier: told, with the slot still referenced.
+class LandingWaiter {
+ public:
+  virtual ~LandingWaiter() = default;
+  virtual void source_landed(std::uint32_t load, std::uint32_t block, SlotId slot, std::int64_t time_ns) = 0;
+};
+
+// The two directions to a tier.
+struct Way {
+  LinkId down;
+  LinkId up;
+};
+Way add_way(Links& links, const WayConfig& config, const std::string& down, const std::string& up, bool demand_first);
+
+class SharedTier {
+ public:
+  // With `check`, an index fed by its events alone must agree with it after every change.
+  SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, bool check,
+             bool demand_first, Links& links);
+
+  Tier tier() const noexcept { return tier_; }
+  BlockStore& store() noexcept { return store_; }
+  const BlockStore& store() const noexcept { return store_; }
+  const SharedTierConfig& config() const noexcept { return config_; }
+  const Way& backend() const noexcept { return backend_; }
+  std::uint32_t& loads_under_way() noexcept { return loads_under_way_; }
+
+  // ── Copies on their way here ──
+  // Reserves room for those of `blocks` that are neither here nor coming, in order, as far as there is room; keeps in
+  // `blocks` only those, and returns their slots. `eta_ns`: when they will be here, about.
+  std::vector<SlotId> expect(std::vector<BlockIdentity>& blocks, std::int64_t now_ns, std::int64_t eta_ns);
+  bool coming(const LineageHash& block) const noexcept { return coming_.find(block) != InFlight::kNone; }
+  std::int64_t eta_ns(const LineageHash& block) const { return expected_[coming_.find(block)].eta_ns; }
+  // The copy that brings them has been started; nothing before.
+  void under_way(std::span<const BlockIdentity> blocks, TransferId id);
+  std::optional<TransferId> transfer(const LineageHash& block) const { return expected_[coming_.find(block)].transfer; }
+  void wait_for(const LineageHash& block, LandingWaiter& waiter, std::uint32_t load, std::uint32_t index);
+  // They are here: visible from now on.
+  void land(std::span<SlotId> slots, std::span<const BlockIdentity> blocks, std::int64_t time_ns);
+
+  // ── Watch ──
+  // Blocks that it has, over time; thinned when there are many.
+  struct Residency {
+    std::int64_t time_ns;
+    std::uint64_t blocks;
+  };
+  const std::vector<Residency>& residency() const noexcept { return residency_; }
+  // Its events since the last call, each with its time: it is a publisher of its own.
+  TimedEvents take_events() { return events_.take_visible(); }
+  void check();
+
+ private:
+  static constexpr std::size_t kMaxSamples = 2048;
+
+  void changed(std::int64_t now_ns);
+
+  struct Waiter {
+    LandingWaiter* who;
+    std::uint32_t load;
+    std::uint32_t index;
+  };
+  struct Expected {
+    std::int64_t eta_ns = 0;
+    std::optional<TransferId> transfer;
+    std::vector<Waiter> waiters;
+  };
+
+  Tier tier_;
+  SharedTierConfig config_;
+  BlockStore store_;
+  Way backend_;
+  std::uint32_t loads_under_way_ = 0;
+  InFlight coming_;  // values index expected_
+  std::vector<Expected> expected_;
+  std::vector<std::uint32_t> unused_;  // of expected_
+
+  bool emits_;
+  bool checks_;
+  EngineEventLog events_;
+  EventTruth truth_;
+  std::vector<Residency> residency_;
+  std::int64_t sample_every_ns_ = 1'000'000;
+};
+
+// What the tiers of a run share: the clock of their transfers, and the tiers below the host.
+class TierRun {
+ public:
+  TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check = false);
+  TierRun(const TierRun&) = delete;
+  TierRun& operator=(const TierRun&) = delete;
+
+  TransferHub& hub() noexcept { return hub_; }
+  const TransferHub& hub() const noexcept { return hub_; }
+  std::vector<std::unique_ptr<SharedTier>>& shared() noexcept { return shared_; }
+  const std::vector<std::unique_ptr<SharedTier>>& shared() const noexcept { return shared_; }
+  void check();
+
+ private:
+  TransferHub hub_;
+  std::vector<std::unique_ptr<SharedTier>> shared_;  // G3 before G4
+};
+
+}  // namespace understudy

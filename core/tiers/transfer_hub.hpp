@@ -1,0 +1,81 @@
+// The transfers of a run: when one ends, whoever started it is told, in order of time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "links/link.hpp"
+
+namespace understudy {
+
+class TransferOwner {
+ public:
+  virtual ~TransferOwner() = default;
+  // What a transfer is for, in the owner's own terms.
+  struct Errand {
+    std::uint32_t role = 0;
+    std::uint32_t index = 0;
+    std::uint32_t tier = 0;
+  };
+  // The last byte of the errand's transfer arrived at `time_ns`. May start others at that time.
+  virtual void landed(const Errand& errand, std::int64_t time_ns) = 0;
+};
+
+class TransferHub {
+ public:
+  Links& links() noexcept { return links_; }
+  const Links& links() const noexcept { return links_; }
+
+  TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority,
+                   TransferOwner& owner, const TransferOwner::Errand& errand) {
+    const TransferId id = links_.start(now_ns, path, bytes, priority);
+    if (told_.empty()) first_id_ = id;
+    told_.push_back({&owner, errand});
+    next_wake_ns_ = links_.next_wake_ns();
+    return id;
+  }
+
+  // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order
+  // of their starts; what they start and ends at once follows. When an owner throws, the others that end at that time
+  // are told before the first such exception leaves.
+  void run_until(std::int64_t now_ns) {
+    while (next_wake_ns_ && *next_wake_ns_ <= now_ns) {
+      std::vector<Completion> ends = std::move(spare_);  // an owner may come back here
+      links_.pop_due(*next_wake_ns_, ends);
+      next_wake_ns_ = links_.next_wake_ns();
+      std::exception_ptr failure;
+      for (const Completion& end : ends) {
+        const Told told = std::exchange(told_[end.id - first_id_], {});
+        for (; !told_.empty() && told_.front().owner == nullptr; ++first_id_) told_.pop_front();
+        try {
+          told.owner->landed(told.errand, end.time_ns);
+        } catch (...) {
+          if (!failure) failure = std::current_exception();
+        }
+      }
+      spare_ = std::move(ends);
+      if (failure) std::rethrow_exception(failure);
+    }
+  }
+
+  bool due(std::int64_t now_ns) const noexcept { return next_wake_ns_ && *next_wake_ns_ <= now_ns; }
+  // Not after the next end; nothing when nothing is under way.
+  const std::optional<std::int64_t>& next_wake_ns() const noexcept { return next_wake_ns_; }
+
+ private:
+  Links links_;
+  std::optional<std::int64_t> next_wake_ns_;
+  struct Told {
+    TransferOwner* owner = nullptr;  // null: it was told
+    TransferOwner::Errand errand;
+  };
+  std::deque<Told> told_;  // by id, from first_id_ on: ids are given in order
+  TransferId first_id_ = 0;
+  std::vector<Completion> spare_;  // memory
+};
+
+}  // namespace understudy

@@ -1,0 +1,322 @@
+// One worker's way down to the host and the tiers below, and back.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/request_id.hpp"
+#include "store/block_store.hpp"
+#include "tiers/in_flight.hpp"
+#include "tiers/shared_tier.hpp"
+#include "tiers/tier_config.hpp"
+#include "tiers/transfer_hub.hpp"
+
+namespace understudy {
+
+struct TierTotals {
+  std::uint64_t offloaded_blocks = 0;  // copies to the host that were started
+  std::uint64_t dropped_blocks = 0;    // qualified, but the host had no room
+  std::uint64_t onboards = 0;          // loads that a request (or a prefetch) started
+  std::uint64_t onboarded_blocks = 0;
+  std::uint64_t joined_loads = 0;  // blocks that somebody else was loading already
+  std::uint64_t slow_loads = 0;    // not begun: computing them was sooner
+  std::uint64_t failed_loads = 0;
+  std::uint64_t room_waits = 0;       // allocations that had to wait for copies to leave the device
+  std::uint64_t held_block_ns = 0;    // time that slots were held, summed
+  std::uint64_t held_max_blocks = 0;  // of one worker, at one time
+
+  TierTotals& operator+=(const TierTotals& other) noexcept {
+    offloaded_blocks += other.offloaded_blocks;
+    dropped_blocks += other.dropped_blocks;
+    onboards += other.onboards;
+    onboarded_blocks += other.onboarded_blocks;
+    joined_loads += other.joined_loads;
+    slow_loads += other.slow_loads;
+    failed_loads += other.failed_loads;
+    room_waits += other.room_waits;
+    held_block_ns += other.held_block_ns;
+    held_max_blocks = std::max(held_max_blocks, other.held_max_blocks);
+    return *this;
+  }
+};
+
+// What a lookup says of one block: where it is, or when it will be.
+struct TierAnswer {
+  enum class Kind : std::uint8_t {
+    Miss,
+    Hit,
+    Pending,  // the last transfer of its way is under way, and lands for nobody else's sake later
+    Retry,    // it is on its way, and nobody can tell when it will be there: ask again next step
+  };
+  Kind kind = Kind::Miss;
+  Tier tier = Tier::G1;
+  std::int64_t ready_ns = 0;  // Pending only; exact, if nothing joins its links
+};
+
+// Pool 0 of the store is the device, pool 1 the host. Never reads a clock. The engine asks for slots and for loads;
+// what comes of it later is told through `waiting` and `take_ready`.
+class WorkerTiers final : public TransferOwner, public LandingWaiter {
+ public:
+  static constexpr RequestId kNobody = 0xFFFFFFFFu;
+  static constexpr std::size_t kG1 = 0;
+  static constexpr std::size_t kG2 = 1;
+
+  WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker);
+
+  const TierConfig& config() const noexcept { return config_; }
+  // A policy of the user's is asked at the end of steps, and may fail there.
+  bool asks_user_after_steps() const noexcept {
+    return config_.mode == OffloadMode::WriteThrough && (config_.filter || store_.advised(kG2));
+  }
+  TransferHub& hub() noexcept { return run_.hub(); }
+  const TransferHub& hub() const noexcept { return run_.hub(); }
+
+  // ── Room on the device ──
+  enum class Room : std::uint8_t {
+    Taken,
+    Short,  // there is none, nor will there be
+    Wait,   // slots are held until their copies have left; `waiting` until then
+  };
+  // All of `out` or nothing. Evicts; what qualifies for the host is copied first.
+  Room take(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
+  bool waiting(RequestId who) const noexcept { return who < waits_.size() && waits_[who].remaining > 0; }
+  void stop_waiting(RequestId who, std::int64_t now_ns);
+  std::int64_t waited_ns(RequestId who) const noexcept { return who < waits_.size() ? waits_[who].total_ns : 0; }
+  // Grows with every slot that copies and loads made free on the device.
+  std::uint64_t released() const noexcept { return released_; }
+  void note_hits(std::span<const SlotId> slots);
+
+  // ── Copies down ──
+  // Blocks on the device that have just been computed, or hit: under write-through those missing below are copied.
+  void write_through(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
+
+  // ── Loads up ──
+  enum class Onboard : std::uint8_t {
+    Miss,    // nothing to load, or no room to load it to
+    Slow,    // it is computed sooner
+    Parked,  // the blocks are on their way: `take_ready` names the request
+    Retry,   // no slots at the moment: ask again when `waiting` is over
+  };
+  // `prefix`: the leading hits on the device; `blocks`: what follows them. `saved_ns(n)` is the time that not computing
+  // the first n of them saves.
+  Onboard onboard(RequestId who, std::int64_t now_ns, std::span<const SlotId> prefix,
+                  std::span<const BlockIdentity> blocks, const std::function<std::int64_t(std::size_t)>& saved_ns);
+  // A request was admitted without what would have been slow.
+  void note_slow() noexcept { ++totals_.slow_loads; }
+  // As `onboard`, for blocks that somebody will want. True when something is on its way.
+  bool prefetch(std::int64_t now_ns, std::span<const BlockIdentity> blocks);
+  // Requests whose loads have ended (or failed), in that order.
+  std::vector<RequestId> take_ready() { return std::exchange(ready_, {}); }
+  bool has_ready() const noexcept { return !ready_.empty(); }
+  std::size_t parked() const noexcept { return parked_ + ready_.size(); }  // and not taken since
+  // The request is gone, or was never parked; what is under way drains.
+  void abandon(RequestId who);
+  // Where each block behind the prefix came from when the request was last loaded, and that position; forgets it.
+  struct Origin {
+    std::size_t first_block = 0;
+    std::vector<Tier> tiers;
+    std::int64_t parked_ns = 0;
+    bool failed = false;
+  };
+  std::optional<Origin> take_origin(RequestId who);
+  // The answer for each of the leading blocks, ended by the first miss.
+  std::vector<TierAnswer> lookup(std::span<const BlockIdentity> blocks) const;
+
+  // ── Watch ──
+  std::uint64_t held() const noexcept { return held_; }
+  std::uint64_t g1_references() const noexcept { return g1_references_; }  // of ours, held and reserved slots included
+  bool idle() const noexcept;
+  std::uint64_t landings() const noexcept { return landings_; }  // of its transfers, so far
+  const TierTotals& totals() const noexcept { return totals_; }
+  const std::vector<std::int64_t>& onboard_ns() const noexcept { return onboard_ns_; }  // of each load that ended
+  void check() const;
+
+  // ── Called by transfers ──
+  void landed(const Errand& errand, std::int64_t time_ns) override;
+  void source_landed(std::uint32_t load, std::uint32_t block, SlotId slot, std::int64_t time_ns) override;
+
+ private:
+  struct Wait {
+    std::uint32_t remaining = 0;
+    std::uint32_t epoch = 0;  // grows when it stops waiting, so that old copies no longer count
+    std::int64_t since_ns = 0;
+    std::int64_t total_ns = 0;
+  };
+  struct RoomWaiter {
+    RequestId who;
+    std::uint32_t epoch;
+  };
+  struct LoadWaiter {
+    std::uint32_t load;
+    std::uint32_t block;  // of the load
+    std::uint32_t place;  // in the copy
+  };
+  // A batch from the device to the host.
+  struct Copy {
+    bool alive = false;
+    bool evicted = false;                // its slots are held; else its blocks are referenced
+    std::uint64_t number = 0;            // in the order in which they were made
+    std::optional<TransferId> transfer;  // none while it is queued
+    std::int64_t eta_ns = 0;
+    std::vector<SlotId> from;
+    std::vector<SlotId> to;
+    std::vector<BlockIdentity> blocks;  // for the tiers below; empty when there are none
+    std::vector<RoomWaiter> waiters;
+    std::vector<LoadWaiter> loads;
+  };
+  // A batch from the host to a tier below.
+  struct LowerCopy {
+    std::size_t tier = 0;  // index into run_.shared()
+    std::vector<SlotId> from;
+    std::vector<SlotId> to;
+    std::vector<BlockIdentity> blocks;
+  };
+  struct Park {
+    std::uint32_t pending = 0;  // loads
+    std::vector<std::uint32_t> loads;
+    std::vector<SlotId> pins;  // on the device, while no load of its own has them
+    std::int64_t since_ns = 0;
+    Origin origin;
+    bool done = false;
+  };
+  enum class Phase : std::uint8_t { Landing, Staging, Loading };
+  // Blocks on their way to the device for one request.
+  struct Load {
+    bool alive = false;
+    bool failed = false;
+    bool prefetch = false;  // wanted though nobody waits
+    Phase phase = Phase::Landing;
+    std::uint32_t pending = 0;  // of the phase
+    std::uint32_t joins = 0;    // loads under way of blocks before these
+    std::int64_t start_ns = 0;
+    std::int64_t eta_ns = 0;
+    std::optional<TransferId> transfer;  // to the device, once that is under way
+    std::vector<BlockIdentity> blocks;
+    std::vector<SlotId> to;    // on the device, reserved
+    std::vector<SlotId> from;  // on the host, referenced (or reserved, until staged); kNoSlot until landed
+    std::vector<Tier> tiers;
+    std::vector<SlotId> shared;  // on the tier of tiers[i], referenced; kNoSlot when not from there
+    std::vector<SlotId> pins;    // of blocks before and between, on the device
+    std::vector<RequestId> waiters;
+    std::vector<std::uint32_t> followers;  // loads of blocks behind these
+    std::vector<BlockIdentity> joined;     // of its own way, blocks that other loads bring
+    bool ascends = false;                  // its blocks stand as in a chain, each behind the one before
+
+    // Of `blocks`; their number when it is none of them.
+    std::size_t place_of(const LineageHash& block) const;
+  };
+  struct Source {
+    enum class Where : std::uint8_t { Resident, Landing, Loading };
+    Tier tier = Tier::G2;
+    Where where = Where::Resident;
+    SlotId slot = kNoSlot;
+    std::uint32_t id = 0;       // of the copy or the load
+    std::int64_t ready_ns = 0;  // about; when not resident
+    std::optional<TransferId> transfer;
+  };
+  enum Role : std::uint32_t { kCopy, kLower, kStage, kLoad };
+
+  // copy_down.cpp
+  bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
+  void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
+  void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_
+  void make_copies(std::int64_t now_ns, bool evicted, RequestId who, std::span<const SlotId> slots,
+                   std::span<const BlockIdentity> blocks);  // to copies_to_
+  void start_copies(std::int64_t now_ns);
+  void copy_landed(std::uint32_t index, std::int64_t time_ns);
+  void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
+  void start_lower(std::size_t tier, std::int64_t now_ns);
+  void lower_landed(std::uint32_t index, std::int64_t time_ns);
+  void wait_for(RequestId who, std::int64_t now_ns, Copy& copy);
+  void wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots);
+  void let_go(std::span<const SlotId> slots);
+  void give_back(std::span<const SlotId> slots);
+  void set_held(std::uint64_t held, std::int64_t now_ns);
+
+  // onboard.cpp, load_up.cpp
+  bool find(const BlockIdentity& block, Source& source) const;
+  bool find(const BlockIdentity& block, SlotId above, SlotId below, SlotId coming, Source& source) const;
+  void find_sources(std::span<const BlockIdentity> blocks);
+  std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
+                         const std::function<std::int64_t(std::size_t)>& saved_ns) const;
+  std::int64_t eta(std::int64_t now_ns, std::size_t count) const;
+  SharedTier* shared_tier(Tier tier) const;
+  void gather_sources(std::size_t from, std::size_t to, Tier tier);
+  void pin(std::size_t from, std::size_t to);
+  void unpin(std::size_t from, std::size_t to);
+  std::uint32_t begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, std::size_t count,
+                           std::span<const SlotId> to, std::span<const SlotId> staging, std::span<const SlotId> prefix);
+  void next_phase(std::uint32_t index, std::int64_t time_ns);
+  void stage(std::uint32_t index, std::int64_t time_ns);
+  void staged(std::uint32_t index, std::int64_t time_ns);
+  void bring_up(std::uint32_t index, std::int64_t time_ns);
+  bool unwanted(std::uint32_t index) const;
+  void drop(std::uint32_t index, std::int64_t time_ns);
+  void finish(std::uint32_t index, std::int64_t time_ns);
+  void end_load(std::uint32_t index, std::int64_t time_ns);
+  void hold_parents(Load& follower, const Load& load);
+  void unpark(RequestId who, bool failed, std::int64_t time_ns);
+  bool fails(std::uint32_t index) const;
+
+  TierConfig config_;
+  BlockStore& store_;
+  TierRun& run_;
+  Way host_;
+  std::vector<Way> ways_;             // to each shared tier
+  std::vector<std::uint32_t> reuse_;  // hits by device slot; empty when nobody asks
+
+  std::deque<Copy> copies_;  // they stay where they are when others are made
+  std::vector<std::uint32_t> free_copies_;
+  std::deque<std::uint32_t> queued_;
+  std::uint32_t copying_ = 0;
+  std::uint64_t copies_made_ = 0;
+  std::vector<std::uint32_t> copy_of_;  // by slot of the host, while a copy there is under way: its index
+
+  std::vector<LowerCopy> lower_;
+  std::vector<std::uint32_t> free_lower_;
+  std::array<std::deque<std::uint32_t>, 2> queued_lower_;
+  std::array<std::uint32_t, 2> copying_lower_{};
+
+  std::vector<Load> loads_;
+  std::vector<std::uint32_t> free_loads_;
+  std::uint32_t loading_now_ = 0;  // on the link up
+  std::uint64_t loads_begun_ = 0;
+  InFlight loading_;  // to the device; values index loads_
+
+  std::vector<Wait> waits_;
+  std::unordered_map<RequestId, Park> parks_;
+  std::size_t parked_ = 0;
+  std::vector<RequestId> ready_;
+
+  std::uint64_t held_ = 0;
+  std::int64_t held_since_ns_ = 0;
+  std::uint64_t g1_references_ = 0;
+  std::uint64_t released_ = 0;
+  std::uint64_t landings_ = 0;
+  TierTotals totals_;
+  std::vector<std::int64_t> onboard_ns_;
+
+  // Scratch.
+  std::vector<BlockIdentity> evicted_;
+  std::vector<SlotId> evicted_slots_;
+  std::vector<std::uint32_t> chosen_;
+  std::vector<SlotId> above_;
+  std::vector<SlotId> below_;
+  std::vector<SlotId> coming_;
+  std::vector<SlotId> used_;
+  std::vector<std::uint32_t> references_;
+  std::vector<Source> sources_;
+  std::vector<SlotId> copied_slots_;
+  std::vector<BlockIdentity> copied_;
+  std::vector<SlotId> copies_to_;
+  std::vector<SlotId> rest_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,33 @@
+"""The rooms of the core stand in one order, and each uses only those before it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).parents[1] / "core"
+CMAKE = Path(__file__).parents[1] / "CMakeLists.txt"
+
+
+def rooms_in_order() -> list[str]:
+    named = re.search(r"^set\(rooms ([a-z ]+)\)$", CMAKE.read_text(), re.MULTILINE)
+    assert named is not None, "CMakeLists.txt names the rooms in a line of its own"
+    return [*named[1].split(), "bindings", "tests"]
+
+
+def test_every_folder_of_the_core_is_a_room_with_a_place() -> None:
+    assert {path.name for path in CORE.iterdir()} <= set(rooms_in_order())
+
+
+@pytest.mark.parametrize("room", [path.name for path in sorted(CORE.iterdir())])
+def test_a_room_of_the_core_uses_only_those_before_it(room: str) -> None:
+    order = rooms_in_order()
+    allowed = set(order[: order.index(room) + 1])
+    sources = [path for path in (CORE / room).rglob("*") if path.suffix in {".hpp", ".cpp"}]
+    assert sources
+    for path in sources:
+        for used in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE):
+            if "/" not in used:  # beside it
+                assert (path.parent / used).exists()
+                continue
+            assert used.split("/")[0] in allowed, f"{path.relative_to(CORE)} uses {used}"
