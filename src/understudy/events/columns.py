@@ -1,0 +1,131 @@
+"""Events of one publisher as columns: what travels between a reader, a file and an index without an object a block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from understudy.errors import InvalidArgument
+from understudy.events.decode import event_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy._core import EventBatch
+    from understudy.events.events import Stream
+
+STORED, REMOVED, CLEARED = 0, 1, 2
+ALL_TIERS = 0  # the tier of a Cleared
+
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+
+class EventColumns(msgspec.Struct, frozen=True, eq=False):
+    """Events in order, one publisher (a worker and its DP rank), a row an event and its blocks behind `offsets`.
+
+    Event `i` is `kinds[i]` (0 stored, 1 removed, 2 cleared) on tier `tiers[i]` (1 to 4; 0, all of them, when cleared)
+    and speaks of blocks `offsets[i]` to `offsets[i + 1]` of `sequence_hashes` and `local_hashes`. The blocks of a
+    Stored continue each other, and the first of them continues `parents[i]` (0: a root, or not known). `local_hashes`
+    has 0 where no one said it, and for every block of a Removed. A Cleared has no blocks: the publisher holds nothing
+    any more. Arrays are contiguous; `check` holds them to all that.
+    """
+
+    kinds: U8
+    tiers: U8
+    parents: U64
+    offsets: I64
+    sequence_hashes: U64
+    local_hashes: U64
+
+    @classmethod
+    def empty(cls) -> EventColumns:
+        """No events."""
+        none, hashes = np.zeros(0, np.uint8), np.zeros(0, np.uint64)
+        return cls(none, none, hashes, np.zeros(1, np.int64), hashes, hashes)
+
+    @classmethod
+    def of(cls, batch: EventBatch, stream: Stream) -> EventColumns:
+        """The events that `decode` makes of a store's drained rows, without making them."""
+        rows = np.arange(len(batch)) if stream == "raw" else np.flatnonzero(batch.sole)
+        bounds = np.asarray(event_bounds(batch, rows) or [0], np.int64)
+        first = rows[bounds[:-1]]
+        kinds, stored = batch.kinds, batch.kinds[rows] == STORED
+        return cls(
+            kinds[first],
+            batch.tiers[first],
+            np.where(kinds[first] == STORED, batch.parent_hashes[first], np.uint64(0)),
+            bounds,
+            batch.sequence_hashes[rows],
+            np.where(stored, batch.local_hashes[rows], np.uint64(0)),
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[EventColumns]) -> EventColumns:
+        """The events of `parts`, one after the other."""
+        if not parts:
+            return cls.empty()
+        if len(parts) == 1:
+            return parts[0]
+        sizes = np.cumsum([0, *(part.num_blocks for part in parts)])
+        shifted = [part.offsets[1:] + size for part, size in zip(parts, sizes[:-1].tolist(), strict=True)]
+
+        def joined(name: str) -> Any:
+            return np.concatenate([getattr(part, name) for part in parts])
+
+        return cls(
+            joined("kinds"),
+            joined("tiers"),
+            joined("parents"),
+            np.concatenate([np.zeros(1, np.int64), *shifted]),
+            joined("sequence_hashes"),
+            joined("local_hashes"),
+        )
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all events."""
+        return len(self.sequence_hashes)
+
+    def slice(self, start: int, stop: int) -> EventColumns:
+        """Events `start` to `stop`, sharing memory where that is possible."""
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        return EventColumns(
+            self.kinds[start:stop],
+            self.tiers[start:stop],
+            self.parents[start:stop],
+            self.offsets[start : stop + 1] - first,
+            self.sequence_hashes[first:last],
+            self.local_hashes[first:last],
+        )
+
+    def check(self) -> None:
+        """InvalidArgument when a column contradicts the others; names it."""
+        events, blocks = len(self.kinds), len(self.sequence_hashes)
+        for name, kind, length in (
+            ("kinds", np.uint8, events),
+            ("tiers", np.uint8, events),
+            ("parents", np.uint64, events),
+            ("offsets", np.int64, events + 1),
+            ("sequence_hashes", np.uint64, blocks),
+            ("local_hashes", np.uint64, blocks),
+        ):
+            column = getattr(self, name)
+            if not isinstance(column, np.ndarray) or column.dtype != kind or column.shape != (length,):
+                raise InvalidArgument(f"{name} must be {length} values of {np.dtype(kind)}")
+        if self.offsets[0] != 0 or self.offsets[-1] != blocks or (np.diff(self.offsets) < 0).any():
+            raise InvalidArgument(f"offsets must rise from 0 to {blocks}, the number of blocks")
+        if (self.kinds > CLEARED).any():
+            raise InvalidArgument("kinds must be 0 (stored), 1 (removed) or 2 (cleared)")
+        cleared = self.kinds == CLEARED
+        if ((self.tiers < 1) | (self.tiers > 4))[~cleared].any():
+            raise InvalidArgument("tiers must be from 1 to 4; 0 is for cleared events")
+        if np.diff(self.offsets)[cleared].any():
+            raise InvalidArgument("a cleared event has no blocks")
