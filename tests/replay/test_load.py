@@ -46,10 +46,9 @@ def test_the_speed_up_divides_delays_too() -> None:
 def test_no_turn_is_ready_before_the_one_before_has_completed() -> None:
     workload = conversations(40)
     columns = run_offline(workload, VllmConfig(block_size=16, num_gpu_blocks=200), workers=2).timeline
-    sorted_load = workload.sorted_by_arrival()
-    for row, following in enumerate(sorted_load.next_turn.tolist()):
+    for row, following in enumerate(workload.next_turn.tolist()):
         if following >= 0:
-            assert columns.arrival_ns[following] == columns.finish_ns[row] + sorted_load.delay_ns[following]
+            assert columns.arrival_ns[following] == columns.finish_ns[row] + workload.delay_ns[following]
 
 
 # ── Closed loop ──

@@ -82,10 +82,11 @@ def test_requests_become_one_line_each(tmp_path: Path) -> None:
             Row([10, 11, 12, 110], arrival_ms=2, admit_ms=5, prompt_tokens=40, cached_first=16),
             Row(arrival_ms=3, status=Status.REJECTED, worker=-1, requested=7),
             reject_reasons={1: "needs 9 blocks, a worker has 4"},
+            request_ids=["a", "b"],
         )
     )
     path = tmp_path / "requests.jsonl"
-    report.requests_jsonl(path, request_ids=["a", "b"])
+    report.requests_jsonl(path)
     first, second = (strict(line) for line in path.read_text().splitlines())
     assert first == {
         "request": 0,
@@ -136,6 +137,6 @@ def test_nobody_leaves_an_empty_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-def test_request_ids_must_name_every_request(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="request_ids has 1 entries for 0 requests"):
-        REPORTS["nobody"].requests_jsonl(tmp_path / "requests.jsonl", request_ids=["a"])
+def test_request_ids_must_name_every_request() -> None:
+    with pytest.raises(InvalidArgument, match="request_ids has 1 entries for 2 requests"):
+        timeline(Row([1]), Row([2]), request_ids=["a"])

@@ -72,6 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnderstudyError as error:
         print(f"understudy {args.verb}: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except MemoryError:
+        print(
+            f"understudy {args.verb}: the memory of this machine does not suffice; fewer workers, blocks of a tier or "
+            "requests need less",
+            file=sys.stderr,
+        )
+        return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli import tier_flags
+from understudy.outputs import check_outputs, is_stdout
 
 if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
+    from understudy.replay.settings import ReplaySettings
     from understudy.report import Report, Slo
+
+STDIN = "-"  # as the name of the trace
 
 EXAMPLES = """\
 examples:
@@ -19,6 +23,7 @@ examples:
   understudy replay trace.jsonl --workers 8 --block-size 16 --num-gpu-blocks 65536 --json report.json
   understudy replay trace.jsonl --concurrency 64 --slo-ttft-ms 500 --slo-itl-ms 50
   understudy replay trace.jsonl --config fleet.yaml --set engine.max_num_seqs=128
+  zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
 """
 
 
@@ -34,7 +39,9 @@ def add_parser(verbs: Verbs) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    verb.add_argument("trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped")
+    verb.add_argument(
+        "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
+    )
     verb.add_argument(
         "--format",
         default="mooncake",
@@ -92,7 +99,7 @@ def add_parser(verbs: Verbs) -> None:
     goals.add_argument("--slo-itl-ms", type=float, metavar="MS", help="mean gap between tokens at most this")
     goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="whole request at most this")
 
-    out = verb.add_argument_group("output")
+    out = verb.add_argument_group("output (PATH may be -, for standard output)")
     out.add_argument("--json", type=Path, metavar="PATH", help="write the report as JSON")
     out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write a line a request")
     out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with plots")
@@ -113,6 +120,11 @@ def add_parser(verbs: Verbs) -> None:
     )
     out.add_argument("--digest", action="store_true", help="print only the digest of the run")
     out.add_argument("--quiet", action="store_true", help="no table, no progress bar")
+    out.add_argument(
+        "--allow-empty",
+        action="store_true",
+        help="succeed though the trace holds no request, or all are rejected",
+    )
 
     how = verb.add_argument_group("how to run")
     how.add_argument(
@@ -128,32 +140,27 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay, then print and write what was asked for."""
-    from understudy.errors import ConfigError, InvalidArgument
+    import time
+
+    from understudy.errors import InvalidArgument
     from understudy.replay.settings import ReplaySettings
     from understudy.report.run import replay
+    from understudy.workload import read_trace
 
     flags = {**_flags(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
     if not (settings.tiers.tiers or settings.engine.tiers.tiers):
         tier_flags.refuse_idle_flags(args)
-    files = (
-        args.json,
-        args.requests_jsonl,
-        args.html,
-        args.events,
-        args.raw_events,
-        args.kv_trace,
-        args.record_steps,
-    )
-    outputs = [path for path in files if path]
-    for path in outputs:  # known before the run, not after it
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path}: there is no such folder")
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder: name a file")
+    outputs = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OUTPUTS}
+    outputs = {flag: path for flag, path in outputs.items() if path is not None}
+    check_outputs(outputs, _inputs(args, settings))  # known before the run, not after it
+    started = time.perf_counter()
+    workload = read_trace(args.trace, format=args.format, **_reading(args))
+    if not len(workload) and not args.allow_empty:
+        raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
     with _progress(args) as progress:
         report: Report = replay(
-            args.trace,
+            workload,
             settings.engine,
             workers=settings.workers,
             routing=settings.routing,
@@ -170,25 +177,52 @@ def run(args: argparse.Namespace) -> int:
             kv_trace=args.kv_trace,
             progress=progress,
             record_steps=args.record_steps,
-            format=args.format,
-            **_reading(args),
         )
-    try:
-        if args.json:
-            report.to_json(args.json)
-        if args.requests_jsonl:
-            report.requests_jsonl(args.requests_jsonl)
-        if args.html:
-            report.to_html(args.html)
-    except OSError as error:
-        raise InvalidArgument(f"cannot write the report: {error}") from error
+    report = report.with_run(workload=args.trace.name, wall_time_s=time.perf_counter() - started)
+    if args.json:
+        report.to_json(args.json)
+    if args.requests_jsonl:
+        report.requests_jsonl(args.requests_jsonl)
+    if args.html:
+        report.to_html(args.html)
+    _print(report, args, outputs)
+    requests = report.requests
+    if requests.rejected == requests.total and not args.allow_empty:
+        row, reason = next(iter(report.columns.reject_reasons.items()))
+        raise InvalidArgument(
+            f"every request was rejected (request {row}: {reason}), so there is nothing to report; "
+            "--allow-empty takes that for a success"
+        )
+    return 0
+
+
+_OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps")
+
+
+def _inputs(args: argparse.Namespace, settings: ReplaySettings) -> dict[str, Path | str | None]:
+    """The files that a run reads, by what the user calls them."""
+    model = settings.tiers.model
+    return {
+        "TRACE": None if str(args.trace) == STDIN else args.trace,
+        "--config": args.config,
+        "model": model if model is not None and Path(model).is_file() else None,
+        "engine.timing": getattr(settings.engine.timing, "path", None),
+    }
+
+
+def _print(report: Report, args: argparse.Namespace, outputs: dict[str, Path]) -> None:
+    """The table, and a line a file; beside standard output where a file goes there."""
+    import sys
+
+    from rich.console import Console
+
     if args.digest:
         print(report.run["digest"])
     elif not args.quiet:
-        report.print()
-        for path in outputs:
-            print(f"written: {path}")
-    return 0
+        report.print(Console(highlight=False, stderr=any(map(is_stdout, outputs.values()))))
+        for path in outputs.values():
+            if not is_stdout(path):
+                print(f"written: {path}", file=sys.stderr)
 
 
 def _reading(args: argparse.Namespace) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from understudy._core import Tier
 from understudy.errors import InvalidArgument
 from understudy.events import EventsLost, Stored, decode
+from understudy.outputs import create
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -135,8 +135,5 @@ def _time(line: dict[str, Any]) -> int:
 
 def _write(path: str | PathLike[str], lines: Iterable[dict[str, Any]]) -> None:
     encoder = msgspec.json.Encoder()
-    try:
-        with Path(path).open("wb") as file:
-            file.writelines(encoder.encode(line) + b"\n" for line in lines)
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {path}: {error}") from error
+    with create(path) as file:
+        file.writelines(encoder.encode(line) + b"\n" for line in lines)

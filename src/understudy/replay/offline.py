@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
 
+    from numpy.typing import NDArray
+
     from understudy._core import FleetResult
     from understudy.engines.timing import TimingModel
+    from understudy.workload.columns import Int64Column
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 Routing = Literal["round_robin", "random", "least_loaded"]
 
@@ -79,12 +84,14 @@ def run_offline(
         raise ConfigError(f"engine must be a VllmConfig, got {engine!r}")
     if not isinstance(load, OpenLoop | ClosedLoop | Lockstep):
         raise ConfigError(f"load must be an OpenLoop, ClosedLoop or Lockstep, got {load!r}")
+    given, order = workload, None
+    if isinstance(load, OpenLoop) and not workload.has_arrivals:
+        raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
+    if not isinstance(load, ClosedLoop):
+        order = workload.arrival_order()
+        workload = workload if order is None else workload.take(order)
     if isinstance(load, OpenLoop):
-        if not workload.has_arrivals:
-            raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
-        workload = workload.sorted_by_arrival().normalised().speed_up(load.speed_up)
-    elif isinstance(load, Lockstep):
-        workload = workload.sorted_by_arrival()
+        workload = workload.normalised().speed_up(load.speed_up)
     tiers = _tiers_of(engine, tiers)
     plan = TierPlan.of(tiers, engine.block_size)
     play = partial(
@@ -120,16 +127,21 @@ def run_offline(
     )
     if record_steps is None:
         by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None
-        result = play(names=(workload.request_ids or []) if by_name else [])
+        names = (workload.request_ids or []) if by_name else []
+        if order is not None and engine.scheduling_policy != "priority":  # there, names break ties
+            names = list(map(str, order.tolist()))
+        result = play(names=names)
     else:
         from understudy.replay.step_file import StepFile
 
         with create_trace(record_steps) as file:
             timed = not isinstance(load, Lockstep)
-            steps = StepFile(file, workload, engine, workers=workers, timed=timed, keep_events=events)
-            result = play(names=steps.names, on_step=steps.on_step)
+            rows = range(len(workload)) if order is None else order.tolist()
+            names = workload.request_ids or list(map(str, rows))
+            steps = StepFile(file, workload, names, engine, workers=workers, timed=timed, keep_events=events)
+            result = play(names=names, on_step=steps.on_step)
             steps.finish()
-    timeline = _timeline(result, workload, engine, workers)
+    timeline = _timeline(result, given, order, engine, workers)
     facts = {
         "workers": workers,
         "routing": routing,
@@ -194,23 +206,34 @@ def _blocks_of(workload: Workload, engine: VllmConfig) -> int:
     return int((-(-tokens // engine.block_size)).sum())
 
 
-def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, workers: int) -> Timeline:
+def _timeline(
+    result: FleetResult, workload: Workload, order: Int64Column | None, engine: VllmConfig, workers: int
+) -> Timeline:
+    """What the core says of rows in the order of play, as rows of the workload."""
+
+    def own(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        if order is None:
+            return column
+        restored = np.empty_like(column)
+        restored[order] = column
+        return restored
+
     return Timeline(
-        arrival_ns=result.arrival_ns,
-        first_admit_ns=result.first_admit_ns,
-        first_token_ns=result.first_token_ns,
-        second_token_ns=result.second_token_ns,
-        last_token_ns=result.last_token_ns,
-        finish_ns=result.finish_ns,
+        arrival_ns=own(result.arrival_ns),
+        first_admit_ns=own(result.first_admit_ns),
+        first_token_ns=own(result.first_token_ns),
+        second_token_ns=own(result.second_token_ns),
+        last_token_ns=own(result.last_token_ns),
+        finish_ns=own(result.finish_ns),
         prompt_tokens=workload.prompt_tokens,
         requested_output_tokens=workload.output_tokens,
-        output_tokens=result.output_tokens,
-        cached_tokens_first=result.cached_tokens_first.astype(np.int32),
-        cached_tokens_total=result.cached_tokens_total,
-        looked_up_tokens=result.looked_up_tokens,
-        preemptions=result.preemptions,
-        worker=result.worker,
-        status=result.status,
+        output_tokens=own(result.output_tokens),
+        cached_tokens_first=own(result.cached_tokens_first).astype(np.int32),
+        cached_tokens_total=own(result.cached_tokens_total),
+        looked_up_tokens=own(result.looked_up_tokens),
+        preemptions=own(result.preemptions),
+        worker=own(result.worker),
+        status=own(result.status),
         session=workload.session,
         turn=workload.turn,
         itl_ns=result.itl_ns,
@@ -230,6 +253,7 @@ def _timeline(result: FleetResult, workload: Workload, engine: VllmConfig, worke
         phantom_hit_blocks=result.phantom_hit_blocks,
         burst_steps=result.burst_steps,
         burst_tokens=result.burst_tokens,
-        reject_reasons=dict(result.rejections),
-        tiers=TierColumns.of(result) if result.tiers else None,
+        reject_reasons={row if order is None else int(order[row]): why for row, why in result.rejections},
+        request_ids=workload.request_ids,
+        tiers=TierColumns.of(result, own) if result.tiers else None,
     )

@@ -19,21 +19,22 @@ class StepFile:
     """Writes a header, a line a step in the order in which steps end, and the totals.
 
     A line is what `understudy conformance` compares. Where workers keep their own time it has `end_ns` too, and with
-    several workers `worker`. `first_tokens` are the trace's ids; null where an output has none.
+    several workers `worker`. `names` are those of the workload's rows.
+    `first_tokens` are the trace's ids; null where an output has none.
     """
 
     def __init__(
         self,
         file: IO[bytes],
         workload: Workload,
+        names: list[str],
         engine: VllmConfig,
         *,
         workers: int,
         timed: bool,
         keep_events: bool = False,
     ) -> None:
-        self.names = workload.request_ids or [str(row) for row in range(len(workload))]
-        self._rows = {name: row for row, name in enumerate(self.names)}
+        self._rows = {name: row for row, name in enumerate(names)}
         self._file = file
         self._workload = workload
         self._block_size = engine.block_size

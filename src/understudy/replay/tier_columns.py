@@ -12,6 +12,8 @@ from understudy.errors import InvalidArgument
 from understudy.workload.columns import Int64Column, RowError, column, first_row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from understudy._core import FleetResult, LinkUsage, TierSummary, TierTotals
     from understudy.replay.timeline import Timeline
 
@@ -43,13 +45,15 @@ class TierColumns:
     """Every link, until all transfers had ended."""
 
     @classmethod
-    def of(cls, result: FleetResult) -> TierColumns:
-        """Take them from a run of the core."""
+    def of(cls, result: FleetResult, own: Callable[[Int64Column], Int64Column]) -> TierColumns:
+        """Take them from a run of the core; `own` puts a request column into the workload's order."""
+        g2_first, g3_first, g4_first = map(own, result.below_tokens_first)
+        g2_total, g3_total, g4_total = map(own, result.below_tokens_total)
         return cls(
-            below_tokens_first=result.below_tokens_first,
-            below_tokens_total=result.below_tokens_total,
-            parked_ns=result.parked_ns,
-            room_wait_ns=result.room_wait_ns,
+            below_tokens_first=(g2_first, g3_first, g4_first),
+            below_tokens_total=(g2_total, g3_total, g4_total),
+            parked_ns=own(result.parked_ns),
+            room_wait_ns=own(result.room_wait_ns),
             onboard_ns=result.onboard_ns,
             sample_held_blocks=result.sample_held_blocks.astype(np.int64),
             sample_host_blocks=result.sample_host_blocks.astype(np.int64),

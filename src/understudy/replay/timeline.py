@@ -13,7 +13,7 @@ from understudy.errors import InvalidArgument
 from understudy.workload.columns import BoolColumn, Int32Column, Int64Column, RowError, column, first_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from understudy.replay.tier_columns import TierColumns
 
@@ -64,7 +64,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Timeline:
-    """Columns that a replay fills: row i of a request column describes request i of the workload.
+    """Columns that a replay fills: row i of a request column describes request i of the workload as it was given.
 
     Times are nanoseconds on the run's clock, −1 for never. Arrays are read-only and not copied when they come
     with the right dtype. The constructor raises InvalidArgument or RowError, naming column and row, before an
@@ -142,6 +142,8 @@ class Timeline:
     """Turns that sampled with speculation."""
     burst_tokens: int = 0
     """Tokens that came of them."""
+    request_ids: Sequence[str] | None = None
+    """The workload's own names of its requests, where it has them."""
     reject_reasons: Mapping[int, str] = field(default_factory=dict)
     """Why, for rows that were rejected."""
     tiers: TierColumns | None = None
@@ -201,6 +203,8 @@ class Timeline:
             least = 1 if name in _SIZES else 0
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InvalidArgument(f"{name} must be an integer of at least {least}, got {value!r}")
+        if self.request_ids is not None and len(self.request_ids) != len(self):
+            raise InvalidArgument(f"request_ids has {len(self.request_ids)} entries for {len(self)} requests")
         for row in self.reject_reasons:
             if not 0 <= row < len(self) or self.status[row] != Status.REJECTED:
                 raise InvalidArgument(f"reject_reasons names row {row}, which was not rejected")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from understudy.errors import InvalidArgument
+from understudy.outputs import create
 from understudy.replay.timeline import Status
 from understudy.report.distribution import PERCENTILE_METHOD, Distribution
 from understudy.report.goodput import Goodput, ratio
@@ -21,7 +21,7 @@ from understudy.report.series import worker_means
 from understudy.report.tiers import TiersReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from os import PathLike
 
     from rich.console import Console, RenderableType
@@ -201,13 +201,14 @@ class Report:
     def to_json(self, path: str | PathLike[str]) -> None:
         """Write `to_dict` to `path` as indented JSON."""
         text = msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2)
-        Path(path).write_bytes(text + b"\n")
+        with create(path) as file:
+            file.write(text + b"\n")
 
-    def requests_jsonl(self, path: str | PathLike[str], request_ids: Sequence[str] | None = None) -> None:
-        """Write one JSON line per request, in workload order; `request_ids` names them."""
+    def requests_jsonl(self, path: str | PathLike[str]) -> None:
+        """Write one JSON line per request, in workload order and with the workload's own ids."""
         from understudy.report.requests import write_requests
 
-        write_requests(self, Path(path), request_ids)
+        write_requests(self, path)
 
     def table(self) -> RenderableType:
         """Return the metrics as a rich renderable that fits the width it is given."""
@@ -225,7 +226,9 @@ class Report:
         """Write one self-contained page with plots; `baseline` is a run to compare with (else `without_tiers`)."""
         from understudy.report.html import page
 
-        Path(path).write_text(page(self, baseline or self.without_tiers), encoding="utf-8")
+        text = page(self, baseline or self.without_tiers)
+        with create(path) as file:
+            file.write(text.encode())
 
 
 def _requests(timeline: Timeline) -> RequestCounts:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from understudy._core import Tier
-from understudy.errors import InvalidArgument
+from understudy.outputs import create
 from understudy.replay.tier_columns import BELOW
 from understudy.replay.timeline import NEVER, Status
 from understudy.report.latency import NS_PER_MS
@@ -16,7 +16,7 @@ from understudy.report.tiers import hits_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+    from os import PathLike
 
     from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
@@ -67,24 +67,18 @@ class TieredRow(RequestRow, frozen=True, gc=False):
     room_wait_ms: float
 
 
-def write_requests(report: Report, path: Path, request_ids: Sequence[str] | None) -> None:
-    """Write a RequestRow per request of `report`, in workload order.
-
-    Errors: InvalidArgument when `request_ids` has not one entry a request.
-    """
-    if request_ids is not None and len(request_ids) != len(report.columns):
-        raise InvalidArgument(
-            f"request_ids has {len(request_ids)} entries for {len(report.columns)} requests"
-        )
+def write_requests(report: Report, path: str | PathLike[str]) -> None:
+    """Write a RequestRow per request of `report`, in workload order."""
     encoder = msgspec.json.Encoder()
-    with path.open("wb") as file:
+    with create(path) as file:
         for start in range(0, len(report.columns), CHUNK_ROWS):
             # NaN is written as null.
-            file.write(encoder.encode_lines(_rows(report, slice(start, start + CHUNK_ROWS), request_ids)))
+            file.write(encoder.encode_lines(_rows(report, slice(start, start + CHUNK_ROWS))))
 
 
-def _rows(report: Report, part: slice, request_ids: Sequence[str] | None) -> Sequence[RequestRow]:
+def _rows(report: Report, part: slice) -> Sequence[RequestRow]:
     timeline, latencies = report.columns, report.latencies
+    request_ids = timeline.request_ids
     numbers = range(len(timeline))[part]
     names = [status.name.lower() for status in Status]
     columns = (

@@ -11,6 +11,7 @@ import msgspec
 
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.outputs import check_outputs
 from understudy.replay.offline import run_offline
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
@@ -59,6 +60,13 @@ def replay(
     started = time.perf_counter()
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
+    outputs = {
+        "events": events,
+        "raw_events": raw_events,
+        "kv_trace": kv_trace,
+        "record_steps": record_steps,
+    }
+    check_outputs(outputs, {} if isinstance(workload, Workload) else {"workload": workload})
     name = "workload"
     if not isinstance(workload, Workload):
         name = Path(workload).name

@@ -1,49 +1,79 @@
-"""Trace files, plain or gzipped (by their `.gz` ending), as binary streams."""
+"""Trace files as binary streams of UTF-8 lines: plain or gzipped, from a file or standard input."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
+import os
+import sys
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from understudy.errors import InvalidArgument
+from understudy.outputs import create
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
+
+STDIN = "-"
+"""As the name of a trace: standard input."""
+
+_GZIP = b"\x1f\x8b"
 
 
 @contextmanager
 def open_trace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a trace for reading bytes.
+    """Open a trace for reading UTF-8, whatever its name: gzip, a byte order mark and UTF-16 are known by their bytes.
 
-    Errors: InvalidArgument, naming the file, when it cannot be opened, read or decompressed.
+    Errors: InvalidArgument, naming the file, when it cannot be opened, read, decompressed or decoded.
     """
     try:
-        with Path(path).open("rb") as raw:
-            if Path(path).suffix == ".gz":
-                with gzip.GzipFile(fileobj=raw) as unzipped:
-                    yield unzipped  # type: ignore[misc]
+        with ExitStack() as stack:
+            if os.fspath(path) == STDIN:
+                raw = _peekable(sys.stdin.buffer)
             else:
-                yield raw
-    except (OSError, EOFError, zlib.error) as error:
+                raw = stack.enter_context(Path(path).open("rb"))
+            if Path(path).suffix == ".gz" or raw.peek(2).startswith(_GZIP):
+                raw = _peekable(stack.enter_context(gzip.GzipFile(fileobj=raw)))
+            yield _utf8(raw)
+    except (OSError, EOFError, zlib.error, UnicodeError) as error:
         raise InvalidArgument(f"cannot read trace {path}: {error}") from error
 
 
 @contextmanager
 def create_trace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Create or overwrite a trace. The same content gives the same bytes, gzipped or not.
+    """Create or replace a trace, as `outputs.create` does. The same content gives the same bytes, gzipped or not.
 
     Errors: InvalidArgument, naming the file, when it cannot be written.
     """
-    try:
-        with Path(path).open("wb") as raw:
-            if Path(path).suffix == ".gz":
-                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as zipped:
-                    yield zipped  # type: ignore[misc]
-            else:
-                yield raw
-    except OSError as error:
-        raise InvalidArgument(f"cannot write trace {path}: {error}") from error
+    with create(path) as raw:
+        if Path(path).suffix == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as zipped:
+                yield zipped  # type: ignore[misc]
+        else:
+            yield raw
+
+
+def _peekable(raw: IO[bytes] | gzip.GzipFile) -> io.BufferedReader:
+    if isinstance(raw, io.BufferedReader):
+        return raw
+    return io.BufferedReader(cast("io.RawIOBase", raw))
+
+
+def _utf8(raw: io.BufferedReader) -> IO[bytes]:
+    """The same text as UTF-8 without a mark. What begins with JSON or a letter has no zero byte in UTF-8."""
+    start = raw.peek(4)
+    if start.startswith(codecs.BOM_UTF8):
+        raw.read(len(codecs.BOM_UTF8))
+        return raw
+    for encoding, known in (
+        ("utf-16", start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))),
+        ("utf-16-le", start[1:2] == b"\0"),
+        ("utf-16-be", start[:1] == b"\0"),
+    ):
+        if known:
+            return cast("IO[bytes]", codecs.EncodedFile(raw, "utf-8", encoding))
+    return raw

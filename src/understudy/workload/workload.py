@@ -206,11 +206,16 @@ class Workload:
 
         Errors: InvalidArgument when the workload has no arrivals.
         """
+        order = self.arrival_order()
+        return self if order is None else self.take(order)
+
+    def arrival_order(self) -> Int64Column | None:
+        """The rows as `sorted_by_arrival` orders them; None when they stand so already. Errors as there."""
         if not self.has_arrivals:
             raise InvalidArgument("the workload has no arrivals to sort by: run it closed loop as it is")
         if bool((self.arrival_ns[1:] >= self.arrival_ns[:-1]).all()):
-            return self
-        return self.take(np.argsort(self.arrival_ns, kind="stable"))
+            return None
+        return np.argsort(self.arrival_ns, kind="stable")
 
     def head(self, requests: int) -> Workload:
         """Keep the first `requests` rows (all of them when there are fewer)."""

@@ -1,0 +1,99 @@
+"""Files that are written: never over what was read, and there as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from stat import S_IMODE
+from typing import IO, TYPE_CHECKING
+
+from understudy.errors import ConfigError, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    FilePath = str | os.PathLike[str]
+
+STDOUT = "-"
+"""As the name of an output: standard output."""
+
+_numbers = count()
+
+
+@contextmanager
+def create(path: FilePath) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of `path` when the block ends well; else what was there stays.
+
+    A link is followed; a device or a pipe, and `-` (standard output), are written as they are. InvalidArgument names
+    the file that cannot be written.
+    """
+    if is_stdout(path):
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    target = Path(os.path.realpath(path))
+    try:
+        if _is_special(target):
+            with target.open("wb") as file:
+                yield file
+            return
+        beside = target.with_name(f".understudy-{os.getpid()}-{next(_numbers)}.part")
+        try:
+            with beside.open("xb") as file:
+                yield file
+            if target.exists():
+                beside.chmod(S_IMODE(target.stat().st_mode))
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_outputs(outputs: Mapping[str, FilePath | None], inputs: Mapping[str, FilePath | None]) -> None:
+    """Refuse, before anything is written, outputs that would destroy an input or each other.
+
+    Names are those that the user knows: flags or parameters. ConfigError also where there is no such folder.
+    """
+    taken = {name: path for name, path in inputs.items() if path is not None}
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if not is_stdout(path):
+            _check_place(Path(path))
+        for other, theirs in taken.items():
+            if _same_file(path, theirs):
+                verb = "is written" if other in outputs else "is read"
+                raise ConfigError(f"{name} would overwrite {path}, which {verb} for {other}: name another")
+        taken[name] = path
+
+
+def is_stdout(path: FilePath) -> bool:
+    """Whether an output of that name goes to standard output."""
+    return os.fspath(path) == STDOUT
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no such folder")
+
+
+def _same_file(one: FilePath, other: FilePath) -> bool:
+    if is_stdout(one) or is_stdout(other):
+        return is_stdout(one) and is_stdout(other)
+    if os.path.realpath(one) == os.path.realpath(other):
+        return not _is_special(Path(one))
+    try:
+        return os.path.samefile(one, other)  # by another name: a hard link, or one in capitals
+    except OSError:
+        return False
+
+
+def _is_special(path: Path) -> bool:
+    """A device or a pipe: it keeps nothing that could be lost."""
+    return path.exists() and not path.is_file() and not path.is_dir()

@@ -1,0 +1,126 @@
+"""What `understudy replay` writes, and what it never writes over."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from understudy.cli import main
+from workload.building import row, trace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLAGS = ("--json", "--requests-jsonl", "--html", "--events", "--raw-events", "--kv-trace", "--record-steps")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return trace_file(tmp_path, row(), row(timestamp=5))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_no_flag_overwrites_what_is_read(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text("workers: 2\n")
+    for path in (trace, config):
+        before = path.read_bytes()
+        assert main(["replay", str(trace), "--config", str(config), flag, str(path)]) == 2
+        assert f"{flag} would overwrite {path}" in capsys.readouterr().err
+        assert path.read_bytes() == before
+
+
+def test_two_outputs_of_one_name_are_refused_before_the_run(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out"
+    for one, other in zip(FLAGS, FLAGS[1:] + FLAGS[:1], strict=True):
+        assert main(["replay", str(trace), one, str(path), other, str(path)]) == 2
+        assert "would overwrite" in capsys.readouterr().err
+        assert not path.exists()
+
+
+def test_a_run_that_fails_leaves_what_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(input_length=16, output_length=30, hash_ids=[i]) for i in range(2)]
+    stuck = "{block_size: 4, num_gpu_blocks: 12, max_num_batched_tokens: 20, enable_chunked_prefill: false}"
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text("of the run before")
+    argv = ["replay", str(trace_file(tmp_path, *rows)), "--record-steps", str(steps)]
+    argv += ["--set", f"engine={stuck}", "--set", "engine.enable_prefix_caching=false"]
+    assert main(argv) == 2
+    assert "no progress" in capsys.readouterr().err
+    assert steps.read_text() == "of the run before"
+
+
+def test_a_report_on_standard_output_stands_there_alone(
+    trace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(trace), "--json", "-"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["requests"]["completed"] == 2
+    assert "TTFT" in said.err
+
+
+def test_notices_of_written_files_are_no_output(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(trace), "--json", str(tmp_path / "r.json")]) == 0
+    said = capsys.readouterr()
+    assert "written" not in said.out
+    assert "r.json" in said.err.replace("\n", "")
+
+
+def test_a_trace_comes_from_standard_input_too(
+    tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(trace), "--digest"]) == 0
+    digest = capsys.readouterr().out
+    for content in (trace.read_bytes(), gzip.compress(trace.read_bytes())):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert main(["replay", "-", "--digest"]) == 0
+        assert capsys.readouterr().out == digest
+
+
+# ── Nothing to report ──
+
+
+def test_an_empty_trace_is_refused_unless_that_is_fine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, report = trace_file(tmp_path), tmp_path / "report.json"
+    assert main(["replay", str(path), "--json", str(report)]) == 2
+    assert "holds no request" in capsys.readouterr().err
+    assert not report.exists()
+    assert main(["replay", str(path), "--allow-empty"]) == 0
+    assert "0 of 0" in capsys.readouterr().out
+
+
+def test_a_trace_whose_every_request_is_rejected_fails_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, requests = trace_file(tmp_path, row(), row(timestamp=1)), tmp_path / "requests.jsonl"
+    argv = ["replay", str(path), "--num-gpu-blocks", "2", "--requests-jsonl", str(requests)]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert "every request was rejected" in said
+    assert "num_gpu_blocks=2" in said
+    assert len(requests.read_text().splitlines()) == 2  # what happened is told all the same
+    assert main([*argv, "--allow-empty"]) == 0
+
+
+def test_memory_that_does_not_suffice_is_one_message(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("understudy.report.run.run_offline", no_memory)
+    assert main(["replay", str(trace)]) == 2
+    assert "memory" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Files that are written: whole or not at all, and never over an input or each other."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.outputs import check_outputs, create
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    with create(path) as file:
+        file.write(b"some")
+        assert not path.exists()
+    assert path.read_bytes() == b"some"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_there_stays_when_writing_fails(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    path.write_bytes(b"before")
+    with pytest.raises(TypeError), create(path) as file:
+        file.writelines([b"half of it", None])  # type: ignore[list-item]
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_replaced_file_keeps_its_rights_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"before")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    with create(link) as file:
+        file.write(b"after")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"after"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_new_file_has_the_rights_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    with create(tmp_path / "ours"):
+        pass
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_device_is_written_as_it_is() -> None:
+    with create(os.devnull) as file:
+        file.write(b"nothing to keep")
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no/file"), create(tmp_path / "no" / "file"):
+        pass
+
+
+def test_standard_output_is_a_dash(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with create("-") as file:
+        file.write(b"out")
+    assert capfdbinary.readouterr().out == b"out"
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("how", ["same", "dotted", "symlink", "hard link"])
+def test_an_input_under_any_name_is_no_output(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text("precious")
+    other = {"same": path, "dotted": tmp_path / "." / "x" / ".." / "trace"}.get(how, tmp_path / "other")
+    (tmp_path / "x").mkdir()
+    if how == "symlink":
+        other.symlink_to(path)
+    if how == "hard link":
+        other.hardlink_to(path)
+    with pytest.raises(ConfigError, match=r"--json would overwrite .*, which is read for TRACE"):
+        check_outputs({"--json": other}, {"TRACE": path})
+
+
+def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--html would overwrite .*, which is written for --json"):
+        check_outputs({"--json": tmp_path / "a", "--html": tmp_path / "a"}, {})
+    with pytest.raises(ConfigError, match="--html"):
+        check_outputs({"--json": "-", "--html": "-"}, {})
+    check_outputs({"--json": os.devnull, "--html": os.devnull, "--events": None}, {})
+
+
+def test_a_folder_is_no_file_and_a_missing_one_no_place(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no" / "file"):
+        with pytest.raises(ConfigError, match="folder"):
+            check_outputs({"--json": path}, {})
