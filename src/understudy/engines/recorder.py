@@ -19,8 +19,8 @@ TOTALS = ("finished", "preemptions", "scheduled_tokens", "cached_tokens", "store
 class KvEventLog:
     """Events in a recording's form: hashes become numbers in the order in which stored events first name them."""
 
-    def __init__(self, block_size: int) -> None:
-        self.first_tokens: dict[int, int | None] = {}  # by sequence hash
+    def __init__(self, block_size: int, first_tokens: dict[int, int | None] | None = None) -> None:
+        self.first_tokens = {} if first_tokens is None else first_tokens  # by sequence hash
         self._block_size = block_size
         self._numbers: dict[int, int] = {}
 
@@ -59,13 +59,21 @@ class KvEventLog:
 class StepRecorder:
     """Tells the steps of one engine as the lines of a recording. Call `begun` and `ended` for every step.
 
-    Unless told to `keep_events`, it takes them from the engine, which would hold all of them otherwise.
+    Unless told to `keep_events`, it takes them from the engine, which would hold all of them otherwise. Recorders of
+    engines that share a tier share `first_tokens`, since one engine loads what another has computed.
     """
 
-    def __init__(self, block_size: int, asynchronous: bool, *, keep_events: bool = False) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        asynchronous: bool,
+        *,
+        keep_events: bool = False,
+        first_tokens: dict[int, int | None] | None = None,
+    ) -> None:
         self.steps = 0
         self.totals = dict.fromkeys(TOTALS, 0)
-        self._events = KvEventLog(block_size)
+        self._events = KvEventLog(block_size, first_tokens)
         self._asynchronous = asynchronous
         self._keep_events = keep_events
         self._lines: list[dict[str, Any]] = []

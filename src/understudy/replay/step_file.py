@@ -38,8 +38,9 @@ class StepFile:
         self._file = file
         self._workload = workload
         self._block_size = engine.block_size
+        self._first: dict[int, int | None] = {}  # of all workers: one may load what another computed
         self._recorders = [
-            StepRecorder(engine.block_size, engine.async_scheduling, keep_events=keep_events)
+            StepRecorder(engine.block_size, engine.async_scheduling, keep_events=keep_events, first_tokens=self._first)
             for _ in range(workers)
         ]
         self._timed = timed
@@ -52,7 +53,7 @@ class StepFile:
         if not ended:
             for request, resumed, _ in engine.admitted:
                 if not resumed:
-                    recorder.first_tokens.update(self._first_tokens(self._rows[engine.name(request)]))
+                    self._first.update(self._first_tokens(self._rows[engine.name(request)]))
             recorder.begun(engine)
             return
         line = recorder.ended(engine)

@@ -266,13 +266,14 @@ TIER_ROWS = (
         "tiers.tiers[].hit_tokens_total",
         "Hit tokens, all admissions",
         "tokens",
-        "Prompt tokens found on this tier at any admission.",
+        "Tokens (of the prompt, and of output so far) found on this tier at any admission.",
     ),
     Metric(
         "tiers.tiers[].hit_ratio_total",
         "Hit, all admissions",
         "ratio",
-        "The same ÷ prompt tokens counted once for each admission (1 + preemptions).",
+        "The same ÷ tokens that the requests had (prompt, and output so far) at every admission; over all tiers it "
+        "adds up to the prefix hit ratio of all admissions.",
     ),
     Metric(
         "tiers.tiers[].capacity_blocks",
