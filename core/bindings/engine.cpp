@@ -1,5 +1,6 @@
 // The simulated engine in Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -185,6 +186,48 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<std::vector<double>, std::uint64_t>(), "rates"_a, "seed"_a)
       .def("draw", &BurstSampler::draw, "remaining"_a, "Tokens of one step, at most `remaining`.");
 
+  nb::class_<RequestRecord>(m, "RequestRecord", "What a request leaves. Times are -1 for what never happened.")
+      .def_ro("id", &RequestRecord::id)
+      .def_ro("name", &RequestRecord::name)
+      .def_prop_ro(
+          "reason",
+          [](const RequestRecord& self) {
+            constexpr const char* kNames[] = {"length", "stop", "cancelled"};
+            return kNames[static_cast<std::size_t>(self.reason)];
+          },
+          "length, stop or cancelled.")
+      .def_ro("output_tokens", &RequestRecord::output_tokens)
+      .def_ro("first_admit_ns", &RequestRecord::first_admit_ns)
+      .def_ro("first_token_ns", &RequestRecord::first_token_ns)
+      .def_ro("second_token_ns", &RequestRecord::second_token_ns)
+      .def_ro("last_token_ns", &RequestRecord::last_token_ns)
+      .def_ro("finish_ns", &RequestRecord::finish_ns)
+      .def_ro("preemptions", &RequestRecord::preemptions)
+      .def_ro("cached_first", &RequestRecord::cached_first)
+      .def_ro("cached_total", &RequestRecord::cached_total)
+      .def_ro("looked_up", &RequestRecord::looked_up)
+      .def_ro("below_first", &RequestRecord::below_first)
+      .def_ro("below_total", &RequestRecord::below_total)
+      .def_ro("parked_ns", &RequestRecord::parked_ns)
+      .def_ro("room_wait_ns", &RequestRecord::room_wait_ns);
+
+  nb::class_<StepEffects>(m, "StepEffects", "What became visible at the end of a step, or of many.")
+      .def_prop_ro(
+          "tokens",
+          [](const StepEffects& self) {
+            std::vector<std::pair<RequestId, std::uint32_t>> out;
+            for (const NewTokens& fresh : self.tokens) out.emplace_back(fresh.request, fresh.tokens);
+            return out;
+          },
+          "(request, new tokens), in the engine's order.")
+      .def_ro("finished", &StepEffects::finished, "Records, in the order in which requests ended.")
+      .def_prop_ro(
+          "wake_ns",
+          [](const StepEffects& self) {
+            return self.wake_ns == Engine::kNever ? std::nullopt : std::optional(self.wake_ns);
+          },
+          "When the next begin_step is due; None until somebody comes.");
+
   nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
       .def("__init__", &make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
            "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<1, 5>(),
@@ -195,10 +238,10 @@ void bind_engine(nb::module_& m) {
       .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
            "Why a request of this size could never run to its end, or None.")
       .def("cancel", &VllmEngine::cancel, "request"_a, "now_ns"_a,
-           "Drop a request, freeing its blocks. False when it has already finished.")
+           "Drop a request: it gets no more tokens, and this is its record. None when it is unknown or has ended.")
       .def("begin_step", &VllmEngine::begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
-      .def("end_step", &VllmEngine::end_step, "end_ns"_a, "Make the step's tokens visible.")
-      .def("advance", &VllmEngine::advance, "until_ns"_a, "stop_on_finish"_a = false,
+      .def("end_step", &VllmEngine::end_step, "end_ns"_a, nb::rv_policy::copy, "Make the step's tokens visible.")
+      .def("advance", &VllmEngine::advance, "until_ns"_a, "stop_on_finish"_a = false, nb::rv_policy::copy,
            nb::call_guard<nb::gil_scoped_release>(), "Play steps back to back up to `until_ns`.")
       .def("skip_to", &VllmEngine::skip_to, "time_ns"_a, "Let idle time pass.")
       .def_prop_ro("now_ns", &VllmEngine::now_ns, "When the open step ends, or else when the next may begin.")
@@ -206,10 +249,17 @@ void bind_engine(nb::module_& m) {
       .def("set_leaping", &VllmEngine::set_leaping, "on"_a)
       .def_prop_ro("idle", &VllmEngine::idle)
       .def_prop_ro("stuck", &VllmEngine::stuck)
-      .def("take_finished", &VllmEngine::take_finished)
       .def(
-          "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).emitted; }, "request"_a,
-          "Output tokens of a request that are visible.")
+          "take_finished",
+          [](VllmEngine& self) {
+            std::vector<RequestId> ids;
+            for (const RequestRecord& record : self.take_effects().finished) ids.push_back(record.id);
+            return ids;
+          },
+          "Requests that finished in the last call of end_step or advance, unless they were taken.")
+      .def(
+          "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).record.output_tokens; },
+          "request"_a, "Output tokens of a request that are visible.")
       .def(
           "name", [](const VllmEngine& self, RequestId id) { return self.request(id).spec.name; }, "request"_a,
           "The name that a request was submitted under.")
@@ -255,7 +305,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
       .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
-      .def_prop_ro("sleeping", &VllmEngine::sleeping, "Nothing to compute until a transfer lands; no step is open.")
+      .def_prop_ro("asleep", &VllmEngine::asleep, "Nothing to compute until a transfer lands; no step is open.")
       .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")
       .def_prop_ro(
           "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
@@ -280,14 +330,14 @@ void bind_engine(nb::module_& m) {
       .def(
           "below_tokens",
           [](const VllmEngine& self, RequestId id) {
-            const auto& below = self.request(id).below_total;
+            const auto& below = self.request(id).record.below_total;
             return std::tuple(below[0], below[1], below[2]);
           },
           "request"_a, "Of its cached tokens, those that came from G2, G3 and G4.")
       .def(
           "tier_waits",
           [](VllmEngine& self, RequestId id) {
-            return std::pair(self.request(id).parked_ns, tiers_of(self).waited_ns(id));
+            return std::pair(self.request(id).record.parked_ns, tiers_of(self).waited_ns(id));
           },
           "request"_a, "Nanoseconds that it was parked for loads, and waited for copies to leave the device.")
       .def("check", &VllmEngine::check);

@@ -1,4 +1,4 @@
-// A request inside a simulated engine. It has lengths and identities, never tokens.
+// A request as it comes to a simulated engine, and what it leaves. It has lengths and identities, never tokens.
 #pragma once
 
 #include <array>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/request_id.hpp"
-#include "slots/slot.hpp"
 #include "tokens/identities.hpp"
 
 namespace understudy {
@@ -19,6 +18,11 @@ class IdentitySource {
   virtual ~IdentitySource() = default;
   // Append identities until `out` holds `count` blocks.
   virtual void extend(std::vector<BlockIdentity>& out, std::size_t count) const = 0;
+  // Append token ids until `out` holds `count`, for an engine that keys a tree by tokens instead of blocks.
+  virtual void extend_tokens(std::vector<Token>& out, std::size_t count) const {
+    throw Error(ErrorKind::InvalidArgument, "token ", out.size(), " of ", count,
+                " is needed, and the request names blocks only");
+  }
 };
 
 // Identities that are known beforehand, prompt and output.
@@ -44,54 +48,36 @@ struct RequestSpec {
   std::uint32_t max_tokens = 0;
   std::int64_t priority = 0;
   double arrival_time = 0;
-  std::shared_ptr<const IdentitySource> identities;
+  std::shared_ptr<const IdentitySource> identities;  // null: nothing of it is ever found again
 };
 
-enum class RequestStatus : std::uint8_t {
-  Waiting,
-  Running,
-  Preempted,
-  Parked,
-  Finished
-};  // Parked: its blocks are being loaded
+enum class FinishReason : std::uint8_t {
+  Length,     // it has as many tokens as it asked for, or as the model can hold
+  Stop,       // it ended by itself before that
+  Cancelled,  // by Engine::cancel
+};
 
-struct EngineRequest {
-  RequestSpec spec;
-  RequestStatus status = RequestStatus::Waiting;
-
-  std::uint32_t known = 0;         // prompt and the outputs that the scheduler has received
-  std::uint32_t computed = 0;      // of them (and of those in flight), with KV or being given it
-  std::uint32_t ahead = 0;         // sampled, not yet received (asynchronous scheduling)
-  std::uint32_t emitted = 0;       // outputs visible outside
-  std::uint32_t keyed = 0;         // leading blocks of `table` that are registered
-  std::uint32_t keyed_before = 0;  // `keyed` before this step's allocation
-  std::vector<SlotId> table;
-  std::vector<BlockIdentity> blocks;  // identities computed so far
-
-  std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
-
-  // What happened to it.
+// What a request leaves. Times are -1 for what never happened.
+struct RequestRecord {
+  RequestId id = 0;
+  std::string name;
+  FinishReason reason = FinishReason::Length;
+  std::uint32_t output_tokens = 0;
   std::int64_t first_admit_ns = -1;
+  std::int64_t first_token_ns = -1;
+  std::int64_t second_token_ns = -1;
+  std::int64_t last_token_ns = -1;
   std::int64_t finish_ns = -1;
   std::uint32_t preemptions = 0;
-  std::uint32_t cached_first = 0;
-  std::uint64_t cached_total = 0;
-  std::uint64_t looked_up = 0;    // its tokens at every admission, together
-  std::uint32_t first_burst = 0;  // tokens of the step that gave the first
+  std::uint32_t cached_first = 0;  // tokens found at its first admission
+  std::uint64_t cached_total = 0;  // at all admissions together
+  std::uint64_t looked_up = 0;     // its tokens at every admission, together
 
   // Tiers.
-  RequestStatus before_park = RequestStatus::Waiting;
-  bool onboard_tried = false;                  // once for every time in the queue
-  std::uint32_t through = 0;                   // leading blocks that were offered to the host (write-through)
   std::array<std::uint32_t, 3> below_first{};  // of cached_first, tokens that came from G2, G3, G4
   std::array<std::uint64_t, 3> below_total{};  // of cached_total
-  std::int64_t parked_ns = 0;
-
-  struct Segment {  // consecutive steps with tokens
-    std::uint64_t first_step;
-    std::uint32_t count;
-  };
-  std::vector<Segment> tokens;
+  std::int64_t parked_ns = 0;                  // while its blocks were loaded
+  std::int64_t room_wait_ns = 0;               // while copies left the device
 };
 
 }  // namespace understudy

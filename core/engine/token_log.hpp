@@ -6,8 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "engine/request.hpp"
-
 namespace understudy {
 
 struct EngineSample {
@@ -20,6 +18,12 @@ struct EngineSample {
   std::uint32_t host_blocks = 0;  // that the host has
 
   bool operator==(const EngineSample&) const = default;
+};
+
+// Consecutive steps with tokens of one request.
+struct TokenRun {
+  std::uint64_t first_step;
+  std::uint32_t count;
 };
 
 // A time between two tokens of one request, and how often it occurred.
@@ -40,9 +44,9 @@ class TokenLog {
   void end_step(std::int64_t end_ns) { ends_.push_back(end_ns); }
 
   // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
-  void count_gaps(std::span<const EngineRequest::Segment> runs, std::uint64_t tokens) {
+  void count_gaps(std::span<const TokenRun> runs, std::uint64_t tokens) {
     zero_gaps_ += static_cast<std::int64_t>(tokens);
-    for (const EngineRequest::Segment& run : runs) zero_gaps_ -= run.count;
+    for (const TokenRun& run : runs) zero_gaps_ -= run.count;
     if (gap_changes_.size() <= ends_.size()) gap_changes_.resize(ends_.size() + 1);
     for (std::size_t i = 0; i < runs.size(); ++i) {
       ++gap_changes_[runs[i].first_step + 1];

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
 #include <tuple>
 
 #include "replay/trace_identities.hpp"
@@ -141,15 +140,13 @@ void Fleet::run_together(const Progress& progress) {
     if (landing_ns == now_ns) {
       hub->run_until(now_ns);
       for (const std::size_t index : sleepers) {
-        workers_[index].engine->notice_landings(now_ns);
-        if (workers_[index].engine->roused()) touch(index);
+        if (workers_[index].engine->landed(now_ns)) touch(index);
       }
     }
     while (!ends.empty() && std::get<0>(ends.top()) == now_ns) {
       const std::size_t index = std::get<2>(ends.top());
       ends.pop();
-      workers_[index].engine->end_step(now_ns);
-      settle(workers_[index]);
+      settle(workers_[index], workers_[index].engine->end_step(now_ns));
       touch(index);
     }
     while (!arrivals_.empty() && arrivals_.top().time_ns == now_ns) {
@@ -166,10 +163,10 @@ void Fleet::run_together(const Progress& progress) {
       marked[index] = false;
       VllmEngine& engine = *workers_[index].engine;
       if (engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) continue;
-      if (engine.sleeping()) std::erase(sleepers, index);
+      if (engine.asleep()) std::erase(sleepers, index);
       const std::int64_t duration_ns = engine.begin_step(now_ns);
       if (engine.stuck()) require_progress(workers_[index]);
-      if (engine.sleeping()) {
+      if (engine.asleep()) {
         sleepers.push_back(index);
       } else {
         ends.push({now_ns + (lockstep ? config_.lockstep_ns : duration_ns), order_of(index), index});
@@ -180,8 +177,8 @@ void Fleet::run_together(const Progress& progress) {
   }
   for (Worker& worker : workers_) {
     require_progress(worker);
-    if (worker.engine->tiers() != nullptr) worker.engine->drain_tiers();
-    worker.gaps = worker.engine->token_log().gaps();
+    worker.engine->drain_transfers();
+    worker.gaps = worker.engine->take_gaps();
   }
   for (std::size_t index = 0; index < workers_.size(); ++index) collect(index);
 }
@@ -197,12 +194,13 @@ void Fleet::arrive(Arrival arrival) {
   submit(workers_[index], arrival.row, arrival.time_ns);
 }
 
-void Fleet::settle(Worker& worker) {
-  for (const RequestId id : worker.engine->take_finished()) {
-    const std::uint64_t row = worker.rows[id];
+void Fleet::settle(Worker& worker, const StepEffects& effects) {
+  for (const RequestRecord& record : effects.finished) {
+    const std::uint64_t row = worker.rows[record.id];
+    keep(row, record);
     worker.outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
                                  static_cast<std::uint64_t>(workload_.output_tokens[row]);
-    after(row, worker.engine->request(id).finish_ns);
+    after(row, record.finish_ns);
   }
 }
 
@@ -282,19 +280,16 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
 
 void Fleet::require_progress(const Worker& worker) const {
   if (!worker.engine->stuck()) return;
-  std::ostringstream who;
-  std::size_t named = 0;
-  for (const RequestId id : worker.engine->waiting()) {
-    if (named++ == 3) break;
-    const EngineRequest& request = worker.engine->request(id);
-    who << (named > 1 ? ", " : "") << "row " << worker.rows[id] << " (" << request.known << " tokens)";
+  const Stall stall = worker.engine->stall();
+  std::string who;
+  for (const Stall::Waiting& waiting : stall.first) {
+    if (!who.empty()) who += ", ";
+    who += "row " + std::to_string(worker.rows[waiting.request]) + " (" + std::to_string(waiting.tokens) + " tokens)";
   }
-  const char* why = worker.engine->thrashing()
-                        ? " requests wait and those that run preempt each other without end, first "
-                        : " requests wait and none can be admitted, first ";
-  throw Error(ErrorKind::WrongState, "the run makes no progress: ", worker.engine->waiting().size(), why,
-              std::move(who).str(), "; ", worker.engine->store().available(0), " of ", config_.engine.num_gpu_blocks,
-              " blocks are free");
+  const char* why = stall.thrashing ? " requests wait and those that run preempt each other without end, first "
+                                    : " requests wait and none can be admitted, first ";
+  throw Error(ErrorKind::WrongState, "the run makes no progress: ", stall.waiting, why, who, "; ", stall.free_blocks,
+              " of ", config_.engine.num_gpu_blocks, " blocks are free");
 }
 
 }  // namespace understudy

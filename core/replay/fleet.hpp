@@ -160,7 +160,7 @@ class Fleet {
   std::uint64_t order_of(std::size_t worker) const;
   void open_arrivals();
   void arrive(Arrival arrival);
-  void settle(Worker& worker);
+  void settle(Worker& worker, const StepEffects& effects);
   void after(std::uint64_t row, std::int64_t time_ns);
 
   std::size_t route(std::uint64_t row);
@@ -170,8 +170,8 @@ class Fleet {
 
   // fleet_columns.cpp
   void prepare_columns();
-  void collect(std::size_t index);  // what a worker leaves, which has ended; its engine goes
-  void collect_requests(std::size_t index);
+  void collect(std::size_t index);                            // what a worker leaves, which has ended; its engine goes
+  void keep(std::uint64_t row, const RequestRecord& record);  // of a request that has ended
   void collect_tiers(const Worker& worker);
   void add_tier(Tier tier, const PoolMetrics& metrics);
   void add_run(TierRun& run);

@@ -101,25 +101,35 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
 void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress) {
   Worker& worker = workers_[index];
   if (!worker.engine) make_engine(index);
-  const auto pause = [this, &worker, &progress] {
-    ended_ += worker.engine->take_finished().size();
+  std::size_t counted = 0;  // of the effects at hand
+  const auto pause = [this, &progress, &counted](const StepEffects& effects) {
+    ended_ += effects.finished.size() - counted;
+    counted = effects.finished.size();
     if (stop_) throw Stopped();
     report(progress);
   };
+  const auto advance = [&](std::int64_t until_ns) {
+    counted = 0;
+    const StepEffects& effects = worker.engine->advance(until_ns, false);
+    ended_ += effects.finished.size() - counted;
+    for (const RequestRecord& record : effects.finished) keep(worker.rows[record.id], record);
+  };
   worker.engine->set_pause(pause);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i % kReportEvery == 0) pause();
+    if (i % kReportEvery == 0) {
+      if (stop_) throw Stopped();
+      report(progress);
+    }
     const std::int64_t arrival_ns = workload_.arrival_ns[rows[i]];
-    worker.engine->advance(arrival_ns, false);
+    advance(arrival_ns);
     if (!worker.engine->in_step()) worker.engine->skip_to(arrival_ns);
     submit(worker, rows[i], arrival_ns);
   }
-  worker.engine->advance(kForever, false);
+  advance(kForever);
   require_progress(worker);
-  if (worker.engine->tiers() != nullptr) worker.engine->drain_tiers();
-  pause();
+  worker.engine->drain_transfers();
   worker.engine->set_pause({});
-  worker.gaps = worker.engine->token_log().gaps();
+  worker.gaps = worker.engine->take_gaps();
 }
 
 }  // namespace understudy

@@ -34,70 +34,55 @@ void Fleet::collect(std::size_t index) {
   if (config_.check) engine.check();
   if (config_.engine.events) out.events.push_back(engine.take_events());
   if (config_.engine.kv_trace) out.kv_trace.push_back(engine.take_kv_trace());
-  collect_requests(index);
-  for (const EngineSample& sample : engine.token_log().samples()) {
+  for (const EngineSample& sample : engine.samples()) {
     out.samples.push_back(sample);
     out.sample_worker.push_back(static_cast<std::int32_t>(index));
   }
-  const PoolMetrics metrics = engine.store().metrics(0);
-  out.steps += engine.totals().steps;
-  out.preempted += engine.totals().preemptions;
-  out.phantom_hit_blocks += engine.totals().phantom_hit_blocks;
-  out.burst_steps += engine.totals().burst_steps;
-  out.burst_tokens += engine.totals().burst_tokens;
-  out.evictions += metrics.evictions;
-  out.stored_blocks += metrics.registrations;
+  const EngineSnapshot end = engine.snapshot();
+  out.steps += end.totals.steps;
+  out.preempted += end.totals.preemptions;
+  out.phantom_hit_blocks += end.totals.phantom_hit_blocks;
+  out.burst_steps += end.totals.burst_steps;
+  out.burst_tokens += end.totals.burst_tokens;
+  out.evictions += end.evictions;
+  out.stored_blocks += end.stored_blocks;
   if (config_.tiers) collect_tiers(worker);
   worker.engine.reset();
 }
 
-void Fleet::collect_requests(std::size_t index) {
-  const Worker& worker = workers_[index];
+void Fleet::keep(std::uint64_t row, const RequestRecord& record) {
   FleetResult& out = result_;
-  const TokenLog& log = worker.engine->token_log();
-  for (RequestId id = 0; id < worker.rows.size(); ++id) {
-    const EngineRequest& request = worker.engine->request(id);
-    const auto row = static_cast<std::size_t>(worker.rows[id]);
-    out.first_admit_ns[row] = request.first_admit_ns;
-    out.finish_ns[row] = request.finish_ns;
-    out.output_tokens[row] = static_cast<std::int32_t>(request.emitted);
-    out.cached_tokens_first[row] = request.cached_first;
-    out.cached_tokens_total[row] = static_cast<std::int64_t>(request.cached_total);
-    out.looked_up_tokens[row] = static_cast<std::int64_t>(request.looked_up);
-    out.preemptions[row] = static_cast<std::int32_t>(request.preemptions);
-    if (request.finish_ns >= 0) out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
-    if (config_.check && request.emitted != worker.engine->expected_outputs(request)) {
-      throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", request.emitted, " of ",
-                  worker.engine->expected_outputs(request), " tokens");
-    }
-    if (request.tokens.empty()) continue;
-    const auto& runs = request.tokens;
-    out.first_token_ns[row] = log.end_of(runs.front().first_step);
-    out.last_token_ns[row] = log.end_of(runs.back().first_step + runs.back().count - 1);
-    if (request.first_burst > 1) {
-      out.second_token_ns[row] = out.first_token_ns[row];
-    } else if (runs.front().count > 1) {
-      out.second_token_ns[row] = log.end_of(runs.front().first_step + 1);
-    } else if (runs.size() > 1) {
-      out.second_token_ns[row] = log.end_of(runs[1].first_step);
-    }
+  out.first_admit_ns[row] = record.first_admit_ns;
+  out.first_token_ns[row] = record.first_token_ns;
+  out.second_token_ns[row] = record.second_token_ns;
+  out.last_token_ns[row] = record.last_token_ns;
+  out.finish_ns[row] = record.finish_ns;
+  out.output_tokens[row] = static_cast<std::int32_t>(record.output_tokens);
+  out.cached_tokens_first[row] = record.cached_first;
+  out.cached_tokens_total[row] = static_cast<std::int64_t>(record.cached_total);
+  out.looked_up_tokens[row] = static_cast<std::int64_t>(record.looked_up);
+  out.preemptions[row] = static_cast<std::int32_t>(record.preemptions);
+  out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
+  const auto asked = static_cast<std::uint32_t>(workload_.output_tokens[row]);
+  const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
+  const std::uint32_t expected = std::min(asked, config_.engine.max_model_len - prompt);
+  if (config_.check && record.output_tokens != expected) {
+    throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", record.output_tokens, " of ", expected,
+                " tokens");
   }
+  if (!config_.tiers) return;
+  for (std::size_t below = 0; below < 3; ++below) {
+    out.below_tokens_first[below][row] = record.below_first[below];
+    out.below_tokens_total[below][row] = static_cast<std::int64_t>(record.below_total[below]);
+  }
+  out.parked_ns[row] = record.parked_ns;
+  out.room_wait_ns[row] = record.room_wait_ns;
 }
 
 void Fleet::collect_tiers(const Worker& worker) {
   VllmEngine& engine = *worker.engine;
   const WorkerTiers& tiers = *engine.tiers();
   FleetResult& out = result_;
-  for (RequestId id = 0; id < worker.rows.size(); ++id) {
-    const EngineRequest& request = engine.request(id);
-    const auto row = static_cast<std::size_t>(worker.rows[id]);
-    for (std::size_t below = 0; below < 3; ++below) {
-      out.below_tokens_first[below][row] = request.below_first[below];
-      out.below_tokens_total[below][row] = static_cast<std::int64_t>(request.below_total[below]);
-    }
-    out.parked_ns[row] = request.parked_ns;
-    out.room_wait_ns[row] = tiers.waited_ns(id);
-  }
   add_tier(Tier::G1, engine.store().metrics(0));
   add_tier(Tier::G2, engine.store().metrics(1));
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());

@@ -42,6 +42,7 @@ class Listener:
         self.index = PlainIndex(parents=True)
         self.ids = count()
         self.heard: list[KvEvent] = []
+        self.finished: list[_core.RequestRecord] = []
 
     def listen(self) -> None:
         batch, times = self.worker.take_events()
@@ -58,7 +59,7 @@ class Listener:
 
     def step(self) -> None:
         self.worker.begin_step(self.worker.now_ns)
-        self.worker.end_step(self.worker.now_ns)
+        self.finished += self.worker.end_step(self.worker.now_ns).finished
         self.listen()
 
     def drain(self, steps: int = 100_000) -> None:
@@ -202,10 +203,10 @@ def test_an_index_fed_by_the_events_meets_no_error(
     else:
         while not worker.idle:
             worker.begin_step(worker.now_ns)
-            worker.end_step(worker.now_ns)
+            listener.finished += worker.end_step(worker.now_ns).finished
         assert len(worker.take_events()[0]) == 0
-    assert sorted(worker.take_finished()) == list(range(200))
-    assert [worker.emitted(request) for request in range(200)] == [100] * 200
+    assert sorted(record.id for record in listener.finished) == list(range(200))
+    assert [record.output_tokens for record in listener.finished] == [100] * 200
     assert any(event.blocks for event in listener.heard if not isinstance(event, EventsLost)) == caching
 
 

@@ -89,7 +89,7 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) ->
             submit_scenario_request(engine, scenario, index)
             submitted.append(index)
         elif submitted:
-            seen.append(engine.cancel(rng.randrange(len(submitted)), time_ns))
+            seen.append(engine.cancel(rng.randrange(len(submitted)), time_ns) is None)
     play_to(engine.now_ns + 600_000_000)
     return seen
 

@@ -93,7 +93,7 @@ class Worker:
             self.now_ns = round(now_ms * MS)
         self.duration_ns = self.engine.begin_step(self.now_ns)
         self.check()
-        return not self.engine.sleeping
+        return not self.engine.asleep
 
     def end(self) -> None:
         self.now_ns += self.duration_ns

@@ -124,7 +124,7 @@ class TierPair:
         """Whether a step has begun."""
         self.engine.begin_step(self.now_ns)
         self.plan = self.model.begin(self.now_ns)
-        assert self.engine.sleeping == (self.plan is None)
+        assert self.engine.asleep == (self.plan is None)
         self.compare()
         if self.plan is None:
             self.stats["slept"] += 1

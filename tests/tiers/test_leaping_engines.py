@@ -97,12 +97,12 @@ def live(seed: int, failing: bool, leaping: bool) -> list[Any]:
         until_ns += rng.choice([1, 3, 10, 40, 100]) * rng.choice([250_000, 1_000_000])
         advance(until_ns, rng.random() < 0.3)
         seen.append(
-            (engine.take_finished(), engine.now_ns, engine.sleeping, engine.stuck, engine.idle, engine.steps)
+            (engine.take_finished(), engine.now_ns, engine.asleep, engine.stuck, engine.idle, engine.steps)
         )
         seen.append((engine.free_head(40), engine.wake_ns, [engine.emitted(request) for request in requests]))
         if requests and rng.random() < 0.3:
             now_ns = until_ns if engine.in_step else engine.now_ns
-            seen.append(engine.cancel(rng.choice(requests), now_ns))
+            seen.append(engine.cancel(rng.choice(requests), now_ns) is None)
         if engine.idle:
             engine.skip_to(until_ns)
     advance(10**13, False)

@@ -425,7 +425,7 @@ def test_a_request_that_comes_while_the_worker_sleeps_is_served_at_once() -> Non
     reader.submit(1, 5)
     reader.engine.skip_to(start)
     reader.engine.advance(start + MS // 4)
-    assert reader.engine.sleeping
+    assert reader.engine.asleep
     reader.engine.skip_to(start + MS // 2)
     cold = reader.submit(9, 4)
     reader.engine.advance(start + MS // 2 + 1)

@@ -137,11 +137,11 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
   return std::move(why).str();
 }
 
-bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
-  if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
+std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
+  if (id >= requests_.size()) return std::nullopt;
   EngineRequest& request = requests_[id];
   // Its last token may be visible before the scheduler has received it.
-  if (request.status == RequestStatus::Finished || request.finish_ns >= 0) return false;
+  if (request.status == RequestStatus::Finished || request.record.finish_ns >= 0) return std::nullopt;
   if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
   if (request.status == RequestStatus::Running) {
     running_.erase(std::find(running_.begin(), running_.end(), id));
@@ -155,22 +155,42 @@ bool VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
     tiers_->stop_waiting(id, now_ns);
   }
   retire(request);
-  request.finish_ns = now_ns;
   blocked_.valid = false;
   disturbed_ = true;
   leap_taken_ns_ = -1;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   token_log_.touch();
-  return true;
+  return take_record(id, FinishReason::Cancelled, now_ns);
+}
+
+// What the request leaves; it has ended.
+RequestRecord VllmEngine::take_record(RequestId id, FinishReason reason, std::int64_t now_ns) {
+  EngineRequest& request = requests_[id];
+  RequestRecord& record = request.record;
+  record.id = id;
+  record.name = request.spec.name;
+  record.reason = reason;
+  record.finish_ns = now_ns;
+  if (tiers_) record.room_wait_ns = tiers_->waited_ns(id);
+  const std::vector<TokenRun>& runs = request.tokens;
+  if (runs.empty()) return record;
+  record.first_token_ns = token_log_.end_of(runs.front().first_step);
+  record.last_token_ns = token_log_.end_of(runs.back().first_step + runs.back().count - 1);
+  if (request.first_burst > 1) {
+    record.second_token_ns = record.first_token_ns;
+  } else if (runs.front().count > 1) {
+    record.second_token_ns = token_log_.end_of(runs.front().first_step + 1);
+  } else if (runs.size() > 1) {
+    record.second_token_ns = token_log_.end_of(runs[1].first_step);
+  }
+  return record;
 }
 
 const EngineRequest& VllmEngine::request(RequestId id) const {
   if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
   return requests_[id];
 }
-
-std::vector<RequestId> VllmEngine::take_finished() { return std::exchange(finished_, {}); }
 
 // ── Steps ──
 
@@ -218,7 +238,26 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   return duration_ns;
 }
 
-void VllmEngine::end_step(std::int64_t end_ns) {
+const StepEffects& VllmEngine::end_step(std::int64_t end_ns) {
+  new_effects();
+  finish_step(end_ns);
+  return hand_out();
+}
+
+// What a call did that failed in the middle is told by the next.
+void VllmEngine::new_effects() {
+  if (!std::exchange(handed_out_, false)) return;
+  effects_.tokens.clear();
+  effects_.finished.clear();
+}
+
+const StepEffects& VllmEngine::hand_out() {
+  handed_out_ = true;
+  effects_.wake_ns = wake_ns();
+  return effects_;
+}
+
+void VllmEngine::finish_step(std::int64_t end_ns) {
   if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   require_time(end_ns);
   const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
@@ -305,12 +344,13 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
   token_log_.end_step(end_ns);
   for (const StepLog::Scheduled& turn : plan) {
     EngineRequest& request = requests_[turn.request];
-    if (!turn.samples || request.finish_ns >= 0) continue;
-    const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.emitted;
-    if (request.emitted < request.spec.max_tokens && length < config_.max_model_len) {
-      const std::uint32_t tokens = bursts_.on() ? request.outputs() - request.emitted : 1;
-      if (request.emitted == 0) request.first_burst = tokens;
-      request.emitted += tokens;
+    if (!turn.samples || request.record.finish_ns >= 0) continue;
+    const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.record.output_tokens;
+    if (request.record.output_tokens < request.spec.max_tokens && length < config_.max_model_len) {
+      const std::uint32_t tokens = bursts_.on() ? request.outputs() - request.record.output_tokens : 1;
+      if (request.record.output_tokens == 0) request.first_burst = tokens;
+      request.record.output_tokens += tokens;
+      effects_.tokens.push_back({turn.request, tokens});
       fruitless_preemptions_ = 0;
       auto& runs = request.tokens;
       if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
@@ -319,8 +359,8 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
         runs.push_back({step, 1});
       }
     }
-    if (request.emitted >= request.spec.max_tokens ||
-        std::uint64_t{request.spec.prompt_tokens} + request.emitted >= config_.max_model_len) {
+    if (request.record.output_tokens >= request.spec.max_tokens ||
+        std::uint64_t{request.spec.prompt_tokens} + request.record.output_tokens >= config_.max_model_len) {
       complete(turn.request, end_ns);
     }
   }
@@ -328,9 +368,8 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
 
 void VllmEngine::complete(RequestId id, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
-  request.finish_ns = now_ns;
-  token_log_.count_gaps(request.tokens, request.emitted);
-  finished_.push_back(id);
+  token_log_.count_gaps(request.tokens, request.record.output_tokens);
+  effects_.finished.push_back(take_record(id, FinishReason::Length, now_ns));
 }
 
 StepLoad VllmEngine::measure() const {
@@ -352,13 +391,19 @@ StepLoad VllmEngine::measure() const {
   return load;
 }
 
-void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
+const StepEffects& VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
+  new_effects();
+  play(until_ns, stop_on_finish);
+  return hand_out();
+}
+
+void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish) {
   for (std::uint32_t turns = 1;; ++turns) {
-    if (turns % 64 == 0 && pause_) pause_();
-    const std::size_t finished = finished_.size();
+    if (turns % 64 == 0 && pause_) pause_(effects_);
+    const std::size_t finished = effects_.finished.size();
     if (in_step_) {
       if (now_ns_ > until_ns) return;
-      end_step(now_ns_);
+      finish_step(now_ns_);
     } else {
       if (now_ns_ >= until_ns || idle() || stuck_) return;
       if (sleeping_ && !roused()) {
@@ -378,7 +423,7 @@ void VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
         --totals_.steps;
       }
     }
-    if (stop_on_finish && finished_.size() > finished) return;
+    if (stop_on_finish && effects_.finished.size() > finished) return;
   }
 }
 

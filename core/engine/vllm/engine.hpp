@@ -14,12 +14,13 @@
 #include <vector>
 
 #include "engine/config.hpp"
+#include "engine/engine.hpp"
 #include "engine/forward_pass.hpp"
 #include "engine/kv_trace.hpp"
-#include "engine/request.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
 #include "engine/vllm/burst_sampler.hpp"
+#include "engine/vllm/live_request.hpp"
 #include "engine/vllm/waiting_queue.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
@@ -56,17 +57,9 @@ struct StepLog {
   }
 };
 
-struct EngineTotals {
-  std::uint64_t steps = 0;
-  std::uint64_t preemptions = 0;
-  std::uint64_t burst_steps = 0;         // turns that ended in a burst
-  std::uint64_t burst_tokens = 0;        // and its tokens
-  std::uint64_t phantom_hit_blocks = 0;  // hits on blocks that no step ever computed
-};
-
 // Step-exact with the real scheduler of the configured version. One step is begin_step (schedule; what it admits is
 // visible at once) and end_step (its tokens are); requests may be submitted and cancelled in between.
-class VllmEngine {
+class VllmEngine final : public Engine {
  public:
   // With `tiers`, blocks go down to them and come back; `run` is what its workers share (null: the engine is alone).
   VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers = nullptr, TierRun* run = nullptr,
@@ -77,11 +70,9 @@ class VllmEngine {
   const BlockStore& store() const noexcept { return store_; }
 
   // ── Requests ──
-  RequestId submit(RequestSpec spec);
-  // Why the request could never run to its end, or nothing.
-  std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const;
-  // Frees its blocks at once; a token in flight is ignored. False when it has already finished.
-  bool cancel(RequestId id, std::int64_t now_ns);
+  RequestId submit(RequestSpec spec) override;
+  std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
+  std::optional<RequestRecord> cancel(RequestId id, std::int64_t now_ns) override;
   const EngineRequest& request(RequestId id) const;
   // Tokens that it will have emitted when it has run to its end.
   std::uint32_t expected_outputs(const EngineRequest& request) const noexcept {
@@ -90,63 +81,54 @@ class VllmEngine {
   std::size_t num_requests() const noexcept { return requests_.size(); }
   std::span<const RequestId> running() const noexcept { return running_; }
   const std::deque<RequestId>& waiting() const noexcept { return waiting_.ids(); }
-  bool idle() const noexcept { return running_.empty() && waiting_.empty() && !unreceived_ && parked_ == 0; }
+  bool idle() const noexcept override { return running_.empty() && waiting_.empty() && !unreceived_ && parked_ == 0; }
   std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
-  WorkerTiers* tiers() noexcept { return tiers_.get(); }   // null: none
-  const WorkerTiers* tiers() const noexcept { return tiers_.get(); }
-  void drain_tiers();  // lets every transfer land; for an engine that has nothing more to do
+  WorkerTiers* tiers() noexcept override { return tiers_.get(); }
+  const WorkerTiers* tiers() const noexcept override { return tiers_.get(); }
+  void drain_transfers() override;
   TierRun* own_run() noexcept { return own_run_.get(); }
 
   // ── Steps ──
   // InvalidArgument when transfers have come further than `now_ns`: they cannot be started in their past.
   void require_time(std::int64_t now_ns) const;
-  // Schedules, and returns the duration in nanoseconds (0 when there was nothing to compute).
-  std::int64_t begin_step(std::int64_t now_ns);
-  void end_step(std::int64_t end_ns);
-  bool in_step() const noexcept { return in_step_; }
+  std::int64_t begin_step(std::int64_t now_ns) override;
+  const StepEffects& end_step(std::int64_t end_ns) override;
+  bool in_step() const noexcept override { return in_step_; }
   const StepLog& log() const noexcept { return log_; }
   // The step that is open, and what waits. WrongState when none is.
   ForwardPass forward_pass() const;
-  // Plays steps back to back up to `until_ns`: ends those that end by then, begins those that begin before. A step
-  // that is still in progress then stays open, so that requests can be submitted and cancelled in the middle of it.
-  // Stops early when idle or stuck, or at the end of a step in which a request finished if `stop_on_finish`. Leaps
-  // over runs of plain decode steps, with the same result.
-  void advance(std::int64_t until_ns, bool stop_on_finish);
-  // When the open step ends, or else when the next may begin.
-  std::int64_t now_ns() const noexcept { return now_ns_; }
-  // Nothing happens before this time. For an engine between steps.
-  void skip_to(std::int64_t time_ns) noexcept { now_ns_ = std::max(now_ns_, time_ns); }
+  // Leaps over runs of plain decode steps.
+  const StepEffects& advance(std::int64_t until_ns, bool stop_on_finish) override;
+  std::int64_t now_ns() const noexcept override { return now_ns_; }
+  void skip_to(std::int64_t time_ns) noexcept override { now_ns_ = std::max(now_ns_, time_ns); }
+  std::int64_t wake_ns() const override;
   void set_leaping(bool on) noexcept { leaping_ = on; }
   // Told of every step that is not leapt over, after it has begun (false) and after it has ended (true).
   using Observer = std::function<void(bool ended)>;
   void set_observer(Observer observer) { observer_ = std::move(observer); }
-  // Called by `advance` now and then, between steps; may throw to stop it there.
-  void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
-  // The last step did nothing although requests wait, or requests have long preempted each other without a token
-  // (possible when the oldest must give way: preemption_mode fifo, or equal priorities): it needs outside help.
-  bool stuck() const noexcept { return stuck_; }
-  // The last call of begin_step found nothing that could be computed until a copy or a load ends: no step is open, and
-  // the next may begin when `roused` (or when a request comes).
-  bool sleeping() const noexcept { return sleeping_; }
-  // For who runs the transfers of a sleeping engine: they have come to `now_ns`.
-  void notice_landings(std::int64_t now_ns);
-  bool roused() const noexcept { return disturbed_ || tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
-  bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
+  void set_pause(std::function<void(const StepEffects&)> pause) override { pause_ = std::move(pause); }
+  // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
+  bool stuck() const noexcept override { return stuck_; }
+  Stall stall() const override;
+  bool asleep() const noexcept override { return sleeping_; }
+  bool landed(std::int64_t now_ns) override;
 
-  // Requests whose last token became visible (or that ended without one) since the last call.
-  std::vector<RequestId> take_finished();
+  // What the last call of end_step or advance returned, if nobody has taken it.
+  StepEffects take_effects() { return std::exchange(effects_, {}); }
 
+  EngineSnapshot snapshot() const override;
   const EngineTotals& totals() const noexcept { return totals_; }
-  const TokenLog& token_log() const noexcept { return token_log_; }
+  std::vector<GapCount> take_gaps() override { return token_log_.gaps(); }
+  std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 
   // ── Events: with config().events, rows of both streams since the last call ──
-  TimedEvents take_events() { return events_.take_visible(); }  // of steps that have ended
-  DrainedEvents drain_events();                                 // of the step in progress too, as the store tells them
-  DrainedEvents tell_events();                                  // the same, and they stay to be taken
+  TimedEvents take_events() override { return events_.take_visible(); }  // of steps that have ended
+  DrainedEvents drain_events();  // of the step in progress too, as the store tells them
+  DrainedEvents tell_events();   // the same, and they stay to be taken
   std::vector<TimedKvTrace> take_kv_trace() noexcept { return std::exchange(kv_trace_, {}); }
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
-  void check();
+  void check() override;
 
  private:
   static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
@@ -208,17 +190,25 @@ class VllmEngine {
   void resume_loaded();
   void count_origins(RequestId id, std::size_t hits, bool resumed);
   void write_through(const std::vector<StepLog::Scheduled>& plan, std::int64_t now_ns);
+  void notice_landings(std::int64_t now_ns);
+  bool roused() const noexcept { return disturbed_ || tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
   bool head_may_move() const;
   bool leap_disturbed();
   bool leap_has_room(std::uint64_t slots) const;
 
   // vllm_engine.cpp
+  void play(std::int64_t until_ns, bool stop_on_finish);
+  void finish_step(std::int64_t end_ns);
+  void new_effects();
+  const StepEffects& hand_out();
   void close_step();
   void tell(std::int64_t now_ns);
   void update(const std::vector<StepLog::Scheduled>& plan);
   void emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns);
   void retire(EngineRequest& request);
   void complete(RequestId id, std::int64_t now_ns);
+  RequestRecord take_record(RequestId id, FinishReason reason, std::int64_t now_ns);
+  bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
   StepLoad measure() const;
 
   // vllm_burst.cpp
@@ -265,7 +255,7 @@ class VllmEngine {
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   bool leaping_ = true;
   Observer observer_;
-  std::function<void()> pause_;
+  std::function<void(const StepEffects&)> pause_;
   Blocked blocked_;
   std::vector<SlotId> hits_;  // scratch, and so are the next three
   std::vector<SlotId> peeked_;
@@ -273,7 +263,8 @@ class VllmEngine {
   std::vector<SlotId> fresh_;
   LeapScratch leap_;
   std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone; empty before the first
-  std::vector<RequestId> finished_;
+  StepEffects effects_;
+  bool handed_out_ = false;
   EngineTotals totals_;
   TokenLog token_log_;
   EngineEventLog events_;

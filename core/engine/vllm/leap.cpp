@@ -127,7 +127,8 @@ void VllmEngine::Leap::settle(std::uint32_t order) {
   const auto played = static_cast<std::uint32_t>(steps_ - scratch_.since[order]);
   member.computed += played;
   member.known += played;
-  member.emitted += played;
+  member.record.output_tokens += played;
+  if (played > 0) engine_.effects_.tokens.push_back({scratch_.members[order], played});
   if (member.tokens.back().first_step + member.tokens.back().count == first) {
     member.tokens.back().count += played;
   } else if (played > 0) {

@@ -115,7 +115,7 @@ void VllmEngine::preempt(std::size_t position) {
   victim.computed = 0;
   victim.ahead = 0;
   victim.status = RequestStatus::Preempted;
-  ++victim.preemptions;
+  ++victim.record.preemptions;
   ++totals_.preemptions;
   waiting_.push(id, true);
   log_.preempted.push_back(id);
@@ -176,11 +176,11 @@ void VllmEngine::admit(std::int64_t now_ns) {
     request.computed = hit_tokens;
     request.keyed_before = static_cast<std::uint32_t>(hits);
     if (!resumed) {
-      request.first_admit_ns = now_ns;
-      request.cached_first = hit_tokens;
+      request.record.first_admit_ns = now_ns;
+      request.record.cached_first = hit_tokens;
     }
-    request.cached_total += hit_tokens;
-    request.looked_up += request.known;
+    request.record.cached_total += hit_tokens;
+    request.record.looked_up += request.known;
     if (tiers_) count_origins(id, hits, resumed);
     if (loading == WorkerTiers::Onboard::Slow) tiers_->note_slow();
     if (!phantom_.empty()) {

@@ -37,7 +37,8 @@ void VllmEngine::resume_loaded() {
   }
 }
 
-void VllmEngine::drain_tiers() {
+void VllmEngine::drain_transfers() {
+  if (!tiers_) return;
   TransferHub& hub = tiers_->hub();
   while (const std::optional<std::int64_t> wake = hub.next_wake_ns()) {
     hub.run_until(*wake);
@@ -55,13 +56,13 @@ void VllmEngine::count_origins(RequestId id, std::size_t hits, bool resumed) {
   request.through = 0;
   const std::optional<WorkerTiers::Origin> origin = tiers_->take_origin(id);
   if (!origin) return;
-  request.parked_ns += origin->parked_ns;
+  request.record.parked_ns += origin->parked_ns;
   if (origin->failed) return;  // what is there was computed by somebody else meanwhile
   for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < hits; ++i) {
     if (origin->tiers[i] == Tier::G1) continue;
     const auto below = static_cast<std::size_t>(origin->tiers[i]) - static_cast<std::size_t>(Tier::G2);
-    request.below_total[below] += config_.block_size;
-    if (!resumed) request.below_first[below] += config_.block_size;
+    request.record.below_total[below] += config_.block_size;
+    if (!resumed) request.record.below_first[below] += config_.block_size;
   }
 }
 
@@ -87,6 +88,11 @@ void VllmEngine::notice_landings(std::int64_t now_ns) {
   landings_noticed_ = tiers_->landings();
   token_log_.touch();
   tell(now_ns);
+}
+
+bool VllmEngine::landed(std::int64_t now_ns) {
+  notice_landings(now_ns);
+  return roused();
 }
 
 // Whether the head of the queue may be admitted on room that was made since it was last asked.

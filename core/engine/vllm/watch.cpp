@@ -16,6 +16,38 @@ void VllmEngine::sample(std::size_t running) {
   token_log_.add_sample(sample);
 }
 
+std::int64_t VllmEngine::wake_ns() const {
+  if (in_step_) return now_ns_;
+  if (idle() || stuck_) return kNever;
+  if (sleeping_ && !roused()) return tiers_->hub().next_wake_ns().value_or(kNever);
+  return now_ns_;
+}
+
+Stall VllmEngine::stall() const {
+  Stall stall{thrashing(), waiting_.size(), {}, store_.available(0)};
+  for (const RequestId id : waiting_.ids()) {
+    if (stall.first.size() == 3) break;
+    stall.first.push_back({id, requests_[id].known});
+  }
+  return stall;
+}
+
+EngineSnapshot VllmEngine::snapshot() const {
+  const PoolMetrics m = store_.metrics(0);
+  EngineSnapshot now;
+  now.running = running_.size();
+  now.waiting = waiting_.size();
+  now.loading = parked_;
+  now.free_blocks = m.reset_blocks;
+  now.cached_blocks = m.inactive_blocks;
+  now.active_blocks = m.total_blocks - m.reset_blocks - m.inactive_blocks;
+  now.held_blocks = tiers_ ? tiers_->held() : 0;
+  now.evictions = m.evictions;
+  now.stored_blocks = m.registrations;
+  now.totals = totals_;
+  return now;
+}
+
 ForwardPass VllmEngine::forward_pass() const {
   if (!in_step_) throw Error(ErrorKind::WrongState, "forward_pass without a step in progress");
   ForwardPass pass;
