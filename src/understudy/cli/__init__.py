@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
-from understudy.cli import conformance, demo, replay
+from understudy.cli import conformance, demo, qwen3, replay
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Verb(Protocol):
         """Do the work; return the exit code. An UnderstudyError becomes its message and exit code 2."""
 
 
-VERBS: dict[str, Verb] = {"replay": replay, "conformance": conformance, "demo": demo}
+VERBS: dict[str, Verb] = {"replay": replay, "conformance": conformance, "demo": demo, "qwen3": qwen3}
 
 
 def parser() -> argparse.ArgumentParser:

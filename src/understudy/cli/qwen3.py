@@ -1,0 +1,182 @@
+"""`understudy qwen3`: the real engine by itself, for one prompt or for a benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy qwen3 generate ~/models/Qwen3-0.6B --prompt 'Why is the sky blue?'
+  understudy qwen3 generate Qwen3-0.6B --random-weights 1 --prompt-tokens 1,2,3 --device cpu --num-blocks 64
+  understudy qwen3 bench Qwen3-4B --random-weights 1          decode, whole steps and prefill beside their floors
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe the verb and its arguments."""
+    parser = verbs.add_parser(
+        "qwen3",
+        help="a real engine: dense Qwen3 in PyTorch on the KV manager (extra [torch])",
+        description="Dense Qwen3 in PyTorch on the KV manager. Needs the extra [torch].",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
+    generate = tasks.add_parser("generate", help="answer one prompt", allow_abbrev=False)
+    _add_engine(generate)
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="text; needs a folder with a tokenizer.json (package tokenizers)")
+    prompt.add_argument("--prompt-tokens", metavar="IDS", help="token ids, separated by commas")
+    generate.add_argument("--max-tokens", type=int, default=64, help="tokens to generate at most (64)")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
+    generate.add_argument("--top-k", type=int, default=0, help="keep the likeliest so many; 0: all (0)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest of this mass (1)")
+    generate.add_argument("--seed", type=int, default=0, help="of the choice of tokens (0)")
+    generate.add_argument("--ignore-eos", action="store_true", help="go on after the model's stop tokens")
+    bench = tasks.add_parser(
+        "bench", help="step times beside what the device could do (CUDA)", allow_abbrev=False
+    )
+    _add_engine(bench)
+    bench.add_argument("--context", type=int, default=1024, help="tokens of context of decode steps (1024)")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", help="a folder with config.json and safetensors, or a published name: Qwen3-4B"
+    )
+    parser.add_argument(
+        "--random-weights", type=int, metavar="SEED", help="weights from a seed, not from a file"
+    )
+    parser.add_argument("--device", help="cuda or cpu; by default cuda where there is one")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="by default the model's own"
+    )
+    parser.add_argument("--backend", choices=("reference", "triton"), help="by default triton on CUDA")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens in a page of KV (16)")
+    parser.add_argument("--num-blocks", type=int, help="pages of KV; by default what the device has room for")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="requests at a time (256)")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens in a step (2048)")
+    parser.add_argument("--max-model-len", type=int, help="a smaller window than the model's own")
+    parser.add_argument("--no-cuda-graphs", action="store_true", help="launch every kernel of every step")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the work; return the exit code."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("the real engine needs PyTorch: pip install 'understudy[torch]'") from error
+    return _generate(args) if args.task == "generate" else _bench(args)
+
+
+def _engine(args: argparse.Namespace) -> Any:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from understudy.qwen3 import EngineOptions, build_engine
+
+    options = EngineOptions(
+        device=args.device,
+        dtype=args.dtype,
+        backend=args.backend,
+        page_size=args.page_size,
+        num_blocks=args.num_blocks,
+        max_num_seqs=args.max_num_seqs,
+        max_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=args.max_model_len,
+        cuda_graphs=not args.no_cuda_graphs,
+        random_weights=args.random_weights,
+    )
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        tasks: dict[str, Any] = {}
+
+        def told(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=of)
+            bar.update(tasks[what], completed=done)
+
+        return build_engine(args.model, options, told)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from understudy.qwen3 import Request, SamplingParams
+    from understudy.qwen3.config import find_config
+
+    tokenizer = None
+    if args.prompt is not None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise ConfigError("--prompt needs the package tokenizers; or give --prompt-tokens") from error
+        file = Path(args.model) / "tokenizer.json"
+        if not file.exists():
+            raise ConfigError(f"--prompt needs {file}; or give --prompt-tokens")
+        tokenizer = Tokenizer.from_file(str(file))
+        tokens = tokenizer.encode(args.prompt).ids
+    else:
+        tokens = _ids(args.prompt_tokens, find_config(args.model).vocab_size)
+    stops = frozenset() if args.ignore_eos else frozenset(find_config(args.model).eos_token_ids)
+    sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
+    engine = _engine(args)
+    try:
+        engine.submit(Request("generate", tokens, args.max_tokens, sampling, stops))
+        answer: list[int] = []
+        while not engine.idle:
+            for output in engine.step():
+                if output.finish_reason in ("rejected", "error"):
+                    raise ConfigError(str(output.error))
+                if output.token is not None:
+                    answer.append(output.token)
+                    if tokenizer is None:
+                        print(output.token, end=" ", flush=True)
+        print(tokenizer.decode(answer) if tokenizer is not None else "")
+    finally:
+        engine.close()
+    return 0
+
+
+def _ids(text: str, vocab_size: int) -> list[int]:
+    try:
+        tokens = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--prompt-tokens must be ints separated by commas, got {text!r}") from error
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ConfigError(
+                f"--prompt-tokens: {token} is not a token of this model (0 to {vocab_size - 1})"
+            )
+    return tokens
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from understudy.qwen3.bench import Bench
+    from understudy.qwen3.config import find_config
+
+    engine = _engine(args)
+    try:
+        bench = Bench(engine, find_config(args.model))
+        console = Console()
+        console.print(
+            f"{args.model}: {engine.scheduler.manager.total_blocks} pages of {args.page_size} tokens, copies at "
+            f"{bench.copy_bytes_per_ms / 1e6:.0f} GB/s (read and written)"
+        )
+        table = Table("what", "ms", "beside", "ms", "ratio")
+        for row in bench.rows(context=args.context):
+            table.add_row(row.what, f"{row.ms:.3f}", row.beside, f"{row.beside_ms:.3f}", f"{row.ratio:.2f}×")
+        console.print(table)
+    finally:
+        engine.close()
+    return 0

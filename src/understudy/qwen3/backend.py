@@ -1,0 +1,50 @@
+"""The operations of a layer, behind which a kernel library stands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from understudy.qwen3.batch import Batch
+    from understudy.qwen3.config import Qwen3Config
+    from understudy.qwen3.weights import Layer
+
+
+class Backend(Protocol):
+    """Pure functions, but for `store`, which writes the rows of this step and nothing else."""
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`x` times the transpose of `weight` [out, in]."""
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm over the last dimension."""
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of `x + residual`, and that sum."""
+
+    def store(
+        self, qkv: torch.Tensor, layer: Layer, batch: Batch, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Norm and rotate the heads, write K and V to their pages; returns the queries [tokens, heads, dim]."""
+
+    def attend(
+        self, queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Causal attention over each request's pages: a query at position t sees keys 0..t. [tokens, heads * dim]."""
+
+    def gated(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+        """`x` through the fused matrix: SiLU of the first half of the result times the second."""
+
+
+def rotary_tables(config: Qwen3Config, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [position, head_dim / 2] in float32, for every position that the model has."""
+    import torch
+
+    half = config.head_dim // 2
+    frequencies = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32, device=device) / half)
+    angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32, device=device), frequencies)
+    return angles.cos(), angles.sin()

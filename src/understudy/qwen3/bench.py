@@ -1,0 +1,171 @@
+"""How fast the engine is beside what the device could do: the tables of `understudy qwen3 bench`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from understudy.kv import KvView
+from understudy.qwen3.batch import Batch, Chunk, Decode
+from understudy.qwen3.executor import TorchExecutor
+from understudy.qwen3.forward import forward
+from understudy.qwen3.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from understudy.qwen3.config import Qwen3Config
+    from understudy.qwen3.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: what was measured, in milliseconds, beside what it is compared with."""
+
+    what: str
+    ms: float
+    beside: str
+    beside_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times the other one."""
+        return self.ms / self.beside_ms
+
+
+class Bench:
+    """Measures an engine on CUDA. Its requests come and go; nothing else may use the engine meanwhile."""
+
+    def __init__(self, engine: Engine, config: Qwen3Config) -> None:
+        executor = engine.executor
+        assert isinstance(executor, TorchExecutor)
+        self.engine, self.executor, self.config = engine, executor, config
+        self.device = executor.buffer.pages.device
+        self.page = executor.buffer.layout.page_size
+        self.copy_bytes_per_ms = self._copy_bandwidth()
+
+    def rows(self, batches: tuple[int, ...] = (1, 8, 64, 256), context: int = 1024) -> Iterator[Row]:
+        """The lines of the table, as they are measured."""
+        for batch in batches:
+            yield self.decode(batch, context)
+        yield self.whole_step(64, context)
+        for tokens in (2048, 8192, 16384):
+            yield self.prefill(tokens)
+
+    # ── Decode ──
+
+    def decode(self, batch: int, context: int) -> Row:
+        """A replayed decode step beside the time to read weights and KV once."""
+        graphs = self.executor._graphs
+        assert graphs is not None, "decode is measured with graphs"
+        step = self._decodes(batch, context)
+        graphs.replay(step)
+        graph = graphs._graphs[next(size for size in graphs.buckets if size >= batch)][0]
+        ms = self._timed(graph.replay)
+        return Row(
+            f"decode step, batch {batch}, context {context}", ms, "floor", self.floor_ms(batch, context)
+        )
+
+    def floor_ms(self, batch: int, context: int) -> float:
+        """Weights and KV read once, at the bandwidth that a copy has."""
+        kv = batch * context * self.config.layout(self.page).bytes_per_token
+        return (self.config.weight_bytes + kv) / self.copy_bytes_per_ms
+
+    def whole_step(self, batch: int, context: int, steps: int = 64) -> Row:
+        """The engine's step beside the replay alone, at the same lengths."""
+        rng = np.random.default_rng(1)
+        engine = self.engine
+        for number in range(batch):
+            prompt = rng.integers(0, self.config.vocab_size, context)
+            engine.submit(Request(f"bench {number}", prompt.tolist(), 4 * steps))
+        while engine.scheduler.waiting or engine.scheduler.prefilling:
+            engine.step()
+        for _ in range(8):
+            engine.step()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        ms = (time.perf_counter() - start) * 1e3 / steps
+        at = max(len(request.prompt) + len(request.output) for request in engine.scheduler.decoding)
+        for request in engine.scheduler.live():
+            engine.cancel(request.id)
+        engine.run()
+        alone = self.decode(batch, at)
+        return Row(f"engine step, batch {batch}, context {at}", ms, "replay", alone.ms)
+
+    # ── Prefill ──
+
+    def prefill(self, tokens: int) -> Row:
+        """A cold prompt beside torch's matrices and attention on the same sizes."""
+        pages = -(-tokens // self.page)
+        view = KvView(np.arange(pages, dtype=np.int32), tokens, self.page)
+        prompt = np.random.default_rng(2).integers(0, self.config.vocab_size, tokens)
+        batch = Batch.build([Chunk(prompt, view)], (), self.device)
+
+        @torch.inference_mode()
+        def ours() -> None:
+            forward(self.executor.weights, batch, self.executor.buffer, self.executor.backend)
+
+        return Row(f"prefill, {tokens} tokens", self._timed(ours, 5), "torch", self._torch_prefill_ms(tokens))
+
+    @torch.inference_mode()
+    def _torch_prefill_ms(self, tokens: int) -> float:
+        config, kind = self.config, getattr(torch, self.config.dtype)
+        layer = self.executor.weights.layers[0]
+        x = torch.randn(tokens, config.hidden_size, dtype=kind, device=self.device)
+        wide = torch.randn(tokens, config.attention_width, dtype=kind, device=self.device)
+        mlp = torch.randn(tokens, config.intermediate_size, dtype=kind, device=self.device)
+        q = torch.randn(1, config.num_heads, tokens, config.head_dim, dtype=kind, device=self.device)
+        k = torch.randn(1, config.kv_heads, tokens, config.head_dim, dtype=kind, device=self.device)
+
+        def matrices() -> None:
+            F.linear(x, layer.qkv)
+            F.linear(wide, layer.out)
+            F.linear(x, layer.gate_up)
+            F.linear(mlp, layer.down)
+
+        def attention() -> None:
+            F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+
+        return config.num_layers * (self._timed(matrices, 10) + self._timed(attention, 10))
+
+    # ── Timing ──
+
+    def _decodes(self, batch: int, context: int) -> list[Decode]:
+        pages = -(-context // self.page)
+        have = self.executor.buffer.num_blocks
+        rng = np.random.default_rng(3)
+        return [
+            Decode(
+                int(rng.integers(0, self.config.vocab_size)),
+                KvView((row * pages + np.arange(pages, dtype=np.int32)) % have, context, self.page),
+            )
+            for row in range(batch)
+        ]
+
+    def _copy_bandwidth(self) -> float:
+        source = torch.empty(2 << 30, dtype=torch.uint8, device=self.device).random_()
+        target = torch.empty_like(source)
+        ms = self._timed(lambda: target.copy_(source))
+        return 2 * source.nbytes / ms
+
+    def _timed(self, act: Callable[[], object], repeat: int = 20) -> float:
+        """The median of the device's time, in milliseconds."""
+        for _ in range(3):
+            act()
+        times = []
+        for _ in range(repeat):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            act()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        return median(times)

@@ -1,0 +1,157 @@
+"""From a model's name or folder to an engine: weights, memory for KV, graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from understudy.errors import ConfigError
+from understudy.kv import KvCacheManager, KvView
+from understudy.qwen3.batch import Chunk, Decode
+from understudy.qwen3.buffer import KvBuffer
+from understudy.qwen3.config import Qwen3Config, find_config
+from understudy.qwen3.engine import Engine
+from understudy.qwen3.executor import Step, TorchExecutor
+from understudy.qwen3.forward import alone
+from understudy.qwen3.graphs import DecodeGraphs
+from understudy.qwen3.reference import ReferenceBackend
+from understudy.qwen3.sampling import Draw, SamplingParams
+from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.weights import Weights, load_weights, random_weights
+
+if TYPE_CHECKING:
+    from understudy.qwen3.backend import Backend
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is built. Left out, the device is CUDA where there is one, and the backend fits it."""
+
+    device: str | None = None
+    dtype: str | None = None
+    backend: Literal["reference", "triton"] | None = None
+    page_size: int = 16
+    num_blocks: int | None = None
+    """Of KV; left out, what `memory_utilization` of the device leaves after a worst-case step."""
+    memory_utilization: float = 0.9
+    max_num_seqs: int = 256
+    max_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    prefix_caching: bool = True
+    cuda_graphs: bool = True
+    random_weights: int | None = None
+    """A seed in place of a checkpoint."""
+    seed: int = 0
+    events: bool = False
+
+
+def build_engine(
+    model: str, options: EngineOptions | None = None, progress: Progress | None = None
+) -> Engine:
+    """An engine that is ready to step. ConfigError names what does not fit together."""
+    options = EngineOptions() if options is None else options
+    config = find_config(model)
+    if options.dtype is not None:
+        config = replace(config, dtype=options.dtype)
+    if options.max_model_len is not None:
+        if options.max_model_len > config.max_positions:
+            raise ConfigError(
+                f"max_model_len={options.max_model_len} exceeds max_position_embeddings={config.max_positions}"
+            )
+        config = replace(config, max_positions=options.max_model_len)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    weights = _weights(model, config, options, device, progress)
+    backend = make_backend(config, device, options.backend)
+    layout = config.layout(options.page_size)
+    blocks = options.num_blocks or _blocks_that_fit(config, weights, backend, options, device)
+    manager = KvCacheManager(blocks, layout, prefix_caching=options.prefix_caching, events=options.events)
+    buffer = KvBuffer(blocks, layout, getattr(torch, config.dtype), device)
+    graphs = None
+    if device.type == "cuda" and options.cuda_graphs:
+        with torch.inference_mode():
+            graphs = DecodeGraphs(
+                weights,
+                buffer,
+                backend,
+                alone,
+                padding_block=manager.padding_block,
+                max_batch=options.max_num_seqs,
+                max_pages=-(-config.max_positions // options.page_size),
+                progress=None
+                if progress is None
+                else lambda done, of: progress("capturing graphs", done, of),
+            )
+    scheduler = Scheduler(
+        manager,
+        SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions),
+        seed=options.seed,
+    )
+    return Engine(scheduler, TorchExecutor(weights, buffer, backend, graphs=graphs))
+
+
+def make_backend(config: Qwen3Config, device: torch.device, name: str | None = None) -> Backend:
+    """The kernels on CUDA, plain torch elsewhere, or the one that is named."""
+    name = name or ("triton" if device.type == "cuda" else "reference")
+    if name == "reference":
+        return ReferenceBackend(config, device)
+    if name != "triton":
+        raise ConfigError(f"backend {name!r} is not one of reference, triton")
+    if device.type != "cuda":
+        raise ConfigError("backend triton needs a CUDA device; choose reference")
+    from understudy.qwen3.triton_backend import TritonBackend
+
+    return TritonBackend(config, device)
+
+
+def _weights(
+    model: str, config: Qwen3Config, options: EngineOptions, device: torch.device, progress: Progress | None
+) -> Weights:
+    if options.random_weights is not None:
+        return random_weights(config, options.random_weights, device)
+    folder = Path(model)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model {model!r} is no folder with weights; give one, or random_weights with a seed"
+        )
+    told = None if progress is None else lambda done, of: progress("loading weights", done, of)
+    return load_weights(config, folder, device, progress=told)
+
+
+def _blocks_that_fit(
+    config: Qwen3Config, weights: Weights, backend: Backend, options: EngineOptions, device: torch.device
+) -> int:
+    """What a dry step of the worst composition leaves of the device's memory."""
+    if device.type != "cuda":
+        raise ConfigError("num_blocks is needed where device memory cannot be asked: on a CPU")
+    layout = config.layout(options.page_size)
+    pages = -(-options.max_batched_tokens // options.page_size)
+    buffer = KvBuffer(pages + options.max_num_seqs + 1, layout, getattr(torch, config.dtype), device)
+    decodes = [
+        Decode(0, KvView(np.array([pages + row], np.int32), 1, options.page_size))
+        for row in range(options.max_num_seqs - 1)
+    ]
+    chunk = options.max_batched_tokens - len(decodes)
+    view = KvView(np.arange(-(-chunk // options.page_size), dtype=np.int32), chunk, options.page_size)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    executor = TorchExecutor(weights, buffer, backend)
+    sampling = Draw(SamplingParams(top_p=0.9, logprobs=8), 0.5)
+    executor.begin(Step([Chunk(np.zeros(chunk, np.int32), view)], decodes, [sampling] * (len(decodes) + 1)))
+    executor.finish()
+    torch.cuda.synchronize(device)
+    kv_bytes = buffer.pages.nbytes
+    peak = torch.cuda.max_memory_reserved(device) - kv_bytes
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    del buffer, executor
+    torch.cuda.empty_cache()
+    room = int(total * options.memory_utilization) - peak - others - (1 << 30 if options.cuda_graphs else 0)
+    return layout.block_budget(max(0, room), 1.0)

@@ -1,0 +1,104 @@
+"""The engine: a scheduler and an executor, one step after another. Drivers (a server, a benchmark) own the clock."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from understudy.errors import WrongState
+from understudy.qwen3.request import Output, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.qwen3.executor import Executor
+    from understudy.qwen3.scheduler import Plan, Scheduler
+
+
+class Engine:
+    """Requests in, outputs out. One thread at a time.
+
+    `step` ends the step that is under way, applies it, and begins the next one before it returns: while the device
+    computes, the caller delivers what it got and takes in what came.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.steps = 0
+        self.on_step: Callable[[Plan], None] | None = None
+        """Told of every step that succeeded, before it is applied."""
+        self._running: Plan | None = None
+        self._outputs: list[Output] = []
+        self._closed = False
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; if it can never run, the next step says so. InvalidArgument for an id that is under way."""
+        if self._closed:
+            raise WrongState("this engine is closed")
+        if (refused := self.scheduler.add(request)) is not None:
+            self._outputs.append(refused)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request wherever it is; its blocks are free at once. False when it is not under way."""
+        if not self.scheduler.cancel(request_id):
+            return False
+        self._outputs.append(Output(request_id, finish_reason="abort"))
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or has something to say."""
+        return self._running is None and self.scheduler.idle and not self._outputs
+
+    def step(self, poll: Callable[[], None] | None = None) -> list[Output]:
+        """What requests hear of the step that ends now. `poll` may submit and cancel, right before the next begins."""
+        if self._running is None:
+            self._begin(poll)
+        if (plan := self._running) is not None:
+            self._running = None
+            try:
+                computed = self.executor.finish()
+            except Exception as error:  # the step did not happen; only its culprit ends
+                self._outputs += self.scheduler.fail(plan, error)
+            else:
+                self.steps += 1
+                if self.on_step is not None:
+                    self.on_step(plan)
+                self._outputs += self.scheduler.apply(plan, computed)
+            self._begin(poll)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def run(self) -> list[Output]:
+        """Step until nothing is left to do."""
+        outputs: list[Output] = []
+        while not self.idle:
+            outputs += self.step()
+        return outputs
+
+    def close(self) -> None:
+        """End every request and give the device back. Idempotent."""
+        if self._closed:
+            return
+        if self._running is not None:
+            with suppress(Exception):  # it ends one way or the other
+                self.executor.finish()
+            self._running = None
+        for request in self.scheduler.live():
+            self.scheduler.cancel(request.id)
+        self._closed = True
+        self.executor.close()
+        self.scheduler.manager.close()
+
+    def _begin(self, poll: Callable[[], None] | None) -> None:
+        if poll is not None:
+            poll()
+        while (plan := self.scheduler.schedule()) is not None:
+            try:
+                self.executor.begin(plan.step)
+            except Exception as error:
+                self._outputs += self.scheduler.fail(plan, error)
+                continue
+            self._running = plan
+            return

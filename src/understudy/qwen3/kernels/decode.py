@@ -1,0 +1,113 @@
+"""Paged attention of one query a request, split along the context so that a small batch fills the device too."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _decode(  # type: ignore[no-untyped-def]
+    queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, scale, page_stride, row_stride,
+    heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, splits: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    group: tl.constexpr = heads // kv_heads
+    length = tl.load(seq_lens + request)
+    share = tl.cdiv(tl.cdiv(length, splits), block) * block
+    start = split * share
+    end = tl.minimum(start + share, length)
+    pages = page_ids + tl.load(page_indptr + request)
+
+    member = tl.arange(0, rows)
+    col = tl.arange(0, dim)
+    head = kv_head * group + member
+    mine = (member < group)[:, None]
+    query = tl.load(
+        queries + request * heads * dim + head[:, None] * dim + col[None, :], mask=mine, other=0.0
+    )
+    top = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    mixed = tl.zeros([rows, dim], tl.float32)
+    for at in range(start, end, block):
+        position = at + tl.arange(0, block)
+        inside = position < end
+        page = tl.load(pages + position // page_size, mask=inside, other=0).to(tl.int64)
+        row = page * page_stride + (position % page_size) * row_stride + kv_head * dim
+        key = tl.load(keys + row[:, None] + col[None, :], mask=inside[:, None], other=0.0)
+        value = tl.load(values + row[:, None] + col[None, :], mask=inside[:, None], other=0.0)
+        if exact:
+            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        else:
+            score = tl.dot(query, tl.trans(key)) * scale
+        score = tl.where(inside[None, :], score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, axis=1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(weight, axis=1)
+        if exact:
+            mixed = mixed * shrink[:, None] + tl.dot(weight, value, input_precision="ieee")
+        else:
+            mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
+        top = higher
+    if splits == 1:
+        target = out + request * heads * dim + head[:, None] * dim + col[None, :]
+        tl.store(target, (mixed / total[:, None]).to(query.dtype), mask=mine)
+    else:
+        place = (request * heads + head) * splits + split
+        tl.store(partial + place[:, None] * dim + col[None, :], mixed, mask=mine)
+        tl.store(stats + place * 2, top, mask=member < group)
+        tl.store(stats + place * 2 + 1, total, mask=member < group)
+
+
+@triton.jit
+def _merge(partial, stats, out, splits: tl.constexpr, ways: tl.constexpr, dim: tl.constexpr):  # type: ignore[no-untyped-def]
+    head = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, ways)
+    col = tl.arange(0, dim)
+    here = split < splits
+    top = tl.load(stats + (head * splits + split) * 2, mask=here, other=float("-inf"))
+    total = tl.load(stats + (head * splits + split) * 2 + 1, mask=here, other=0.0)
+    weight = tl.exp2(top - tl.max(top))  # an empty split has weight 0: its top is -inf
+    mixed = tl.load(
+        partial + (head * splits + split)[:, None] * dim + col[None, :], mask=here[:, None], other=0.0
+    )
+    value = tl.sum(mixed * weight[:, None], axis=0) / tl.sum(total * weight)
+    tl.store(out + head * dim + col, value.to(out.dtype.element_ty))
+
+
+def splits_for(batch: int, kv_heads: int, multiprocessors: int) -> int:
+    """Parts of a context: known from the batch alone, so that a captured graph serves every length."""
+    wanted = triton.cdiv(multiprocessors * 4, batch * kv_heads)
+    return min(64, max(1, triton.next_power_of_2(wanted)))
+
+
+def decode_attention(
+    queries: torch.Tensor,
+    page_ids: torch.Tensor,
+    page_indptr: torch.Tensor,
+    seq_lens: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    splits: int,
+) -> None:
+    """Attention of queries [batch, heads, dim] over their requests' pages, into `out` of the same shape."""
+    batch, heads, dim = queries.shape
+    _, page_size, kv_heads, _ = keys.shape
+    partial, stats = out, out
+    if splits > 1:
+        partial = torch.empty(batch * heads * splits, dim, dtype=torch.float32, device=queries.device)
+        stats = torch.empty(batch * heads * splits * 2, dtype=torch.float32, device=queries.device)
+    rows = max(16, triton.next_power_of_2(heads // kv_heads))
+    _decode[(batch, kv_heads, splits)](
+        queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, dim**-0.5 * 1.4426950408889634,
+        keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, splits, rows, 64,
+        queries.dtype == torch.float32, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        _merge[(batch * heads,)](partial, stats, out, splits, max(2, splits), dim, num_warps=4)

@@ -1,0 +1,58 @@
+"""A request of the real engine, and what it hears back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from understudy.qwen3.sampling import GREEDY, Draw, Logprobs, SamplingParams, uniform_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.kv import RequestKv
+
+FinishReason = Literal["stop", "length", "abort", "error", "rejected"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Tokens in, tokens out. `stop_ids` end it, and the one that did is not part of the output."""
+
+    id: str
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: SamplingParams = GREEDY
+    stop_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    """Lower goes first; equal ones in order of arrival."""
+    salt: str = ""
+    lora: str = ""
+
+    # The scheduler's:
+    kv: RequestKv | None = None
+    arrival: int = 0
+    seed: int = 0
+    output: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a part of its prompt is still to be computed."""
+        return self.kv is not None and self.kv.computed_tokens < self.kv.prefill_target
+
+    def draw(self) -> Draw:
+        """For its next token."""
+        return Draw(self.sampling, uniform_of(self.seed, len(self.output)))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a request hears of one step: a token, or its end, or both. `error` says why for error and rejected."""
+
+    request_id: str
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    cached_tokens: int = 0

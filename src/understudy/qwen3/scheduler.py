@@ -1,0 +1,259 @@
+"""Who computes what in the next step: admission by lifetime, prompts in chunks beside decodes, priorities.
+
+The four beats of a step: *schedule* takes the blocks that it writes, *view* freezes them, the executor *runs*, *apply*
+commits. An admitted request can always run to its end: it never waits for a block, and nobody is preempted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.qwen3.batch import Chunk, Decode
+from understudy.qwen3.executor import Computed, Step
+from understudy.qwen3.request import Output, Request
+
+if TYPE_CHECKING:
+    from understudy.kv import KvCacheManager
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`max_batched_tokens` is the budget of a step, decodes included; the window is the model's."""
+
+    max_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_positions: int = 40960
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1 or self.max_positions < 1:
+            raise ConfigError("max_num_seqs and max_positions must be at least 1")
+        if self.max_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_batched_tokens={self.max_batched_tokens} must not be less than "
+                f"max_num_seqs={self.max_num_seqs}: every running request decodes in every step"
+            )
+
+
+@dataclass(slots=True)
+class Plan:
+    """The requests of a step, in the order of its rows."""
+
+    step: Step = field(default_factory=Step)
+    chunks: list[Request] = field(default_factory=list)
+    decodes: list[Request] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[Request]:
+        """All of them."""
+        return self.chunks + self.decodes
+
+
+class Scheduler:
+    """Owns the requests and their blocks. It never computes, and never reads a clock."""
+
+    def __init__(self, manager: KvCacheManager, config: SchedulerConfig, *, seed: int = 0) -> None:
+        self.manager = manager
+        self.config = config
+        self.seed = seed
+        self.waiting: list[Request] = []
+        self.prefilling: list[Request] = []
+        self.decoding: list[Request] = []
+        self._suspects: list[Request] = []  # of a failed step: each runs alone until it is cleared
+        self._arrivals = 0
+
+    # ── Requests ──
+
+    def add(self, request: Request) -> Output | None:
+        """Queue it, or say at once why it could never run."""
+        if any(request.id == other.id for other in self.live()):
+            raise InvalidArgument(f"request {request.id!r} is already under way")
+        request.arrival = self._arrivals
+        request.seed = (
+            self.seed * 1_000_003 + self._arrivals if request.sampling.seed is None else request.sampling.seed
+        )
+        self._arrivals += 1
+        if why := self._refusal(request):
+            return Output(request.id, finish_reason="rejected", error=why)
+        self.waiting.append(request)
+        self.waiting.sort(key=lambda queued: (queued.priority, queued.arrival))
+        return None
+
+    def live(self) -> list[Request]:
+        """Every request that has not ended."""
+        return self.waiting + self.prefilling + self.decoding
+
+    def cancel(self, request_id: str) -> bool:
+        """End it, in whatever state it is; False when it is not there. A step under way ignores it from now on."""
+        for request in self.live():
+            if request.id == request_id:
+                self._drop(request)
+                return True
+        return False
+
+    @property
+    def idle(self) -> bool:
+        """No request is under way."""
+        return not (self.waiting or self.prefilling or self.decoding)
+
+    # ── A step ──
+
+    def schedule(self) -> Plan | None:
+        """The next step with its views, or None when there is nothing to compute. All or nothing."""
+        self._admit()
+        plan = Plan()
+        try:
+            if self._suspects:
+                self._schedule_suspect(plan)
+            else:
+                budget = self._schedule_decodes(plan)
+                self._schedule_chunks(plan, budget)
+        except BaseException:
+            self.revert(plan)
+            raise
+        return plan if len(plan.step) else None
+
+    def apply(self, plan: Plan, computed: Computed) -> list[Output]:
+        """Commit what the executor computed: requests learn their tokens, and those that end give their blocks back."""
+        outputs: list[Output] = []
+        rows = zip(plan.requests, computed.tokens, computed.logprobs, strict=True)
+        for row, (request, token, logprobs) in enumerate(rows):
+            kv = request.kv
+            if kv is None:  # cancelled while the step ran
+                continue
+            if row >= len(plan.chunks):
+                kv.apply_decode(token)
+            elif kv.view_length < kv.prefill_target:
+                kv.apply_prefill()
+                continue
+            else:
+                kv.apply_prefill(token)
+                self.prefilling.remove(request)
+                self.decoding.append(request)
+            outputs.append(self._receive(request, token, logprobs))
+        self._suspects = [request for request in self._suspects if request not in plan.requests]
+        return outputs
+
+    def revert(self, plan: Plan) -> None:
+        """The step did not happen: every request of it is where it was before."""
+        for request in plan.requests:
+            if request.kv is not None and request.kv.state not in ("idle", "closed"):
+                request.kv.revert()
+
+    def fail(self, plan: Plan, error: BaseException) -> list[Output]:
+        """The executor failed. Of several requests each is tried alone next, so that only the culprit ends."""
+        self.revert(plan)
+        there = [request for request in plan.requests if request.kv is not None]
+        if len(there) > 1:
+            self._suspects = there
+            return []
+        for request in there:
+            self._drop(request)
+        return [Output(request.id, finish_reason="error", error=str(error)) for request in there]
+
+    # ── Admission ──
+
+    def _refusal(self, request: Request) -> str | None:
+        prompt, output = len(request.prompt), request.max_tokens
+        if prompt < 1 or output < 1:
+            return f"a request needs at least one prompt token and max_tokens of at least 1, got {prompt} and {output}"
+        if prompt + output > self.config.max_positions:
+            return (
+                f"{prompt} prompt tokens and max_tokens={output} exceed the context window of "
+                f"{self.config.max_positions} tokens"
+            )
+        if not self.manager.can_ever_fit(prompt, output):
+            return (
+                f"{prompt} prompt tokens and max_tokens={output} need "
+                f"{self.manager.lifetime_blocks(prompt, output)} blocks; the KV cache has "
+                f"{self.manager.max_request_blocks}"
+            )
+        return None
+
+    def _admit(self) -> None:
+        """In order, while the whole life of the next one fits beside what the active ones may still draw."""
+        while self.waiting and len(self.prefilling) + len(self.decoding) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            active = [other.kv for other in self.prefilling + self.decoding if other.kv is not None]
+            if not self.manager.can_admit(len(request.prompt), request.max_tokens, active):
+                return
+            request.kv = self.manager.request(
+                np.asarray(request.prompt, np.uint32),
+                request.max_tokens,
+                salt=request.salt,
+                lora=request.lora,
+            )
+            request.cached_tokens = request.kv.match_prefix()
+            self.prefilling.append(self.waiting.pop(0))
+
+    # ── The parts of a plan ──
+
+    def _schedule_decodes(self, plan: Plan) -> int:
+        for request in self.decoding:
+            self._add_decode(plan, request)
+        return self.config.max_batched_tokens - len(self.decoding)
+
+    def _schedule_chunks(self, plan: Plan, budget: int) -> None:
+        for request in self.prefilling:
+            if budget <= 0:
+                return
+            budget -= self._add_chunk(plan, request, budget)
+
+    def _schedule_suspect(self, plan: Plan) -> None:
+        request = self._suspects[0]
+        if request.prefilling:
+            self._add_chunk(plan, request, self.config.max_batched_tokens)
+        else:
+            self._add_decode(plan, request)
+
+    def _add_decode(self, plan: Plan, request: Request) -> None:
+        kv = request.kv
+        assert kv is not None
+        kv.schedule_decode()
+        plan.decodes.append(request)
+        plan.step.decodes.append(Decode(request.output[-1], kv.view()))
+        plan.step.draws.append(request.draw())
+
+    def _add_chunk(self, plan: Plan, request: Request, budget: int) -> int:
+        kv = request.kv
+        assert kv is not None
+        start = kv.computed_tokens
+        tokens = min(budget, kv.prefill_target - start)
+        kv.schedule_prefill(tokens)
+        at = len(plan.chunks)  # chunks stand before decodes
+        plan.chunks.append(request)
+        plan.step.chunks.append(Chunk(kv.tokens[start : start + tokens], kv.view()))
+        plan.step.draws.insert(at, request.draw())
+        return tokens
+
+    # ── Ends ──
+
+    def _receive(self, request: Request, token: int, logprobs: object) -> Output:
+        reason = None
+        if token in request.stop_ids:
+            reason = "stop"
+        else:
+            request.output.append(token)
+            if len(request.output) == request.max_tokens:
+                reason = "length"
+        output = Output(
+            request.id,
+            token=None if reason == "stop" else token,
+            logprobs=logprobs,  # type: ignore[arg-type]
+            finish_reason=reason,  # type: ignore[arg-type]
+            cached_tokens=request.cached_tokens,
+        )
+        if reason is not None:
+            self._drop(request)
+        return output
+
+    def _drop(self, request: Request) -> None:
+        if request.kv is not None:
+            request.kv.close()
+            request.kv = None
+        for queue in (self.waiting, self.prefilling, self.decoding, self._suspects):
+            if request in queue:
+                queue.remove(request)

@@ -1,0 +1,100 @@
+"""However a request is computed, its greedy tokens are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from qwen3.building import PAGE, alone, engine_of, generate, prompt_of, whole
+from understudy.qwen3.request import Request
+
+
+def test_batched_requests_answer_as_they_do_alone() -> None:
+    prompts = [prompt_of(seed, 3 + 7 * seed) for seed in range(6)]
+    engine = engine_of()
+    assert generate(engine, *prompts, max_tokens=12) == [alone(prompt, 12) for prompt in prompts]
+    whole(engine)
+
+
+@pytest.mark.parametrize("budget", range(1, 24))
+def test_a_prompt_in_chunks_of_any_size_answers_as_whole(budget: int) -> None:
+    prompt = prompt_of(5, 23)
+    assert alone(prompt, budget=budget, seqs=1) == alone(prompt)
+
+
+@pytest.mark.parametrize("length", range(1, 3 * PAGE + 2))
+def test_decoding_across_page_boundaries_reads_no_row_that_nobody_wrote(length: int) -> None:
+    """Fresh pages are NaN: a surplus page in a view would poison the answer (B1)."""
+    prompt = prompt_of(11, length)
+    assert alone(prompt, 3 * PAGE) == alone(prompt, 3 * PAGE, page=64)
+
+
+def test_prompts_join_while_others_decode() -> None:
+    early, late = prompt_of(1, 18), prompt_of(2, 31)
+    engine = engine_of(budget=16)
+    engine.submit(Request("early", early, 20))
+    outputs = []
+    for _ in range(6):
+        outputs += engine.step()
+    engine.submit(Request("late", late, 9))
+    outputs += engine.run()
+    answers = {name: [o.token for o in outputs if o.request_id == name] for name in ("early", "late")}
+    assert answers == {"early": alone(early, 20), "late": alone(late, 9)}
+
+
+def test_a_warm_prefix_answers_as_a_cold_one() -> None:
+    prompt = prompt_of(4, 50)
+    longer = [*prompt, *prompt_of(9, 16)]
+    engine = engine_of(page=16, blocks=32)
+    cold = generate(engine, prompt)
+    assert generate(engine, prompt) == cold
+    assert generate(engine, longer) == [alone(longer, page=16, blocks=32)]
+    whole(engine)
+
+
+@pytest.mark.parametrize(("length", "cached"), [(50, 48), (64, 48), (16, 0), (17, 16)])
+def test_of_a_repeated_prompt_whole_pages_are_cached_and_one_token_is_left(length: int, cached: int) -> None:
+    prompt = prompt_of(4, length)
+    engine = engine_of(page=16, blocks=32)
+    for expected in (0, cached):
+        engine.submit(Request("again", prompt, 2))
+        assert {output.cached_tokens for output in engine.run()} == {expected}
+
+
+def test_an_extension_of_a_prompt_finds_the_pages_of_it_and_of_its_answer() -> None:
+    prompt = prompt_of(4, 50)
+    engine = engine_of(page=16, blocks=32)
+    answer = generate(engine, prompt, max_tokens=17)[0]
+    engine.submit(Request("longer", [*prompt, *answer], 2))  # 67 tokens, 66 of them computed
+    assert engine.run()[0].cached_tokens == 64
+
+
+def test_cold_and_warm_prompts_share_a_step() -> None:
+    warm, cold = prompt_of(1, 40), prompt_of(2, 37)
+    engine = engine_of()
+    generate(engine, warm)
+    assert generate(engine, warm, cold) == [alone(warm), alone(cold)]
+
+
+def test_salted_prompts_share_no_pages() -> None:
+    prompt = prompt_of(1, 40)
+    engine = engine_of()
+    for salt in ("", "a", "b"):
+        engine.submit(Request(f"salt {salt}", prompt, 2, salt=salt))
+        assert engine.run()[0].cached_tokens == 0
+    engine.submit(Request("again", prompt, 2, lora="x"))
+    assert engine.run()[0].cached_tokens == 0
+
+
+def test_the_same_run_twice_is_equal_to_the_bit() -> None:
+    prompts = [prompt_of(seed, 20 + seed) for seed in range(4)]
+    first, second = engine_of(dtype="bfloat16"), engine_of(dtype="bfloat16")
+    assert generate(first, *prompts) == generate(second, *prompts)
+    assert first.executor.buffer.pages.nan_to_num(3).equal(second.executor.buffer.pages.nan_to_num(3))  # type: ignore[attr-defined]
+
+
+def test_more_page_references_than_pages_are_no_matter() -> None:
+    """B8: twelve requests that share most of a pool of few blocks."""
+    prompt = prompt_of(3, 33)
+    engine = engine_of(page=16, blocks=16, seqs=12)
+    generate(engine, prompt, max_tokens=2)
+    assert generate(engine, *[prompt] * 12, max_tokens=14) == [alone(prompt, 14, page=16)] * 12

@@ -1,0 +1,155 @@
+"""The kernels against plain torch: on CUDA where there is one, else interpreted, which is slow and exact enough."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3.building import TINY, manager_of, prompt_of
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+pytest.importorskip("triton", reason="triton is not installed")
+
+from typing import TYPE_CHECKING
+
+from understudy.qwen3.batch import Batch, Chunk, Decode
+from understudy.qwen3.buffer import KvBuffer
+from understudy.qwen3.forward import forward
+from understudy.qwen3.kernels import decode, matvec, norm, prefill
+from understudy.qwen3.reference import ReferenceBackend
+from understudy.qwen3.triton_backend import TritonBackend
+from understudy.qwen3.weights import random_weights
+
+if TYPE_CHECKING:
+    from understudy.qwen3.backend import Backend
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def rand(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert not ours.isnan().any()
+    assert (ours - theirs).abs().max() <= 2e-5 * (1 + theirs.abs().max())
+
+
+@pytest.mark.parametrize("width", [48, 64, 100])
+def test_norms_and_gates_are_those_of_torch(width: int) -> None:
+    backend = ReferenceBackend(TINY, DEVICE)
+    x, residual, weight = rand(5, width), rand(5, width) * 2, rand(width)
+    close(norm.norm(x, weight, TINY.norm_eps), backend.norm(x, weight))
+    for ours, theirs in zip(
+        norm.add_norm(x, residual, weight, TINY.norm_eps), backend.add_norm(x, residual, weight), strict=True
+    ):
+        close(ours, theirs)
+    both = rand(3, 2 * width)
+    close(norm.gate(both), torch.nn.functional.silu(both[:, :width]) * both[:, width:])
+
+
+@pytest.mark.parametrize(("outs", "width"), [(7, 48), (64, 1000), (9001, 16)])
+def test_one_row_times_a_matrix_is_that_of_torch(outs: int, width: int) -> None:
+    x, weight = rand(1, width), rand(outs, width)
+    close(matvec.matvec(x, weight), x @ weight.T)
+    if outs % 2 == 0:
+        product = x @ weight.T
+        expected = torch.nn.functional.silu(product[:, : outs // 2]) * product[:, outs // 2 :]
+        close(matvec.matvec_gate(x, weight), expected)
+
+
+def _pages(lengths: list[int], page: int, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(4)
+    counts = [-(-length // page) for length in lengths]
+    ids = np.concatenate([rng.permutation(blocks)[:count] for count in counts]).astype(np.int32)
+    return torch.from_numpy(ids).to(DEVICE), torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32).to(
+        DEVICE
+    )
+
+
+def _dense(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, position: int
+) -> torch.Tensor:
+    group = query.shape[0] // keys.shape[2]
+    k = keys[pages.long()].flatten(0, 1)[: position + 1].repeat_interleave(group, 1)
+    v = values[pages.long()].flatten(0, 1)[: position + 1].repeat_interleave(group, 1)
+    weight = (torch.einsum("hd,nhd->hn", query, k) * query.shape[-1] ** -0.5).softmax(-1)
+    return torch.einsum("hn,nhd->hd", weight, v)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (5, 1)])
+def test_paged_decoding_is_dense_attention(splits: int, heads: int, kv_heads: int) -> None:
+    lengths, page, dim = [1, 70, 64, 130], 16, 16
+    pages, indptr = _pages(lengths, page, 24)
+    buffer = rand(24, 2, 2, page, kv_heads, dim)
+    keys, values = buffer[:, 1, 0], buffer[:, 1, 1]
+    queries = rand(4, heads, dim)
+    out = torch.full_like(queries, float("nan"))
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    decode.decode_attention(queries, pages, indptr, seq_lens, keys, values, out, splits)
+    for row, length in enumerate(lengths):
+        mine = pages[indptr[row] : indptr[row + 1]]
+        close(out[row], _dense(queries[row], keys, values, mine, length - 1))
+
+
+def test_paged_prefill_is_dense_causal_attention_behind_its_history() -> None:
+    lengths, chunks, page, dim, heads = [5, 90, 40, 33], [5, 70, 1, 20], 16, 16, 4
+    pages, indptr = _pages(lengths, page, 24)
+    buffer = rand(24, 1, 2, page, 2, dim)
+    keys, values = buffer[:, 0, 0], buffer[:, 0, 1]
+    queries = rand(sum(chunks), heads, dim)
+    out = torch.full_like(queries, float("nan"))
+    chunk_indptr = torch.tensor([0, *np.cumsum(chunks)], dtype=torch.int32, device=DEVICE)
+    prefill.prefill_attention(
+        queries,
+        pages,
+        indptr,
+        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        chunk_indptr,
+        keys,
+        values,
+        out,
+        max(chunks),
+    )
+    row = 0
+    for request, (length, chunk) in enumerate(zip(lengths, chunks, strict=True)):
+        mine = pages[indptr[request] : indptr[request + 1]]
+        for position in range(length - chunk, length):
+            close(out[row], _dense(queries[row], keys, values, mine, position))
+            row += 1
+
+
+@torch.inference_mode()
+def test_a_whole_step_of_chunks_and_decodes_is_that_of_the_reference() -> None:
+    weights = random_weights(TINY, 7, DEVICE)
+    manager = manager_of(TINY, 32, page=8)
+    buffers = [KvBuffer(32, manager.layout, torch.float32, DEVICE) for _ in range(2)]
+    backends: tuple[Backend, ...] = (ReferenceBackend(TINY, DEVICE), TritonBackend(TINY, DEVICE))
+    first, second = prompt_of(1, 21), prompt_of(2, 13)
+    with manager.request(first, 4) as a, manager.request(second, 4) as b:
+        a.schedule_prefill(21)
+        opening = [Chunk(np.array(first), a.view())]
+        for buffer, backend in zip(buffers, backends, strict=True):
+            forward(weights, Batch.build(opening, (), DEVICE), buffer, backend)
+        a.apply_prefill(5)
+        a.schedule_decode()
+        b.schedule_prefill(13)
+        batch = Batch.build([Chunk(np.array(second), b.view())], [Decode(5, a.view())], DEVICE)
+        theirs, ours = (
+            forward(weights, batch, buffer, backend)
+            for buffer, backend in zip(buffers, backends, strict=True)
+        )
+        close(ours, theirs)
+        close(buffers[1].pages, buffers[0].pages)
+        alone = Batch.build((), [Decode(5, a.view())], DEVICE)
+        theirs, ours = (
+            forward(weights, alone, buffer, backend)
+            for buffer, backend in zip(buffers, backends, strict=True)
+        )
+        close(ours, theirs)
