@@ -13,6 +13,8 @@ from replay.building import conversations, crowd, single_turns
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.replay.offline import run_offline
+from understudy.replay.schema import columns_of
+from understudy.replay.tier_columns import TierColumns
 from understudy.tiers import TiersConfig
 from workload.building import row, trace_file
 
@@ -51,9 +53,11 @@ def test_row_i_is_request_i_of_the_workload_as_it_was_given(
     if tiers is not None:
         assert before.tiers is not None
         assert after.tiers is not None
-        for ours, theirs in zip(after.tiers.request_columns(), before.tiers.request_columns(), strict=True):
-            np.testing.assert_array_equal(ours, theirs[rows])
-        assert sum(column.sum() for column in after.tiers.request_columns()) > 0
+        declared = [column for column in columns_of(TierColumns) if column.about.per == "request"]
+        for column in declared:
+            for ours, theirs in zip(column.arrays(after.tiers), column.arrays(before.tiers), strict=True):
+                np.testing.assert_array_equal(ours, theirs[rows], err_msg=column.name)
+        assert any(array.any() for column in declared for array in column.arrays(after.tiers))
 
 
 def test_rejections_name_the_row_that_was_rejected() -> None:

@@ -16,8 +16,8 @@ MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
 def test_round_robin_goes_in_turns_by_arrival() -> None:
     workload = single_turns([10] * 7, arrival_ms=[0, 5, 1, 6, 2, 4, 3])
     run = play(workload, MILLISECOND_STEPS, workers=3)
-    assert run.timeline.arrival_ns.tolist() == [ms * MS for ms in range(7)]  # rows are in order of arrival
-    assert run.timeline.worker.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert run.timeline.arrival_ns.tolist() == [ms * MS for ms in (0, 5, 1, 6, 2, 4, 3)]
+    assert run.timeline.worker.tolist() == [rank % 3 for rank in (0, 5, 1, 6, 2, 4, 3)]
 
 
 def test_a_rejected_request_takes_no_turn() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from understudy.replay.schema import columns_of
+from understudy.replay.tier_columns import TierColumns
+from understudy.replay.timeline import Timeline
 from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.metrics import (
     DISTRIBUTIONS,
@@ -24,7 +27,15 @@ def table(metrics: tuple[Metric, ...]) -> str:
     return "\n".join(["| key | metric | unit | definition |", "|---|---|---|---|", *rows])
 
 
+def columns() -> str:
+    """One row a column of the record; those of runs with tiers last."""
+    declared = (*columns_of(Timeline), *columns_of(TierColumns))
+    rows = [f"| `{c.name}` | {c.about.per} | {c.about.unit} | {c.about.doc} |" for c in declared]
+    return "\n".join(["| column | one per | unit | meaning |", "|---|---|---|---|", *rows])
+
+
 PARTS = {
+    "columns": columns(),
     "distributions": table(DISTRIBUTIONS),
     "numbers": table(SCALARS),
     "tiers": table(TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS),

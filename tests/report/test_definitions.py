@@ -1,4 +1,4 @@
-"""Every metric by its definition: computed once more, the slow way, from the recorded steps and events of a real run."""
+"""Every metric by its definition: computed once more, the slow way, from the recorded steps and events of a run."""
 
 from __future__ import annotations
 
@@ -61,15 +61,13 @@ def played() -> tuple[OfflineRun, Report, list[Request], list[dict[str, Any]]]:
     engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=CAPACITY)
     with TemporaryDirectory() as folder:
         steps = f"{folder}/steps.jsonl"
-        run = run_offline(
-            workload, engine, workers=WORKERS, tiers=TIERS, events=True, record_steps=steps
-        )
+        run = run_offline(workload, engine, workers=WORKERS, tiers=TIERS, events=True, record_steps=steps)
         with open(steps, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file][1:-1]
     t = run.timeline
     requests = [
-        Request(*map(int, values), [], [], [])
-        for values in zip(t.arrival_ns, t.prompt_tokens, workload.output_tokens, strict=True)
+        Request(int(arrival), int(length), int(wanted), [], [], [])
+        for arrival, length, wanted in zip(t.arrival_ns, t.prompt_tokens, workload.output_tokens, strict=True)
     ]
     for line in lines:
         for name in (*line["new"], *line["resumed"]):
@@ -226,7 +224,7 @@ def hits(tier: Tier, *, first: bool) -> int:
     """Of the tokens that admissions found, those of one tier; the device has what no tier below had."""
     columns = tier_columns()
     below = columns.below_tokens_first if first else columns.below_tokens_total
-    sums = {Tier.G2: sum(below[0].tolist()), Tier.G3: sum(below[1].tolist())}
+    sums: dict[Tier, int] = {Tier.G2: sum(below[0].tolist()), Tier.G3: sum(below[1].tolist())}
     found = sum(r.found[0] if first else sum(r.found) for r in requests())
     return sums.get(tier, found - sum(sums.values()))
 

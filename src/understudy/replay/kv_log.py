@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from understudy._core import EventBatch, FleetResult, TierSummary
     from understudy.events import Removed, Stream
 
+_RAW_COLUMNS = (
+    "kinds",
+    "tiers",
+    "starts",
+    "sequence_hashes",
+    "local_hashes",
+    "parent_hashes",
+    "positions",
+    "generations",
+)
+
 
 class KvLog:
     """Events and allocations of a run, by worker. Only what the run was asked to keep is there.
@@ -46,6 +57,14 @@ class KvLog:
             if summary.tier == tier:
                 return self._decoded(*summary.events, stream)
         raise InvalidArgument(f"the run shares no tier {tier.name}")
+
+    def raw_columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """The events of every publisher as the core's columns, with their times; what a digest covers."""
+        workers = [self._result.events(worker) for worker in range(self._workers)]
+        for batch, times in (*workers, *(summary.events for summary in self._shared())):
+            yield "time_ns", times
+            for name in _RAW_COLUMNS:
+                yield name, getattr(batch, name)
 
     def _shared(self) -> list[TierSummary]:
         shared = [summary for summary in self._result.tiers if summary.tier in (Tier.G3, Tier.G4)]

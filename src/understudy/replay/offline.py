@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
-from understudy._core import run_fleet, xxh3_64
+from understudy._core import run_fleet
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.replay.digest import digests
 from understudy.replay.kv_log import KvLog
-from understudy.replay.tier_columns import TierColumns
 from understudy.replay.timeline import Timeline
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
 
-    from numpy.typing import NDArray
-
-    from understudy._core import FleetResult
     from understudy.engines.timing import TimingModel
-    from understudy.workload.columns import Int64Column
-
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 Routing = Literal["round_robin", "random", "least_loaded"]
 
@@ -141,7 +135,16 @@ def run_offline(
             steps = StepFile(file, workload, names, engine, workers=workers, timed=timed, keep_events=events)
             result = play(names=names, on_step=steps.on_step)
             steps.finish()
-    timeline = _timeline(result, given, order, engine, workers)
+    timeline = Timeline.of(
+        result,
+        given,
+        order,
+        num_workers=workers,
+        blocks_per_worker=engine.num_gpu_blocks,
+        block_size=engine.block_size,
+    )
+    kept = events or kv_trace
+    kv = KvLog(result, workers, engine.block_size, engine.num_gpu_blocks) if kept else None
     facts = {
         "workers": workers,
         "routing": routing,
@@ -150,36 +153,9 @@ def run_offline(
         "engine": engine.described(),
         **({} if plan is None else {"tiers": tiers.described()}),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
-        "digest": digest(timeline),
+        **digests(timeline, kv if events else None),
     }
-    kept = events or kv_trace
-    kv = KvLog(result, workers, engine.block_size, engine.num_gpu_blocks) if kept else None
     return OfflineRun(timeline, facts, kv)
-
-
-def digest(timeline: Timeline) -> str:
-    """A hash over every column of the run, those of tiers included: equal runs, and only those, have equal digests."""
-    columns = (
-        timeline.arrival_ns,
-        timeline.first_admit_ns,
-        timeline.first_token_ns,
-        timeline.second_token_ns,
-        timeline.last_token_ns,
-        timeline.finish_ns,
-        timeline.output_tokens,
-        timeline.cached_tokens_first,
-        timeline.cached_tokens_total,
-        timeline.looked_up_tokens,
-        timeline.preemptions,
-        timeline.worker,
-        timeline.status,
-        timeline.itl_ns,
-        timeline.itl_count,
-    )
-    value = timeline.steps
-    for column in (*columns, *(() if timeline.tiers is None else timeline.tiers.request_columns())):
-        value = xxh3_64(np.ascontiguousarray(column).tobytes(), value)
-    return f"{value:016x}"
 
 
 def _tiers_of(engine: VllmConfig, tiers: TiersConfig | None) -> TiersConfig:
@@ -204,56 +180,3 @@ def _blocks_of(workload: Workload, engine: VllmConfig) -> int:
     """Blocks that hold every token of the workload, if none is shared."""
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     return int((-(-tokens // engine.block_size)).sum())
-
-
-def _timeline(
-    result: FleetResult, workload: Workload, order: Int64Column | None, engine: VllmConfig, workers: int
-) -> Timeline:
-    """What the core says of rows in the order of play, as rows of the workload."""
-
-    def own(column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-        if order is None:
-            return column
-        restored = np.empty_like(column)
-        restored[order] = column
-        return restored
-
-    return Timeline(
-        arrival_ns=own(result.arrival_ns),
-        first_admit_ns=own(result.first_admit_ns),
-        first_token_ns=own(result.first_token_ns),
-        second_token_ns=own(result.second_token_ns),
-        last_token_ns=own(result.last_token_ns),
-        finish_ns=own(result.finish_ns),
-        prompt_tokens=workload.prompt_tokens,
-        requested_output_tokens=workload.output_tokens,
-        output_tokens=own(result.output_tokens),
-        cached_tokens_first=own(result.cached_tokens_first).astype(np.int32),
-        cached_tokens_total=own(result.cached_tokens_total),
-        looked_up_tokens=own(result.looked_up_tokens),
-        preemptions=own(result.preemptions),
-        worker=own(result.worker),
-        status=own(result.status),
-        session=workload.session,
-        turn=workload.turn,
-        itl_ns=result.itl_ns,
-        itl_count=result.itl_count,
-        sample_time_ns=result.sample_time_ns,
-        sample_worker=result.sample_worker,
-        sample_running=result.sample_running.astype(np.int64),
-        sample_waiting=result.sample_waiting.astype(np.int64),
-        sample_used_blocks=result.sample_used_blocks.astype(np.int64),
-        sample_cached_blocks=result.sample_cached_blocks.astype(np.int64),
-        num_workers=workers,
-        blocks_per_worker=engine.num_gpu_blocks,
-        block_size=engine.block_size,
-        steps=result.steps,
-        evictions=result.evictions,
-        stored_blocks=result.stored_blocks,
-        phantom_hit_blocks=result.phantom_hit_blocks,
-        burst_steps=result.burst_steps,
-        burst_tokens=result.burst_tokens,
-        reject_reasons={row if order is None else int(order[row]): why for row, why in result.rejections},
-        request_ids=workload.request_ids,
-        tiers=TierColumns.of(result, own) if result.tiers else None,
-    )

@@ -40,7 +40,9 @@ class StepFile:
         self._block_size = engine.block_size
         self._first: dict[int, int | None] = {}  # of all workers: one may load what another computed
         self._recorders = [
-            StepRecorder(engine.block_size, engine.async_scheduling, keep_events=keep_events, first_tokens=self._first)
+            StepRecorder(
+                engine.block_size, engine.async_scheduling, keep_events=keep_events, first_tokens=self._first
+            )
             for _ in range(workers)
         ]
         self._timed = timed

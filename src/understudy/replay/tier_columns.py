@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from understudy._core import Tier
+from understudy._core import LinkUsage, Tier, TierSummary, TierTotals
 from understudy.errors import InvalidArgument
-from understudy.workload.columns import Int64Column, RowError, column, first_row
+from understudy.replay.schema import About, check_columns, refuse, take_columns
+from understudy.workload.columns import Int64Column  # noqa: TC001  (the schema reads the annotations)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from understudy._core import FleetResult, LinkUsage, TierSummary, TierTotals
+    from understudy._core import FleetResult
     from understudy.replay.timeline import Timeline
+    from understudy.workload import Workload
 
 BELOW = (Tier.G2, Tier.G3, Tier.G4)
 
@@ -24,20 +24,30 @@ BELOW = (Tier.G2, Tier.G3, Tier.G4)
 class TierColumns:
     """Columns of a run with tiers: a row a request, in workload order, unless said otherwise."""
 
-    below_tokens_first: tuple[Int64Column, Int64Column, Int64Column]
-    """Of `cached_tokens_first`, those from G2, G3 and G4; the rest was on the device."""
-    below_tokens_total: tuple[Int64Column, Int64Column, Int64Column]
-    """The same of `cached_tokens_total`."""
-    parked_ns: Int64Column
-    """How long the request was parked while its blocks were brought up."""
-    room_wait_ns: Int64Column
-    """How long it waited for slots whose bytes were still leaving."""
-    onboard_ns: Int64Column
-    """How long a load took: a row for each that ended."""
-    sample_held_blocks: Int64Column
-    """A row a sample: of the worker's active blocks, those whose bytes are still leaving."""
-    sample_host_blocks: Int64Column
-    """A row a sample: blocks on the worker's host."""
+    below_tokens_first: Annotated[
+        tuple[Int64Column, Int64Column, Int64Column],
+        About(
+            "request",
+            "tokens",
+            "Of `cached_tokens_first`, those from G2, G3 and G4; the rest was on the device.",
+        ),
+    ]
+    below_tokens_total: Annotated[
+        tuple[Int64Column, Int64Column, Int64Column],
+        About("request", "tokens", "The same of `cached_tokens_total`."),
+    ]
+    parked_ns: Annotated[
+        Int64Column, About("request", "ns", "How long it was parked while its blocks were brought up.")
+    ]
+    room_wait_ns: Annotated[
+        Int64Column, About("request", "ns", "How long it waited for slots whose bytes were still leaving.")
+    ]
+    onboard_ns: Annotated[Int64Column, About("load", "ns", "How long a load took that has ended.")]
+    sample_held_blocks: Annotated[
+        Int64Column,
+        About("sample", "blocks", "Of the worker's active blocks, those whose bytes are still leaving."),
+    ]
+    sample_host_blocks: Annotated[Int64Column, About("sample", "blocks", "Blocks on the worker's host.")]
     tiers: tuple[TierSummary, ...]
     """Each tier at the end, the device first; those of the workers together."""
     totals: TierTotals
@@ -45,42 +55,17 @@ class TierColumns:
     """Every link, until all transfers had ended."""
 
     @classmethod
-    def of(cls, result: FleetResult, own: Callable[[Int64Column], Int64Column]) -> TierColumns:
-        """Take them from a run of the core; `own` puts a request column into the workload's order."""
-        g2_first, g3_first, g4_first = map(own, result.below_tokens_first)
-        g2_total, g3_total, g4_total = map(own, result.below_tokens_total)
+    def of(cls, result: FleetResult, workload: Workload, order: Int64Column | None) -> TierColumns:
+        """Take them from a run of the core, as `Timeline.of` does."""
         return cls(
-            below_tokens_first=(g2_first, g3_first, g4_first),
-            below_tokens_total=(g2_total, g3_total, g4_total),
-            parked_ns=own(result.parked_ns),
-            room_wait_ns=own(result.room_wait_ns),
-            onboard_ns=result.onboard_ns,
-            sample_held_blocks=result.sample_held_blocks.astype(np.int64),
-            sample_host_blocks=result.sample_host_blocks.astype(np.int64),
+            **take_columns(cls, result, workload, order),
             tiers=tuple(sorted(result.tiers, key=lambda summary: int(summary.tier))),
             totals=result.tier_totals,
             links=tuple(result.links),
         )
 
     def __post_init__(self) -> None:
-        rows, samples = len(self.parked_ns), len(self.sample_held_blocks)
-        for name in ("below_tokens_first", "below_tokens_total"):
-            columns = tuple(column(name, one, np.int64, rows) for one in getattr(self, name))
-            if len(columns) != len(BELOW):
-                raise InvalidArgument(f"{name} needs a column for each of G2, G3 and G4")
-            object.__setattr__(self, name, columns)
-        for name, length in (
-            ("parked_ns", rows),
-            ("room_wait_ns", rows),
-            ("onboard_ns", None),
-            ("sample_held_blocks", samples),
-            ("sample_host_blocks", samples),
-        ):
-            object.__setattr__(self, name, column(name, getattr(self, name), np.int64, length))
-
-    def request_columns(self) -> tuple[Int64Column, ...]:
-        """The columns with a row a request, in a fixed order."""
-        return (*self.below_tokens_first, *self.below_tokens_total, self.parked_ns, self.room_wait_ns)
+        check_columns(self)
 
     def check(self, timeline: Timeline) -> None:
         """Raise RowError or InvalidArgument where they do not fit the timeline."""
@@ -92,17 +77,11 @@ class TierColumns:
             ("below_tokens_first", self.below_tokens_first, timeline.cached_tokens_first),
             ("below_tokens_total", self.below_tokens_total, timeline.cached_tokens_total),
         ):
-            _refuse(name, (np.minimum.reduce(below) < 0), "must not be negative")
-            _refuse(name, sum(below) > cached, "is more than was cached")
+            refuse(name, (np.minimum.reduce(below) < 0), "must not be negative")
+            refuse(name, sum(below) > cached, "is more than was cached")
         for name in ("parked_ns", "room_wait_ns", "onboard_ns", "sample_host_blocks"):
-            _refuse(name, getattr(self, name) < 0, "must not be negative")
+            refuse(name, getattr(self, name) < 0, "must not be negative")
         held = self.sample_held_blocks
-        _refuse(
+        refuse(
             "sample_held_blocks", (held < 0) | (held > timeline.sample_used_blocks), "is not of the active"
         )
-
-
-def _refuse(name: str, bad: object, reason: str) -> None:
-    row = first_row(np.asarray(bad))
-    if row is not None:
-        raise RowError(name, row, reason)

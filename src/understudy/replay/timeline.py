@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence  # noqa: TC003  (the schema reads the annotations)
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from understudy.errors import InvalidArgument
-from understudy.workload.columns import BoolColumn, Int32Column, Int64Column, RowError, column, first_row
+from understudy.replay.schema import NEVER, About, check_columns, refuse, take_columns, totals_of
+from understudy.replay.tier_columns import TierColumns
+from understudy.workload.columns import BoolColumn, Int32Column, Int64Column  # noqa: TC001  (the same)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from understudy.replay.tier_columns import TierColumns
+    from understudy._core import FleetResult
+    from understudy.workload import Workload
 
 UInt8Column = NDArray[np.uint8]
 
-NEVER = -1
-"""Stands in a time column for what did not happen."""
-
-_REQUEST_COLUMNS: dict[str, type[np.generic]] = {
-    "first_admit_ns": np.int64,
-    "first_token_ns": np.int64,
-    "second_token_ns": np.int64,
-    "last_token_ns": np.int64,
-    "finish_ns": np.int64,
-    "prompt_tokens": np.int32,
-    "requested_output_tokens": np.int32,
-    "output_tokens": np.int32,
-    "cached_tokens_first": np.int32,
-    "cached_tokens_total": np.int64,
-    "looked_up_tokens": np.int64,
-    "preemptions": np.int32,
-    "worker": np.int32,
-    "status": np.uint8,
-    "session": np.int32,
-    "turn": np.int32,
-}
-_SAMPLE_COLUMNS: dict[str, type[np.generic]] = {
-    "sample_worker": np.int32,
-    "sample_running": np.int64,
-    "sample_waiting": np.int64,
-    "sample_used_blocks": np.int64,
-    "sample_cached_blocks": np.int64,
-}
 _TIMES = ("arrival_ns", "first_admit_ns", "first_token_ns", "second_token_ns", "last_token_ns", "finish_ns")
 _COUNTS = ("prompt_tokens", "requested_output_tokens", "output_tokens", "cached_tokens_first", "preemptions")
 _SIZES = ("num_workers", "blocks_per_worker", "block_size")
-_TOTALS = ("steps", "evictions", "stored_blocks", "phantom_hit_blocks", "burst_steps", "burst_tokens")
 
 
 class Status(IntEnum):
@@ -71,58 +44,88 @@ class Timeline:
     inconsistent timeline exists.
     """
 
-    arrival_ns: Int64Column
-    """When the request became ready; −1 for a turn whose session never got so far."""
-    first_admit_ns: Int64Column
-    """Start of the step that first scheduled it."""
-    first_token_ns: Int64Column
-    """When the first output token was visible."""
-    second_token_ns: Int64Column
-    """When the second output token was visible."""
-    last_token_ns: Int64Column
-    """When the last output token was visible; −1 when there was none."""
-    finish_ns: Int64Column
-    """When it completed, was rejected or was cancelled; −1 exactly when it is unfinished."""
-    prompt_tokens: Int32Column
-    """Prompt length."""
-    requested_output_tokens: Int32Column
-    """Output length that the workload asked for."""
-    output_tokens: Int32Column
-    """Tokens that were emitted."""
-    cached_tokens_first: Int32Column
-    """Prompt tokens found in the prefix cache at the first admission."""
-    cached_tokens_total: Int64Column
-    """Tokens found in the prefix cache, summed over all admissions (one more after each preemption)."""
-    looked_up_tokens: Int64Column
-    """Tokens that the request had (prompt, and output so far), summed over all admissions."""
-    preemptions: Int32Column
-    """How often the request was preempted."""
-    worker: Int32Column
-    """Worker that it was sent to; −1 for none."""
-    status: UInt8Column
-    """A `Status`."""
-    session: Int32Column
-    """Session index, as in the workload."""
-    turn: Int32Column
-    """Position within the session."""
-
-    itl_ns: Int64Column
-    """Distinct gaps between neighbouring tokens of completed requests, ascending."""
-    itl_count: Int64Column
-    """How many gaps have that length."""
-
-    sample_time_ns: Int64Column
-    """When a worker was sampled; what a sample says holds until the worker's next one."""
-    sample_worker: Int32Column
-    """Which worker."""
-    sample_running: Int64Column
-    """Its running requests."""
-    sample_waiting: Int64Column
-    """Its waiting requests."""
-    sample_used_blocks: Int64Column
-    """Its active blocks."""
-    sample_cached_blocks: Int64Column
-    """Its inactive blocks: cached, evictable."""
+    arrival_ns: Annotated[
+        Int64Column,
+        About(
+            "request",
+            "time ns",
+            "When the request became ready; −1 for a turn whose session never got so far.",
+        ),
+    ]
+    first_admit_ns: Annotated[
+        Int64Column, About("request", "time ns", "Start of the step that first scheduled it.")
+    ]
+    first_token_ns: Annotated[
+        Int64Column, About("request", "time ns", "When the first output token was visible.")
+    ]
+    second_token_ns: Annotated[
+        Int64Column, About("request", "time ns", "When the second output token was visible.")
+    ]
+    last_token_ns: Annotated[
+        Int64Column,
+        About("request", "time ns", "When the last output token was visible; −1 when there was none."),
+    ]
+    finish_ns: Annotated[
+        Int64Column,
+        About(
+            "request",
+            "time ns",
+            "When it completed, was rejected or was cancelled; −1 exactly when it is unfinished.",
+        ),
+    ]
+    prompt_tokens: Annotated[Int32Column, About("request", "tokens", "Prompt length.", "workload")]
+    requested_output_tokens: Annotated[
+        Int32Column,
+        About("request", "tokens", "Output length that the workload asked for.", "workload", "output_tokens"),
+    ]
+    output_tokens: Annotated[Int32Column, About("request", "tokens", "Tokens that were emitted.")]
+    cached_tokens_first: Annotated[
+        Int32Column,
+        About("request", "tokens", "Prompt tokens found in the prefix cache at the first admission."),
+    ]
+    cached_tokens_total: Annotated[
+        Int64Column,
+        About(
+            "request",
+            "tokens",
+            "Tokens found in the prefix cache, summed over all admissions (one more after each preemption).",
+        ),
+    ]
+    looked_up_tokens: Annotated[
+        Int64Column,
+        About(
+            "request",
+            "tokens",
+            "Tokens that the request had (prompt, and output so far), summed over all admissions.",
+        ),
+    ]
+    preemptions: Annotated[Int32Column, About("request", "times", "How often the request was preempted.")]
+    worker: Annotated[Int32Column, About("request", "index", "Worker that it was sent to; −1 for none.")]
+    status: Annotated[UInt8Column, About("request", "name", "How it ended: a `Status`.")]
+    session: Annotated[
+        Int32Column, About("request", "index", "Session index, as in the workload.", "workload")
+    ]
+    turn: Annotated[Int32Column, About("request", "index", "Position within the session.", "workload")]
+    itl_ns: Annotated[
+        Int64Column,
+        About("gap", "ns", "Distinct gaps between neighbouring tokens of completed requests, ascending."),
+    ]
+    itl_count: Annotated[Int64Column, About("gap", "gaps", "How many gaps have that length.")]
+    sample_time_ns: Annotated[
+        Int64Column,
+        About(
+            "sample",
+            "time ns",
+            "When a worker was sampled; what a sample says holds until the worker's next one.",
+        ),
+    ]
+    sample_worker: Annotated[Int32Column, About("sample", "index", "Which worker.")]
+    sample_running: Annotated[Int64Column, About("sample", "requests", "Its running requests.")]
+    sample_waiting: Annotated[Int64Column, About("sample", "requests", "Its waiting requests.")]
+    sample_used_blocks: Annotated[Int64Column, About("sample", "blocks", "Its active blocks.")]
+    sample_cached_blocks: Annotated[
+        Int64Column, About("sample", "blocks", "Its inactive blocks: cached, evictable.")
+    ]
 
     num_workers: int
     """Workers in the run, ≥ 1."""
@@ -149,14 +152,33 @@ class Timeline:
     tiers: TierColumns | None = None
     """What lay below the device; None where nothing did."""
 
+    @classmethod
+    def of(
+        cls,
+        result: FleetResult,
+        workload: Workload,
+        order: Int64Column | None,
+        *,
+        num_workers: int,
+        blocks_per_worker: int,
+        block_size: int,
+    ) -> Timeline:
+        """What a run of the core left, whose rows are those of `workload` in `order` (None: as they are)."""
+        totals = {name: getattr(result, name) for name in totals_of(cls) if name not in _SIZES}
+        rejections = {row if order is None else int(order[row]): why for row, why in result.rejections}
+        return cls(
+            **take_columns(cls, result, workload, order),
+            **totals,
+            num_workers=num_workers,
+            blocks_per_worker=blocks_per_worker,
+            block_size=block_size,
+            request_ids=workload.request_ids,
+            reject_reasons=rejections,
+            tiers=TierColumns.of(result, workload, order) if result.tiers else None,
+        )
+
     def __post_init__(self) -> None:
-        arrival_ns = column("arrival_ns", self.arrival_ns, np.int64)
-        object.__setattr__(self, "arrival_ns", arrival_ns)
-        self._set_columns(_REQUEST_COLUMNS, len(arrival_ns))
-        self._set_columns({"itl_ns": np.int64}, None)
-        self._set_columns({"itl_count": np.int64}, len(self.itl_ns))
-        self._set_columns({"sample_time_ns": np.int64}, None)
-        self._set_columns(_SAMPLE_COLUMNS, len(self.sample_time_ns))
+        check_columns(self)
         self._check_scalars()
         self._check_requests()
         self._check_gaps()
@@ -193,12 +215,8 @@ class Timeline:
             last = int(self.finish_ns[self.completed].max(initial=NEVER))
         return max(last, self.start_ns)
 
-    def _set_columns(self, dtypes: dict[str, type[np.generic]], rows: int | None) -> None:
-        for name, dtype in dtypes.items():
-            object.__setattr__(self, name, column(name, getattr(self, name), dtype, rows))
-
     def _check_scalars(self) -> None:
-        for name in _SIZES + _TOTALS:
+        for name in totals_of(type(self)):
             value = getattr(self, name)
             least = 1 if name in _SIZES else 0
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -211,37 +229,35 @@ class Timeline:
 
     def _check_requests(self) -> None:
         for name in _COUNTS:
-            _refuse(name, getattr(self, name) < 0, "must not be negative")
-        _refuse("status", self.status > max(Status), f"must be one of 0 to {max(Status):d}")
-        _refuse("worker", (self.worker < -1) | (self.worker >= self.num_workers), "is not a worker")
+            refuse(name, getattr(self, name) < 0, "must not be negative")
+        refuse("status", self.status > max(Status), f"must be one of 0 to {max(Status):d}")
+        refuse("worker", (self.worker < -1) | (self.worker >= self.num_workers), "is not a worker")
         latest = np.full(len(self), NEVER, np.int64)
         for name in _TIMES:
             time = getattr(self, name)
-            _refuse(name, time < NEVER, "must be −1 (never) or a time")
-            _refuse(name, (time != NEVER) & (time < latest), "comes before the event that it follows")
+            refuse(name, time < NEVER, "must be −1 (never) or a time")
+            refuse(name, (time != NEVER) & (time < latest), "comes before the event that it follows")
             latest = np.maximum(latest, time)
-        _refuse(
-            "arrival_ns", self.completed & (self.arrival_ns == NEVER), "of a completed request is missing"
-        )
+        refuse("arrival_ns", self.completed & (self.arrival_ns == NEVER), "of a completed request is missing")
         unfinished = self.status == Status.UNFINISHED
-        _refuse("finish_ns", unfinished & (self.finish_ns != NEVER), "of an unfinished request must be −1")
-        _refuse("finish_ns", ~unfinished & (self.finish_ns == NEVER), "of a terminal request is missing")
+        refuse("finish_ns", unfinished & (self.finish_ns != NEVER), "of an unfinished request must be −1")
+        refuse("finish_ns", ~unfinished & (self.finish_ns == NEVER), "of a terminal request is missing")
         for name, tokens in (("first_token_ns", 1), ("second_token_ns", 2), ("last_token_ns", 1)):
             has_time = getattr(self, name) != NEVER
-            _refuse(name, has_time != (self.output_tokens >= tokens), "does not agree with output_tokens")
+            refuse(name, has_time != (self.output_tokens >= tokens), "does not agree with output_tokens")
         admitted = self.first_admit_ns != NEVER
-        _refuse("first_admit_ns", (self.output_tokens > 0) & ~admitted, "of a request with tokens is missing")
+        refuse("first_admit_ns", (self.output_tokens > 0) & ~admitted, "of a request with tokens is missing")
         too_much = self.cached_tokens_first > self.prompt_tokens
-        _refuse("cached_tokens_first", too_much, "is above prompt_tokens")
+        refuse("cached_tokens_first", too_much, "is above prompt_tokens")
         too_little = self.cached_tokens_total < self.cached_tokens_first
-        _refuse("cached_tokens_total", too_little, "is below cached_tokens_first")
+        refuse("cached_tokens_total", too_little, "is below cached_tokens_first")
         too_much = self.cached_tokens_total > self.looked_up_tokens
-        _refuse("cached_tokens_total", too_much, "is above looked_up_tokens")
+        refuse("cached_tokens_total", too_much, "is above looked_up_tokens")
 
     def _check_gaps(self) -> None:
-        _refuse("itl_ns", self.itl_ns < 0, "must not be negative")
-        _refuse("itl_ns", np.diff(self.itl_ns, prepend=np.int64(NEVER)) <= 0, "must ascend")
-        _refuse("itl_count", self.itl_count < 1, "must be at least 1")
+        refuse("itl_ns", self.itl_ns < 0, "must not be negative")
+        refuse("itl_ns", np.diff(self.itl_ns, prepend=np.int64(NEVER)) <= 0, "must ascend")
+        refuse("itl_count", self.itl_count < 1, "must be at least 1")
         rows = self.completed & (self.output_tokens > 1)
         gaps = int(self.output_tokens[rows].sum(dtype=np.int64)) - int(rows.sum())
         if int(self.itl_count.sum()) != gaps:
@@ -253,16 +269,10 @@ class Timeline:
             raise InvalidArgument("itl_ns times itl_count is not the time from first to last tokens")
 
     def _check_samples(self) -> None:
-        _refuse("sample_time_ns", self.sample_time_ns < 0, "must not be negative")
+        refuse("sample_time_ns", self.sample_time_ns < 0, "must not be negative")
         bad = (self.sample_worker < 0) | (self.sample_worker >= self.num_workers)
-        _refuse("sample_worker", bad, "is not a worker")
+        refuse("sample_worker", bad, "is not a worker")
         for name in ("sample_running", "sample_waiting", "sample_used_blocks", "sample_cached_blocks"):
-            _refuse(name, getattr(self, name) < 0, "must not be negative")
+            refuse(name, getattr(self, name) < 0, "must not be negative")
         bad = self.sample_used_blocks + self.sample_cached_blocks > self.blocks_per_worker
-        _refuse("sample_used_blocks", bad, "and sample_cached_blocks are more than blocks_per_worker")
-
-
-def _refuse(name: str, bad: BoolColumn, reason: str) -> None:
-    row = first_row(bad)
-    if row is not None:
-        raise RowError(name, row, reason)
+        refuse("sample_used_blocks", bad, "and sample_cached_blocks are more than blocks_per_worker")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.replay.timeline import NEVER
+from understudy.replay.schema import NEVER
 
 if TYPE_CHECKING:
     from understudy.replay.timeline import Timeline

@@ -1,127 +1,104 @@
-"""The rows of a report: one JSON line per request."""
+"""The rows of a report: one JSON line per request, with every column of the record that has a row a request."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from understudy._core import Tier
 from understudy.outputs import create
-from understudy.replay.tier_columns import BELOW
-from understudy.replay.timeline import NEVER, Status
-from understudy.report.latency import NS_PER_MS
+from understudy.replay.schema import NEVER, Column, columns_of
+from understudy.replay.tier_columns import BELOW, TierColumns
+from understudy.replay.timeline import Status, Timeline
+from understudy.report.latency import NS_PER_MS, Latencies
 from understudy.report.tiers import hits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from os import PathLike
 
-    from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
-    from understudy.workload.columns import Int64Column
 
 CHUNK_ROWS = 50_000  # rows that are Python objects at one time
 
-
-class RequestRow(msgspec.Struct, frozen=True, gc=False):
-    """One request. Times are milliseconds on the run's clock; null is "never" or "has none"."""
-
-    request: int
-    request_id: str | None
-    session: int
-    turn: int
-    status: str
-    reason: str | None
-    worker: int | None
-    arrival_ms: float
-    first_admit_ms: float
-    first_token_ms: float
-    second_token_ms: float
-    last_token_ms: float
-    finish_ms: float
-    queue_ms: float
-    ttft_ms: float
-    ttst_ms: float
-    tpot_ms: float
-    e2e_ms: float
-    prompt_tokens: int
-    requested_output_tokens: int
-    output_tokens: int
-    cached_tokens_first: int
-    cached_tokens_total: int
-    looked_up_tokens: int
-    preemptions: int
-
-
-class TieredRow(RequestRow, frozen=True, gc=False):
-    """A request of a run with tiers: where its prompt came from at the first admission, and what it waited for."""
-
-    prompt_from_g1: int
-    prompt_from_g2: int
-    prompt_from_g3: int
-    prompt_from_g4: int
-    prompt_computed: int
-    parked_ms: float
-    room_wait_ms: float
+_STATUS = [status.name.lower() for status in Status]
 
 
 def write_requests(report: Report, path: str | PathLike[str]) -> None:
-    """Write a RequestRow per request of `report`, in workload order."""
+    """Write a line per request of `report`, in workload order.
+
+    Times are milliseconds on the run's clock, spans milliseconds; null is "never" or "has none". `request` is the row
+    of the workload, from 0. With tiers, a line says where the prompt was found at the first admission.
+    """
     encoder = msgspec.json.Encoder()
     with create(path) as file:
         for start in range(0, len(report.columns), CHUNK_ROWS):
-            # NaN is written as null.
-            file.write(encoder.encode_lines(_rows(report, slice(start, start + CHUNK_ROWS))))
+            rows = _rows(report, slice(start, start + CHUNK_ROWS))
+            file.write(encoder.encode_lines(rows))  # NaN is written as null
 
 
-def _rows(report: Report, part: slice) -> Sequence[RequestRow]:
-    timeline, latencies = report.columns, report.latencies
-    request_ids = timeline.request_ids
+def key_of(declared: Column, part: int = 0) -> str:
+    """What a line calls a column: nanoseconds are told in milliseconds, and parts are those of the lower tiers."""
+    name = (
+        f"{declared.name.removesuffix('_ns')}_ms"
+        if declared.about.unit in ("ns", "time ns")
+        else declared.name
+    )
+    return f"{name}_{BELOW[part].name.lower()}" if declared.parts > 1 else name
+
+
+def _rows(report: Report, part: slice) -> list[Any]:
+    timeline = report.columns
     numbers = range(len(timeline))[part]
-    names = [status.name.lower() for status in Status]
-    columns = (
-        numbers,
-        request_ids[part] if request_ids is not None else [None] * len(numbers),
-        timeline.session[part].tolist(),
-        timeline.turn[part].tolist(),
-        [names[status] for status in timeline.status[part].tolist()],
-        [timeline.reject_reasons.get(row) for row in numbers],
-        [worker if worker >= 0 else None for worker in timeline.worker[part].tolist()],
-        _ms(timeline.arrival_ns[part]).tolist(),
-        _ms(timeline.first_admit_ns[part]).tolist(),
-        _ms(timeline.first_token_ns[part]).tolist(),
-        _ms(timeline.second_token_ns[part]).tolist(),
-        _ms(timeline.last_token_ns[part]).tolist(),
-        _ms(timeline.finish_ns[part]).tolist(),
-        latencies.queue_ms[part].tolist(),
-        latencies.ttft_ms[part].tolist(),
-        latencies.ttst_ms[part].tolist(),
-        latencies.tpot_ms[part].tolist(),
-        latencies.e2e_ms[part].tolist(),
-        timeline.prompt_tokens[part].tolist(),
-        timeline.requested_output_tokens[part].tolist(),
-        timeline.output_tokens[part].tolist(),
-        timeline.cached_tokens_first[part].tolist(),
-        timeline.cached_tokens_total[part].tolist(),
-        timeline.looked_up_tokens[part].tolist(),
-        timeline.preemptions[part].tolist(),
-    )
-    if timeline.tiers is None:
-        return list(map(RequestRow, *columns))
-    found = [hits_of(timeline, tier, first=True)[part] for tier in (Tier.G1, *BELOW)]
-    below = (
-        *(tokens.tolist() for tokens in found),
-        # What was never admitted was not computed either.
-        np.where(
-            timeline.first_admit_ns[part] == NEVER, 0, timeline.prompt_tokens[part] - np.sum(found, axis=0)
-        ).tolist(),
-        (timeline.tiers.parked_ns[part] / NS_PER_MS).tolist(),
-        (timeline.tiers.room_wait_ns[part] / NS_PER_MS).tolist(),
-    )
-    return list(map(TieredRow, *columns, *below))
+    ids = timeline.request_ids
+    values: dict[str, Any] = {
+        "request": numbers,
+        "request_id": [None] * len(numbers) if ids is None else ids[part],
+        "reason": [timeline.reject_reasons.get(row) for row in numbers],
+        **_columns(timeline, part),
+        **{field.name: getattr(report.latencies, field.name)[part].tolist() for field in fields(Latencies)},
+    }
+    if timeline.tiers is not None:
+        values |= _columns(timeline.tiers, part) | _found(timeline, part)
+    return list(map(_row_type(tuple(values)), *values.values()))
 
 
-def _ms(times_ns: Int64Column) -> Float64Column:
-    return np.where(times_ns == NEVER, np.nan, times_ns / NS_PER_MS)
+@cache
+def _row_type(keys: tuple[str, ...]) -> Any:
+    return msgspec.defstruct("RequestRow", keys, frozen=True, gc=False)
+
+
+def _columns(record: Timeline | TierColumns, part: slice) -> dict[str, list[Any]]:
+    return {
+        key_of(declared, at): _values(declared, array[part])
+        for declared in columns_of(type(record))
+        if declared.about.per == "request"
+        for at, array in enumerate(declared.arrays(record))
+    }
+
+
+def _values(declared: Column, array: Any) -> list[Any]:
+    """The values as JSON has them."""
+    match declared.about.unit:
+        case "time ns":
+            return np.where(array == NEVER, np.nan, array / NS_PER_MS).tolist()  # type: ignore[no-any-return]
+        case "ns":
+            return (array / NS_PER_MS).tolist()  # type: ignore[no-any-return]
+        case "name":
+            return [_STATUS[value] for value in array.tolist()]
+        case "index":
+            return [None if value == NEVER else value for value in array.tolist()]
+    return array.tolist()  # type: ignore[no-any-return]
+
+
+def _found(timeline: Timeline, part: slice) -> dict[str, list[int]]:
+    """Where the prompt came from at the first admission; what was never admitted was not computed either."""
+    found = {tier: hits_of(timeline, tier, first=True)[part] for tier in (Tier.G1, *BELOW)}
+    rest = timeline.prompt_tokens[part] - np.sum(list(found.values()), axis=0)
+    return {
+        **{f"prompt_from_{tier.name.lower()}": tokens.tolist() for tier, tokens in found.items()},
+        "prompt_computed": np.where(timeline.first_admit_ns[part] == NEVER, 0, rest).tolist(),
+    }

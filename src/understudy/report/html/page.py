@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy import __version__
-from understudy.replay.timeline import NEVER, Status
+from understudy.replay.schema import NEVER
+from understudy.replay.timeline import Status
 from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance

@@ -1,0 +1,97 @@
+"""Digests: equal runs have equal ones on every machine."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy._core import xxh3_64
+from understudy.replay.schema import columns_of, totals_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from understudy.replay.kv_log import KvLog
+    from understudy.replay.tier_columns import TierColumns
+    from understudy.replay.timeline import Timeline
+
+    Item = tuple[str, NDArray[Any] | int | float | str]
+
+_SUMMARY = ("capacity_blocks", "resident_blocks", "stored_blocks", "evicted_blocks")
+_LINK = ("transfers_started", "transfers_finished", "bytes_started", "bytes_finished", "busy_ns", "bucket_ns")
+
+
+def digests(timeline: Timeline, kv: KvLog | None = None) -> dict[str, Any]:
+    """`digest`, over the whole timeline, and `digests`, of its parts, so that runs that differ show in what.
+
+    Covered is every declared column and number (requests, gaps, samples; with tiers loads, residency and links), not
+    the wording of rejections. Events are no part of it, since a run may not have kept them: where `kv` has them, they
+    are a part of their own.
+    """
+    parts = {
+        "requests": _hash(_columns(timeline, "request")),
+        "gaps": _hash(_columns(timeline, "gap")),
+        "samples": _hash(_columns(timeline, "sample")),
+        "totals": _hash((name, getattr(timeline, name)) for name in totals_of(type(timeline))),
+    }
+    if (tiers := timeline.tiers) is not None:
+        parts["tier_requests"] = _hash(_columns(tiers, "request"))
+        parts["tier_samples"] = _hash(_columns(tiers, "sample"))
+        parts["loads"] = _hash(_columns(tiers, "load"))
+        parts["tiers"] = _hash(_tiers(tiers))
+        parts["links"] = _hash(_links(tiers))
+    whole = _hash(iter(parts.items()))
+    if kv is not None:
+        parts["events"] = _hash(kv.raw_columns())
+    return {"digest": f"{whole:016x}", "digests": {name: f"{value:016x}" for name, value in parts.items()}}
+
+
+def _hash(items: Iterator[Item]) -> int:
+    value = 0
+    for name, item in items:
+        value = xxh3_64(name.encode(), value)
+        value = xxh3_64(_bytes(item), value)
+    return value
+
+
+def _bytes(item: NDArray[Any] | int | float | str) -> bytes:
+    if isinstance(item, np.ndarray):
+        return np.ascontiguousarray(item, item.dtype.newbyteorder("<")).tobytes()
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, float):
+        return struct.pack("<d", item)
+    return item.to_bytes(16, "little")
+
+
+def _columns(record: Timeline | TierColumns, per: str) -> Iterator[Item]:
+    for declared in columns_of(type(record)):
+        if declared.about.per == per:
+            for array in declared.arrays(record):
+                yield declared.name, array
+
+
+def _tiers(tiers: TierColumns) -> Iterator[Item]:
+    totals = tiers.totals
+    for name in dir(type(totals)):
+        if not name.startswith("_"):
+            yield name, getattr(totals, name)
+    for summary in tiers.tiers:
+        yield "tier", summary.tier.name
+        for name in _SUMMARY:
+            yield name, getattr(summary, name)
+        for array in summary.residency:
+            yield "residency", array
+
+
+def _links(tiers: TierColumns) -> Iterator[Item]:
+    for link in tiers.links:
+        yield "link", link.name
+        yield "bandwidth_gbps", link.bandwidth_gbps
+        for name in _LINK:
+            yield name, getattr(link, name)
+        yield "bucket_bytes", link.bucket_bytes

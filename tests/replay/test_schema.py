@@ -1,0 +1,176 @@
+"""One declaration of each column: the core, the timeline, the digest and the lines of requests follow it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import pytest
+
+from replay.building import conversations, crowd
+from understudy._core import FleetResult, TierTotals
+from understudy.engines.config import VllmConfig
+from understudy.errors import InvalidArgument
+from understudy.replay.digest import digests
+from understudy.replay.offline import run_offline
+from understudy.replay.schema import About, check_columns, columns_of, take_columns, totals_of
+from understudy.replay.tier_columns import TierColumns
+from understudy.replay.timeline import Timeline
+from understudy.report import Report
+from understudy.report.requests import key_of
+from understudy.tiers import TiersConfig
+from understudy.workload.columns import Int32Column, Int64Column  # noqa: TC001  (read as annotations)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENGINE = VllmConfig(block_size=16, num_gpu_blocks=120)
+TIERS = TiersConfig.from_dict(
+    {
+        "kv_bytes_per_token": 1 << 14,
+        "tiers": [
+            {"tier": "g2", "blocks": 200, "link": {"down_gbps": 5, "up_gbps": 5}},
+            {"tier": "g3", "blocks": 300},
+        ],
+        "offload": {"mode": "evict"},
+    }
+)
+
+
+@dataclass(frozen=True)
+class Little:
+    """Two columns, one under another name in the core, and one of two parts."""
+
+    a_ns: Annotated[Int64Column, About("request", "ns", "A span.", core_name="alpha")]
+    b: Annotated[Int32Column, About("request", "tokens", "From the workload.", "workload")]
+    c: Annotated[tuple[Int64Column, Int64Column], About("sample", "blocks", "Two parts.")]
+    count: int = 0
+
+
+def test_a_declaration_has_name_type_unit_and_meaning() -> None:
+    a, b, c = columns_of(Little)
+    assert (a.name, a.dtype, a.about.unit, a.parts) == ("a_ns", np.int64, "ns", 1)
+    assert (b.name, b.dtype, b.about.source) == ("b", np.int32, "workload")
+    assert (c.parts, c.about.per) == (2, "sample")
+    assert totals_of(Little) == ("count",)
+
+
+def test_columns_come_from_the_core_and_the_workload_in_the_workloads_order() -> None:
+    core = SimpleNamespace(alpha=np.array([10, 20, 30]), c=(np.array([1]), np.array([2])))
+    taken = take_columns(Little, core, SimpleNamespace(b=np.array([7, 8, 9])), np.array([2, 0, 1]))
+    assert taken["a_ns"].tolist() == [20, 30, 10]
+    assert taken["b"].tolist() == [7, 8, 9]
+    assert [part.tolist() for part in taken["c"]] == [[1], [2]]
+
+
+def test_columns_of_one_kind_are_as_long() -> None:
+    none = np.zeros(0, np.int64)
+    with pytest.raises(InvalidArgument, match="b must have 2 entries, got 1"):
+        check_columns(Little(np.zeros(2, np.int64), np.zeros(1, np.int32), (none, none)))
+    with pytest.raises(InvalidArgument, match="c needs 2 columns, got 1"):
+        check_columns(Little(np.zeros(1, np.int64), np.zeros(1, np.int32), (none,)))  # type: ignore[arg-type]
+
+
+def test_every_array_and_number_of_the_core_is_declared() -> None:
+    """What the core counts and nobody declares would be in no output."""
+    declared = {c.about.core_name or c.name for c in (*columns_of(Timeline), *columns_of(TierColumns))}
+    told = declared | set(totals_of(Timeline)) | {"tiers", "tier_totals", "links", "events", "kv_trace"}
+    core = {name for name in dir(FleetResult) if not name.startswith("_")}
+    assert core - told == {"rejections", "total_preemptions"}
+
+
+def test_lines_of_requests_have_every_column_with_a_row_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    Report.build(run_offline(crowd(5), ENGINE, tiers=TIERS).timeline).requests_jsonl(path)
+    keys = set(json.loads(path.read_text().splitlines()[0]))
+    for declared in (*columns_of(Timeline), *columns_of(TierColumns)):
+        if declared.about.per == "request":
+            for part in range(declared.parts):
+                assert key_of(declared, part) in keys
+
+
+# ── The digest ──
+
+
+def record() -> tuple[Timeline, TierColumns]:
+    timeline = run_offline(conversations(20), ENGINE, workers=2, tiers=TIERS).timeline
+    assert timeline.tiers is not None
+    return timeline, timeline.tiers
+
+
+def unchecked(timeline: Timeline, **changes: Any) -> Any:
+    """The timeline with columns that need not make sense."""
+    copy = object.__new__(Timeline)
+    for field in fields(Timeline):
+        object.__setattr__(copy, field.name, changes.get(field.name, getattr(timeline, field.name)))
+    return copy
+
+
+def test_no_column_can_change_without_the_digest() -> None:
+    timeline, tiers = record()
+    before = digests(timeline)["digest"]
+    for declared in columns_of(Timeline):
+        (array,) = declared.arrays(timeline)
+        assert len(array), declared.name
+        changed = array.copy()
+        changed[-1] += 1
+        assert digests(unchecked(timeline, **{declared.name: changed}))["digest"] != before, declared.name
+    for name in totals_of(Timeline):
+        other = unchecked(timeline, **{name: getattr(timeline, name) + 1})
+        assert digests(other)["digest"] != before, name
+    for declared in columns_of(TierColumns):
+        for part, array in enumerate(declared.arrays(tiers)):
+            changed = array.copy()
+            changed[-1] += 1
+            arrays = list(declared.arrays(tiers))
+            arrays[part] = changed
+            change: dict[str, Any] = {declared.name: tuple(arrays) if declared.parts > 1 else changed}
+            other_tiers = replace(tiers, **change)
+            assert digests(unchecked(timeline, tiers=other_tiers))["digest"] != before, declared.name
+
+
+def test_what_tiers_held_and_links_carried_is_in_the_digest() -> None:
+    timeline, tiers = record()
+    parts = digests(timeline)["digests"]
+    other = digests(unchecked(timeline, tiers=replace(tiers, links=tiers.links[:-1])))["digests"]
+    assert {name for name in parts if parts[name] != other[name]} == {"links"}
+    other = digests(unchecked(timeline, tiers=replace(tiers, tiers=tiers.tiers[:-1])))["digests"]
+    assert {name for name in parts if parts[name] != other[name]} == {"tiers"}
+    more: Any = _Totals(tiers.totals)
+    other = digests(unchecked(timeline, tiers=replace(tiers, totals=more)))["digests"]
+    assert {name for name in parts if parts[name] != other[name]} == {"tiers"}
+
+
+class _Totals:
+    """Totals with one more wait for room."""
+
+    def __init__(self, totals: TierTotals) -> None:
+        self.__dict__ = {name: getattr(totals, name) for name in dir(TierTotals) if not name.startswith("_")}
+        self.room_waits += 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("tiers", [None, TIERS])
+def test_runs_that_are_played_otherwise_have_the_same_digests(tiers: TiersConfig | None) -> None:
+    load = crowd(60)
+    ways: tuple[dict[str, Any], ...] = ({}, {"leaping": False}, {"check": True})
+    runs = [
+        run_offline(load, ENGINE, workers=3, tiers=tiers, events=True, **how).facts["digests"] for how in ways
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    assert "events" in runs[0]
+    if tiers is None:
+        threaded = run_offline(load, ENGINE, workers=3, threads=2).facts["digests"]
+        assert threaded == {name: value for name, value in runs[0].items() if name != "events"}
+
+
+def test_a_run_that_keeps_its_events_has_the_digest_of_one_that_does_not() -> None:
+    with_events = run_offline(crowd(20), ENGINE, events=True).facts
+    without = run_offline(crowd(20), ENGINE).facts
+    assert with_events["digest"] == without["digest"]
+    other = run_offline(crowd(20), ENGINE, events=True, seed=1).facts
+    assert other["digests"]["events"] == with_events["digests"]["events"]
+    fewer = run_offline(crowd(20), VllmConfig(block_size=16, num_gpu_blocks=40), events=True).facts
+    assert fewer["digests"]["events"] != with_events["digests"]["events"]
