@@ -9,6 +9,8 @@ void bind_errors(nanobind::module_& m);
 void bind_identities(nanobind::module_& m);
 void bind_tokens(nanobind::module_& m);
 void bind_events(nanobind::module_& m);
+void bind_wire(nanobind::module_& m);
+void bind_consolidate(nanobind::module_& m);
 void bind_guards(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_request_kv(nanobind::module_& m);

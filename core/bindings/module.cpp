@@ -9,6 +9,8 @@ NB_MODULE(_core, m) {
   understudy::bind_tokens(m);
   understudy::bind_store(m);
   understudy::bind_events(m);
+  understudy::bind_wire(m);
+  understudy::bind_consolidate(m);
   understudy::bind_guards(m);
   understudy::bind_request_kv(m);
   understudy::bind_links(m);

@@ -15,6 +15,10 @@ class InvalidArgument(UnderstudyError, ValueError):
     """A value, a length or an id that the call cannot take."""
 
 
+class MalformedBatch(UnderstudyError, ValueError):
+    """Bytes that came over the wire are no batch of KV events. Nothing of them was applied."""
+
+
 class WrongState(UnderstudyError):
     """The object is not in the state that the call needs (for example a guard that was released)."""
 

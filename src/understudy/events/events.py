@@ -19,7 +19,7 @@ class StoredBlock(msgspec.Struct, frozen=True, gc=False):
 
     sequence_hash: int
     local_hash: int | None  # None when the store was not told it
-    position: int  # index of the block in its prompt
+    position: int  # index of the block in its prompt; -1 when a message from elsewhere does not tell
     generation: int
     token_ids: tuple[int, ...] | None  # None unless the store was asked to keep them
 
@@ -36,7 +36,8 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     """A run of blocks appeared on a tier, each the child of the one before it.
 
     `parent_hash` is the sequence hash of the block in front of the first one: None at position 0, and also further
-    down when the store was not told it.
+    down when the store was not told it. `group` is the cache group of a model with several kinds of attention;
+    adapter, salt and session are those of the request that the blocks were computed for.
     """
 
     event_id: int
@@ -44,6 +45,10 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     blocks: tuple[StoredBlock, ...]
     tier: Tier
     dp_rank: int
+    group: int = 0
+    lora: str | None = None
+    salt: str | None = None
+    session: str | None = None
 
 
 class Removed(msgspec.Struct, frozen=True, tag="removed"):
@@ -52,6 +57,14 @@ class Removed(msgspec.Struct, frozen=True, tag="removed"):
     event_id: int
     blocks: tuple[RemovedBlock, ...]
     tier: Tier
+    dp_rank: int
+    group: int = 0
+
+
+class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
+    """The worker holds nothing any more, on any tier."""
+
+    event_id: int
     dp_rank: int
 
 
@@ -65,4 +78,5 @@ class EventsLost(msgspec.Struct, frozen=True, tag="events_lost"):
     dp_rank: int
 
 
-KvEvent: TypeAlias = Stored | Removed | EventsLost
+KvEvent: TypeAlias = Stored | Removed | EventsLost  # what a store tells
+SpokenEvent: TypeAlias = Stored | Removed | Cleared  # what travels between processes

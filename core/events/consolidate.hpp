@@ -1,0 +1,64 @@
+// From a raw stream, which tells of every copy of a block, to the truth: Stored with the first copy on a tier, Removed
+// with the last. It needs nothing but the stream.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+
+#include "events/wire_columns.hpp"
+
+namespace understudy {
+
+// Events of one publisher, as columns that somebody else holds.
+struct ColumnsView {
+  std::span<const std::uint8_t> kinds;
+  std::span<const std::uint8_t> tiers;
+  std::span<const std::uint64_t> parents;
+  std::span<const std::int64_t> offsets;
+  std::span<const std::uint64_t> sequence_hashes;
+  std::span<const std::uint64_t> local_hashes;
+};
+
+// How far a reader that takes every Removed at its word is from the truth.
+struct RawDistance {
+  std::uint64_t blocks = 0;          // told of, in all
+  std::uint64_t second_copies = 0;   // Stored of what was there
+  std::uint64_t early_removals = 0;  // Removed while another copy stayed: what such a reader loses
+  std::uint64_t unknown_removals = 0;
+  std::uint64_t overflowed = 0;  // Stored beyond `max_blocks`: dropped
+  std::uint64_t wrong_now = 0;   // blocks there that such a reader believes gone
+  std::uint64_t wrong_peak = 0;
+  std::uint64_t wrong_sum = 0;  // of wrong_now over all blocks told of
+};
+
+class Consolidator {
+ public:
+  explicit Consolidator(std::size_t max_blocks) : max_blocks_(max_blocks) {}
+
+  // The truth that these events bring, which follow those of the calls before. The views must hold together.
+  WireColumns apply(const ColumnsView& events);
+  void clear() noexcept;
+
+  const RawDistance& distance() const noexcept { return distance_; }
+  std::size_t num_blocks() const noexcept { return live_; }
+
+ private:
+  struct Copies {
+    std::uint32_t count = 0;
+    bool believed_gone = false;
+  };
+
+  bool arrives(std::uint8_t tier, std::uint64_t hash);
+  bool leaves(std::uint8_t tier, std::uint64_t hash);
+  void count_row();
+
+  std::size_t max_blocks_;
+  std::size_t live_ = 0;
+  std::array<std::unordered_map<std::uint64_t, Copies>, 5> copies_;  // by tier
+  RawDistance distance_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,150 @@
+"""Between what an engine says on the wire and what it means: our events, in any dialect, and back."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy._core import salt_hash, xxh3_64
+from understudy.errors import MalformedBatch
+from understudy.events.dialects import TIER_OF_MEDIUM
+from understudy.events.events import Cleared, Removed, RemovedBlock, Stored, StoredBlock
+from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from understudy.events.dialects import Dialect
+    from understudy.events.events import SpokenEvent
+    from understudy.events.wire import Hash, WireEvent
+
+_NO_POSITIONS: dict[int, int] = {}
+_TWO_64 = 1 << 64
+
+
+def to_wire(event: SpokenEvent, dialect: Dialect, *, block_size: int) -> WireEvent | None:
+    """What an engine of that dialect would send; None where it would send nothing (a tier it does not speak of).
+
+    A name that the dialect has no field for is left out, as such an engine leaves it out.
+    """
+    if isinstance(event, Cleared):
+        return AllBlocksCleared()
+    if not dialect.speaks_of(event.tier):
+        return None
+    fields = dialect.stored_fields if isinstance(event, Stored) else dialect.removed_fields
+    medium = dialect.media.get(event.tier)
+    group = event.group or None if "group_idx" in fields else None
+    hashes: list[Hash] = [_spoken(block.sequence_hash, dialect) for block in event.blocks]
+    if isinstance(event, Removed):
+        return BlockRemoved(hashes, medium, group)
+    parent = event.parent_hash
+    tokens = [block.token_ids for block in event.blocks]
+    stored = BlockStored(
+        hashes,
+        None if parent is None else _spoken(parent, dialect),
+        [] if None in tokens else [token for ids in tokens if ids is not None for token in ids],
+        block_size,
+        medium=medium,
+        group_idx=group,
+    )
+    if "lora_name" in fields:
+        stored.lora_name = event.lora
+    if "session_id" in fields:
+        stored.session_id = event.session
+    if "cache_salt" in fields or dialect.salt_element:
+        stored.cache_salt = event.salt
+    if "extra_keys" in fields:
+        stored.extra_keys = _extra_keys(event)
+    return stored
+
+
+def from_wire(
+    event: WireEvent, *, event_id: int = 0, dp_rank: int = 0, positions: Mapping[int, int] = _NO_POSITIONS
+) -> SpokenEvent:
+    """What an event of whichever dialect means. Hashes become unsigned 64-bit numbers, a digest its low 64 bits.
+
+    `positions` knows the positions of blocks by sequence hash; where it does not know the parent, the position is -1.
+    Local hashes are those of the token ids, under the event's adapter and salt; None without ids, or where a block
+    has more to it (an image). MalformedBatch when the event contradicts itself.
+    """
+    if isinstance(event, AllBlocksCleared):
+        return Cleared(event_id, dp_rank)
+    if event.medium not in TIER_OF_MEDIUM:
+        raise MalformedBatch(f"medium {event.medium!r} is not known; known are {_known_media()}")
+    tier = TIER_OF_MEDIUM[event.medium]
+    hashes = [_number(value) for value in event.block_hashes]
+    group = event.group_idx or 0
+    if isinstance(event, BlockRemoved):
+        blocks = tuple(RemovedBlock(value, positions.get(value, -1), 0) for value in hashes)
+        return Removed(event_id, blocks, tier, dp_rank, group)
+    parent = None if event.parent_block_hash is None else _number(event.parent_block_hash)
+    if len({*hashes, parent}) <= len(hashes):
+        raise MalformedBatch("a stored event names a block twice, or as its own parent")
+    salt = event.cache_salt if event.cache_salt is not None else _salt_among(event)
+    first = 0 if parent is None else positions.get(parent, -2) + 1
+    stored = map(
+        StoredBlock,
+        hashes,
+        _local_hashes(event, salt),
+        range(first, first + len(hashes)) if first >= 0 else repeat(-1),
+        repeat(0),
+        _ids_by_block(event),
+    )
+    return Stored(
+        event_id, parent, tuple(stored), tier, dp_rank, group, event.lora_name, salt, event.session_id
+    )
+
+
+def _spoken(value: int, dialect: Dialect) -> int:
+    return value - _TWO_64 if dialect.signed_hashes and value >= _TWO_64 >> 1 else value
+
+
+def _number(value: Hash) -> int:
+    number = int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value % _TWO_64
+    if number == 0:
+        raise MalformedBatch("0 is no hash of a block")
+    return number
+
+
+def _extra_keys(event: Stored) -> list[list[str] | None] | None:
+    """As vLLM lists them: the adapter with every block, the salt with the first block of the prompt."""
+    keys = [[event.lora] if event.lora else [] for _ in event.blocks]
+    if event.salt and event.blocks and event.blocks[0].position == 0:
+        keys[0] = [*keys[0], event.salt]
+    return [each or None for each in keys] if any(keys) else None
+
+
+def _salt_among(event: BlockStored) -> str | None:
+    first = event.extra_keys[0] if event.extra_keys else None
+    texts = [key for key in first if isinstance(key, str)] if isinstance(first, list) else []
+    return next((key for key in reversed(texts) if key != event.lora_name), None)
+
+
+def _ids_by_block(event: BlockStored) -> list[tuple[int, ...] | None]:
+    blocks, size = len(event.block_hashes), event.block_size
+    if any(not 0 <= token < 1 << 32 for token in event.token_ids):
+        raise MalformedBatch("a token id is not an unsigned 32-bit number")
+    if size < 0:
+        raise MalformedBatch(f"block_size must be at least 0, got {size}")
+    if size == 0 or len(event.token_ids) != blocks * size:
+        return [None] * blocks
+    return [tuple(event.token_ids[at : at + size]) for at in range(0, blocks * size, size)]
+
+
+def _local_hashes(event: BlockStored, salt: str | None) -> list[int | None]:
+    seed = salt_hash(salt or "", event.lora_name or "")
+    plain = [
+        keys is None or (isinstance(keys, list) and all(isinstance(key, str) for key in keys))
+        for keys in event.extra_keys or []
+    ]
+    plain += [True] * (len(event.block_hashes) - len(plain))
+    return [
+        xxh3_64(np.asarray(ids, np.uint32).tobytes(), seed) if ids is not None and alone else None
+        for ids, alone in zip(_ids_by_block(event), plain, strict=False)
+    ]
+
+
+def _known_media() -> str:
+    return ", ".join(name for name in TIER_OF_MEDIUM if name is not None)

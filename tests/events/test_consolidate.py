@@ -1,0 +1,139 @@
+"""A raw stream consolidated by itself is the stream that the store, which knows, calls the truth."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.building import chain, manager_of
+from events.test_wire_columns import rows_of
+from replay.building import single_turns
+from understudy.engines.config import VllmConfig
+from understudy.errors import CapacityExhausted, InvalidArgument
+from understudy.events import EventColumns
+from understudy.events.columns import CLEARED, REMOVED, STORED
+from understudy.events.consolidate import Consolidator
+from understudy.replay.offline import run_offline
+
+
+def columns(*events: tuple[int, int, list[int]], tier: int = 1) -> EventColumns:
+    """(kind, parent, hashes) of every event."""
+    hashes = [value for _, _, blocks in events for value in blocks]
+    return EventColumns(
+        np.array([kind for kind, _, _ in events], np.uint8),
+        np.array([0 if kind == CLEARED else tier for kind, _, _ in events], np.uint8),
+        np.array([parent for _, parent, _ in events], np.uint64),
+        np.cumsum([0, *(len(blocks) for _, _, blocks in events)]).astype(np.int64),
+        np.array(hashes, np.uint64),
+        np.array(
+            [value if kind == STORED else 0 for kind, _, blocks in events for value in blocks], np.uint64
+        ),
+    )
+
+
+def test_a_second_copy_is_not_told_and_its_leaving_neither() -> None:
+    truth = Consolidator()
+    assert rows_of(truth.apply(columns((STORED, 0, [1, 2])))) == [(STORED, 1, 0, [1, 2], [1, 2])]
+    assert rows_of(truth.apply(columns((STORED, 0, [1, 2, 3, 4])))) == [(STORED, 1, 2, [3, 4], [3, 4])]
+    assert rows_of(truth.apply(columns((REMOVED, 0, [2, 3])))) == [(REMOVED, 1, 0, [3], [0])]
+    # 2 is there still; between two blocks that are new it parts them.
+    assert rows_of(truth.apply(columns((STORED, 9, [8, 2, 3])))) == [
+        (STORED, 1, 9, [8], [8]),
+        (STORED, 1, 2, [3], [3]),
+    ]
+    assert len(truth) == 5
+    distance = truth.distance
+    assert (distance.second_copies, distance.early_removals, distance.wrong_now, distance.wrong_peak) == (
+        3,
+        1,
+        0,
+        1,
+    )
+
+
+def test_what_is_not_there_cannot_leave() -> None:
+    truth = Consolidator()
+    assert rows_of(truth.apply(columns((REMOVED, 0, [1]), (STORED, 0, [1]), (REMOVED, 0, [2, 1, 1])))) == [
+        (STORED, 1, 0, [1], [1]),
+        (REMOVED, 1, 0, [1], [0]),
+    ]
+    assert truth.distance.unknown_removals == 3
+
+
+def test_tiers_are_counted_apart_and_cleared_together() -> None:
+    truth = Consolidator()
+    truth.apply(columns((STORED, 0, [1]), (STORED, 0, [1])))
+    assert rows_of(truth.apply(columns((STORED, 0, [1]), tier=2))) == [(STORED, 2, 0, [1], [1])]
+    assert rows_of(truth.apply(columns((CLEARED, 0, [])))) == [(CLEARED, 0, 0, [], [])]
+    assert len(truth) == 0
+    assert rows_of(truth.apply(columns((STORED, 0, [1])))) == [(STORED, 1, 0, [1], [1])]
+
+
+def test_memory_is_bounded() -> None:
+    truth = Consolidator(max_blocks=10)
+    truth.apply(columns((STORED, 0, list(range(1, 100)))))
+    assert len(truth) == 10
+    assert truth.distance.overflowed == 89
+
+
+def test_columns_that_do_not_hold_together_are_refused() -> None:
+    good = columns((STORED, 0, [1, 2]))
+    bad = EventColumns(
+        good.kinds, good.tiers, good.parents, good.offsets + 1, good.sequence_hashes, good.local_hashes
+    )
+    with pytest.raises(InvalidArgument, match="offsets does not fit"):
+        Consolidator().apply(bad)
+
+
+@pytest.mark.parametrize("manager", [{}, {"kv_manager": "kvbm"}], ids=["native", "kvbm"])
+def test_the_raw_stream_of_a_run_becomes_its_consolidated_one(manager: dict[str, Any]) -> None:
+    # Equal prompts at once, which vLLM computes each for itself, and others that drive them out.
+    content = [[1 + i // 10, 2, 3, 4] for i in range(100)]
+    workload = single_turns([64] * 100, 4, content=content, arrival_ms=[i // 10 for i in range(100)])
+    run = run_offline(
+        workload, VllmConfig(block_size=16, num_gpu_blocks=60, **manager), workers=2, events=True
+    )
+    assert run.kv is not None
+    copies = 0
+    for worker in range(2):
+        batch, _ = run.kv._result.events(worker)
+        truth = Consolidator()
+        blocks = flat(truth.apply(EventColumns.of(batch, "raw")))
+        assert blocks == flat(EventColumns.of(batch, "consolidated"))
+        assert {kind for kind, *_ in blocks} == {STORED, REMOVED}
+        copies += truth.distance.second_copies
+    assert (copies > 0) == (manager == {})
+
+
+def flat(told: EventColumns) -> list[tuple[int, int, int, int, int]]:
+    """A row a block: (kind, tier, parent, hash, local hash). Where events are cut does not matter."""
+    rows = []
+    for kind, tier, parent, hashes, local in rows_of(told):
+        chained = [parent, *hashes] if kind == STORED else [0] * (len(hashes) + 1)
+        rows += [(kind, tier, *each) for each in zip(chained, hashes, local, strict=False)]
+    return rows
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 6), st.integers(1, 4)), max_size=40))
+def test_the_truth_of_a_store_that_keeps_copies(steps: list[tuple[int, int, int]]) -> None:
+    manager = manager_of(12, "vllm", duplicates="keep")
+    held: list[Any] = []
+    for release, start, count in steps:
+        if release and held:
+            held.pop(start % len(held)).release()
+        else:
+            with contextlib.suppress(CapacityExhausted):
+                held.append(manager.allocate(count).register(chain(start * 10, count)))
+    batch = manager.store.drain_events()
+    for guard in held:
+        guard.release()
+    raw, consolidated = EventColumns.of(batch, "raw"), EventColumns.of(batch, "consolidated")
+    whole = flat(Consolidator().apply(raw))
+    assert whole == flat(consolidated)
+    truth = Consolidator()
+    assert [row for i in range(len(raw)) for row in flat(truth.apply(raw.slice(i, i + 1)))] == whole
