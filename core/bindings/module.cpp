@@ -19,5 +19,6 @@ NB_MODULE(_core, m) {
   understudy::bind_forward_pass(m);
   understudy::bind_engine(m);
   understudy::bind_kv_manager(m);
+  understudy::bind_prefix_index(m);
   understudy::bind_replay(m);
 }

@@ -1,0 +1,85 @@
+// A zeroed array that goes back to the system when it is freed, whatever the allocator would like to keep.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace understudy {
+
+// Large ones are pages of their own, huge ones where the system gives them: random access over many blocks is bound by
+// address translation, and a table that has shrunk must not stay in the process's heap.
+template <typename T>
+class PageArray {
+  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
+
+ public:
+  PageArray() = default;
+  explicit PageArray(std::size_t size) : size_(size) {
+    if (size == 0) return;
+#ifdef __linux__
+    if (mapped()) {
+      const std::size_t extra = bytes() >= kHugePage ? kHugePage : 0;  // to begin where a huge page does
+      span_ = bytes() + extra;
+      base_ = mmap(nullptr, span_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (base_ == MAP_FAILED) {
+        base_ = nullptr;
+        throw std::bad_alloc();
+      }
+      auto* const at = static_cast<std::byte*>(base_);
+      const std::size_t past = extra == 0 ? 0 : reinterpret_cast<std::size_t>(at) % kHugePage;
+      data_ = reinterpret_cast<T*>(at + (past == 0 ? 0 : kHugePage - past));
+      // Advice only: where it is refused, the array works as well, slower.
+      if (extra != 0) (void)madvise(data_, bytes() / kHugePage * kHugePage, MADV_HUGEPAGE);
+      return;
+    }
+#endif
+    data_ = static_cast<T*>(std::calloc(size, sizeof(T)));
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  PageArray(PageArray&& other) noexcept { swap(other); }
+  PageArray& operator=(PageArray&& other) noexcept {
+    PageArray taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+  ~PageArray() {
+#ifdef __linux__
+    if (base_ != nullptr) {
+      munmap(base_, span_);
+      return;
+    }
+#endif
+    std::free(data_);
+  }
+
+  T* data() noexcept { return data_; }
+  const T* data() const noexcept { return data_; }
+  T& operator[](std::size_t i) noexcept { return data_[i]; }
+  const T& operator[](std::size_t i) const noexcept { return data_[i]; }
+  std::size_t size() const noexcept { return size_; }
+  std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+
+ private:
+  static constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  bool mapped() const noexcept { return bytes() >= kHugePage / 32; }
+  void swap(PageArray& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(base_, other.base_);
+    std::swap(span_, other.span_);
+  }
+
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+  void* base_ = nullptr;
+  std::size_t span_ = 0;
+};
+
+}  // namespace understudy

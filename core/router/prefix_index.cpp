@@ -1,0 +1,241 @@
+#include "router/prefix_index.hpp"
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/errors.hpp"
+
+namespace understudy {
+
+std::uint32_t PrefixIndex::column(Tier tier) {
+  const auto index = static_cast<std::uint32_t>(tier) - 1;
+  if (index >= kTiers) {
+    throw Error(ErrorKind::InvalidArgument, "tier must be 1 to 4, got ", static_cast<unsigned>(tier));
+  }
+  return index;
+}
+
+// ── Members ──
+
+PrefixIndex::Member PrefixIndex::join(WorkerRank who) {
+  const std::lock_guard lock(mutex_);
+  const auto [at, fresh] = numbers_.try_emplace(who, 0);
+  if (!fresh) return at->second;
+  const auto vacant = std::ranges::find_if(members_, [](const auto& each) { return !each; });
+  const auto number = static_cast<Member>(vacant - members_.begin());
+  if (number >= HolderSets::kMaxMembers) {
+    numbers_.erase(at);
+    throw Error(ErrorKind::CapacityExhausted, "an index has at most ", HolderSets::kMaxMembers, " workers");
+  }
+  if (vacant == members_.end()) {
+    members_.emplace_back();
+    counts_.emplace_back();
+  }
+  members_[number] = who;
+  counts_[number] = {};
+  return at->second = number;
+}
+
+std::optional<PrefixIndex::Member> PrefixIndex::member(WorkerRank who) const {
+  const std::shared_lock lock(mutex_);
+  const auto at = numbers_.find(who);
+  return at == numbers_.end() ? std::nullopt : std::optional(at->second);
+}
+
+void PrefixIndex::leave(WorkerRank who) {
+  const std::lock_guard lock(mutex_);
+  const auto at = numbers_.find(who);
+  if (at == numbers_.end()) return;
+  clear_locked(at->second, std::nullopt);
+  ageing_.forget_member(at->second);
+  members_[at->second].reset();
+  numbers_.erase(at);
+  while (!members_.empty() && !members_.back()) {
+    members_.pop_back();
+    counts_.pop_back();
+  }
+}
+
+void PrefixIndex::clear(Member member, std::optional<Tier> tier) {
+  const std::lock_guard lock(mutex_);
+  clear_locked(member, tier);
+}
+
+void PrefixIndex::clear_locked(Member member, std::optional<Tier> tier) {
+  const std::uint32_t first = tier ? column(*tier) : 0;
+  const std::uint32_t last = tier ? first : kTiers - 1;
+  std::uint64_t held = 0;
+  for (std::uint32_t at = first; at <= last; ++at) held += counts_[member][at];
+  if (held == 0) return;
+  table_.sweep([&](BlockTable::Entry& entry) {
+    for (std::uint32_t at = first; at <= last; ++at) {
+      const Holder holder = HolderSets::holder(member, at);
+      const SetId to = sets_.drop(entry.set, holder);
+      if (to == entry.set) continue;
+      entry.set = to;
+      forget_copies(entry, holder);
+      if (ageing_.limits().any()) ageing_.forget(entry.hash, holder);
+      if (to == 0) return false;
+    }
+    return true;
+  });
+  for (std::uint32_t at = first; at <= last; ++at) counts_[member][at] = 0;
+  table_.shrink();
+}
+
+// ── Events ──
+
+// Holds the index for a piece at a time, and asks for a row's line some rows ahead of its turn.
+template <typename Hash, typename Each>
+void PrefixIndex::in_pieces(std::size_t rows, std::int64_t now_ns, Hash hash, Each each) {
+  for (std::size_t begin = 0; begin < rows; begin += kPiece) {
+    const std::size_t end = std::min(rows, begin + kPiece);
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) (void)table_.warm(hash(i));
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) (void)table_.warm(hash(i + kAhead));
+      each(i);
+    }
+    if (ageing_.limits().any()) (void)expire_locked(now_ns);
+    table_.shrink();
+  }
+}
+
+void PrefixIndex::store(Member member, Tier tier, std::span<const std::uint64_t> hashes, std::int64_t now_ns,
+                        Applied& out) {
+  const Holder holder = HolderSets::holder(member, column(tier));
+  in_pieces(
+      hashes.size(), now_ns, [&](std::size_t i) { return hashes[i]; },
+      [&](std::size_t i) { store_one(hashes[i], holder, now_ns, out); });
+}
+
+void PrefixIndex::remove(Member member, Tier tier, std::span<const std::uint64_t> hashes, Applied& out) {
+  const Holder holder = HolderSets::holder(member, column(tier));
+  in_pieces(
+      hashes.size(), 0, [&](std::size_t i) { return hashes[i]; },
+      [&](std::size_t i) { remove_one(hashes[i], holder, out); });
+}
+
+void PrefixIndex::require_sound(const Columns& events) {
+  const std::size_t count = events.kinds.size();
+  if (events.tiers.size() != count || events.offsets.size() != count + 1 || events.offsets[0] != 0 ||
+      events.offsets[count] != static_cast<std::int64_t>(events.hashes.size())) {
+    throw Error(ErrorKind::InvalidArgument, "events need a kind and a tier each, and offsets from 0 to the ",
+                events.hashes.size(), " hashes");
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool cleared = events.kinds[i] == kCleared;
+    if (events.kinds[i] > kCleared) {
+      throw Error(ErrorKind::InvalidArgument, "event ", i, ": kinds are 0 (stored), 1 (removed) and 2 (cleared), got ",
+                  static_cast<unsigned>(events.kinds[i]));
+    }
+    if (!cleared || events.tiers[i] != 0) (void)column(static_cast<Tier>(events.tiers[i]));
+    if (events.offsets[i + 1] < events.offsets[i] || (cleared && events.offsets[i + 1] != events.offsets[i])) {
+      throw Error(ErrorKind::InvalidArgument, "event ", i,
+                  ": offsets must not fall, and a cleared event has no blocks");
+    }
+  }
+}
+
+void PrefixIndex::apply(Member member, const Columns& events, std::int64_t now_ns, Applied& out) {
+  require_sound(events);
+  for (std::size_t i = 0; i < events.kinds.size(); ++i) {
+    const auto tier = static_cast<Tier>(events.tiers[i]);
+    const auto begin = static_cast<std::size_t>(events.offsets[i]);
+    const auto blocks = events.hashes.subspan(begin, static_cast<std::size_t>(events.offsets[i + 1]) - begin);
+    if (events.kinds[i] == kCleared) {
+      clear(member, events.tiers[i] == 0 ? std::nullopt : std::optional(tier));
+    } else if (events.kinds[i] == static_cast<std::uint8_t>(EventKind::Stored)) {
+      store(member, tier, blocks, now_ns, out);
+    } else {
+      remove(member, tier, blocks, out);
+    }
+  }
+}
+
+void PrefixIndex::apply(Member member, std::span<const EventRecord> rows, bool sole_only, std::int64_t now_ns,
+                        Applied& out) {
+  in_pieces(
+      rows.size(), now_ns, [&](std::size_t i) { return rows[i].identity.sequence_hash(); },
+      [&](std::size_t i) {
+        const EventRecord& row = rows[i];
+        if (sole_only && !row.sole) return;
+        const Holder holder = HolderSets::holder(member, column(row.tier));
+        if (row.kind == EventKind::Stored) {
+          store_one(row.identity.sequence_hash(), holder, now_ns, out);
+        } else {
+          remove_one(row.identity.sequence_hash(), holder, out);
+        }
+      });
+}
+
+void PrefixIndex::store_one(std::uint64_t hash, Holder holder, std::int64_t now_ns, Applied& out) {
+  BlockTable::Entry& entry = table_.find_or_make(hash);
+  const SetId to = sets_.add(entry.set, holder);
+  if (ageing_.limits().any()) ageing_.touch(hash, holder, now_ns);
+  if (to == entry.set) {
+    ++out.repeated;
+    if (counts_copies_) {
+      ++copies_[{hash, holder}];
+      ++entry.extra;
+    }
+    return;
+  }
+  entry.set = to;
+  ++count(holder);
+  ++out.stored;
+}
+
+void PrefixIndex::remove_one(std::uint64_t hash, Holder holder, Applied& out) {
+  BlockTable::Entry* const entry = table_.find(hash);
+  if (entry != nullptr && entry->extra > 0) {
+    if (const auto copy = copies_.find({hash, holder}); copy != copies_.end()) {
+      if (--copy->second == 0) copies_.erase(copy);
+      --entry->extra;
+      return;
+    }
+  }
+  if (entry == nullptr || !drop(entry, holder)) {
+    out.unknown.push_back(hash);
+    return;
+  }
+  if (ageing_.limits().any()) ageing_.forget(hash, holder);
+  ++out.removed;
+}
+
+bool PrefixIndex::drop(BlockTable::Entry* entry, Holder holder) {
+  const SetId to = sets_.drop(entry->set, holder);
+  if (to == entry->set) return false;
+  entry->set = to;
+  --count(holder);
+  if (to == 0) table_.erase(entry);
+  return true;
+}
+
+void PrefixIndex::forget_copies(BlockTable::Entry& entry, Holder holder) {
+  if (entry.extra == 0) return;
+  const auto copy = copies_.find({entry.hash, holder});
+  if (copy == copies_.end()) return;
+  entry.extra -= copy->second;
+  copies_.erase(copy);
+}
+
+std::uint64_t PrefixIndex::expire(std::int64_t now_ns) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t gone = expire_locked(now_ns);
+  table_.shrink();
+  return gone;
+}
+
+std::uint64_t PrefixIndex::expire_locked(std::int64_t now_ns) {
+  std::uint64_t gone = 0;
+  while (const auto due = ageing_.take_due(now_ns)) {
+    BlockTable::Entry* const entry = table_.find(due->hash);
+    forget_copies(*entry, due->holder);
+    drop(entry, due->holder);
+    ++gone;
+  }
+  return gone;
+}
+
+}  // namespace understudy
