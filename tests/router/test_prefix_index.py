@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -87,7 +88,7 @@ def test_removals_in_any_order_leave_the_truth(seed: int) -> None:
     index = PrefixIndex()
     for worker in range(4):
         index.store(worker, blocks)
-    held = dict.fromkeys(range(4), set(blocks.tolist()))
+    held = {worker: set(blocks.tolist()) for worker in range(4)}
     for worker in random.integers(0, 4, 40).tolist():
         gone = random.choice(blocks, 3)
         index.remove(worker, gone)
@@ -114,9 +115,7 @@ def test_columns_are_applied_in_order_with_clears() -> None:
         columns((0, 5, [1])),
         columns((0, 0, [1])),
         columns((2, 1, [1])),
-        EventColumns(
-            *[np.zeros(1, np.uint8)] * 2, np.zeros(1, U64), np.zeros(1, np.int64), *[np.zeros(0, U64)] * 2
-        ),
+        msgspec.structs.replace(columns((0, 1, [1, 2])), offsets=np.zeros(1, np.int64)),
     ],
 )
 def test_columns_that_contradict_each_other_change_nothing(events: EventColumns) -> None:
