@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
-from understudy.cli import conformance, demo, qwen3, replay
+from understudy.cli import conformance, demo, qwen3, replay, serve, tokenizer
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 EXAMPLES = """\
 examples:
   understudy replay trace.jsonl --workers 4 --html report.html
+  understudy serve my-model --port 8000
   understudy conformance vllm tests/golden/vllm
   understudy demo                    the block manager at work, in one table
   understudy demo --policy vllm      the same, with vLLM's eviction order
@@ -44,7 +45,14 @@ class Verb(Protocol):
         """Do the work; return the exit code. An UnderstudyError becomes its message and exit code 2."""
 
 
-VERBS: dict[str, Verb] = {"replay": replay, "conformance": conformance, "demo": demo, "qwen3": qwen3}
+VERBS: dict[str, Verb] = {
+    "replay": replay,
+    "serve": serve,
+    "tokenizer": tokenizer,
+    "conformance": conformance,
+    "demo": demo,
+    "qwen3": qwen3,
+}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,101 @@
+"""`understudy serve MODEL [vLLM's flags]`: a live server that clients cannot tell from vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy serve                                     the built-in tokenizer, port 8000, loopback
+  understudy serve my-model --port 9000 --max-model-len 32k --max-num-seqs 64
+  understudy serve my-model --set timing.kind=constant timing.prefill_ms=20 timing.decode_ms=5
+  understudy serve my-model --time-to-first-token 20 --inter-token-latency 5
+  understudy serve my-model --kv-events-config.enable_kv_cache_events true
+  understudy serve my-model --config vllm.yaml         flags of vLLM in a file
+  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "hello", "max_tokens": 8}'
+
+vLLM 0.32's 316 flags are accepted, in its grammar. Those that mean nothing to a simulated engine say so once.
+
+ours:
+  --speedup X             simulated time passes X times as fast as outside
+  --response-mode MODE    filler (default), echo, recorded (with --response-file JSONL of prompt and response)
+  --set NAME=VALUE ...    any setting of the engine, such as timing.kind=constant
+  --tiers JSON            KV tiers below the device: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
+  --time-to-first-token MS, --inter-token-latency MS    constant times instead of a model of them
+  --startup-duration S    answer 503 for so long
+  --metrics vllm|sglang, --old-metric-names, --dev-mode
+"""
+
+
+def take_rest(verb: argparse.ArgumentParser) -> None:
+    """Let the verb read its own arguments: vLLM's grammar is not argparse's."""
+
+    def parse_known_args(args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        rest = list(args or ())
+        if any(word in ("-h", "--help") for word in rest):
+            verb.print_help()
+            raise SystemExit(0)
+        namespace = argparse.Namespace() if namespace is None else namespace
+        namespace.rest = rest
+        return namespace, []
+
+    verb.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy serve`."""
+    verb = verbs.add_parser(
+        "serve",
+        help="a live server with vLLM's API, flags and metrics",
+        description="Serve a model that is not there: vLLM's HTTP API on a simulated engine, in real time.",
+        usage="understudy serve [MODEL] [flags of vLLM]",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    take_rest(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; exit code 0."""
+    import asyncio
+    import logging
+
+    from understudy.errors import ConfigError
+    from understudy.server.flags.serving import read_serve
+    from understudy.server.server import Server, run_until_stopped
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    plan = read_serve(args.rest)
+    tell_idle(plan.idle)
+    server = Server(plan.settings)
+
+    async def start() -> None:
+        try:
+            await server.start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {plan.settings.host}:{plan.settings.port}: {error}"
+            ) from None
+        print(
+            f"understudy serves {', '.join(plan.settings.names)} on http://{plan.settings.host}:{server.port}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    asyncio.run(run_until_stopped(start, server.stop))
+    return 0
+
+
+def tell_idle(names: list[str]) -> None:
+    """Say once which flags were accepted and change nothing."""
+    if names:
+        flags = ", ".join(f"--{name}" for name in names)
+        print(f"accepted, and without effect on a simulated engine: {flags}", file=sys.stderr)

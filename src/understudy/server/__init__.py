@@ -1,0 +1,1 @@
+"""The simulated engine on the wall clock: an OpenAI-compatible server that clients cannot tell from vLLM."""

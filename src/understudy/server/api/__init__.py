@@ -1,0 +1,1 @@
+"""The HTTP API: what requests may say, how they are answered."""

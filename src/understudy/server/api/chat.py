@@ -1,0 +1,147 @@
+"""`/v1/chat/completions`: how its answers look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.server.api.completions import FINGERPRINT, prompt_logprobs
+from understudy.server.api.generation import DONE
+from understudy.server.api.logprobs import chat_logprobs
+from understudy.server.api.texts import json_text
+
+if TYPE_CHECKING:
+    from understudy.server.api.generation import Choice, Generation
+
+_RUNNING = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+_ROLE = (
+    b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
+    b'"prompt_token_ids":null,"prompt_text":null}\n\n'
+)
+
+
+class ChatStyle:
+    """A message; in a stream its role comes with its first token."""
+
+    def __init__(self) -> None:
+        self._heads: list[bytes] = []
+        self._common = b""
+
+    def begin(self, generation: Generation) -> None:
+        """What all chunks begin with."""
+        self._common = (
+            b'data: {"id":"%b","object":"chat.completion.chunk","created":%d,"model":"%b","choices":['
+            % (json_text(generation.id), generation.created, json_text(generation.model))
+        )
+        self._heads = [
+            b'%b{"index":%d,"delta":{' % (self._common, choice.index) for choice in generation.choices
+        ]
+
+    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
+        """The text of these tokens; the last carries why it ended."""
+        plan, sampling = choice.plan, generation.sampling
+        head = self._heads[choice.index]
+        role = head + _ROLE if first == 0 else b""
+        if plan.pieces is None:
+            plain = generation.worker.texts.plain
+            text = (
+                plain[plan.tokens[first]]
+                if count == 1
+                else b"".join(plain[token] for token in plan.tokens[first : first + count])
+            )
+        else:
+            text = json_text("".join(plan.pieces[first : first + count]))
+        if (
+            not last
+            and sampling.logprobs is None
+            and not sampling.continuous_usage
+            and not sampling.return_token_ids
+        ):
+            body = b"".join((head, b'"content":"', text, _RUNNING)) if text else b""
+            return role + body if choice.tool is None else role
+        logprobs: Any = None
+        if sampling.logprobs is not None:
+            logprobs = chat_logprobs(generation, choice, first, count)
+        tail: dict[str, Any] = {"logprobs": logprobs, "finish_reason": None}
+        delta = b'"content":"' + text + b'"'
+        if choice.tool is not None:
+            delta = b""
+            if last:
+                delta = b'"tool_calls":' + msgspec.json.encode([{"index": 0, **choice.tool}])
+        if last:
+            tail |= {"finish_reason": finish_of(choice), "stop_reason": plan.stop_reason}
+        tail["token_ids"] = plan.tokens[first : first + count] if sampling.return_token_ids else None
+        usage = b""
+        if sampling.continuous_usage:
+            done = generation.completion_tokens
+            usage = b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+                generation.prompt_tokens,
+                generation.prompt_tokens + done,
+                done,
+            )
+        rest = msgspec.json.encode(tail)
+        return b"".join((role, head, delta, b"},", rest[1:], b"]", usage, b"}\n\n"))
+
+    def close(self, generation: Generation) -> bytes:
+        """The usage, if it was asked for, and the end."""
+        if not generation.sampling.include_usage:
+            return DONE
+        usage = msgspec.json.encode(generation.usage(last=False, nulls=False))
+        return b'%b],"usage":%b,"system_fingerprint":"%b"}\n\n%b' % (self._common, usage, FINGERPRINT, DONE)
+
+    def whole(self, generation: Generation) -> bytes:
+        """Everything at once, every key present but those of tools."""
+        sampling = generation.sampling
+        choices = []
+        for choice in generation.choices:
+            message: dict[str, Any] = {
+                "role": "assistant",
+                "content": choice.plan.text(generation.worker.texts, choice.emitted),
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+            }
+            if choice.tool is not None:
+                message["content"] = None
+                message["tool_calls"] = [choice.tool]
+            message["reasoning"] = None
+            logprobs = None
+            if sampling.logprobs is not None:
+                logprobs = chat_logprobs(generation, choice, 0, choice.emitted)
+            choices.append(
+                {
+                    "index": choice.index,
+                    "message": message,
+                    "logprobs": logprobs,
+                    "finish_reason": finish_of(choice),
+                    "stop_reason": choice.plan.stop_reason,
+                    "token_ids": choice.plan.tokens[: choice.emitted] if sampling.return_token_ids else None,
+                    "routed_experts": None,
+                }
+            )
+        first = generation.choices[0]
+        return msgspec.json.encode(
+            {
+                "id": generation.id,
+                "object": "chat.completion",
+                "created": generation.created,
+                "model": generation.model,
+                "choices": choices,
+                "service_tier": None,
+                "system_fingerprint": FINGERPRINT.decode(),
+                "usage": generation.usage(),
+                "prompt_logprobs": prompt_logprobs(generation, first),
+                "prompt_token_ids": first.prompt.tolist() if sampling.return_token_ids else None,
+                "prompt_text": generation.detail.get("prompt_text"),
+                "kv_transfer_params": generation.detail.get("kv_transfer_params"),
+                "ec_transfer_params": None,
+                "metrics": None,
+            }
+        )
+
+
+def finish_of(choice: Choice) -> str:
+    """Why it ended, where a call of a tool is a reason of its own."""
+    return "tool_calls" if choice.tool is not None and choice.plan.finish == "stop" else choice.plan.finish

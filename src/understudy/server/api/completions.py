@@ -1,0 +1,156 @@
+"""`/v1/completions`: how its answers look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.server.api.generation import DONE
+from understudy.server.api.logprobs import completion_logprobs
+from understudy.server.api.texts import json_text
+
+if TYPE_CHECKING:
+    from understudy.server.api.generation import Choice, Generation
+
+_RUNNING = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
+
+
+class CompletionStyle:
+    """Text after text."""
+
+    def __init__(self, *, echo: bool = False, echo_text: list[str] | None = None) -> None:
+        self._echo = echo
+        self._echo_texts = echo_text or []
+        self._heads: list[bytes] = []
+        self._common = b""
+
+    def begin(self, generation: Generation) -> None:
+        """What all chunks begin with."""
+        self._common = (
+            b'data: {"id":"%b","object":"text_completion","created":%d,"model":"%b","choices":['
+            % (json_text(generation.id), generation.created, json_text(generation.model))
+        )
+        self._heads = [
+            b'%b{"index":%d,"text":"' % (self._common, choice.index) for choice in generation.choices
+        ]
+
+    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
+        """The text of these tokens; the last carries why it ended."""
+        plan, sampling = choice.plan, generation.sampling
+        if plan.pieces is None:
+            plain = generation.worker.texts.plain
+            text = (
+                plain[plan.tokens[first]]
+                if count == 1
+                else b"".join(plain[token] for token in plan.tokens[first : first + count])
+            )
+        else:
+            text = json_text("".join(plan.pieces[first : first + count]))
+        if first == 0 and self._echo:
+            text = json_text(self._prompt(generation, choice)) + text
+        if (
+            not last
+            and sampling.logprobs is None
+            and not sampling.continuous_usage
+            and not sampling.return_token_ids
+        ):
+            return self._heads[choice.index] + text + _RUNNING if text else b""
+        logprobs: Any = None
+        if sampling.logprobs is not None:
+            logprobs = completion_logprobs(generation, choice, first, count)
+        ids = plan.tokens[first : first + count] if sampling.return_token_ids else None
+        prompt = choice.prompt.tolist() if sampling.return_token_ids and first == 0 else None
+        tail = {
+            "logprobs": logprobs,
+            "finish_reason": plan.finish if last else None,
+            "stop_reason": plan.stop_reason if last else None,
+            "prompt_token_ids": prompt,
+            "token_ids": ids,
+        }
+        usage = b""
+        if sampling.continuous_usage:
+            done = generation.completion_tokens
+            usage = b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+                generation.prompt_tokens,
+                generation.prompt_tokens + done,
+                done,
+            )
+        rest = msgspec.json.encode(tail)
+        return b"".join((self._heads[choice.index], text, b'",', rest[1:], b"]", usage, b"}\n\n"))
+
+    def close(self, generation: Generation) -> bytes:
+        """The usage, if it was asked for, and the end."""
+        if not generation.sampling.include_usage:
+            return DONE
+        usage = msgspec.json.encode(generation.usage(last=False, nulls=False))
+        return b'%b],"usage":%b,"system_fingerprint":"%b"}\n\n%b' % (self._common, usage, FINGERPRINT, DONE)
+
+    def whole(self, generation: Generation) -> bytes:
+        """Everything at once, every key present."""
+        sampling = generation.sampling
+        choices = []
+        for choice in generation.choices:
+            text = choice.plan.text(generation.worker.texts, choice.emitted)
+            if self._echo:
+                text = self._prompt(generation, choice) + text
+            logprobs = None
+            if sampling.logprobs is not None:
+                choice.decoded = 0
+                logprobs = completion_logprobs(generation, choice, 0, choice.emitted)
+            choices.append(
+                {
+                    "index": choice.index,
+                    "text": text,
+                    "logprobs": logprobs,
+                    "finish_reason": choice.plan.finish,
+                    "stop_reason": choice.plan.stop_reason,
+                    "token_ids": choice.plan.tokens[: choice.emitted] if sampling.return_token_ids else None,
+                    "prompt_logprobs": prompt_logprobs(generation, choice),
+                    "prompt_token_ids": choice.prompt.tolist() if sampling.return_token_ids else None,
+                    "routed_experts": None,
+                }
+            )
+        return msgspec.json.encode(
+            {
+                "id": generation.id,
+                "object": "text_completion",
+                "created": generation.created,
+                "model": generation.model,
+                "choices": choices,
+                "service_tier": None,
+                "system_fingerprint": FINGERPRINT.decode(),
+                "usage": generation.usage(),
+                "kv_transfer_params": generation.detail.get("kv_transfer_params"),
+                "ec_transfer_params": None,
+                "metrics": None,
+            }
+        )
+
+    def _prompt(self, generation: Generation, choice: Choice) -> str:
+        place = choice.index // max(generation.sampling.n, 1)
+        return self._echo_texts[place] if place < len(self._echo_texts) else ""
+
+
+FINGERPRINT = b"vllm-0.32.0-0d05e0a1"
+
+
+def prompt_logprobs(generation: Generation, choice: Choice) -> list[Any] | None:
+    """One entry a token of the prompt, the first of which has none."""
+    from understudy.server.api.logprobs import logprob_of
+
+    if generation.sampling.prompt_logprobs is None:
+        return None
+    tokenizer = generation.worker.tokenizer
+    return [
+        None
+        if place == 0
+        else {
+            str(token): {
+                "logprob": logprob_of(token),
+                "rank": 1,
+                "decoded_token": tokenizer.decode([token], skip_special=False),
+            }
+        }
+        for place, token in enumerate(choice.prompt.tolist())
+    ]

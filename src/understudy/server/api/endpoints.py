@@ -1,0 +1,269 @@
+"""The endpoints that generate: a body in, a generation out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy._core import xxh3_64
+from understudy.errors import InvalidArgument
+from understudy.server.api.chat import ChatStyle
+from understudy.server.api.completions import CompletionStyle
+from understudy.server.api.errors import ApiError, bad_value, no_such_model
+from understudy.server.api.fields import Fields
+from understudy.server.api.generation import Generation, new_id
+from understudy.server.api.plan import Plan, plan_answer
+from understudy.server.api.prompts import read_messages, read_prompts, room_for, tokens_of
+from understudy.server.api.sampling import Sampling, check_sampling, read_sampling
+from understudy.server.api.structured import instance, structured_text
+from understudy.server.outputs import Answer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from understudy.server.api.generation import Style
+    from understudy.server.http import Connection, Request
+    from understudy.server.worker import Worker
+
+
+class Endpoints:
+    """Generates on behalf of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.in_flight: set[Generation] = set()
+
+    def completions(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
+        """`/v1/completions`."""
+        worker, settings = self.worker, self.worker.settings
+        fields = Fields(body)
+        sampling = read_sampling(fields, chat=False)
+        echo = fields.boolean("echo")
+        model = self._model(fields)
+        empty = sampling.asked_tokens == 0 and echo
+        if empty:
+            sampling.asked_tokens = 1
+        prompts = read_prompts(fields)
+        fields.done()
+        if fields.raw("suffix") is not None:
+            raise bad_value("this model does not fill in the middle", "suffix", msgspec.UNSET)
+        if not prompts:
+            raise bad_value("prompt must be given and not be empty", "prompt")
+        check_sampling(fields, sampling, chat=False, max_logprobs=settings.max_logprobs)
+        self._headers(sampling, request)
+        all_tokens = [
+            tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len) for prompt in prompts
+        ]
+        echoed: list[str] = []
+        if echo:
+            echoed = [
+                prompt if isinstance(prompt, str) else worker.tokenizer.decode(prompt) for prompt in prompts
+            ]
+        generation = self._open(
+            request, connection, sampling, CompletionStyle(echo=echo, echo_text=echoed), "cmpl-", model
+        )
+        for tokens in all_tokens:
+            plans = [self._plan(tokens, sampling, index, empty=empty) for index in range(sampling.n)]
+            generation.add(tokens, plans)
+        return self._run(generation, request, model)
+
+    def chat(
+        self,
+        body: dict[str, Any],
+        request: Request,
+        connection: Connection,
+        style: Style | None = None,
+        prefix: str = "chatcmpl-",
+    ) -> Generation:
+        """`/v1/chat/completions`, and what is told in another style."""
+        worker, settings = self.worker, self.worker.settings
+        fields = Fields(body)
+        sampling = read_sampling(fields, chat=True)
+        model = self._model(fields)
+        messages = read_messages(fields, "messages", model)
+        add_prompt = fields.boolean("add_generation_prompt", True)
+        fields.done()
+        if not messages:
+            raise ApiError("a conversation needs at least one message.")
+        check_sampling(fields, sampling, chat=True, max_logprobs=settings.max_logprobs)
+        tool = self._tool(fields)
+        if fields.raw("chat_template") is not None and not settings.trust_request_chat_template:
+            raise ApiError("a chat template in a request needs --trust-request-chat-template.")
+        self._headers(sampling, request)
+        text = worker.tokenizer.render_chat(messages, add_generation_prompt=add_prompt)
+        tokens = tokens_of(text, sampling, worker.tokenizer, settings.max_model_len)
+        generation = self._open(request, connection, sampling, style or ChatStyle(), prefix, model)
+        if fields.boolean("return_prompt_text"):
+            generation.detail["prompt_text"] = text
+        if tool is not None:
+            sampling.structure = {"json": tool.get("parameters", {})}
+        generation.add(tokens, [self._plan(tokens, sampling, index) for index in range(sampling.n)])
+        if tool is not None:
+            for choice in generation.choices:
+                arguments = msgspec.json.encode(
+                    instance(tool.get("parameters", {}), self._key(tokens, choice.index))
+                )
+                choice.tool = {
+                    "id": f"chatcmpl-tool-{new_id()}",
+                    "type": "function",
+                    "function": {"name": tool.get("name", ""), "arguments": arguments.decode()},
+                }
+        return self._run(generation, request, model)
+
+    # ── Parts ──
+
+    def _model(self, fields: Fields) -> str:
+        names = self.worker.settings.names
+        given = fields.text("model")
+        if given is None or given == "":
+            return names[0]
+        if given not in names and given not in self.worker.loras:
+            fields.done()
+            raise no_such_model(given, (*names, *self.worker.loras))
+        return given
+
+    def _tool(self, fields: Fields) -> dict[str, Any] | None:
+        """The function that is to be called, if one must be."""
+        settings = self.worker.settings
+        tools, choice = fields.raw("tools"), fields.raw("tool_choice")
+        if tools is None:
+            return None
+        if not isinstance(tools, list):
+            fields.note("list_type", "tools", "must be a list", tools)
+            fields.done()
+        if not tools:
+            raise bad_value("tools must not be empty; leave it out instead", "tools")
+        given = [tool.get("function", {}) if isinstance(tool, dict) else {} for tool in tools]
+        functions: list[dict[str, Any]] = [one if isinstance(one, dict) else {} for one in given]
+        if choice == "none":
+            return None
+        if choice in (None, "auto"):
+            if not (settings.enable_auto_tool_choice and settings.tool_call_parser):
+                raise ApiError('tool_choice "auto" needs --enable-auto-tool-choice and --tool-call-parser')
+            return None
+        if choice == "required":
+            if not settings.tool_call_parser:
+                raise ApiError('tool_choice "required" needs --tool-call-parser')
+            return functions[0]
+        wanted = choice.get("function", {}) if isinstance(choice, dict) else {}
+        name = wanted.get("name") if isinstance(wanted, dict) else None
+        found = [function for function in functions if function.get("name") == name]
+        if not found:
+            raise bad_value("tool_choice names no function of tools", "tool_choice")
+        return found[0]
+
+    def _headers(self, sampling: Sampling, request: Request) -> None:
+        priority = request.headers.get("x-vllm-priority", "")
+        if priority.lstrip("-").isdigit() and len(priority) < 10:
+            sampling.priority = int(priority)
+        sampling.priority = max(min(sampling.priority, 2**62), -(2**62))
+        if self.worker.settings.enable_force_include_usage and sampling.stream:
+            sampling.include_usage = True
+
+    def _key(self, tokens: npt.NDArray[np.uint32], choice: int) -> int:
+        return xxh3_64(tokens.tobytes(), choice)
+
+    def _plan(
+        self, tokens: npt.NDArray[np.uint32], sampling: Sampling, index: int, *, empty: bool = False
+    ) -> Plan:
+        room = room_for(len(tokens), sampling, self.worker.settings.max_model_len)
+        outputs = self.worker.outputs
+        if sampling.structure is not None:
+            said = outputs.text_tokens(structured_text(sampling.structure, self._key(tokens, index)))
+            answer = Answer(said[:room], len(said) <= room)
+        else:
+            seed = None if sampling.seed is None else sampling.seed & (2**32 - 1)
+            answer = outputs.answer(
+                tokens,
+                room,
+                asked=sampling.asked_tokens,
+                choice=index,
+                seed=seed,
+                ignore_eos=sampling.ignore_eos,
+                min_tokens=sampling.min_tokens,
+            )
+        plan = plan_answer(answer, sampling, self.worker.texts)
+        if empty:  # only the prompt is told
+            return msgspec.structs.replace(plan, pieces=["" for _ in plan.tokens])
+        return plan
+
+    def _open(
+        self,
+        request: Request,
+        connection: Connection,
+        sampling: Sampling,
+        style: Style,
+        prefix: str,
+        model: str,
+    ) -> Generation:
+        given = request.headers.get("x-request-id") or sampling.request_id or new_id()
+        headers = b""
+        if self.worker.settings.enable_request_id_headers:
+            shown = request.headers.get("x-request-id") or given
+            headers = f"x-request-id: {shown}\r\n".encode("latin-1", "replace")
+        generation = Generation(
+            self.worker, connection, sampling, style, name=f"{prefix}{given}", model=model, headers=headers
+        )
+        generation.load_format = request.headers.get("endpoint-load-metrics-format", "").upper()
+        params = sampling.kv_transfer_params
+        if params is not None and params.get("do_remote_decode"):
+            generation.detail["kv_transfer_params"] = {
+                **params,
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_engine_id": f"understudy-{self.worker.index}",
+                "remote_block_ids": [],
+                "remote_host": "127.0.0.1",
+                "remote_port": self.worker.settings.port,
+                "tp_size": 1,
+            }
+        return generation
+
+    def _run(self, generation: Generation, request: Request, model: str) -> Generation:
+        worker, settings = self.worker, self.worker.settings
+        self._admit(generation)
+        wanted = request.headers.get("x-data-parallel-rank", "")
+        if wanted and not (
+            wanted.isdigit() and len(wanted) < 6 and int(wanted) < settings.data_parallel_size
+        ):
+            raise ApiError(
+                f"X-data-parallel-rank must be in 0 … {settings.data_parallel_size - 1}, got {wanted[:32]!r}"
+            )
+        rank = worker.pick_rank(int(wanted) if wanted else None)
+        try:
+            generation.run(rank, lora=model if model in worker.loras else "")
+        except InvalidArgument as error:
+            raise ApiError(str(error)) from None
+        self.in_flight.add(generation)
+        generation.on_done = self._done
+        return generation
+
+    def _admit(self, generation: Generation) -> None:
+        settings = self.worker.settings
+        if settings.max_num_queued_reqs is None and settings.max_num_queued_tokens is None:
+            return
+        waiting = [
+            choice.request
+            for other in self.in_flight
+            for choice in other.choices
+            if choice.request is not None and choice.request.admitted_ns < 0
+        ]
+        requests, tokens = len(waiting), sum(request.prompt_tokens for request in waiting)
+        reason = ""
+        if settings.max_num_queued_reqs is not None and requests >= settings.max_num_queued_reqs:
+            reason = "max_num_queued_reqs"
+        elif (
+            settings.max_num_queued_tokens is not None
+            and tokens + generation.prompt_tokens > settings.max_num_queued_tokens
+        ):
+            reason = "max_num_queued_tokens"
+        if reason:
+            self.worker.admission_rejections[reason].add()
+            raise ApiError(
+                f"the queue is full ({reason}); try again later", status=503, kind="Service Unavailable"
+            )
+
+    def _done(self, generation: Generation, how: str) -> None:  # noqa: ARG002
+        self.in_flight.discard(generation)

@@ -1,0 +1,67 @@
+"""Errors as vLLM sends them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param` names what was wrong with it."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> bytes:
+        """The JSON of it."""
+        return error_body(self.status, str(self), self.kind, self.param)
+
+
+def error_body(status: int, message: str, kind: str, param: str | None = None) -> bytes:
+    """OpenAI's shape, with the status as code."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+
+def bad_value(message: str, param: str, value: object = msgspec.UNSET) -> ApiError:
+    """A value that was read and cannot be: the message ends with the parameter."""
+    given = f"parameter={param}" if value is msgspec.UNSET else f"parameter={param}, value={value}"
+    return ApiError(f"{message} ({given})", param=param)
+
+
+def no_such_model(name: str, names: tuple[str, ...]) -> ApiError:
+    """A model that is not served here."""
+    known = ", ".join(names)
+    return ApiError(
+        f"There is no model `{name}` here; served are: {known}.",
+        status=404,
+        kind="NotFoundError",
+        param="model",
+    )
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that a schema finds wrong with a body."""
+
+    kind: str
+    where: str
+    message: str
+    given: object = None
+
+    def __str__(self) -> str:
+        shown = str(self.given)[:200]
+        return str({"type": self.kind, "loc": self.where, "msg": self.message, "input": shown})
+
+
+def invalid_body(problems: list[Problem], *, param: bool = True) -> ApiError:
+    """The other kind of 400: the body does not have the shape of a request."""
+    count = len(problems)
+    lines = "\n".join(f"  {problem}" for problem in problems[:10])
+    return ApiError(
+        f"{count} validation error{'s' if count > 1 else ''}:\n{lines}",
+        kind="Bad Request",
+        param=problems[0].where if param else None,
+    )

@@ -1,0 +1,191 @@
+"""Reads the fields of a body as leniently as vLLM's schema does: "5" is an int, 1 is true, a string only a string."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.server.api.errors import ApiError, Problem, invalid_body
+
+if TYPE_CHECKING:
+    from understudy.server.http import Request
+
+_TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
+_FALSE = frozenset(("false", "f", "no", "n", "off", "0"))
+_MAX_DIGITS = 4300
+
+
+def read_body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request. ApiError with vLLM's param otherwise."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise invalid_body(
+            [Problem("content_type", "header.content-type", "the body must be application/json", kind)],
+            param=False,
+        )
+    body = read_json(request.body)
+    if not isinstance(body, dict):
+        raise invalid_body([Problem("model_attributes_type", "body", "the body must be an object", body)])
+    return body
+
+
+def read_json(data: bytes) -> Any:
+    """Any JSON value."""
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
+    except msgspec.DecodeError:
+        pass
+    # The slower reader knows where it failed, and reads NaN.
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
+    except json.JSONDecodeError as error:
+        raise invalid_body(
+            [Problem("json_invalid", f"body.{error.pos}", f"not JSON: {error.msg}", {})]
+        ) from None
+    except ValueError as error:  # not UTF-8, or a number of absurd length
+        raise invalid_body([Problem("json_invalid", "body.0", f"not JSON: {error}", {})]) from None
+
+
+class Fields:
+    """The fields of one object; every wrong type is noted, and `done` raises them together."""
+
+    def __init__(self, values: dict[str, Any], where: str = "body") -> None:
+        self._values = values
+        self._where = where
+        self.problems: list[Problem] = []
+
+    def done(self) -> None:
+        """ApiError if anything was wrong."""
+        if self.problems:
+            raise invalid_body(self.problems)
+
+    def raw(self, name: str) -> Any:
+        """As it came; None if it did not."""
+        return self._values.get(name)
+
+    def has(self, name: str) -> bool:
+        """Whether it was given, null included."""
+        return name in self._values
+
+    def note(self, kind: str, name: str, message: str, given: object = None) -> None:
+        """Something about a field is wrong."""
+        self.problems.append(Problem(kind, f"{self._where}.{name}", message, given))
+
+    def integer(self, name: str, default: int | None = None) -> int | None:
+        """A whole number, also as text, float or bool."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return int(value)
+        if isinstance(value, int):
+            return value
+        if isinstance(value, float):
+            if math.isfinite(value) and value.is_integer():
+                return int(value)
+            self.note("int_from_float", name, "must be a whole number", value)
+            return default
+        if isinstance(value, str) and len(value) < _MAX_DIGITS:
+            try:
+                return int(value.strip())
+            except ValueError:
+                self.note("int_parsing", name, "must be a whole number; this text is none", value)
+                return default
+        self.note("int_type", name, "must be a whole number", value)
+        return default
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """A number, also as text or bool."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool | int | float):
+            try:
+                return float(value)
+            except OverflowError:
+                return math.inf
+        if isinstance(value, str):
+            try:
+                return float(value.strip())
+            except ValueError:
+                self.note("float_parsing", name, "must be a number; this text is none", value)
+                return default
+        self.note("float_type", name, "must be a number", value)
+        return default
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """True or false, also as 0, 1 or a word for it."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int | float) and value in (0, 1):
+            return bool(value)
+        if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+            return value.lower() in _TRUE
+        self.note(
+            "bool_parsing" if isinstance(value, str) else "bool_type", name, "must be true or false", value
+        )
+        return default
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """A string and nothing else."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, str):
+            return value
+        self.note("string_type", name, "must be a string", value)
+        return default
+
+    def texts(self, name: str) -> list[str]:
+        """A string or a list of them."""
+        value = self._values.get(name)
+        if value is None:
+            return []
+        if isinstance(value, str):
+            return [value]
+        if not isinstance(value, list):
+            self.note("list_type", name, "must be a string or a list of strings", value)
+            return []
+        return self._members(name, value, str)
+
+    def integers(self, name: str) -> list[int]:
+        """A list of whole numbers."""
+        value = self._values.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            self.note("list_type", name, "must be a list", value)
+            return []
+        return self._members(name, value, int)
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        """An object."""
+        value = self._values.get(name)
+        if value is None or isinstance(value, dict):
+            return value
+        self.note("model_type", name, "must be an object", value)
+        return None
+
+    def _members(self, name: str, value: list[Any], kind: type) -> list[Any]:
+        for place, member in enumerate(value):
+            if not isinstance(member, kind) or isinstance(member, bool):
+                self.note(
+                    f"{kind.__name__}_type", f"{name}.{place}", f"must be of type {kind.__name__}", member
+                )
+        return [member for member in value if isinstance(member, kind)]
+
+
+def require(condition: bool, error: ApiError) -> None:
+    """Raise unless it holds."""
+    if not condition:
+        raise error

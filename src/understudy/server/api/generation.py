@@ -1,0 +1,272 @@
+"""One HTTP request that generates: its choices, each a request to the engine, and the answer that they make up."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from understudy.server.api.errors import error_body
+from understudy.server.core import LiveRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from understudy.server.api.plan import Plan
+    from understudy.server.api.sampling import Sampling
+    from understudy.server.http import Connection
+    from understudy.server.worker import Worker
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Style(Protocol):
+    """How an endpoint tells an answer."""
+
+    def begin(self, generation: Generation) -> None:
+        """Prepare what all chunks of a stream have in common."""
+
+    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
+        """Events for these tokens of a choice."""
+
+    def close(self, generation: Generation) -> bytes:
+        """Events after the last token of the last choice."""
+
+    def whole(self, generation: Generation) -> bytes:
+        """The whole answer as one body."""
+
+
+class Choice:
+    """One answer of a request; listens to the engine."""
+
+    __slots__ = ("decoded", "done", "emitted", "generation", "index", "plan", "prompt", "request", "tool")
+
+    def __init__(
+        self, generation: Generation, index: int, prompt: npt.NDArray[np.uint32], plan: Plan
+    ) -> None:
+        self.generation = generation
+        self.index = index
+        self.prompt = prompt
+        self.plan = plan
+        self.emitted = 0
+        self.decoded = 0
+        self.done = False
+        self.request: LiveRequest | None = None
+        self.tool: dict[str, Any] | None = None
+
+    def on_admitted(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
+        """It was scheduled for the first time."""
+        worker = self.generation.worker
+        core = request.rank
+        below = (0, 0, 0)
+        if core is not None and core.has_tiers:
+            below = core.engine.below_tokens(request.engine_id)
+        worker.metrics_of(request).on_admitted(request, below)
+
+    def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
+        """More of it can be seen."""
+        if self.done:
+            return
+        plan = self.plan
+        count = min(count, plan.total - first)
+        self.emitted = first + count
+        last = self.emitted >= plan.total
+        generation = self.generation
+        generation.worker.metrics_of(request).on_tokens(request, first, count, now_ns)
+        if generation.sampling.stream:
+            connection = generation.connection
+            if not generation.started:
+                generation.start()
+            connection.send_event(generation.style.chunk(generation, self, first, count, last))
+            connection.due_ns = now_ns
+            connection.due_tokens += count
+        if last and plan.stopped:
+            generation.worker.driver.cancel(request, now_ns)
+
+    def on_end(self, request: LiveRequest, now_ns: int) -> None:  # noqa: ARG002
+        """The engine has nothing more to say."""
+        if self.done:
+            return
+        self.done = True
+        generation = self.generation
+        if self.emitted >= self.plan.total:
+            generation.worker.metrics_of(request).on_finished(
+                request, self.plan.finish, self.emitted, self.plan.engine_tokens
+            )
+        generation.one_ended(self, request.ended)
+
+
+class Generation:
+    """The request of one client. Its answer leaves when its choices have ended, or token by token."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        connection: Connection,
+        sampling: Sampling,
+        style: Style,
+        *,
+        name: str,
+        model: str,
+        headers: bytes = b"",
+    ) -> None:
+        self.worker = worker
+        self.connection = connection
+        self.sampling = sampling
+        self.style = style
+        self.id = name
+        self.model = model
+        self.created = int(time.time())
+        self.headers = headers
+        self.choices: list[Choice] = []
+        self.prompts = 0
+        self.prompt_tokens = 0
+        self.started = False
+        self.on_done: Callable[[Generation, str], None] | None = None
+        self._left = 0
+        self._gone = False
+        self.load_format = ""
+        self.detail: dict[str, Any] = {}
+
+    def add(self, prompt: npt.NDArray[np.uint32], plans: list[Plan]) -> None:
+        """Answers to one more prompt."""
+        self.prompts += 1
+        self.prompt_tokens += len(prompt)
+        for plan in plans:
+            self.choices.append(Choice(self, len(self.choices), prompt, plan))
+
+    def run(self, rank: int, *, lora: str) -> None:
+        """Hand the choices to the engine. InvalidArgument if it could never run one; then none has been."""
+        import numpy as np
+
+        worker, sampling = self.worker, self.sampling
+        self._left = len(self.choices)
+        requests = []
+        for choice in self.choices:
+            output = np.array(choice.plan.tokens, dtype=np.uint32)
+            identities = worker.identities(choice.prompt, output, salt=sampling.cache_salt, lora=lora)
+            name = self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}"
+            choice.request = LiveRequest(
+                name,
+                len(choice.prompt),
+                choice.plan.engine_tokens,
+                identities,
+                choice,
+                priority=sampling.priority,
+            )
+            requests.append(choice.request)
+        self.connection.on_close = self.client_gone
+        for request in requests:
+            worker.submit(request, rank)
+        if sampling.stream:
+            self.style.begin(self)
+
+    def start(self) -> None:
+        """The stream begins, with its first token."""
+        self.started = True
+        self.connection.start_stream(self.headers)
+
+    def client_gone(self) -> None:
+        """Nobody waits for the answer any more: its blocks return."""
+        self._gone = True
+        for choice in self.choices:
+            if choice.request is not None and not choice.done:
+                self.worker.driver.cancel(choice.request)
+
+    def one_ended(self, choice: Choice, how: str) -> None:
+        """A choice has ended; with the last one the answer has."""
+        self._left -= 1
+        complete = choice.emitted >= choice.plan.total
+        if not complete and not self._gone:
+            self._fail(how)
+            return
+        if self._left or self._gone:
+            if self._left == 0:
+                self._tell("cancelled")
+            return
+        if len(self.choices):
+            metrics = self.worker.metrics_of(self.choices[0].request or LiveRequest("", 1, 1, None, choice))
+            metrics.params_n.observe(self.sampling.n)
+            metrics.request_max_generation.observe(max(one.emitted for one in self.choices))
+        if self.sampling.stream:
+            if not self.started:
+                self.start()
+            self.connection.send_event(self.style.close(self))
+            self.connection.end_stream()
+        else:
+            self.connection.respond(200, self.style.whole(self), headers=self.headers + self._load_header())
+        self._tell("completed")
+
+    def _fail(self, how: str) -> None:
+        """The engine has dropped it: an error, in the stream if it has begun."""
+        self._gone = True
+        for choice in self.choices:
+            if choice.request is not None and not choice.done:
+                self.worker.driver.cancel(choice.request)
+        text = "the engine has died" if how == "lost" else "the request was aborted by the engine"
+        body = error_body(500, text, "InternalServerError")
+        if self.started:
+            self.connection.send_event(b"data: " + body + b"\n\n" + DONE)
+            self.connection.end_stream()
+        else:
+            self.connection.on_close = None
+            self.connection.respond(500, body)
+        self._tell("failed")
+
+    def _tell(self, how: str) -> None:
+        told, self.on_done = self.on_done, None
+        if told is not None:
+            told(self, how)
+
+    def _load_header(self) -> bytes:
+        """The endpoint's load in the header that load balancers ask for."""
+        if self.load_format not in ("TEXT", "JSON"):
+            return b""
+        cores = self.worker.cores
+        values = {
+            "num_requests_waiting": float(sum(core.num_waiting for core in cores)),
+            "kv_cache_usage_perc": max(core.usage for core in cores),
+        }
+        if self.load_format == "JSON":
+            return b"endpoint-load-metrics: JSON " + msgspec.json.encode({"named_metrics": values}) + b"\r\n"
+        text = ", ".join(f"named_metrics.{name}={value}" for name, value in values.items())
+        return f"endpoint-load-metrics: TEXT {text}\r\n".encode()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(choice.emitted for choice in self.choices)
+
+    def cached_tokens(self, *, last: bool) -> int:
+        """Of the last prompt, or of the first."""
+        request = self.choices[-1 if last else 0].request
+        return 0 if request is None else request.cached_tokens
+
+    def usage(self, *, last: bool = True, nulls: bool = True) -> dict[str, Any]:
+        """What it cost."""
+        completion = self.completion_tokens
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + completion,
+            "completion_tokens": completion,
+        }
+        if self.worker.settings.enable_prompt_tokens_details:
+            details: dict[str, Any] = {"cached_tokens": self.cached_tokens(last=last)}
+            if nulls:
+                details |= {"created_cache_tokens": None, "multimodal_tokens": None}
+            usage["prompt_tokens_details"] = details
+        elif nulls:
+            usage["prompt_tokens_details"] = None
+        if nulls:
+            usage["completion_tokens_details"] = None
+        return usage
+
+
+def new_id() -> str:
+    """Sixteen hex digits."""
+    return secrets.token_hex(8)

@@ -1,0 +1,192 @@
+"""What a request may say about how it is answered, and what vLLM checks of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.server.api.errors import ApiError, bad_value
+
+if TYPE_CHECKING:
+    from understudy.server.api.fields import Fields
+
+MAX_STOPS = 4
+MAX_CHOICES = 16384
+_SALT = re.compile(r"^[^@/\\\x00]{1,128}$")
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """How to answer. `asked_tokens`: the length that was asked for, if any."""
+
+    n: int = 1
+    asked_tokens: int | None = None
+    tokens_field: str = "max_tokens"
+    min_tokens: int = 0
+    temperature: float = 1.0
+    seed: int | None = None
+    stop: list[str] = msgspec.field(default_factory=list)
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    include_stop: bool = False
+    ignore_eos: bool = False
+    skip_special: bool = True
+    logprobs: int | None = None
+    """How many alternatives to tell of each token; None: tell nothing."""
+    prompt_logprobs: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+    request_id: str | None = None
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    truncate: int | None = None
+    truncate_left: bool = True
+    structure: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    cache_hit_threshold: float | None = None
+
+
+def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
+    """Read the fields that completions and chat share. Wrong types are noted in `fields`."""
+    sampling = Sampling()
+    sampling.n = _or(fields.integer("n", 1), 1)
+    sampling.min_tokens = _or(fields.integer("min_tokens", 0), 0)
+    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "min_p"):
+        fields.number(name)
+    fields.integer("top_k")
+    sampling.temperature = _orf(fields.number("temperature", 1.0), 1.0)
+    sampling.seed = fields.integer("seed")
+    sampling.stop = fields.texts("stop")
+    if len(sampling.stop) > MAX_STOPS:
+        fields.note("too_long", "stop", f"at most {MAX_STOPS} stop strings", sampling.stop)
+    sampling.stop_token_ids = fields.integers("stop_token_ids")
+    sampling.include_stop = fields.boolean("include_stop_str_in_output")
+    sampling.ignore_eos = fields.boolean("ignore_eos")
+    sampling.skip_special = fields.boolean("skip_special_tokens", True)
+    sampling.stream = fields.boolean("stream")
+    options = fields.object("stream_options")
+    if options is not None:
+        sampling.include_usage = bool(options.get("include_usage", False))
+        sampling.continuous_usage = (
+            bool(options.get("continuous_usage_stats", False)) and sampling.include_usage
+        )
+    sampling.priority = _or(fields.integer("priority", 0), 0)
+    sampling.cache_salt = fields.text("cache_salt") or ""
+    sampling.request_id = fields.text("request_id")
+    fields.text("session_id")
+    fields.text("user")
+    fields.text("model")
+    sampling.return_token_ids = fields.boolean("return_token_ids")
+    sampling.tokens_as_ids = fields.boolean("return_tokens_as_token_ids")
+    sampling.truncate = fields.integer("truncate_prompt_tokens")
+    sampling.truncate_left = fields.text("truncation_side", "left") != "right"
+    sampling.prompt_logprobs = fields.integer("prompt_logprobs")
+    sampling.kv_transfer_params = fields.object("kv_transfer_params")
+    sampling.cache_hit_threshold = fields.number("cache_hit_threshold")
+    if chat:
+        wanted = fields.integer("max_completion_tokens")
+        if wanted is not None:
+            sampling.tokens_field = "max_completion_tokens"
+        sampling.asked_tokens = wanted if wanted is not None else fields.integer("max_tokens")
+        if fields.boolean("logprobs"):
+            sampling.logprobs = _or(fields.integer("top_logprobs", 0), 0)
+    else:
+        sampling.asked_tokens = _or(fields.integer("max_tokens", 16), 16)
+        sampling.logprobs = fields.integer("logprobs")
+    sampling.structure = _structure(fields)
+    return sampling
+
+
+def check_sampling(fields: Fields, sampling: Sampling, *, chat: bool, max_logprobs: int) -> None:
+    """The values themselves, in vLLM's words of type and param. ApiError for the first that cannot be."""
+    if fields.raw("stream_options") is not None and not sampling.stream:
+        raise bad_value("stream_options needs stream", "stream_options")
+    top = fields.raw("top_logprobs")
+    if chat and top is not None and not fields.boolean("logprobs"):
+        raise bad_value("top_logprobs needs logprobs", "top_logprobs")
+    if fields.raw("cache_salt") is not None and not _SALT.match(sampling.cache_salt):
+        raise bad_value(
+            "cache_salt must have 1 to 128 characters, none of them @, /, \\ or NUL", "cache_salt"
+        )
+    _check_logprobs(sampling, max_logprobs)
+    _check_ranges(fields, sampling)
+    if sampling.n < 1:
+        raise ApiError(f"n must be 1 or more, got {sampling.n}.")
+    if sampling.n > MAX_CHOICES:
+        raise ApiError(f"n must be {MAX_CHOICES} or less, got {sampling.n}.")
+    if sampling.n > 1 and sampling.temperature == 0:
+        raise ApiError(f"n must be 1 with temperature 0, where all answers are the same; got {sampling.n}.")
+    if any(not stop for stop in sampling.stop):
+        raise ApiError("a stop string must not be empty.")
+    if sampling.min_tokens < 0:
+        raise ApiError(f"min_tokens must not be negative, got {sampling.min_tokens}.")
+    asked = sampling.asked_tokens
+    if asked is not None and asked < 1:
+        raise bad_value(f"max_tokens must be 1 or more, got {asked}.", "max_tokens", asked)
+    if asked is not None and sampling.min_tokens > asked:
+        raise ApiError(f"min_tokens must not exceed max_tokens={asked}, got {sampling.min_tokens}.")
+
+
+def _check_logprobs(sampling: Sampling, most: int) -> None:
+    for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if value is None:
+            continue
+        if value < -1:
+            raise bad_value(f"{name} must be positive, 0 or -1", name, value)
+        if value > most:
+            raise bad_value(f"{name} of {value} were asked for, at most {most} are told", name, value)
+
+
+def _check_ranges(fields: Fields, sampling: Sampling) -> None:
+    temperature = sampling.temperature
+    if not 0 <= temperature <= 2:
+        raise bad_value(
+            f"temperature must be between 0 and 2, got {temperature}.", "temperature", temperature
+        )
+    top_p = fields.number("top_p", 1.0)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise bad_value(f"top_p must be above 0 and at most 1, got {top_p}.", "top_p", top_p)
+    top_k = fields.integer("top_k", 0)
+    if top_k is not None and top_k < -1:
+        raise ApiError(f"top_k must be 0 or -1 (all) or positive, got {top_k}.")
+    min_p = fields.number("min_p", 0.0)
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise ApiError(f"min_p must be between 0 and 1, got {min_p}.")
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = fields.number(name, 0.0)
+        if value is not None and not -2 <= value <= 2:
+            raise ApiError(f"{name} must be between -2 and 2, got {value}.")
+    repetition = fields.number("repetition_penalty", 1.0)
+    if repetition is not None and not repetition > 0:
+        raise ApiError(f"repetition_penalty must be positive, got {repetition}.")
+
+
+def _structure(fields: Fields) -> dict[str, Any] | None:
+    """What the answer must look like: {"json": schema}, {"choice": […]}, {"regex": …} or {"object": true}."""
+    wanted = fields.object("structured_outputs")
+    if wanted is not None:
+        for name in ("json", "choice", "regex", "grammar", "structural_tag"):
+            if wanted.get(name) is not None:
+                return {name: wanted[name]}
+        if wanted.get("json_object"):
+            return {"object": True}
+    form = fields.object("response_format")
+    if form is None or form.get("type") in (None, "text"):
+        return None
+    if form["type"] == "json_object":
+        return {"object": True}
+    if form["type"] == "json_schema":
+        schema = form.get("json_schema")
+        return {"json": schema.get("schema", {}) if isinstance(schema, dict) else {}}
+    return None
+
+
+def _or(value: int | None, other: int) -> int:
+    return other if value is None else value
+
+
+def _orf(value: float | None, other: float) -> float:
+    return other if value is None else value

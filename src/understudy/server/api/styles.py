@@ -1,0 +1,231 @@
+"""The plain text forms of `/v1/responses` and `/v1/messages`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.server.api.generation import new_id
+from understudy.server.api.texts import json_text
+
+if TYPE_CHECKING:
+    from understudy.server.api.generation import Choice, Generation
+
+
+def _event(name: str, body: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **body}))
+
+
+def _text_of(choice: Choice, generation: Generation, first: int, count: int) -> bytes:
+    if choice.plan.pieces is None:
+        plain = generation.worker.texts.plain
+        return b"".join(plain[token] for token in choice.plan.tokens[first : first + count])
+    return json_text("".join(choice.plan.pieces[first : first + count]))
+
+
+class ResponsesStyle:
+    """OpenAI's responses: one message of output text."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self._body = body
+        self._message = f"msg_{new_id()}"
+        self._sequence = -1
+
+    def begin(self, generation: Generation) -> None:
+        """Nothing is common to the events but a number."""
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
+        """Deltas of the text; the first is preceded by the response, its item and its part."""
+        out: list[bytes] = []
+        place = {"output_index": 0, "item_id": self._message}
+        if first == 0:
+            empty = self._response(generation, "in_progress", None)
+            out.append(_event("response.created", {"response": empty, "sequence_number": self._next()}))
+            out.append(_event("response.in_progress", {"response": empty, "sequence_number": self._next()}))
+            item = self._item("", "in_progress")
+            item["content"] = []
+            out.append(
+                _event(
+                    "response.output_item.added",
+                    {"item": item, "output_index": 0, "sequence_number": self._next()},
+                )
+            )
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            out.append(
+                _event(
+                    "response.content_part.added",
+                    {"part": part, "content_index": 0, **place, "sequence_number": self._next()},
+                )
+            )
+        text = _text_of(choice, generation, first, count)
+        if text:
+            out.append(
+                b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","content_index":0,'
+                b'"output_index":0,"item_id":"%b","logprobs":[],"sequence_number":%d,"delta":"%b"}\n\n'
+                % (self._message.encode(), self._next(), text)
+            )
+        if last:
+            whole = choice.plan.text(generation.worker.texts, choice.emitted)
+            base = {"content_index": 0, **place}
+            out.append(
+                _event(
+                    "response.output_text.done",
+                    {"text": whole, "logprobs": [], **base, "sequence_number": self._next()},
+                )
+            )
+            ended: dict[str, Any] = {
+                "type": "output_text",
+                "text": whole,
+                "annotations": [],
+                "logprobs": None,
+            }
+            out.append(
+                _event("response.content_part.done", {"part": ended, **base, "sequence_number": self._next()})
+            )
+            item = self._item(whole, "completed")
+            out.append(
+                _event(
+                    "response.output_item.done",
+                    {"item": item, "output_index": 0, "sequence_number": self._next()},
+                )
+            )
+        return b"".join(out)
+
+    def close(self, generation: Generation) -> bytes:
+        """The whole response once more."""
+        status = "incomplete" if generation.choices[0].plan.finish == "length" else "completed"
+        response = msgspec.json.decode(self.whole(generation))
+        name = "response.incomplete" if status == "incomplete" else "response.completed"
+        return _event(name, {"response": response, "sequence_number": self._next()})
+
+    def whole(self, generation: Generation) -> bytes:
+        """The response."""
+        choice = generation.choices[0]
+        text = choice.plan.text(generation.worker.texts, choice.emitted)
+        status = "incomplete" if choice.plan.finish == "length" else "completed"
+        return msgspec.json.encode(self._response(generation, status, text))
+
+    def _item(self, text: str, status: str) -> dict[str, Any]:
+        content: list[dict[str, Any]] = [
+            {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+        ]
+        return {
+            "id": self._message,
+            "content": content,
+            "role": "assistant",
+            "status": status,
+            "type": "message",
+            "phase": None,
+        }
+
+    def _response(self, generation: Generation, status: str, text: str | None) -> dict[str, Any]:
+        usage = None
+        if text is not None:
+            done = generation.completion_tokens
+            usage = {
+                "input_tokens": generation.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": generation.cached_tokens(last=True)},
+                "output_tokens": done,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": generation.prompt_tokens + done,
+            }
+        return {
+            "id": generation.id,
+            "created_at": generation.created,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": self._body.get("instructions"),
+            "metadata": self._body.get("metadata"),
+            "model": generation.model,
+            "object": "response",
+            "output": [] if text is None else [self._item(text, "completed")],
+            "parallel_tool_calls": True,
+            "temperature": generation.sampling.temperature,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": 1.0,
+            "background": False,
+            "max_output_tokens": generation.sampling.asked_tokens,
+            "previous_response_id": None,
+            "service_tier": "auto",
+            "status": status,
+            "truncation": "disabled",
+            "usage": usage,
+            "user": self._body.get("user"),
+        }
+
+
+_MESSAGE_ENDS = {"length": "max_tokens", "stop": "end_turn"}
+
+
+class MessagesStyle:
+    """Anthropic's messages: one block of text."""
+
+    def begin(self, generation: Generation) -> None:
+        """Nothing is common to the events."""
+
+    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:
+        """Deltas of the text, between the start and the stop of its block."""
+        out: list[bytes] = []
+        if first == 0:
+            usage = {"input_tokens": generation.prompt_tokens, "output_tokens": 0}
+            message: dict[str, Any] = {
+                "id": generation.id,
+                "type": "message",
+                "role": "assistant",
+                "content": [],
+                "model": generation.model,
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": usage,
+            }
+            out.append(_event("message_start", {"message": message}))
+            block = {"type": "text", "text": ""}
+            out.append(_event("content_block_start", {"index": 0, "content_block": block}))
+        text = _text_of(choice, generation, first, count)
+        if text:
+            out.append(
+                b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
+                b'"delta":{"type":"text_delta","text":"%b"}}\n\n' % text
+            )
+        if last:
+            out.append(_event("content_block_stop", {"index": 0}))
+        return b"".join(out)
+
+    def close(self, generation: Generation) -> bytes:
+        """Why it ended, and what it cost."""
+        choice = generation.choices[0]
+        delta = {"stop_reason": self._end(choice), "stop_sequence": self._sequence(choice)}
+        usage = {"input_tokens": generation.prompt_tokens, "output_tokens": choice.emitted}
+        return _event("message_delta", {"delta": delta, "usage": usage}) + _event("message_stop", {})
+
+    def whole(self, generation: Generation) -> bytes:
+        """The message."""
+        choice = generation.choices[0]
+        body: dict[str, Any] = {
+            "id": generation.id,
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "text", "text": choice.plan.text(generation.worker.texts, choice.emitted)}],
+            "model": generation.model,
+            "stop_reason": self._end(choice),
+        }
+        if self._sequence(choice) is not None:
+            body["stop_sequence"] = self._sequence(choice)
+        body["usage"] = {
+            "input_tokens": generation.prompt_tokens,
+            "output_tokens": choice.emitted,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": generation.cached_tokens(last=True),
+        }
+        return msgspec.json.encode(body)
+
+    def _end(self, choice: Choice) -> str:
+        return "stop_sequence" if self._sequence(choice) is not None else _MESSAGE_ENDS[choice.plan.finish]
+
+    def _sequence(self, choice: Choice) -> str | None:
+        return choice.plan.stop_reason if isinstance(choice.plan.stop_reason, str) else None

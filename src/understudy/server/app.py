@@ -1,0 +1,168 @@
+"""One server: which path is answered how, and who may ask."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from understudy.server.api.endpoints import Endpoints
+from understudy.server.api.errors import ApiError, error_body
+from understudy.server.api.fields import read_body
+from understudy.server.api.routes import Routes
+from understudy.server.metrics.families import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.server.http import Connection, Request
+    from understudy.server.worker import Worker
+
+log = logging.getLogger("understudy.server")
+
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+_METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"
+
+
+class App:
+    """Answers the requests of one port. Never raises: what nobody foresaw is a 500 of its own."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.settings = worker.settings
+        self.max_body_bytes = worker.settings.max_body_bytes
+        self.endpoints = Endpoints(worker)
+        self.routes = Routes(worker, self.endpoints)
+        self.ready_at_s = time.monotonic() + worker.settings.startup_duration_s
+        self.draining = False
+        self.dead = False
+        self.load = 0
+        self.before: list[Callable[[Request, Connection], bool]] = []
+        """Asked first, in order; one that answers itself returns True."""
+
+    def handle(self, request: Request, connection: Connection) -> None:
+        """Answer, now or when the engine has."""
+        began = time.monotonic()
+        method, size = request.method, len(request.body)
+        http = self.worker.http
+        self.load += 1
+
+        def answered(status: int, sent: int) -> None:
+            self.load -= 1
+            http.answered(method, status, time.monotonic() - began, size, sent)
+
+        connection.on_answered = answered
+        connection.extra_headers = b""
+        try:
+            self._answer(request, connection)
+        except ApiError as error:
+            connection.on_close = None
+            connection.respond(error.status, error.body())
+        except Exception:
+            log.exception("a request failed that nobody foresaw")
+            connection.on_close = None
+            connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
+
+    def malformed(self, status: int, why: str) -> bytes:
+        """The body of the answer to bytes that are no request."""
+        return error_body(status, why, "Bad Request")
+
+    def _answer(self, request: Request, connection: Connection) -> None:
+        origin = request.headers.get("origin")
+        if origin is not None and self._cors(request, connection, origin):
+            return
+        if not self._allowed(request):
+            connection.respond(401, b'{"error":"Unauthorized"}')
+            return
+        for first in self.before:
+            if first(request, connection):
+                return
+        path = request.path
+        if path in ("/metrics", "/metrics/"):
+            if request.method != "GET":
+                self._wrong_method(connection, "GET")
+                return
+            connection.respond(200, self.worker.registry.render(), CONTENT_TYPE)
+            return
+        if path == "/health" or path == "/health/ready":
+            self._health(request, connection)
+            return
+        if path == "/load" and request.method == "GET":
+            load = self.load - 1 if self.settings.enable_server_load_tracking else 0
+            connection.respond(200, msgspec.json.encode({"server_load": load}))
+            return
+        self._route(request, connection)
+
+    def _route(self, request: Request, connection: Connection) -> None:
+        generators = self.routes.generators
+        if request.path in generators:
+            if request.method != "POST":
+                self._wrong_method(connection, "POST")
+                return
+            if self.dead:
+                raise ApiError("the engine has died", status=500, kind="InternalServerError")
+            if time.monotonic() < self.ready_at_s:
+                raise ApiError("the model is loading", status=503, kind="Service Unavailable")
+            if self.draining:
+                raise ApiError("the server is shutting down", status=503, kind="Service Unavailable")
+            body = read_body(request)
+            if self.settings.enable_log_requests:
+                log.info("%s %s", request.path, body.get("request_id", ""))
+            generators[request.path](body, request, connection)
+            return
+        plain = self.routes.plain.get(request.path)
+        if plain is None:
+            connection.respond(404, b'{"detail":"Not Found"}')
+            return
+        answer = plain.get(request.method)
+        if answer is None:
+            self._wrong_method(connection, ", ".join(plain))
+            return
+        query = {name: values[-1] for name, values in parse_qs(request.query).items()}
+        status, reply = answer(request, query)
+        if isinstance(reply, str):
+            connection.respond(status, reply.encode(), "text/plain; charset=utf-8")
+        elif reply is None:
+            connection.respond(status, b"", "")
+        else:
+            connection.respond(status, encode(reply))
+
+    def _health(self, request: Request, connection: Connection) -> None:
+        if request.method != "GET":
+            self._wrong_method(connection, "GET")
+            return
+        up = not self.dead and time.monotonic() >= self.ready_at_s
+        connection.respond(200 if up else 503, b"", "")
+
+    def _wrong_method(self, connection: Connection, allowed: str) -> None:
+        connection.respond(405, b'{"detail":"Method Not Allowed"}', headers=f"allow: {allowed}\r\n".encode())
+
+    def _allowed(self, request: Request) -> bool:
+        keys = self.settings.api_keys
+        if not keys or request.method == "OPTIONS" or not request.path.startswith(_GUARDED):
+            return True
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and key in keys
+
+    def _cors(self, request: Request, connection: Connection, origin: str) -> bool:
+        """Cross-origin: answer a preflight (True), or mark the answer to come."""
+        allowed = "*" in self.settings.allowed_origins or origin in self.settings.allowed_origins
+        preflight = request.method == "OPTIONS" and "access-control-request-method" in request.headers
+        shown = b""
+        if allowed and "\r" not in origin and "\n" not in origin:
+            shown = f"access-control-allow-origin: {origin}\r\n".encode("latin-1", "replace")
+        connection.extra_headers = b"vary: Origin\r\n" + shown
+        if not preflight:
+            return False
+        headers = b"access-control-allow-methods: " + _METHODS + b"\r\naccess-control-max-age: 600\r\n"
+        text = b"OK" if allowed else b"Disallowed CORS origin"
+        connection.respond(200 if allowed else 400, text, "text/plain; charset=utf-8", headers)
+        return True
+
+
+def encode(reply: Any) -> bytes:
+    """JSON of a reply."""
+    return msgspec.json.encode(reply)

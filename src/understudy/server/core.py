@@ -1,0 +1,224 @@
+"""One live engine: the simulated engine, the requests in it, and what a step of it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from understudy._core import Engine
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from understudy._core import EventBatch, Identities, TierConfig, TierRun
+    from understudy.engines.config import VllmConfig
+
+
+class Listener(Protocol):
+    """Who waits for the tokens of a request. Called between steps, never in the middle of one."""
+
+    def on_admitted(self, request: LiveRequest, now_ns: int) -> None:
+        """It was scheduled for the first time; `request.cached_tokens` is known."""
+
+    def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None:
+        """Outputs `first` … `first + count − 1` became visible."""
+
+    def on_end(self, request: LiveRequest, now_ns: int) -> None:
+        """It has ended: `request.ended` says how. Nothing follows."""
+
+
+class LiveRequest:
+    """A request on its way through one engine, with the times at which things happened to it (ns, −1: not yet)."""
+
+    __slots__ = (
+        "admitted_ns",
+        "arrival_ns",
+        "cached_tokens",
+        "emitted",
+        "ended",
+        "engine_id",
+        "finish_ns",
+        "first_token_ns",
+        "identities",
+        "last_token_ns",
+        "listener",
+        "max_tokens",
+        "name",
+        "preemptions",
+        "priority",
+        "prompt_tokens",
+        "rank",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        prompt_tokens: int,
+        max_tokens: int,
+        identities: Identities | None,
+        listener: Listener,
+        *,
+        priority: int = 0,
+    ) -> None:
+        self.name = name
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.identities = identities
+        self.listener = listener
+        self.priority = priority
+        self.rank: EngineCore | None = None
+        self.engine_id = -1
+        self.emitted = 0
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
+        self.ended = ""
+        """"finished", "cancelled", "lost" (its engine was killed), or "" while it is on its way."""
+
+
+class StepEffects(NamedTuple):
+    """What became visible at the end of a step."""
+
+    tokens: list[tuple[LiveRequest, int, int]]
+    """(request, first output, count), in the order of the batch."""
+
+    finished: list[LiveRequest]
+    batch_tokens: int
+    """Tokens that the step computed."""
+
+
+class EngineCore:
+    """The engine behind a rank. Told the time by a driver; reads no clock."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        *,
+        tiers: TierConfig | None = None,
+        run: TierRun | None = None,
+        name: str = "worker",
+        events: bool = False,
+        check: bool = False,
+    ) -> None:
+        self.config = config
+        self.name = name
+        native, timing = config.native(events=events, check=check), config.native_timing()
+
+        def make() -> Engine:
+            return Engine(native, timing, tiers=tiers, run=run, name=name)
+
+        self._make = make
+        self.has_tiers = tiers is not None
+        self.has_events = events
+        self.engine = self._make()
+        self.live: dict[int, LiveRequest] = {}
+        self.step_end_ns = -1
+        self.wake_ns = -1
+        self.steps = 0
+        self.preemptions = 0
+        self.paused = False
+        self._batch_tokens = 0
+
+    def submit(self, request: LiveRequest) -> None:
+        """Queue it. InvalidArgument when the engine could never run it; nothing has changed then."""
+        request.engine_id = self.engine.submit(
+            request.name,
+            request.prompt_tokens,
+            request.max_tokens,
+            request.identities,
+            priority=request.priority,
+            arrival_time=float(request.arrival_ns),
+        )
+        request.identities = None  # the engine has its own
+        request.rank = self
+        self.live[request.engine_id] = request
+
+    def cancel(self, request: LiveRequest, now_ns: int) -> bool:
+        """Drop it and free its blocks. False when it has already ended."""
+        if request.rank is not self or request.engine_id not in self.live:
+            return False
+        self.engine.cancel(request.engine_id, now_ns)
+        del self.live[request.engine_id]
+        request.finish_ns = now_ns
+        request.ended = "cancelled"
+        return True
+
+    def begin(self, now_ns: int) -> bool:
+        """Begin a step if there is something to do and none is open; True if so, and `step_end_ns` is its end."""
+        engine = self.engine
+        if self.paused or engine.in_step or engine.idle or engine.stuck:
+            return False
+        duration_ns = engine.begin_step(now_ns)
+        for engine_id, _, cached in engine.admitted:
+            request = self.live[engine_id]
+            if request.admitted_ns < 0:
+                request.admitted_ns = now_ns
+                request.cached_tokens = cached
+                request.listener.on_admitted(request, now_ns)
+        for engine_id in engine.preempted:
+            if engine_id in self.live:
+                self.live[engine_id].preemptions += 1
+                self.preemptions += 1
+        if engine.asleep:
+            return False
+        self.step_end_ns = now_ns + duration_ns
+        self._batch_tokens = sum(tokens for _, tokens in engine.scheduled)
+        return True
+
+    def end(self, now_ns: int) -> StepEffects:
+        """End the open step. What it did is visible in the result, and nowhere before."""
+        told = self.engine.end_step(now_ns)
+        self.step_end_ns = -1
+        self.steps += 1
+        live = self.live
+        tokens: list[tuple[LiveRequest, int, int]] = []
+        for engine_id, count in told.tokens:
+            if engine_id not in live:
+                continue
+            request = live[engine_id]
+            tokens.append((request, request.emitted, count))
+            request.emitted += count
+            if request.first_token_ns < 0:
+                request.first_token_ns = now_ns
+        finished: list[LiveRequest] = []
+        for record in told.finished:
+            if record.id in live:
+                request = live.pop(record.id)
+                request.finish_ns = record.finish_ns
+                request.ended = "finished"
+                finished.append(request)
+        return StepEffects(tokens, finished, self._batch_tokens)
+
+    def restart(self) -> list[LiveRequest]:
+        """The engine dies and another takes its place, with nothing cached. Returns the requests that died with it."""
+        lost = list(self.live.values())
+        self.live.clear()
+        self.engine = self._make()
+        self.step_end_ns = -1
+        for request in lost:
+            request.ended = "lost"
+        return lost
+
+    def forget_cache(self) -> None:
+        """An idle engine forgets every cached block. Nothing when it has requests."""
+        if not self.live and not self.engine.in_step and self.engine.idle:
+            self.engine = self._make()
+
+    def take_events(self) -> tuple[EventBatch, npt.NDArray[np.int64]]:
+        """The events of ended steps since the last call."""
+        return self.engine.take_events()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that the scheduler runs."""
+        return len(self.engine.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, those whose blocks are being loaded among them."""
+        return self.engine.num_waiting + (self.engine.parked if self.has_tiers else 0)
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that requests hold, 0 … 1."""
+        return self.engine.pool[1] / self.config.num_gpu_blocks

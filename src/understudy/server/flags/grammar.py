@@ -1,0 +1,240 @@
+"""Reads a command line as vLLM does.
+
+`-` and `_` are equal in names; booleans have `--no-x`; `32k` is a number; a flag that takes JSON can be given in parts
+(`--kv-events-config.endpoint tcp://*:9`); lists take all values up to the next flag; `--config FILE` holds flags by
+name, which those of the command line override.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)([kKmMgGtT]?)$")
+_SCALE = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
+_GONE = {
+    "disable-log-requests": "requests are not logged unless --enable-log-requests says so",
+    "swap-space": "vLLM no longer swaps",
+    "use-v2-block-manager": "there is one block manager",
+    "num-scheduler-steps": "vLLM no longer schedules several steps at once",
+}
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """One flag. `names`: with their dashes; the first is the name it goes by."""
+
+    names: list[str]
+    kind: Literal["bool", "int", "float", "size", "json", "str", "any"] = "any"
+    many: bool = False
+    optional: bool = False
+    choices: list[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Without dashes in front."""
+        return self.names[0].lstrip("-")
+
+
+class CommandLine(msgspec.Struct):
+    """What was given: values by the flag's name, words that belong to no flag."""
+
+    values: dict[str, Any] = msgspec.field(default_factory=dict)
+    words: list[str] = msgspec.field(default_factory=list)
+
+
+@cache
+def vllm_flags() -> dict[str, Flag]:
+    """vLLM 0.32's flags, by every name they have."""
+    text = files(__package__).joinpath("vllm-0.32.0.jsonl").read_text(encoding="utf-8")
+    flags = [msgspec.json.decode(line, type=Flag) for line in text.splitlines()]
+    return {name: flag for flag in flags for name in flag.names}
+
+
+def read_command_line(arguments: list[str], flags: dict[str, Flag]) -> CommandLine:
+    """Values by flag. ConfigError names a flag that is unknown, gone, or has the wrong value."""
+    line = CommandLine()
+    rest = _with_config_file(arguments, flags)
+    place = 0
+    while place < len(rest):
+        word = rest[place]
+        place += 1
+        if word == "--":
+            line.words += rest[place:]
+            break
+        if not word.startswith("-") or _is_number(word):
+            line.words.append(word)
+            continue
+        name, equals, inline = word.partition("=")
+        name, _, part = _normal(name).partition(".")
+        flag = flags.get(name)
+        negated = flag is not None and flag.kind == "bool" and name.startswith("--no-")
+        if flag is None:
+            raise _unknown(name, flags)
+        taken: list[str] = [inline] if equals else []
+        if flag.kind == "bool" and not equals:
+            line.values[flag.name] = not negated
+            continue
+        if not equals:
+            while place < len(rest) and (not rest[place].startswith("-") or _is_number(rest[place])):
+                if taken and not flag.many:
+                    break
+                taken.append(rest[place])
+                place += 1
+        if not taken and not flag.optional:
+            raise ConfigError(f"{name} needs a value")
+        _set(line, flag, name, part, taken, negated)
+    return line
+
+
+def _set(line: CommandLine, flag: Flag, name: str, part: str, taken: list[str], negated: bool) -> None:
+    if part:
+        held = line.values.setdefault(flag.name, {})
+        if not isinstance(held, dict):
+            raise ConfigError(f"{name}: give JSON or parts of it, not both a value and parts")
+        *path, last = part.replace("-", "_").split(".")
+        for step in path:
+            held = held.setdefault(step, {})
+        held[last] = _loose(taken[0] if taken else "")
+        return
+    values = [_value(flag, name, text) for text in taken]
+    if flag.kind == "bool":
+        line.values[flag.name] = values[0] != negated
+    elif flag.many:
+        line.values[flag.name] = values
+    else:
+        value = values[0] if values else None
+        held = line.values.get(flag.name)
+        line.values[flag.name] = (
+            {**held, **value} if isinstance(held, dict) and isinstance(value, dict) else value
+        )
+
+
+def _value(flag: Flag, name: str, text: str) -> Any:
+    if flag.choices is not None and text not in map(str, flag.choices):
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, flag.choices))}; got {text!r}")
+    try:
+        match flag.kind:
+            case "bool":
+                return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+            case "int":
+                return int(text)
+            case "float":
+                return float(text)
+            case "size":
+                return "auto" if text in ("auto", "-1") else read_size(text)
+            case "json":
+                return json.loads(text) if text.startswith(("{", "[")) else _loose(text)
+            case "str":
+                return text
+    except (ValueError, KeyError):
+        raise ConfigError(f"{name}: {text!r} is not a {flag.kind}") from None
+    return _loose(text)
+
+
+def read_size(text: str) -> int:
+    """32k = 32000, 32K = 32768. ValueError if it is no number."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError(text)
+    return int(float(match[1]) * _SCALE[match[2]])
+
+
+def _loose(text: str) -> Any:
+    if text in ("None", "null"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _normal(name: str) -> str:
+    head, dot, tail = name.partition(".")
+    return head.replace("_", "-") + dot + tail if head.startswith("--") else name
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _unknown(name: str, flags: Iterable[str]) -> ConfigError:
+    bare = name.lstrip("-")
+    if bare in _GONE:
+        return ConfigError(f"{name} is gone from vLLM: {_GONE[bare]}")
+    near = difflib.get_close_matches(name, list(flags), 1, 0.6)
+    return ConfigError(f"{name} is not a flag" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _with_config_file(arguments: list[str], flags: dict[str, Flag]) -> list[str]:
+    """The flags of `--config FILE` in front of the others, which therefore win."""
+    rest: list[str] = []
+    from_file: list[str] = []
+    place = 0
+    while place < len(arguments):
+        word = arguments[place]
+        place += 1
+        if word == "--config" or word.startswith("--config="):
+            if word == "--config" and place == len(arguments):
+                raise ConfigError("--config needs a file")
+            path = arguments[place] if word == "--config" else word.partition("=")[2]
+            place += word == "--config"
+            from_file = _read_config_file(Path(path), flags)
+        else:
+            rest.append(word)
+    return from_file + rest
+
+
+def _read_config_file(path: Path, flags: dict[str, Flag]) -> list[str]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: expected flags by name")
+    words: list[str] = []
+    for key, value in content.items():
+        if key in ("model", "model_tag"):
+            words += ["--model", str(value)]
+            continue
+        name = f"--{str(key).replace('_', '-')}"
+        if name not in flags:
+            raise _unknown(name, flags)
+        if isinstance(value, bool):
+            words.append(
+                name if value else f"--no-{name[2:]}" if f"--no-{name[2:]}" in flags else f"{name}=false"
+            )
+        elif isinstance(value, list):
+            words += [name, *map(str, value)] if flags[name].many else [name, json.dumps(value)]
+        elif isinstance(value, dict):
+            words += [name, json.dumps(value)]
+        else:
+            words += [name, str(value)]
+    return words

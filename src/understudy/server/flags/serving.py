@@ -1,0 +1,214 @@
+"""What the flags of `understudy serve` mean: vLLM's, those that are ours, and those that change nothing here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
+from understudy.server.settings import LoraModule, ServerSettings
+from understudy.tiers.settings import TiersConfig
+
+OURS = (
+    Flag(["--speedup"], "float"),
+    Flag(["--response-mode"], "str", choices=["filler", "echo", "recorded"]),
+    Flag(["--response-file"], "str"),
+    Flag(["--num-gpu-blocks"], "int"),
+    Flag(["--vllm-version"], "str"),
+    Flag(["--set"], "str", many=True),
+    Flag(["--tiers"], "json"),
+    Flag(["--metrics"], "str", choices=["vllm", "sglang"]),
+    Flag(["--old-metric-names", "--no-old-metric-names"], "bool"),
+    Flag(["--startup-duration"], "float"),
+    Flag(["--max-request-body-size-mb"], "float"),
+    Flag(["--dev-mode", "--no-dev-mode"], "bool"),
+    Flag(["--time-to-first-token"], "float"),
+    Flag(["--inter-token-latency"], "float"),
+    Flag(["--failure-injection-rate"], "float"),
+    Flag(["--failure-types"], "str", many=True),
+    Flag(["--fake-metrics"], "json"),
+    Flag(["--model"], "str"),
+)
+"""Flags that vLLM does not have (`--model` it takes as a word)."""
+
+_PLAIN = {
+    "max-logprobs": "max_logprobs",
+    "host": "host",
+    "port": "port",
+    "seed": "seed",
+    "data-parallel-size": "data_parallel_size",
+    "enable-request-id-headers": "enable_request_id_headers",
+    "enable-prompt-tokens-details": "enable_prompt_tokens_details",
+    "enable-force-include-usage": "enable_force_include_usage",
+    "enable-per-request-metrics": "enable_per_request_metrics",
+    "enable-server-load-tracking": "enable_server_load_tracking",
+    "enable-auto-tool-choice": "enable_auto_tool_choice",
+    "tool-call-parser": "tool_call_parser",
+    "trust-request-chat-template": "trust_request_chat_template",
+    "enable-log-requests": "enable_log_requests",
+    "max-num-queued-reqs": "max_num_queued_reqs",
+    "max-num-queued-tokens": "max_num_queued_tokens",
+    "enable-lora": "enable_lora",
+    "max-loras": "max_loras",
+    "max-cpu-loras": "max_cpu_loras",
+    "shutdown-timeout": "shutdown_timeout_s",
+    "response-mode": "response_mode",
+    "response-file": "response_file",
+    "speedup": "speedup",
+    "metrics": "metrics",
+    "old-metric-names": "old_metric_names",
+    "startup-duration": "startup_duration_s",
+    "dev-mode": "dev_mode",
+    "tokenizer": "tokenizer",
+}
+_ENGINE = {
+    "block-size": "block_size",
+    "num-gpu-blocks-override": "num_gpu_blocks",
+    "num-gpu-blocks": "num_gpu_blocks",
+    "max-num-seqs": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "enable-prefix-caching": "enable_prefix_caching",
+    "enable-chunked-prefill": "enable_chunked_prefill",
+    "scheduling-policy": "scheduling_policy",
+    "async-scheduling": "async_scheduling",
+    "watermark": "watermark",
+    "scheduler-reserve-full-isl": "scheduler_reserve_full_isl",
+    "long-prefill-token-threshold": "long_prefill_token_threshold",
+    "vllm-version": "vllm_version",
+}
+_HANDLED = frozenset(
+    (
+        *(
+            "model",
+            "served-model-name",
+            "max-model-len",
+            "api-key",
+            "allowed-origins",
+            "lora-modules",
+            "kv-events-config",
+        ),
+        *("set", "tiers", "max-request-body-size-mb", "time-to-first-token", "inter-token-latency"),
+        *("failure-injection-rate", "failure-types", "fake-metrics"),
+    )
+)
+
+
+class ServePlan(msgspec.Struct, frozen=True):
+    """The settings, and the flags that were accepted and change nothing."""
+
+    settings: ServerSettings
+    idle: list[str]
+    line: CommandLine
+
+
+def all_flags() -> dict[str, Flag]:
+    """vLLM's flags and ours, by every name."""
+    return {**vllm_flags(), **{name: flag for flag in OURS for name in flag.names}}
+
+
+def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePlan:
+    """What a command line asks for. ConfigError names what is wrong and what to do."""
+    flags = {**all_flags(), **{name: flag for flag in more for name in flag.names}}
+    line = read_command_line(arguments, flags)
+    extra = {flag.name for flag in more}
+    idle = [
+        name
+        for name in line.values
+        if name not in {*_PLAIN, *_ENGINE, *_HANDLED, *extra} and line.values[name] is not None
+    ]
+    return ServePlan(settings_of(line), idle, line)
+
+
+def settings_of(line: CommandLine) -> ServerSettings:
+    """The settings that the flags mean."""
+    values = line.values
+    if len(line.words) > 1:
+        raise ConfigError(f"one model, please; got {', '.join(line.words)}")
+    if line.words and values.get("model") not in (None, line.words[0]):
+        raise ConfigError("the model is given twice, as a word and as --model")
+    given: dict[str, Any] = {
+        field: values[name] for name, field in _PLAIN.items() if values.get(name) is not None
+    }
+    given["model"] = line.words[0] if line.words else values.get("model") or "understudy/tok"
+    if (
+        isinstance(given.get("tokenizer"), str | None)
+        and given.get("tokenizer") is None
+        and os.path.isfile(os.path.join(given["model"], "tokenizer.json"))
+    ):
+        given["tokenizer"] = given["model"]
+    if values.get("served-model-name"):
+        given["served_model_name"] = tuple(map(str, values["served-model-name"]))
+    length = values.get("max-model-len")
+    if isinstance(length, int):
+        given["max_model_len"] = length
+    keys = values.get("api-key") or ([os.environ["VLLM_API_KEY"]] if os.environ.get("VLLM_API_KEY") else [])
+    given["api_keys"] = tuple(map(str, keys))
+    if isinstance(values.get("allowed-origins"), list):
+        given["allowed_origins"] = tuple(map(str, values["allowed-origins"]))
+    given["lora_modules"] = tuple(_lora(module) for module in values.get("lora-modules") or ())
+    if values.get("max-request-body-size-mb") is not None:
+        given["max_body_bytes"] = int(values["max-request-body-size-mb"] * 1024 * 1024)
+    if os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
+        given["dev_mode"] = True
+    if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"):
+        given["runtime_lora"] = True
+    events = values.get("kv-events-config")
+    if events is not None:
+        if not isinstance(events, dict):
+            raise ConfigError("--kv-events-config must be a JSON object")
+        given["kv_events_config"] = events
+    if values.get("tiers") is not None:
+        given["tiers"] = _tiers(values["tiers"])
+    for field in ("shutdown_timeout_s", "startup_duration_s", "speedup"):
+        if field in given:
+            given[field] = float(given[field])
+    if given.get("speedup", 1.0) <= 0:
+        raise ConfigError("--speedup must be positive")
+    if given.get("data_parallel_size", 1) < 1:
+        raise ConfigError("--data-parallel-size must be 1 or more")
+    given["engine"] = _engine(values, given.get("max_model_len", ServerSettings().max_model_len))
+    try:
+        return msgspec.convert(given, ServerSettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _engine(values: dict[str, Any], max_model_len: int) -> VllmConfig:
+    from understudy.replay.settings import _merge, _parse_assignment
+
+    settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
+    settings |= {field: values[name] for name, field in _ENGINE.items() if values.get(name) is not None}
+    first, each = values.get("time-to-first-token"), values.get("inter-token-latency")
+    if first is not None or each is not None:
+        settings["timing"] = {
+            "kind": "constant",
+            "prefill_ms": float(first or 0.0),
+            "decode_ms": float(each or 0.0),
+        }
+    for assignment in values.get("set") or ():
+        settings = _merge(settings, _parse_assignment(assignment))
+    return VllmConfig.from_dict(settings)
+
+
+def _tiers(value: Any) -> TiersConfig:
+    if not isinstance(value, dict):
+        raise ConfigError(
+            '--tiers must be a JSON object, such as {"tiers": [{"tier": "g2", "blocks": 4096}], …}'
+        )
+    return TiersConfig.from_dict(value)
+
+
+def _lora(module: Any) -> LoraModule:
+    if isinstance(module, str) and "=" in module:
+        name, _, path = module.partition("=")
+        return LoraModule(name, path)
+    try:
+        return msgspec.convert(module, LoraModule)
+    except msgspec.ValidationError:
+        raise ConfigError(
+            f"--lora-modules takes NAME=PATH or JSON with name and path; got {module!r}"
+        ) from None

@@ -1,0 +1,7 @@
+"""HTTP/1.1 as this server speaks it: a protocol of its own, one write per step and connection."""
+
+from __future__ import annotations
+
+from understudy.server.http.connection import Connection, Outbox, Request, listen
+
+__all__ = ["Connection", "Outbox", "Request", "listen"]

@@ -1,0 +1,350 @@
+"""A connection: requests in, responses and streams out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Protocol
+
+from understudy.server.http.parsing import MAX_HEADER_BYTES, BadRequest, ChunkedBody, Head, parse_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.server.clock import Clock
+    from understudy.server.lateness import Lateness
+
+KEEP_ALIVE_S = 5.0
+MAX_UNSENT_BYTES = 4 * 1024 * 1024
+"""A reader who lags behind by more loses its connection, and nobody else anything."""
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_HEX = [f"{size:x}\r\n".encode() for size in range(4096)]
+
+
+class Request:
+    """A request that has come in whole."""
+
+    __slots__ = ("body", "head", "headers", "method", "path", "query")
+
+    def __init__(self, head: Head, body: bytes) -> None:
+        self.head = head
+        self.method = head.method
+        self.path = head.path
+        self.query = head.query
+        self.headers = head.headers
+        self.body = body
+
+
+class Handler(Protocol):
+    """Answers requests, at once or later. Must not raise."""
+
+    max_body_bytes: int
+
+    def handle(self, request: Request, connection: Connection) -> None:
+        """Answer on the connection, now or when the answer is there."""
+
+    def malformed(self, status: int, why: str) -> bytes:
+        """The body of the answer to bytes that are no request."""
+
+
+class Outbox:
+    """Connections with something to send: each gets one write, when the step has been told."""
+
+    def __init__(self, clock: Clock, lateness: Lateness) -> None:
+        self._clock = clock
+        self._lateness = lateness
+        self.dirty: list[Connection] = []
+
+    def flush(self) -> None:
+        """Send, and note how late the tokens were."""
+        if not self.dirty:
+            return
+        dirty, self.dirty = self.dirty, []
+        clock = self._clock
+        for connection in dirty:
+            connection.flush()
+            if connection.due_tokens:
+                late_s = (clock.now_ns() - connection.due_ns) / clock.speedup / 1e9
+                self._lateness.record(late_s, connection.due_tokens)
+                connection.due_tokens = 0
+
+
+class Connection(asyncio.Protocol):
+    """One client. Requests are answered one after the other."""
+
+    def __init__(self, handler: Handler, outbox: Outbox) -> None:
+        self._handler = handler
+        self._outbox = outbox
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._head: Head | None = None
+        self._chunks: ChunkedBody | None = None
+        self._answering = False
+        self._keep_alive = True
+        self._chunked = True
+        self._streaming = False
+        self._parts: list[bytes] = []
+        self._idle: asyncio.TimerHandle | None = None
+        self.due_ns = 0
+        self.due_tokens = 0
+        self.on_close: Callable[[], None] | None = None
+        """Called once if the client goes away before the answer has ended."""
+        self.on_answered: Callable[[int, int], None] | None = None
+        """Called with the status and the size of an answer that has ended."""
+        self.extra_headers = b""
+        self._status = 0
+        self._sent_bytes = 0
+
+    # ── The transport's side ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            # asyncio sets it only on sockets that were made with a protocol number.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The client has gone."""
+        self._transport = None
+        self._stop_resting()
+        if self._answering:
+            self._close_answer()
+
+    def eof_received(self) -> bool:
+        """A client that closes its side has gone."""
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        """More bytes of a request, or of several."""
+        self._buffer += data
+        if not self._answering:
+            self._read()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than tokens come."""
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+
+    # ── Requests ──
+
+    def _read(self) -> None:
+        try:
+            while self._transport is not None and not self._answering:
+                request = self._next()
+                if request is None:
+                    return
+                self._stop_resting()
+                self._answering = True
+                self._keep_alive = request.head.keep_alive
+                self._chunked = not request.head.http_1_0
+                self._handler.handle(request, self)
+        except BadRequest as error:
+            self._answering = True
+            self._keep_alive = False
+            self.respond(error.status, self._handler.malformed(error.status, str(error)))
+
+    def _next(self) -> Request | None:
+        if self._head is None:
+            while self._buffer.startswith(b"\r\n"):
+                del self._buffer[:2]
+            end = self._buffer.find(b"\r\n\r\n")
+            if end > MAX_HEADER_BYTES or (end < 0 and len(self._buffer) > MAX_HEADER_BYTES):
+                raise BadRequest(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+            if end < 0:
+                return None
+            head = parse_head(bytes(self._buffer[:end]))
+            del self._buffer[: end + 4]
+            if head.length > self._handler.max_body_bytes:
+                raise BadRequest(413, f"the body is larger than {self._handler.max_body_bytes} bytes")
+            self._head = head
+            self._chunks = ChunkedBody(self._handler.max_body_bytes) if head.length < 0 else None
+            if head.headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        head = self._head
+        if self._chunks is not None:
+            body = self._chunks.feed(self._buffer)
+            if body is None:
+                return None
+        else:
+            if len(self._buffer) < head.length:
+                return None
+            body = bytes(self._buffer[: head.length])
+            del self._buffer[: head.length]
+        self._head = self._chunks = None
+        return Request(head, body)
+
+    # ── Answers ──
+
+    @property
+    def closed(self) -> bool:
+        """Nobody is there to read."""
+        return self._transport is None
+
+    def respond(
+        self, status: int, body: bytes, content_type: str = "application/json", headers: bytes = b""
+    ) -> None:
+        """The whole answer. `headers`: more lines, each with its end."""
+        if self._transport is None:
+            return
+        kind = f"content-type: {content_type}\r\n".encode() if content_type else b""
+        self._transport.write(
+            b"".join(
+                (
+                    _status_line(status),
+                    _date(),
+                    b"content-length: %d\r\n" % len(body),
+                    kind,
+                    headers,
+                    self.extra_headers,
+                    b"" if self._keep_alive else b"connection: close\r\n",
+                    b"\r\n",
+                    body,
+                )
+            )
+        )
+        self._status = status
+        self._sent_bytes = len(body)
+        self._finish()
+
+    def start_stream(self, headers: bytes = b"") -> None:
+        """The head of a stream of events; it leaves with the first of them."""
+        self._status = 200
+        self._sent_bytes = 0
+        self._streaming = True
+        if not self._chunked:
+            self._keep_alive = False
+        head = (
+            _status_line(200),
+            _date(),
+            b"content-type: text/event-stream; charset=utf-8\r\n",
+            headers,
+            self.extra_headers,
+            b"transfer-encoding: chunked\r\n" if self._chunked else b"",
+            b"" if self._keep_alive else b"connection: close\r\n",
+            b"\r\n",
+        )
+        if self._transport is not None:
+            self._transport.write(b"".join(head))
+
+    def send_event(self, data: bytes) -> None:
+        """An event of the stream; it leaves with the next flush."""
+        if not self._parts:
+            self._outbox.dirty.append(self)
+        self._parts.append(data)
+
+    def end_stream(self) -> None:
+        """Nothing follows. Sends what is left."""
+        self._streaming = False
+        self.flush()
+        if self._transport is not None:
+            if self._chunked:
+                self._transport.write(b"0\r\n\r\n")
+            self._finish()
+
+    def flush(self) -> None:
+        """Send the events so far in one write."""
+        if not self._parts:
+            return
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._sent_bytes += len(data)
+        transport = self._transport
+        if transport is None:
+            return
+        if self._chunked:
+            size = len(data)
+            data = b"".join((_HEX[size] if size < 4096 else b"%x\r\n" % size, data, b"\r\n"))
+        transport.write(data)
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            transport.abort()
+
+    def drop(self) -> None:
+        """Cut the connection in the middle of whatever it is doing."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _finish(self) -> None:
+        self._answering = False
+        self.on_close = None
+        self._told()
+        if self._transport is None:
+            return
+        if not self._keep_alive:
+            self._transport.close()
+            return
+        self._rest()
+        if self._buffer:
+            asyncio.get_running_loop().call_soon(self._read)
+
+    def _close_answer(self) -> None:
+        self._answering = False
+        self._parts.clear()
+        gone, self.on_close = self.on_close, None
+        self._told()
+        if gone is not None:
+            gone()
+
+    def _told(self) -> None:
+        told, self.on_answered = self.on_answered, None
+        if told is not None:
+            told(self._status, self._sent_bytes)
+
+    # ── Between requests ──
+
+    def _rest(self) -> None:
+        self._stop_resting()
+        self._idle = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_idle)
+
+    def _stop_resting(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _close_idle(self) -> None:
+        if self._transport is not None and not self._answering:
+            if self._buffer or self._head is not None:  # a request that comes slowly
+                self._rest()
+            else:
+                self._transport.close()
+
+
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n".encode()
+
+
+_date_cache: tuple[int, bytes] = (0, b"")
+
+
+def _date() -> bytes:
+    global _date_cache
+    now = int(time.time())
+    if _date_cache[0] != now:
+        _date_cache = (now, f"date: {formatdate(now, usegmt=True)}\r\nserver: uvicorn\r\n".encode())
+    return _date_cache[1]
+
+
+async def listen(handler: Handler, outbox: Outbox, host: str | None, port: int) -> asyncio.Server:
+    """Accept connections; port 0 picks a free one."""
+
+    family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host or "", port))
+        sock.listen(1024)
+        sock.setblocking(False)
+        return await asyncio.get_running_loop().create_server(lambda: Connection(handler, outbox), sock=sock)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.close()
+        raise

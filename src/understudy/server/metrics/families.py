@@ -1,0 +1,178 @@
+"""Counters, gauges and histograms, and the text that Prometheus reads. Rendered here: a page must not cost a step."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def label_text(labels: dict[str, str]) -> str:
+    """Labels as they stand on the page, by name; nothing for none."""
+    if not labels:
+        return ""
+    parts = (f'{name}="{_escape(value)}"' for name, value in sorted(labels.items()))
+    return "{" + ",".join(parts) + "}"
+
+
+def number_text(value: float) -> str:
+    """A number as Prometheus clients write it."""
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "+Inf" if value > 0 else "-Inf"
+    text = repr(float(value))
+    whole, dot, rest = text.partition(".")
+    if dot and "e" not in rest and len(whole.lstrip("-")) > 6:
+        sign = "-" if whole.startswith("-") else ""
+        digits = whole.lstrip("-")
+        mantissa = f"{digits[0]}.{digits[1:]}{rest}".rstrip("0.")
+        return f"{sign}{mantissa}e+{len(digits) - 1:02d}"
+    return text
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("created", "labels", "value")
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = label_text(labels)
+        self.value = 0.0
+        self.created = time.time()
+
+    def add(self, amount: float = 1.0) -> None:
+        """Grow."""
+        self.value += amount
+
+
+class Gauge:
+    """A number as it is when somebody asks."""
+
+    __slots__ = ("labels", "read")
+
+    def __init__(self, labels: dict[str, str], read: Callable[[], float]) -> None:
+        self.labels = label_text(labels)
+        self.read = read
+
+
+class Histogram:
+    """Counts by bucket; a value belongs to the first bound that is not below it."""
+
+    __slots__ = ("bounds", "count", "counts", "created", "labels", "lines", "sum")
+
+    def __init__(self, labels: dict[str, str], bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+        self.created = time.time()
+        self.labels = label_text(labels)
+        edges = [number_text(bound) for bound in self.bounds] + ["+Inf"]
+        self.lines = [label_text({**labels, "le": edge}) for edge in edges]
+
+    def observe(self, value: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.count += 1
+        self.sum += value
+
+
+class Summary:
+    """Only a count and a sum."""
+
+    __slots__ = ("count", "created", "labels", "sum")
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = label_text(labels)
+        self.count = 0
+        self.sum = 0.0
+        self.created = time.time()
+
+    def observe(self, value: float) -> None:
+        """Count one."""
+        self.count += 1
+        self.sum += value
+
+
+Metric = Counter | Gauge | Histogram | Summary
+M = TypeVar("M", Counter, Gauge, Histogram, Summary)
+
+
+class Registry:
+    """The families of one page, in the order in which they were first named."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, tuple[str, str, list[Metric]]] = {}
+        self._refresh: list[Callable[[], None]] = []
+
+    def before_page(self, refresh: Callable[[], None]) -> None:
+        """Call it before a page is rendered."""
+        self._refresh.append(refresh)
+
+    def counter(self, name: str, help_text: str, **labels: str) -> Counter:
+        """A counter; `_total` is added on the page."""
+        return self._add(name, "counter", help_text, Counter(labels))
+
+    def gauge(self, name: str, help_text: str, read: Callable[[], float], **labels: str) -> Gauge:
+        """A gauge, read when the page is."""
+        return self._add(name, "gauge", help_text, Gauge(labels, read))
+
+    def histogram(self, name: str, help_text: str, bounds: Sequence[float], **labels: str) -> Histogram:
+        """A histogram with these bounds."""
+        return self._add(name, "histogram", help_text, Histogram(labels, bounds))
+
+    def summary(self, name: str, help_text: str, **labels: str) -> Summary:
+        """A count and a sum."""
+        return self._add(name, "summary", help_text, Summary(labels))
+
+    def _add(self, name: str, kind: str, help_text: str, metric: M) -> M:
+        self._families.setdefault(name, (kind, help_text, []))[2].append(metric)
+        return metric
+
+    def remove(self, name: str) -> None:
+        """Forget a family, so that it can be made anew."""
+        self._families.pop(name, None)
+
+    def render(self) -> bytes:
+        """The page."""
+        for refresh in self._refresh:
+            refresh()
+        out: list[str] = []
+        for name, (kind, help_text, metrics) in self._families.items():
+            wire = f"{name}_total" if kind == "counter" else name
+            out.append(f"# HELP {wire} {help_text}\n# TYPE {wire} {kind}\n")
+            for metric in metrics:
+                _render(out, wire, metric)
+            if kind != "gauge" and not name.startswith(("python_", "process_")):
+                out.append(f"# HELP {name}_created {help_text}\n# TYPE {name}_created gauge\n")
+                out += [
+                    f"{name}_created{metric.labels} {number_text(metric.created)}\n"
+                    for metric in metrics
+                    if not isinstance(metric, Gauge)
+                ]
+        return "".join(out).encode()
+
+
+def _render(out: list[str], wire: str, metric: Metric) -> None:
+    if isinstance(metric, Counter):
+        out.append(f"{wire}{metric.labels} {number_text(metric.value)}\n")
+    elif isinstance(metric, Gauge):
+        out.append(f"{wire}{metric.labels} {number_text(metric.read())}\n")
+    else:
+        if isinstance(metric, Histogram):
+            total = 0
+            for count, labels in zip(metric.counts, metric.lines, strict=True):
+                total += count
+                out.append(f"{wire}_bucket{labels} {number_text(total)}\n")
+        out.append(f"{wire}_count{metric.labels} {number_text(metric.count)}\n")
+        out.append(f"{wire}_sum{metric.labels} {number_text(metric.sum)}\n")

@@ -1,0 +1,119 @@
+"""A running server: a worker, its app and its port, until somebody says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from understudy.server.api.texts import TokenTexts
+from understudy.server.app import App
+from understudy.server.clock import WallClock
+from understudy.server.driver import Driver
+from understudy.server.http import Outbox, listen
+from understudy.server.lateness import Lateness
+from understudy.server.outputs import Outputs
+from understudy.server.tokenizer import open_tokenizer
+from understudy.server.worker import Worker
+from understudy.tiers.native import to_core
+from understudy.tiers.plan import TierPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from understudy._core import TierConfig
+    from understudy.server.settings import ServerSettings
+    from understudy.server.tokenizer import Tokenizer
+
+_UNLIMITED_BLOCKS = 1 << 22
+
+
+class Stage:
+    """What the workers of one process share: the clock, the driver, the outbox, the tokenizer."""
+
+    def __init__(self, *, speedup: float = 1.0, tokenizer: Tokenizer) -> None:
+        self.clock = WallClock(speedup)
+        self.driver = Driver(self.clock)
+        self.token_lateness = Lateness()
+        self.outbox = Outbox(self.clock, self.token_lateness)
+        self.driver.after_pump = self.outbox.flush
+        self.texts = TokenTexts(tokenizer)
+        self._outputs: dict[tuple[str, str | None, int], Outputs] = {}
+
+    def worker(self, settings: ServerSettings, index: int = 0) -> Worker:
+        """A worker on this stage. ConfigError names a setting that cannot be."""
+        key = (settings.response_mode, settings.response_file, settings.seed)
+        if key not in self._outputs:
+            self._outputs[key] = Outputs(
+                self.texts.tokenizer,
+                settings.response_mode,
+                recorded=None if settings.response_file is None else Path(settings.response_file),
+                seed=settings.seed,
+            )
+        return Worker(
+            settings,
+            self.driver,
+            self.texts,
+            self._outputs[key],
+            tiers=tiers_of(settings),
+            index=index,
+            token_lateness=self.token_lateness,
+            events=bool(settings.kv_events_config.get("enable_kv_cache_events")),
+        )
+
+
+def tiers_of(settings: ServerSettings) -> TierConfig | None:
+    """The tiers below the device in the core's form."""
+    plan = TierPlan.of(settings.tiers, settings.engine.block_size)
+    return None if plan is None else to_core(plan, _UNLIMITED_BLOCKS, seed=settings.seed)
+
+
+def new_stage(settings: ServerSettings) -> Stage:
+    """A stage for servers of these settings."""
+    return Stage(speedup=settings.speedup, tokenizer=open_tokenizer(settings.tokenizer))
+
+
+class Server:
+    """One worker behind one port."""
+
+    def __init__(self, settings: ServerSettings, stage: Stage | None = None, index: int = 0) -> None:
+        self.settings = settings
+        self.stage = stage or new_stage(settings)
+        self.worker = self.stage.worker(settings, index)
+        self.app = App(self.worker)
+        self._listening: asyncio.Server | None = None
+        self.port = settings.port
+
+    async def start(self) -> None:
+        """Listen. OSError when the port is taken."""
+        self.stage.driver.start()
+        self._listening = await listen(self.app, self.stage.outbox, self.settings.host, self.settings.port)
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Stop listening; let requests end for so long (the setting's own time unless given), abort the rest."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        self.app.draining = True
+        left_s = self.settings.shutdown_timeout_s if drain_s is None else drain_s
+        while left_s > 0 and self.app.endpoints.in_flight:
+            await asyncio.sleep(0.02)
+            left_s -= 0.02
+        for generation in list(self.app.endpoints.in_flight):
+            generation.connection.drop()
+        await asyncio.sleep(0)
+
+
+async def run_until_stopped(
+    start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
+) -> None:
+    """Start, wait for SIGINT or SIGTERM, stop."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    await start()
+    await stopping.wait()
+    await stop()

@@ -1,0 +1,76 @@
+"""What a server is told: the model it plays, and how it answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from understudy.engines.config import VllmConfig
+from understudy.tiers.settings import TiersConfig
+
+VERSION = "0.32.0"
+"""The vLLM release that the server answers as."""
+
+
+class LoraModule(msgspec.Struct, frozen=True):
+    """An adapter that requests can name as their model."""
+
+    name: str
+    path: str = ""
+    base_model_name: str | None = None
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One server. Names are vLLM's where it has one."""
+
+    model: str = "understudy/tok"
+    served_model_name: tuple[str, ...] = ()
+    max_model_len: int = 32768
+    engine: VllmConfig = VllmConfig(block_size=16)
+    tiers: TiersConfig = TiersConfig()
+    data_parallel_size: int = 1
+    tokenizer: str | None = None
+    response_mode: Literal["filler", "echo", "recorded"] = "filler"
+    response_file: str | None = None
+    seed: int = 0
+    speedup: float = 1.0
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 64 * 1024 * 1024
+    shutdown_timeout_s: float = 0.0
+    startup_duration_s: float = 0.0
+
+    enable_request_id_headers: bool = False
+    enable_prompt_tokens_details: bool = False
+    enable_force_include_usage: bool = False
+    enable_per_request_metrics: bool = False
+    enable_server_load_tracking: bool = False
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    trust_request_chat_template: bool = False
+    enable_log_requests: bool = False
+    max_logprobs: int = 20
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    sse_keep_alive_interval_s: float = 0.0
+
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_cpu_loras: int | None = None
+    lora_modules: tuple[LoraModule, ...] = ()
+    runtime_lora: bool = False
+    dev_mode: bool = False
+    metrics: Literal["vllm", "sglang"] = "vllm"
+    old_metric_names: bool = False
+    kv_events_config: dict[str, Any] = msgspec.field(default_factory=dict)
+    cache_info: dict[str, str] = msgspec.field(default_factory=dict)
+    """More labels of cache_config_info: settings that were given and change nothing here."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's names, the first of which is its label."""
+        return self.served_model_name or (self.model,)

@@ -1,0 +1,252 @@
+"""A worker: its engines (one a rank), their metrics, and the models that they serve."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from understudy._core import TokenBlocks
+from understudy.errors import ConfigError
+from understudy.server.core import EngineCore, LiveRequest, StepEffects
+from understudy.server.lateness import BOUNDS_S
+from understudy.server.metrics import Registry
+from understudy.server.metrics.process import HttpMetrics, add_process
+from understudy.server.metrics.vllm import VllmMetrics
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from understudy._core import Identities, TierConfig, TierRun
+    from understudy.server.api.texts import TokenTexts
+    from understudy.server.driver import Driver
+    from understudy.server.lateness import Lateness
+    from understudy.server.metrics import Histogram
+    from understudy.server.outputs import Outputs
+    from understudy.server.settings import ServerSettings
+
+
+CACHE_INFO = {
+    "_block_size_resolved": "True",
+    "cache_dtype": "auto",
+    "gpu_memory_utilization": "0.92",
+    "is_attention_free": "False",
+    "kv_cache_dtype_skip_layers": "[]",
+    "kv_offloading_backend": "native",
+    "kv_sharing_fast_prefill": "False",
+    "enable_mamba_shared_prefix_checkpoint": "False",
+    "mamba_cache_dtype": "auto",
+    "mamba_cache_mode": "none",
+    "mamba_ssm_cache_dtype": "auto",
+    "prefix_cache_retention_interval": "0",
+    "prefix_caching_hash_algo": "sha256",
+    "replayssm_buffer_len": "16",
+    "swa_bounded_replay": "True",
+    "use_kda_recoverssm": "False",
+    "use_replayssm": "False",
+    "user_specified_block_size": "True",
+    **dict.fromkeys(
+        (
+            *("cache_hit_alignment_tokens", "hash_block_size", "kv_cache_layout", "kv_cache_memory_bytes"),
+            *("kv_offloading_size", "mamba_block_size", "mamba_page_size_padded", "num_cpu_blocks"),
+            *("prefix_match_unit", "skip_page_size_padded", "sliding_window"),
+        ),
+        "None",
+    ),
+}
+"""The labels of cache_config_info that say nothing of a simulated cache, as vLLM writes its defaults."""
+
+
+class Worker:
+    """What answers requests behind one port. Its parts may be shared by the workers of a fleet."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        driver: Driver,
+        texts: TokenTexts,
+        outputs: Outputs,
+        *,
+        tiers: TierConfig | None = None,
+        run: TierRun | None = None,
+        index: int = 0,
+        token_lateness: Lateness | None = None,
+        events: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.driver = driver
+        self.texts = texts
+        self.tokenizer = texts.tokenizer
+        self.outputs = outputs
+        self.index = index
+        self.created = int(time.time())
+        self.loras = {module.name: module for module in settings.lora_modules}
+        self.sleep_level = 0
+        capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
+        if settings.max_model_len > capacity:
+            raise ConfigError(
+                f"max_model_len={settings.max_model_len} does not fit in {capacity} tokens of KV cache "
+                f"({settings.engine.num_gpu_blocks} blocks of {settings.engine.block_size}); give more "
+                "--num-gpu-blocks-override or a smaller --max-model-len"
+            )
+        self.cores = [
+            EngineCore(
+                settings.engine,
+                tiers=tiers,
+                run=run,
+                name=f"worker {index}" if settings.data_parallel_size == 1 else f"worker {index} rank {rank}",
+                events=events,
+            )
+            for rank in range(settings.data_parallel_size)
+        ]
+        self.registry = Registry()
+        add_process(self.registry)
+        name = settings.names[0]
+        self.metrics = [
+            VllmMetrics(self.registry, core, name, rank, settings.max_model_len)
+            for rank, core in enumerate(self.cores)
+        ]
+        self.admission_rejections = {
+            reason: self.registry.counter(
+                "vllm:admission_rejections", "Requests turned away, by why.", model_name=name, reason=reason
+            )
+            for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
+        }
+        self._add_info()
+        self.http = HttpMetrics(self.registry)
+        self._add_lateness(token_lateness)
+        self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
+        for core in self.cores:
+            driver.observe(core, self)
+
+    # ── Requests ──
+
+    def pick_rank(self, wanted: int | None) -> int:
+        """The rank that was asked for, or the one with the shortest queue."""
+        if wanted is not None and 0 <= wanted < len(self.cores):
+            return wanted
+        loads = [4 * core.num_waiting + core.num_running for core in self.cores]
+        return loads.index(min(loads))
+
+    def identities(
+        self, prompt: npt.NDArray[np.uint32], output: npt.NDArray[np.uint32], *, salt: str, lora: str
+    ) -> Identities | None:
+        """Names of the blocks that prompt and output fill."""
+        if not self.settings.engine.enable_prefix_caching:
+            return None
+        blocks = TokenBlocks(prompt, self.settings.engine.block_size, salt=salt, lora=lora)
+        blocks.extend(output)
+        return blocks.identities
+
+    def submit(self, request: LiveRequest, rank: int) -> None:
+        """Hand it to the engine of a rank."""
+        self.driver.submit(self.cores[rank], request)
+
+    def metrics_of(self, request: LiveRequest) -> VllmMetrics:
+        """Where its rank counts."""
+        assert request.rank is not None
+        return self.metrics[self._rank_of[id(request.rank)]]
+
+    def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:  # noqa: ARG002
+        """A step has ended."""
+        self.metrics[self._rank_of[id(core)]].on_step(effects)
+        if core.has_events:
+            core.take_events()  # nobody listens
+
+    def live(self) -> list[LiveRequest]:
+        """Requests on their way."""
+        return [request for core in self.cores for request in core.live.values()]
+
+    # ── Life ──
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block, unless requests hold some."""
+        if self.live():
+            return False
+        for core in self.cores:
+            self.driver.do(core, lambda _, core=core: core.forget_cache())  # type: ignore[misc]
+        return True
+
+    @property
+    def asleep(self) -> bool:
+        """Requests are accepted and wait."""
+        return self.sleep_level > 0
+
+    def sleep(self, level: int) -> None:
+        """Abort what runs; then accept requests and let them wait. The cache is gone."""
+        self.sleep_level = max(level, 1)
+        for request in self.live():
+            self.driver.cancel(request)
+        for core, metrics in zip(self.cores, self.metrics, strict=True):
+            metrics.asleep = "weights_offloaded" if level < 2 else "discard_all"
+            core.paused = True
+
+    def wake(self) -> None:
+        """Go on."""
+        self.sleep_level = 0
+        for core, metrics in zip(self.cores, self.metrics, strict=True):
+            metrics.asleep = "awake"
+            self.set_paused(core, False)
+
+    def set_paused(self, core: EngineCore, paused: bool) -> None:
+        """Begin no step while paused."""
+        core.paused = paused
+        self.driver.do(core, lambda _: None)
+
+    def kill(self) -> int:
+        """The engines die and start again with nothing cached; requests in them are lost. Returns how many."""
+        lost = 0
+        for core in self.cores:
+
+            def die(now_ns: int, core: EngineCore = core) -> None:
+                for request in core.restart():
+                    request.finish_ns = now_ns
+                    request.listener.on_end(request, now_ns)
+
+            lost += len(core.live)
+            self.driver.do(core, die)
+        return lost
+
+    # ── Metrics ──
+
+    def _add_info(self) -> None:
+        engine = self.settings.engine
+        for rank in range(len(self.cores)):
+            labels = {
+                **CACHE_INFO,
+                **self.settings.cache_info,
+                "engine": str(rank),
+                "block_size": str(engine.block_size),
+                "effective_attention_block_size": str(engine.block_size),
+                "num_gpu_blocks": str(engine.num_gpu_blocks),
+                "num_gpu_blocks_override": str(engine.num_gpu_blocks),
+                "enable_prefix_caching": str(engine.enable_prefix_caching),
+                "kv_cache_size_tokens": str(engine.num_gpu_blocks * engine.block_size),
+                "kv_cache_max_concurrency": str(
+                    engine.num_gpu_blocks * engine.block_size / self.settings.max_model_len
+                ),
+            }
+            self.registry.gauge("vllm:cache_config_info", "The cache's settings.", lambda: 1.0, **labels)
+
+    def _add_lateness(self, tokens: Lateness | None) -> None:
+        sources = {"step_end": self.driver.step_lateness}
+        if tokens is not None:
+            sources["token"] = tokens
+        for what, source in sources.items():
+            for name, share in (("0.5", 0.5), ("0.99", 0.99)):
+                self.registry.gauge(
+                    "understudy:lateness_quantile_seconds",
+                    "How late the machine is: tokens delivered and steps ended after they were due.",
+                    lambda source=source, share=share: source.quantile(share),  # type: ignore[misc]
+                    what=what,
+                    quantile=name,
+                )
+            shown = self.registry.histogram(
+                "understudy:lateness_seconds", "The same as a distribution.", BOUNDS_S, what=what
+            )
+
+            def refresh(shown: Histogram = shown, source: Lateness = source) -> None:
+                shown.counts = list(source.counts)
+                shown.count, shown.sum = source.count, source.sum_s
+
+            self.registry.before_page(refresh)

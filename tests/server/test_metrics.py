@@ -1,0 +1,137 @@
+"""The page of metrics has every family, label and bucket of vLLM's own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.client import Client, serving
+from understudy.server.lateness import Lateness
+from understudy.server.metrics import Registry
+from understudy.server.metrics.families import number_text
+from understudy.server.metrics.vllm import decade_bounds
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "live" / "vllm-0.32.0-metrics.jsonl"
+_SAMPLE = re.compile(r"^([^ {]+)(\{.*\})? (\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def read_page(text: str) -> tuple[dict[str, str], dict[tuple[str, tuple[tuple[str, str], ...]], float]]:
+    """Families with their types, and samples by name and labels."""
+    types: dict[str, str] = {}
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in types, f"{name} is described twice"
+            types[name] = kind
+        elif not line.startswith("#"):
+            match = _SAMPLE.match(line)
+            assert match, line
+            key = (match[1], tuple(sorted(_LABEL.findall(match[2] or ""))))
+            assert key not in samples, f"{line} is there twice"
+            samples[key] = float(match[3])
+    return types, samples
+
+
+async def page_after_some_requests(**settings: Any) -> tuple[dict[str, str], dict[Any, float]]:
+    async with serving(model="stub-model", **settings) as (client, _):
+        await client.post("/v1/completions", {"prompt": [1] * 40, "max_tokens": 3})
+        await client.post("/v1/completions", {"prompt": [1] * 40, "max_tokens": 3})
+        await client.get("/nope")
+        await client.get("/health")
+        await client.post("/v1/completions", {"prompt": []})
+        return read_page((await client.get("/metrics")).body.decode())
+
+
+def test_every_family_label_and_bucket_of_the_recorded_page_is_there() -> None:
+    types, samples = asyncio.run(page_after_some_requests())
+    rows = [msgspec.json.decode(line) for line in GOLDEN.read_bytes().splitlines()]
+    wanted_types = {row["family"]: row["type"] for row in rows if "family" in row}
+    assert wanted_types.items() <= types.items()
+    have: dict[str, set[tuple[tuple[str, str], ...]]] = {}
+    for name, labels in samples:
+        have.setdefault(name, set()).add(labels)
+    for row in rows:
+        if "sample" not in row or row["sample"] == "python_info":
+            continue
+        if row["sample"] == "vllm:cache_config_info":
+            ours = {name for labels in have["vllm:cache_config_info"] for name, _ in labels}
+            assert set(row["labels"]) <= ours
+            continue
+        labels = tuple(sorted(row["labels"].items()))
+        assert labels in have[row["sample"]], row
+
+
+def test_the_numbers_are_those_of_the_requests() -> None:
+    _, samples = asyncio.run(page_after_some_requests())
+    both = (("engine", "0"), ("model_name", "stub-model"))
+
+    def value(name: str, *more: tuple[str, str]) -> float:
+        return samples[name, tuple(sorted((*both, *more)))]
+
+    assert value("vllm:prompt_tokens_total") == 80
+    assert value("vllm:generation_tokens_total") == 6
+    assert value("vllm:request_success_total", ("finished_reason", "length")) == 2
+    assert value("vllm:prefix_cache_queries_total") == 80
+    assert value("vllm:prefix_cache_hits_total") == 32
+    assert value("vllm:prompt_tokens_by_source_total", ("source", "local_compute")) == 48
+    assert value("vllm:time_to_first_token_seconds_count") == 2
+    assert value("vllm:inter_token_latency_seconds_count") == 4
+    assert value("vllm:request_prompt_tokens_bucket", ("le", "50.0")) == 2
+    assert value("vllm:kv_cache_usage_perc") == 0
+
+
+def test_ranks_have_numbers_of_their_own() -> None:
+    _, samples = asyncio.run(page_after_some_requests(data_parallel_size=2))
+    engines = {dict(labels)["engine"] for name, labels in samples if name == "vllm:num_requests_running"}
+    assert engines == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(252, "252.0"), (0.23, "0.23"), (2616340480, "2.61634048e+09"), (1e22, "1e+22"), (float("inf"), "+Inf")],
+)
+def test_numbers_read_as_other_clients_write_them(value: float, text: str) -> None:
+    assert number_text(value) == text
+    assert float(text) == value
+
+
+def test_a_value_on_a_bound_belongs_to_its_bucket() -> None:
+    registry = Registry()
+    shown = registry.histogram("h", "help", (1, 2))
+    for value in (1, 1.5, 2, 3):
+        shown.observe(value)
+    lines = registry.render().decode()
+    for line in ('h_bucket{le="1.0"} 1.0', 'h_bucket{le="2.0"} 3.0', 'h_bucket{le="+Inf"} 4.0', "h_sum 7.5"):
+        assert line in lines
+
+
+def test_lengths_are_counted_in_steps_of_one_two_five() -> None:
+    assert decade_bounds(4096) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+
+
+def test_lateness_knows_its_quantiles_to_a_bucket() -> None:
+    late = Lateness()
+    for micros in range(1000):
+        late.record(micros / 1e6)
+    assert 0.0005 <= late.quantile(0.5) <= 0.0007
+    assert 0.00099 <= late.quantile(0.99) <= 0.001
+    assert late.quantile(1.0) <= 0.001
+
+
+async def _scrape(client: Client) -> bytes:
+    return (await client.get("/metrics/")).body
+
+
+def test_the_page_is_also_at_its_other_name() -> None:
+    async def go() -> bytes:
+        async with serving() as (client, _):
+            return await _scrape(client)
+
+    assert asyncio.run(go()).startswith(b"# HELP")
