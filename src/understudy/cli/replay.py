@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli import tier_flags
+from understudy.cli import engine_flags, tier_flags
 from understudy.outputs import check_outputs, is_stdout
 
 if TYPE_CHECKING:
@@ -68,26 +68,7 @@ def add_parser(verbs: Verbs) -> None:
         "--speed-up", type=float, metavar="X", help="open loop: play timestamps X times as fast"
     )
 
-    engine = verb.add_argument_group("engine (any setting: --set engine.NAME=VALUE)")
-    engine.add_argument("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 64)")
-    engine.add_argument(
-        "--num-gpu-blocks", type=int, metavar="N", help="usable KV blocks a worker (default: 16384)"
-    )
-    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 256)")
-    engine.add_argument(
-        "--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step (default: 8192)"
-    )
-    engine.add_argument("--max-model-len", type=int, metavar="N", help="context window (default: none)")
-    engine.add_argument(
-        "--kv-manager", metavar="NAME", help="native (vLLM's, the default) or kvbm (one block a hash)"
-    )
-    engine.add_argument(
-        "--eviction-policy", metavar="NAME", help="of kvbm: lineage (default), lru or multi_lru"
-    )
-    engine.add_argument("--vllm-version", metavar="NAME", help="version profile of the scheduler")
-    engine.add_argument(
-        "--async-scheduling", action="store_const", const=True, help="schedule one step ahead"
-    )
+    engine_flags.add_engine_flags(verb)
     tier_flags.add_tier_flags(verb)
     verb.add_argument("--config", type=Path, metavar="YAML", help="settings from a file; flags win over it")
     verb.add_argument(
@@ -149,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
     flags = {**_flags(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
-    if not (settings.tiers.tiers or settings.engine.tiers.tiers):
+    if not settings.tiers.tiers:
         tier_flags.refuse_idle_flags(args)
     outputs = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OUTPUTS}
     outputs = {flag: path for flag, path in outputs.items() if path is not None}
@@ -236,23 +217,9 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     from understudy.errors import ConfigError
 
     fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
-    engine = {
-        name: getattr(args, name)
-        for name in (
-            "block_size",
-            "num_gpu_blocks",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "kv_manager",
-            "eviction_policy",
-            "vllm_version",
-            "async_scheduling",
-        )
-    }
     flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
-    if given := {name: value for name, value in engine.items() if value is not None}:
-        flags["engine"] = given
+    if engine := engine_flags.engine_settings(args):
+        flags["engine"] = engine
     if args.concurrency is not None and args.speed_up is not None:
         raise ConfigError("speed_up contradicts concurrency: a closed loop has no timestamps to play faster")
     if args.concurrency is not None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from understudy._core import EngineConfig, StepTiming, python_timing
+from understudy.checks import read_as, whole_number
 from understudy.engines.profiles import VersionProfile, profile_named
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
@@ -79,6 +80,8 @@ _OFF: dict[str, tuple[object, ...]] = {
 }
 """Values of the names above that ask for nothing, as the mocker writes them: they are accepted."""
 
+_MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
+
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A vLLM-style worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
@@ -126,9 +129,9 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "max_num_batched_tokens",
             "max_model_len",
         ):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ConfigError(f"{field} must be at least 1, got {value}")
+            if (value := getattr(self, field)) is not None:
+                value = whole_number(field, value, 1, _MOST.get(field))
+                msgspec.structs.force_setattr(self, field, value)
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"long_prefill_token_threshold must not be negative, got {self.long_prefill_token_threshold}"
@@ -213,10 +216,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError("tiers stand beside engine, not in it (under Dynamo's names they may)")
             if name not in known:
                 raise ConfigError(f"{name} is not a setting of the engine; known are {', '.join(known)}")
-        try:
-            return msgspec.structs.replace(msgspec.convert(settings, cls), tiers=tiers)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"engine: {error}") from error
+        return msgspec.structs.replace(read_as(cls, settings, "engine"), tiers=tiers)
 
     @property
     def accept_rates(self) -> list[float]:

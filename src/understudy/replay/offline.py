@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 
 from understudy._core import run_fleet
+from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
 from understudy.replay.digest import digests
 from understudy.replay.kv_log import KvLog
 from understudy.replay.timeline import Timeline
@@ -78,6 +80,9 @@ def run_offline(
         raise ConfigError(f"engine must be a VllmConfig, got {engine!r}")
     if not isinstance(load, OpenLoop | ClosedLoop | Lockstep):
         raise ConfigError(f"load must be an OpenLoop, ClosedLoop or Lockstep, got {load!r}")
+    workers = whole_number("workers", workers, 1)
+    seed = whole_number("seed", seed, 0, 2**64 - 1)
+    threads = whole_number("threads", threads, 1, 4096)
     given, order = workload, None
     if isinstance(load, OpenLoop) and not workload.has_arrivals:
         raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
@@ -88,6 +93,7 @@ def run_offline(
         workload = workload.normalised().speed_up(load.speed_up)
     tiers = _tiers_of(engine, tiers)
     plan = TierPlan.of(tiers, engine.block_size)
+    _require_memory(engine, plan, workers)
     play = partial(
         run_fleet,
         engine=engine.native(events=events or record_steps is not None, kv_trace=kv_trace),
@@ -174,6 +180,18 @@ def _tiers_of(engine: VllmConfig, tiers: TiersConfig | None) -> TiersConfig:
             "what a token weighs is given twice: in the engine's settings, and beside the tiers"
         )
     return msgspec.structs.replace(tiers, kv_bytes_per_token=weight)
+
+
+def _require_memory(engine: VllmConfig, plan: TierPlan | None, workers: int) -> None:
+    """Refuse at once what cannot fit, with an estimate. A tier without a limit is as large as its content."""
+    tiers = () if plan is None else plan.tiers
+    own = engine.num_gpu_blocks + sum(tier.blocks or 0 for tier in tiers if not tier.shared)
+    shared = sum(tier.blocks or 0 for tier in tiers if tier.shared)
+    require_memory(
+        f"{workers:,} workers of {own:,} blocks" + (f" and {shared:,} shared ones" if shared else ""),
+        workers * (WORKER_BYTES + own * SLOT_BYTES) + shared * SLOT_BYTES,
+        "fewer workers, or fewer blocks (num_gpu_blocks, and those of the tiers), need less",
+    )
 
 
 def _blocks_of(workload: Workload, engine: VllmConfig) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from understudy.checks import read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.replay.layers import TIER_FIELDS, superseded, tiers_by_name
@@ -58,17 +59,33 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"engine must hold settings by name, got {settings!r}")
         engine = VllmConfig.from_dict(settings)
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
-        tiers = TiersConfig.from_dict({**below, "tiers": list(below.get("tiers", {}).values())})
-        try:
-            read = msgspec.structs.replace(msgspec.convert(merged, cls), engine=engine, tiers=tiers)
-        except msgspec.ValidationError as error:
-            raise ConfigError(str(error)) from error
+        engine, tiers = _one_set_of_tiers(engine, below)
+        read = msgspec.structs.replace(read_as(cls, merged), engine=engine, tiers=tiers)
         if read.gpu is None:
             return read
         if settings.get("num_gpu_blocks") is not None:
             raise ConfigError("engine.num_gpu_blocks and gpu both say how many blocks a worker has; give one")
         blocks = read.gpu.num_blocks(tiers.model, tiers.kv_dtype, engine.block_size)
         return msgspec.structs.replace(read, engine=msgspec.structs.replace(engine, num_gpu_blocks=blocks))
+
+
+def _one_set_of_tiers(engine: VllmConfig, below: dict[str, Any]) -> tuple[VllmConfig, TiersConfig]:
+    """The tiers given beside the engine, or those that came with its settings under the mocker's names.
+
+    What a token weighs, and how blocks go down, may be said beside those too.
+    """
+    given = {**below, "tiers": list(below.get("tiers", {}).values())}
+    if engine.tiers == TiersConfig() or given["tiers"]:
+        return engine, TiersConfig.from_dict(given)
+    mocker = engine.tiers.described()
+    weights = [name for name in ("kv_bytes_per_token", "model") if below.get(name) is not None]
+    if weights and mocker["kv_bytes_per_token"] not in (None, below.get("kv_bytes_per_token")):
+        raise ConfigError(
+            f"{weights[0]} and the engine's kv_bytes_per_token both say what a token weighs; give one"
+        )
+    beside = {name: value for name, value in below.items() if value is not None and name != "tiers"}
+    merged = _merge(mocker, beside)
+    return msgspec.structs.replace(engine, tiers=TiersConfig()), TiersConfig.from_dict(merged)
 
 
 def _check_routing(name: object) -> None:
@@ -85,8 +102,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         content = parse(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise ConfigError(f"{path}{line}: {error.problem}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: lists or settings are nested too deeply") from None
     if content is None:  # nothing but comments
         return {}
     if not isinstance(content, dict):
@@ -105,7 +127,9 @@ def _parse_assignment(text: str) -> dict[str, Any]:
     try:
         result: Any = parse(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text!r}: {error}") from error
+        raise ConfigError(f"--set {text!r}: {getattr(error, 'problem', None) or error}") from error
+    except RecursionError:
+        raise ConfigError(f"--set {path}: lists or settings are nested too deeply") from None
     for name in reversed(path.split(".")):
         result = {name: result}
     return dict(result)

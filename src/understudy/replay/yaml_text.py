@@ -1,4 +1,4 @@
-"""YAML as settings are written in: a name once, and 1e-3 is a number."""
+"""YAML as settings are written in: a name once, 1e-3 is a number, and no number means another than it looks like."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """YAML 1.1 reads 017 as 15 and 1:30 as 90: neither is what anybody meant."""
+    text = node.value
+    if ":" in text or re.match(r"[-+]?0[0-9_]+$", text):
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"{text} is an octal or sexagesimal number: write it in decimal, or in quotes",
+            node.start_mark,
+        )
+    read = loader.construct_yaml_float if node.tag.endswith("float") else loader.construct_yaml_int
+    return read(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

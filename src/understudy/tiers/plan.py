@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
 _BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
 _MAX_BLOCKS = 2**30
+_MAX_BLOCK_BYTES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class TierPlan:
             return None
         per_token = _bytes_per_token(config)
         block_bytes = per_token * block_size
+        if block_bytes > _MAX_BLOCK_BYTES:
+            raise ConfigError(
+                f"kv_bytes_per_token is too large: a block of {block_size} tokens of {per_token:,} bytes would have "
+                f"more than {_MAX_BLOCK_BYTES:,} bytes"
+            )
         tiers = sorted(config.tiers, key=lambda tier: tier.tier)
         return cls(
             per_token, block_bytes, tuple(_planned(tier, block_bytes) for tier in tiers), config.offload

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from understudy.checks import read_as
 from understudy.errors import ConfigError
 from understudy.tiers.sizes import parse_bytes
 
@@ -170,10 +171,7 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> TiersConfig:
         """Read settings by name. ConfigError names an unknown or wrong field and where it stands."""
-        try:
-            return msgspec.convert(settings, cls)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"tiers: {error}") from error
+        return read_as(cls, settings)
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them: classes by name, and inf as text."""

@@ -1,0 +1,51 @@
+"""What a run will need of this machine's memory, known before it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from understudy.errors import ConfigError
+
+WORKER_BYTES = 24_000
+"""Of an idle worker, whatever its capacity."""
+SLOT_BYTES = 64
+"""Of the slot of a block, on any tier."""
+
+_LEFT_FREE = 0.1
+
+
+def available_bytes() -> int | None:
+    """Memory that this process may still take: what is free on the machine, and in its control group; None: unknown."""
+    found = [free for free in (_free_on_machine(), _free_in_group()) if free is not None]
+    return min(found, default=None)
+
+
+def require_memory(what: str, needed: int, remedy: str) -> None:
+    """Raise ConfigError when `needed` bytes are more than there are; `what` needs them."""
+    free = available_bytes()
+    if free is not None and needed > free * (1 - _LEFT_FREE):
+        raise ConfigError(
+            f"{what} would take about {_gb(needed)} of memory, and {_gb(free)} are free: {remedy}"
+        )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
+
+
+def _free_on_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None  # not Linux
+
+
+def _free_in_group() -> int | None:
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        return None if limit == "max" else max(int(limit) - used, 0)
+    except (OSError, ValueError):
+        return None
