@@ -44,23 +44,28 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 def test_norms_and_gates_are_those_of_torch(width: int) -> None:
     backend = ReferenceBackend(TINY, DEVICE)
     x, residual, weight = rand(5, width), rand(5, width) * 2, rand(width)
-    close(norm.norm(x, weight, TINY.norm_eps), backend.norm(x, weight))
-    for ours, theirs in zip(
-        norm.add_norm(x, residual, weight, TINY.norm_eps), backend.add_norm(x, residual, weight), strict=True
-    ):
-        close(ours, theirs)
+    for given in (x, None):
+        normed, total = norm.add_norm(given, residual, weight, TINY.norm_eps)
+        expected = residual if given is None else given + residual
+        close(total, expected)
+        close(normed, backend.norm(expected, weight))
     both = rand(3, 2 * width)
     close(norm.gate(both), torch.nn.functional.silu(both[:, :width]) * both[:, width:])
 
 
 @pytest.mark.parametrize(("outs", "width"), [(7, 48), (64, 1000), (9001, 16)])
 def test_one_row_times_a_matrix_is_that_of_torch(outs: int, width: int) -> None:
-    x, weight = rand(1, width), rand(outs, width)
+    x, weight = rand(1, width), rand(outs, width) * width**-0.5
     close(matvec.matvec(x, weight), x @ weight.T)
+    backend = ReferenceBackend(TINY, DEVICE)
+    residual, scale = rand(1, width) * 3, rand(width)
+    for given in (x, None):
+        ours = matvec.normed_matvec(given, residual, scale, weight, TINY.norm_eps)
+        for one, other in zip(ours, backend.normed_linear(given, residual, scale, weight), strict=True):
+            close(one, other)
     if outs % 2 == 0:
-        product = x @ weight.T
-        expected = torch.nn.functional.silu(product[:, : outs // 2]) * product[:, outs // 2 :]
-        close(matvec.matvec_gate(x, weight), expected)
+        gated, _ = matvec.normed_matvec(x, residual, scale, weight, TINY.norm_eps, gates=True)
+        close(gated, backend.normed_gated(x, residual, scale, weight)[0])
 
 
 def _pages(lengths: list[int], page: int, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,13 +18,15 @@ class Backend(Protocol):
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """`x` times the transpose of `weight` [out, in]."""
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm over the last dimension."""
-
-    def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    def normed_linear(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of `x + residual`, and that sum."""
+        """`weight` applied to the RMS norm of `x + residual` (without `x`: of `residual`), and that sum."""
+
+    def normed_gated(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same with the fused matrix of the MLP: SiLU of the first half of the result times the second."""
 
     def store(
         self, qkv: torch.Tensor, layer: Layer, batch: Batch, keys: torch.Tensor, values: torch.Tensor
@@ -35,9 +37,6 @@ class Backend(Protocol):
         self, queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Causal attention over each request's pages: a query at position t sees keys 0..t. [tokens, heads * dim]."""
-
-    def gated(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-        """`x` through the fused matrix: SiLU of the first half of the result times the second."""
 
 
 def rotary_tables(config: Qwen3Config, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,7 +64,7 @@ class Batch:
     chunk_tokens: int
     num_decodes: int
     longest_chunk: int
-    longest_decode: int  # context
+    histories: tuple[int, ...]  # of each chunk, tokens before it
 
     @classmethod
     def build(
@@ -112,5 +112,5 @@ class Batch:
             chunk_tokens=chunk_tokens,
             num_decodes=len(decodes),
             longest_chunk=int(lengths.max(initial=0)),
-            longest_decode=int(seq_lens[len(chunks) :].max(initial=0)),
+            histories=tuple((seq_lens[: len(chunks)] - lengths).tolist()),
         )

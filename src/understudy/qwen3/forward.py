@@ -69,16 +69,16 @@ def forward(
 ) -> torch.Tensor:
     """One pass. In each layer the rows of this step are written before any row is read."""
     residual = weights.embed[batch.tokens]
-    x = backend.norm(residual, weights.layers[0].input_norm)
+    x: torch.Tensor | None = None
     for index, layer in enumerate(weights.layers):
         keys, values = buffer.layer(index)
-        queries = backend.store(backend.linear(x, layer.qkv), layer, batch, keys, values)
+        qkv, residual = backend.normed_linear(x, residual, layer.input_norm, layer.qkv)
+        queries = backend.store(qkv, layer, batch, keys, values)
         attended = backend.attend(queries, batch, keys, values)
-        x, residual = backend.add_norm(reduce(backend.linear(attended, layer.out)), residual, layer.mlp_norm)
-        gated = backend.gated(x, layer.gate_up)
-        last = index + 1 == len(weights.layers)
-        norm = weights.norm if last else weights.layers[index + 1].input_norm
-        x, residual = backend.add_norm(reduce(backend.linear(gated, layer.down)), residual, norm)
+        x = reduce(backend.linear(attended, layer.out))
+        gated, residual = backend.normed_gated(x, residual, layer.mlp_norm, layer.gate_up)
+        x = reduce(backend.linear(gated, layer.down))
+    assert x is not None
     if len(batch.logit_rows) != len(x):
-        x = x[batch.logit_rows]
-    return backend.linear(x, weights.head)
+        x, residual = x[batch.logit_rows], residual[batch.logit_rows]
+    return backend.normed_linear(x, residual, weights.norm, weights.head)[0]

@@ -77,6 +77,7 @@ class DecodeGraphs:
         """Whether a batch of so many decodes has a graph."""
         return 0 < count <= self._most
 
+    @torch.inference_mode()
     def replay(self, decodes: Sequence[Decode]) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and likeliest tokens of the batch. Both are overwritten by the next replay."""
         count = len(decodes)
@@ -126,5 +127,5 @@ class DecodeGraphs:
             chunk_tokens=0,
             num_decodes=bucket,
             longest_chunk=0,
-            longest_decode=0,
+            histories=(),
         )

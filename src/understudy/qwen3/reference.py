@@ -25,16 +25,24 @@ class ReferenceBackend:
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x, weight)
 
+    def normed_linear(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = residual if x is None else x + residual
+        return F.linear(self.norm(total, norm), weight), total
+
+    def normed_gated(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        both, total = self.normed_linear(x, residual, norm, gate_up)
+        gate, up = both.chunk(2, dim=-1)
+        return F.silu(gate) * up, total
+
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm over the last dimension, in float32."""
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
         return weight * (wide * scale).to(x.dtype)
-
-    def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = x + residual
-        return self.norm(total, weight), total
 
     def store(
         self, qkv: torch.Tensor, layer: Layer, batch: Batch, keys: torch.Tensor, values: torch.Tensor
@@ -73,10 +81,6 @@ class ReferenceBackend:
             )
             out[start:end] = attended[0].transpose(0, 1)
         return out.flatten(1)
-
-    def gated(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-        return F.silu(gate) * up
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         cos = self._cos[positions.long()][:, None]

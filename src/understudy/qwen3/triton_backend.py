@@ -8,12 +8,17 @@ import torch
 import torch.nn.functional as F
 
 from understudy.qwen3.backend import rotary_tables
-from understudy.qwen3.kernels import decode, matvec, norm, prefill, rotary
+from understudy.qwen3.kernels import decode, matvec, prefill, rotary
+from understudy.qwen3.kernels.norm import add_norm, gate
 
 if TYPE_CHECKING:
     from understudy.qwen3.batch import Batch
     from understudy.qwen3.config import Qwen3Config
     from understudy.qwen3.weights import Layer
+
+
+FLASH_TOKENS = 1024
+"""From here on torch's own attention is worth a copy of the keys and values to where it can read them."""
 
 
 class TritonBackend:
@@ -29,13 +34,21 @@ class TritonBackend:
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return matvec.matvec(x, weight) if x.shape[0] == 1 else F.linear(x, weight)
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return norm.norm(x, weight, self.config.norm_eps)
-
-    def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    def normed_linear(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return norm.add_norm(x, residual, weight, self.config.norm_eps)
+        if residual.shape[0] == 1:
+            return matvec.normed_matvec(x, residual, norm, weight, self.config.norm_eps)
+        normed, total = add_norm(x, residual, norm, self.config.norm_eps)
+        return F.linear(normed, weight), total
+
+    def normed_gated(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual.shape[0] == 1:
+            return matvec.normed_matvec(x, residual, norm, gate_up, self.config.norm_eps, gates=True)
+        normed, total = add_norm(x, residual, norm, self.config.norm_eps)
+        return gate(F.linear(normed, gate_up)), total
 
     def store(
         self, qkv: torch.Tensor, layer: Layer, batch: Batch, keys: torch.Tensor, values: torch.Tensor
@@ -59,7 +72,10 @@ class TritonBackend:
     ) -> torch.Tensor:
         out = torch.empty_like(queries)
         chunks, tokens = batch.num_chunks, batch.chunk_tokens
-        if chunks:
+        whole = batch.histories == (0,) and tokens >= FLASH_TOKENS
+        if whole:
+            out[:tokens] = _flash(queries[:tokens], batch, keys, values)
+        elif chunks:
             prefill.prefill_attention(
                 queries[:tokens],
                 batch.page_ids,
@@ -84,7 +100,16 @@ class TritonBackend:
             )
         return out.flatten(1)
 
-    def gated(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 1:
-            return matvec.matvec_gate(x, gate_up)
-        return norm.gate(F.linear(x, gate_up))
+
+def _flash(
+    queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """One whole prompt, which begins at position 0: plain causal attention over its gathered pages."""
+    tokens = queries.shape[0]
+    pages = batch.page_ids[: -(-tokens // keys.shape[1])]
+    k = keys[pages].flatten(0, 1)[:tokens].transpose(0, 1)
+    v = values[pages].flatten(0, 1)[:tokens].transpose(0, 1)
+    attended = F.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None], k[None], v[None], is_causal=True, enable_gqa=True
+    )
+    return attended[0].transpose(0, 1)

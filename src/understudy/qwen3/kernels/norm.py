@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -37,19 +35,18 @@ def _gate(gate_up, out, width, block: tl.constexpr):  # type: ignore[no-untyped-
     tl.store(out + row * width + cols, silu * up, mask=inside)
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm of every row."""
-    out = torch.empty_like(x)
-    _launch(x, x, weight, out, out, eps, adds=False)
-    return out
-
-
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm of `x + residual`, and that sum."""
-    out, total = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, residual, weight, out, total, eps, adds=True)
+    """The RMS norm of every row of `x + residual` (without `x`: of `residual`), and that sum."""
+    out = torch.empty_like(residual)
+    total = residual if x is None else torch.empty_like(residual)
+    width = residual.shape[1]
+    block = triton.next_power_of_2(width)
+    _norm[(residual.shape[0],)](
+        residual if x is None else x, residual, weight, out, total, eps, width, block, x is not None,
+        num_warps=8 if block >= 2048 else 4,
+    )  # fmt: skip
     return out, total
 
 
@@ -61,8 +58,3 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
     _gate[(triton.cdiv(width, block), rows)](gate_up, out, width, block)
     return out
 
-
-def _launch(x: torch.Tensor, *rest: Any, adds: bool) -> None:
-    width = x.shape[1]
-    block = triton.next_power_of_2(width)
-    _norm[(x.shape[0],)](x, *rest, width, block, adds, num_warps=8 if block >= 2048 else 4)
