@@ -53,7 +53,7 @@ def test_norms_and_gates_are_those_of_torch(width: int) -> None:
     close(norm.gate(both), torch.nn.functional.silu(both[:, :width]) * both[:, width:])
 
 
-@pytest.mark.parametrize(("outs", "width"), [(7, 48), (64, 1000), (9001, 16)])
+@pytest.mark.parametrize(("outs", "width"), [(7, 48), (64, 1000), (130, 16)])
 def test_one_row_times_a_matrix_is_that_of_torch(outs: int, width: int) -> None:
     x, weight = rand(1, width), rand(outs, width) * width**-0.5
     close(matvec.matvec(x, weight), x @ weight.T)
