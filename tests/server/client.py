@@ -84,7 +84,7 @@ def parse_reply(data: bytes) -> Reply:
         parts = []
         while body:
             size, _, rest = body.partition(b"\r\n")
-            if not int(size, 16):
+            if not size or not int(size, 16):
                 break
             parts.append(rest[: int(size, 16)])
             body = rest[int(size, 16) + 2 :]

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
-from understudy.cli import conformance, demo, qwen3, replay, serve, tokenizer
+from understudy.cli import conformance, demo, fleet, qwen3, replay, serve, tokenizer
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Verb(Protocol):
 VERBS: dict[str, Verb] = {
     "replay": replay,
     "serve": serve,
+    "fleet": fleet,
     "tokenizer": tokenizer,
     "conformance": conformance,
     "demo": demo,

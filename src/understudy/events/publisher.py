@@ -102,8 +102,11 @@ class Publisher:
         """The number of the next message."""
         return self._sequence
 
-    def publish(self, events: Sequence[WireEvent], *, ts: float | None = None) -> int:
-        """Send a batch; its sequence number. InvalidArgument when the dialect cannot say an event: nothing is sent."""
+    def publish(self, events: Sequence[WireEvent], *, ts: float | None = None, lost: bool = False) -> int:
+        """Send a batch; its sequence number. InvalidArgument when the dialect cannot say an event: nothing is sent.
+
+        A `lost` batch is numbered and can be asked for again, but never arrives: a fault on purpose.
+        """
         if self._stop.is_set():
             raise WrongState("the publisher is closed")
         batch = WireBatch(self._clock() if ts is None else ts, list(events), self.rank)
@@ -113,16 +116,17 @@ class Publisher:
             self._sequence += 1
             self._ring.append((sequence, payload))
             self._mirror.apply(events)
-            self._pub.send_multipart(live_frames(self.topic, sequence, payload), copy=True)
+            if not lost:
+                self._pub.send_multipart(live_frames(self.topic, sequence, payload), copy=True)
         return sequence
 
     def publish_events(
-        self, events: Iterable[SpokenEvent], *, block_size: int, ts: float | None = None
+        self, events: Iterable[SpokenEvent], *, block_size: int, ts: float | None = None, lost: bool = False
     ) -> int | None:
         """As `publish`, in our own words. None, and nothing sent, when such an engine would not speak of them."""
         spoken = [to_wire(event, self.dialect, block_size=block_size) for event in events]
         told = [event for event in spoken if event is not None]
-        return self.publish(told, ts=ts) if told else None
+        return self.publish(told, ts=ts, lost=lost) if told else None
 
     def close(self) -> None:
         """Stop, and let go of the addresses. What was sent may still be on its way for a moment."""

@@ -11,8 +11,10 @@ import msgspec
 
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, error_body
-from understudy.server.api.fields import read_body
+from understudy.server.api.fields import read_body, read_json
 from understudy.server.api.routes import Routes
+from understudy.server.faults import FaultOrder, Faults, apply_order
+from understudy.server.knobs import Knobs
 from understudy.server.metrics.families import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ class App:
         self.load = 0
         self.before: list[Callable[[Request, Connection], bool]] = []
         """Asked first, in order; one that answers itself returns True."""
+        self.faults = Faults(self)
+        self.knobs = Knobs(self)
+        if self.settings.knobs:
+            self.knobs.turn(self.settings.knobs)
 
     def handle(self, request: Request, connection: Connection) -> None:
         """Answer, now or when the engine has."""
@@ -80,6 +86,19 @@ class App:
         for first in self.before:
             if first(request, connection):
                 return
+        self._by_path(request, connection)
+
+    def handle_now(self, request: Request, connection: Connection) -> None:
+        """Answer a request that was held back."""
+        if connection.closed:
+            return
+        try:
+            self._by_path(request, connection)
+        except ApiError as error:
+            connection.on_close = None
+            connection.respond(error.status, error.body())
+
+    def _by_path(self, request: Request, connection: Connection) -> None:
         path = request.path
         if path in ("/metrics", "/metrics/"):
             if request.method != "GET":
@@ -113,6 +132,9 @@ class App:
                 log.info("%s %s", request.path, body.get("request_id", ""))
             generators[request.path](body, request, connection)
             return
+        if request.path.startswith("/admin/"):
+            self._admin(request, connection)
+            return
         plain = self.routes.plain.get(request.path)
         if plain is None:
             connection.respond(404, b'{"detail":"Not Found"}')
@@ -129,6 +151,21 @@ class App:
             connection.respond(status, b"", "")
         else:
             connection.respond(status, encode(reply))
+
+    def _admin(self, request: Request, connection: Connection) -> None:
+        """Orders for this worker alone."""
+        if request.path == "/admin/config":
+            status, reply = self.knobs.answer(request)
+            connection.respond(status, encode(reply))
+            return
+        if request.path != "/admin/fault":
+            connection.respond(404, b'{"detail":"Not Found"}')
+            return
+        if request.method != "POST":
+            self._wrong_method(connection, "POST")
+            return
+        order = FaultOrder.read(read_json(request.body))
+        connection.respond(200, encode(apply_order(order, [self])))
 
     def _health(self, request: Request, connection: Connection) -> None:
         if request.method != "GET":

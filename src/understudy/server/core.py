@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from understudy._core import Engine
+from understudy._core import Engine, Tier
 
 if TYPE_CHECKING:
     import numpy as np
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from understudy._core import EventBatch, Identities, TierConfig, TierRun
     from understudy.engines.config import VllmConfig
+    from understudy.engines.timing import TimingModel
 
 
 class Listener(Protocol):
@@ -94,6 +95,7 @@ class EngineCore:
         self,
         config: VllmConfig,
         *,
+        timing: TimingModel | None = None,
         tiers: TierConfig | None = None,
         run: TierRun | None = None,
         name: str = "worker",
@@ -102,10 +104,10 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.name = name
-        native, timing = config.native(events=events, check=check), config.native_timing()
+        native, steps = config.native(events=events, check=check), config.native_timing(timing)
 
         def make() -> Engine:
-            return Engine(native, timing, tiers=tiers, run=run, name=name)
+            return Engine(native, steps, tiers=tiers, run=run, name=name)
 
         self._make = make
         self.has_tiers = tiers is not None
@@ -217,6 +219,15 @@ class EngineCore:
     def num_waiting(self) -> int:
         """Requests in the queue, those whose blocks are being loaded among them."""
         return self.engine.num_waiting + (self.engine.parked if self.has_tiers else 0)
+
+    @property
+    def host_usage(self) -> float:
+        """The share of the host's blocks that hold something, 0 … 1; 0 without a host tier."""
+        if not self.has_tiers:
+            return 0.0
+        free, active, inactive, _ = self.engine.tier_blocks(Tier.G2)
+        total = free + active + inactive
+        return (active + inactive) / total if total else 0.0
 
     @property
     def usage(self) -> float:

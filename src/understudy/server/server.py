@@ -12,6 +12,7 @@ from understudy.server.app import App
 from understudy.server.clock import WallClock
 from understudy.server.driver import Driver
 from understudy.server.http import Outbox, listen
+from understudy.server.kv_events import KvEventsConfig
 from understudy.server.lateness import Lateness
 from understudy.server.outputs import Outputs
 from understudy.server.tokenizer import open_tokenizer
@@ -22,7 +23,7 @@ from understudy.tiers.plan import TierPlan
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from understudy._core import TierConfig
+    from understudy._core import TierConfig, TierRun
     from understudy.server.settings import ServerSettings
     from understudy.server.tokenizer import Tokenizer
 
@@ -41,8 +42,13 @@ class Stage:
         self.texts = TokenTexts(tokenizer)
         self._outputs: dict[tuple[str, str | None, int], Outputs] = {}
 
-    def worker(self, settings: ServerSettings, index: int = 0) -> Worker:
-        """A worker on this stage. ConfigError names a setting that cannot be."""
+    def worker(
+        self, settings: ServerSettings, index: int = 0, *, run: TierRun | None = None, events: bool = False
+    ) -> Worker:
+        """A worker on this stage. ConfigError names a setting that cannot be.
+
+        `run` is what workers with tiers share; `events` are kept for whoever sets the worker's `on_events`.
+        """
         key = (settings.response_mode, settings.response_file, settings.seed)
         if key not in self._outputs:
             self._outputs[key] = Outputs(
@@ -57,9 +63,10 @@ class Stage:
             self.texts,
             self._outputs[key],
             tiers=tiers_of(settings),
+            run=run,
             index=index,
             token_lateness=self.token_lateness,
-            events=bool(settings.kv_events_config.get("enable_kv_cache_events")),
+            events=events or KvEventsConfig.read(settings.kv_events_config).publishes,
         )
 
 
@@ -77,10 +84,18 @@ def new_stage(settings: ServerSettings) -> Stage:
 class Server:
     """One worker behind one port."""
 
-    def __init__(self, settings: ServerSettings, stage: Stage | None = None, index: int = 0) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        stage: Stage | None = None,
+        index: int = 0,
+        *,
+        run: TierRun | None = None,
+        events: bool = False,
+    ) -> None:
         self.settings = settings
         self.stage = stage or new_stage(settings)
-        self.worker = self.stage.worker(settings, index)
+        self.worker = self.stage.worker(settings, index, run=run, events=events)
         self.app = App(self.worker)
         self._listening: asyncio.Server | None = None
         self.port = settings.port
@@ -104,6 +119,7 @@ class Server:
         for generation in list(self.app.endpoints.in_flight):
             generation.connection.drop()
         await asyncio.sleep(0)
+        self.worker.close()
 
 
 async def run_until_stopped(

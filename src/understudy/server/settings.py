@@ -64,6 +64,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     lora_modules: tuple[LoraModule, ...] = ()
     runtime_lora: bool = False
     dev_mode: bool = False
+    latency_ms: tuple[float, float] | None = None
+    """(prefill, decode) of every step, to be turned while it runs; None: the engine's timing model."""
+    knobs: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What `/admin/config` is to say from the start."""
     metrics: Literal["vllm", "sglang"] = "vllm"
     old_metric_names: bool = False
     kv_events_config: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 from understudy._core import TokenBlocks
 from understudy.errors import ConfigError
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
+from understudy.server.knobs import Latency
+from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.server.lateness import BOUNDS_S
 from understudy.server.metrics import Registry
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.vllm import VllmMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import Identities, TierConfig, TierRun
+    from understudy._core import EventBatch, Identities, TierConfig, TierRun
     from understudy.server.api.texts import TokenTexts
     from understudy.server.driver import Driver
     from understudy.server.lateness import Lateness
@@ -89,9 +93,11 @@ class Worker:
                 f"({settings.engine.num_gpu_blocks} blocks of {settings.engine.block_size}); give more "
                 "--num-gpu-blocks-override or a smaller --max-model-len"
             )
+        self.latency = None if settings.latency_ms is None else Latency(*settings.latency_ms)
         self.cores = [
             EngineCore(
                 settings.engine,
+                timing=self.latency,
                 tiers=tiers,
                 run=run,
                 name=f"worker {index}" if settings.data_parallel_size == 1 else f"worker {index} rank {rank}",
@@ -114,6 +120,18 @@ class Worker:
         }
         self._add_info()
         self.http = HttpMetrics(self.registry)
+        self.on_events: Callable[[int, int, EventBatch], None] | None = None
+        """Told of every step's events: (worker, rank, batch)."""
+        self.on_restart: Callable[[int], None] | None = None
+        """Told when the worker has lost its cache."""
+        self.senders: list[KvEventSender] = []
+        config = KvEventsConfig.read(settings.kv_events_config)
+        if config.publishes:
+            keep = 4 * settings.engine.num_gpu_blocks + (1 << 16)
+            self.senders = [
+                KvEventSender(config, settings.engine.block_size, rank, keep_blocks=keep)
+                for rank in range(len(self.cores))
+            ]
         self._add_lateness(token_lateness)
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         for core in self.cores:
@@ -129,14 +147,24 @@ class Worker:
         return loads.index(min(loads))
 
     def identities(
-        self, prompt: npt.NDArray[np.uint32], output: npt.NDArray[np.uint32], *, salt: str, lora: str
+        self,
+        prompt: npt.NDArray[np.uint32],
+        output: npt.NDArray[np.uint32],
+        rank: int,
+        *,
+        salt: str,
+        lora: str,
+        session: str = "",
     ) -> Identities | None:
-        """Names of the blocks that prompt and output fill."""
+        """Names of the blocks that prompt and output fill, on their way to a rank."""
         if not self.settings.engine.enable_prefix_caching:
             return None
         blocks = TokenBlocks(prompt, self.settings.engine.block_size, salt=salt, lora=lora)
         blocks.extend(output)
-        return blocks.identities
+        named = blocks.identities
+        if self.senders:
+            self.senders[rank].remember(named, blocks.tokens, salt=salt, lora=lora, session=session)
+        return named
 
     def submit(self, request: LiveRequest, rank: int) -> None:
         """Hand it to the engine of a rank."""
@@ -149,9 +177,15 @@ class Worker:
 
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:  # noqa: ARG002
         """A step has ended."""
-        self.metrics[self._rank_of[id(core)]].on_step(effects)
-        if core.has_events:
-            core.take_events()  # nobody listens
+        rank = self._rank_of[id(core)]
+        self.metrics[rank].on_step(effects)
+        if not core.has_events:
+            return
+        batch, _ = core.take_events()
+        if self.senders:
+            self.senders[rank].on_step(batch)
+        if self.on_events is not None and len(batch):
+            self.on_events(self.index, rank, batch)
 
     def live(self) -> list[LiveRequest]:
         """Requests on their way."""
@@ -165,6 +199,10 @@ class Worker:
             return False
         for core in self.cores:
             self.driver.do(core, lambda _, core=core: core.forget_cache())  # type: ignore[misc]
+        for sender in self.senders:
+            sender.forget_all()
+        if self.on_restart is not None:
+            self.on_restart(self.index)
         return True
 
     @property
@@ -202,10 +240,19 @@ class Worker:
                 for request in core.restart():
                     request.finish_ns = now_ns
                     request.listener.on_end(request, now_ns)
+                if self.senders:
+                    self.senders[self._rank_of[id(core)]].restart()
+                if self.on_restart is not None:
+                    self.on_restart(self.index)
 
             lost += len(core.live)
             self.driver.do(core, die)
         return lost
+
+    def close(self) -> None:
+        """Let go of what others could want, such as addresses."""
+        for sender in self.senders:
+            sender.close()
 
     # ── Metrics ──
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy._core import xxh3_64
+from understudy._core import TokenBlocks, xxh3_64
 from understudy.errors import InvalidArgument
 from understudy.server.api.chat import ChatStyle
 from understudy.server.api.completions import CompletionStyle
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from understudy._core import Identities
     from understudy.server.api.generation import Style
     from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
@@ -112,6 +113,32 @@ class Endpoints:
                 }
         return self._run(generation, request, model)
 
+    def prompt_blocks(self, body: dict[str, Any]) -> tuple[int, Identities | None]:
+        """For routers: tokens of a body's (first) prompt, and the blocks that they fill. ApiError if there is none."""
+        worker, settings = self.worker, self.worker.settings
+        fields = Fields(body)
+        chat = "messages" in body or "input" in body
+        sampling = read_sampling(fields, chat=chat)
+        if chat:
+            name = "messages" if "messages" in body else "input"
+            messages = (
+                read_messages(fields, name, "")
+                if isinstance(body[name], list)
+                else [("user", str(body[name]))]
+            )
+            prompt: str | list[int] = worker.tokenizer.render_chat(messages)
+        else:
+            prompts = read_prompts(fields)
+            if not prompts:
+                raise ApiError("no prompt")
+            prompt = prompts[0]
+        fields.done()
+        tokens = tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len)
+        model = self._model(fields)
+        lora = model if model in worker.loras else ""
+        blocks = TokenBlocks(tokens, settings.engine.block_size, salt=sampling.cache_salt, lora=lora)
+        return len(tokens), blocks.identities
+
     # ── Parts ──
 
     def _model(self, fields: Fields) -> str:
@@ -158,6 +185,7 @@ class Endpoints:
         priority = request.headers.get("x-vllm-priority", "")
         if priority.lstrip("-").isdigit() and len(priority) < 10:
             sampling.priority = int(priority)
+        sampling.session_id = sampling.session_id or request.headers.get("x-session-id", "")
         sampling.priority = max(min(sampling.priority, 2**62), -(2**62))
         if self.worker.settings.enable_force_include_usage and sampling.stream:
             sampling.include_usage = True

@@ -149,7 +149,14 @@ class Generation:
         requests = []
         for choice in self.choices:
             output = np.array(choice.plan.tokens, dtype=np.uint32)
-            identities = worker.identities(choice.prompt, output, salt=sampling.cache_salt, lora=lora)
+            identities = worker.identities(
+                choice.prompt,
+                output,
+                rank,
+                salt=sampling.cache_salt,
+                lora=lora,
+                session=sampling.session_id,
+            )
             name = self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}"
             choice.request = LiveRequest(
                 name,

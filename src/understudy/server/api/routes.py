@@ -133,10 +133,7 @@ class Routes:
         return 200, {"object": "list", "data": cards}
 
     def _event_sources(self, *_: object) -> tuple[int, Any]:
-        config = self._worker.settings.kv_events_config
-        if not config.get("enable_kv_cache_events"):
-            return 200, {}
-        return 200, {str(rank): config for rank in range(len(self._worker.cores))}
+        return 200, {str(rank): sender.described() for rank, sender in enumerate(self._worker.senders)}
 
     def _tokenize(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         worker = self._worker

@@ -40,6 +40,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     request_id: str | None = None
+    session_id: str = ""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     truncate: int | None = None
@@ -76,7 +77,7 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     sampling.priority = _or(fields.integer("priority", 0), 0)
     sampling.cache_salt = fields.text("cache_salt") or ""
     sampling.request_id = fields.text("request_id")
-    fields.text("session_id")
+    sampling.session_id = fields.text("session_id") or ""
     fields.text("user")
     fields.text("model")
     sampling.return_token_ids = fields.boolean("return_token_ids")

@@ -170,6 +170,11 @@ def settings_of(line: CommandLine) -> ServerSettings:
         raise ConfigError("--speedup must be positive")
     if given.get("data_parallel_size", 1) < 1:
         raise ConfigError("--data-parallel-size must be 1 or more")
+    first, each = values.get("time-to-first-token"), values.get("inter-token-latency")
+    if first is not None or each is not None:
+        given["latency_ms"] = (float(first or 0.0), float(each or 0.0))
+    knobs = ("failure-injection-rate", "failure-types", "fake-metrics")
+    given["knobs"] = {name: values[name] for name in knobs if values.get(name) is not None}
     given["engine"] = _engine(values, given.get("max_model_len", ServerSettings().max_model_len))
     try:
         return msgspec.convert(given, ServerSettings, strict=False)
@@ -182,13 +187,6 @@ def _engine(values: dict[str, Any], max_model_len: int) -> VllmConfig:
 
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     settings |= {field: values[name] for name, field in _ENGINE.items() if values.get(name) is not None}
-    first, each = values.get("time-to-first-token"), values.get("inter-token-latency")
-    if first is not None or each is not None:
-        settings["timing"] = {
-            "kind": "constant",
-            "prefill_ms": float(first or 0.0),
-            "decode_ms": float(each or 0.0),
-        }
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
     return VllmConfig.from_dict(settings)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from understudy.server.core import EngineCore, LiveRequest, StepEffects
     from understudy.server.metrics.families import Registry
 
@@ -63,12 +65,24 @@ class VllmMetrics:
     ) -> None:
         self.core = core
         self.asleep = "awake"
+        self.fake: dict[str, Callable[[], float]] = {}
+        """Numbers that are told in place of the truth, on purpose: running, waiting, usage."""
         both = {"model_name": model_name, "engine": str(rank)}
         counter, gauge = registry.counter, registry.gauge
         for what in ("flops", "read_bytes", "write_bytes"):
             counter(f"vllm:estimated_{what}_per_gpu", "Always 0: nothing is computed.", **both)
-        gauge("vllm:num_requests_running", "Requests in the batch.", lambda: core.num_running, **both)
-        gauge("vllm:num_requests_waiting", "Requests in the queue.", lambda: core.num_waiting, **both)
+        gauge(
+            "vllm:num_requests_running",
+            "Requests in the batch.",
+            lambda: self._told("running", core.num_running),
+            **both,
+        )
+        gauge(
+            "vllm:num_requests_waiting",
+            "Requests in the queue.",
+            lambda: self._told("waiting", core.num_waiting),
+            **both,
+        )
         for reason, read in (("capacity", self._capacity), ("deferred", self._deferred)):
             gauge(
                 "vllm:num_requests_waiting_by_reason",
@@ -85,7 +99,12 @@ class VllmMetrics:
                 sleep_state=state,
                 **both,
             )
-        gauge("vllm:kv_cache_usage_perc", "Share of blocks that requests hold.", lambda: core.usage, **both)
+        gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of blocks that requests hold.",
+            lambda: self._told("usage", core.usage),
+            **both,
+        )
         self.queries = counter("vllm:prefix_cache_queries", "Tokens looked up.", **both)
         self.hits = counter("vllm:prefix_cache_hits", "Tokens found.", **both)
         self.external_queries = counter(
@@ -166,6 +185,9 @@ class VllmMetrics:
             lengths,
             **both,
         )
+
+    def _told(self, name: str, truth: float) -> float:
+        return self.fake[name]() if name in self.fake else truth
 
     def _capacity(self) -> float:
         return float(self.core.engine.num_waiting)

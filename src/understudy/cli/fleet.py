@@ -1,0 +1,129 @@
+"""`understudy fleet --workers N`: many live workers in one process, behind one routed front door."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy.cli import Verbs
+    from understudy.server.fleet.fleet import FleetSettings
+
+EXAMPLES = """\
+examples:
+  understudy fleet --workers 20 --routing kv             door on 8000, workers on 9000 ... 9019, page at localhost:8000
+  understudy fleet my-model --workers 200 --base-port 9000 --max-num-seqs 64
+  understudy fleet --fleet-config fleet.yaml             pools of different engines
+  curl localhost:8000/admin/fault -d '{"kind": "kill", "workers": [3]}'
+
+flags of the fleet:
+  --workers N             how many (default: 4)
+  --base-port PORT        of the first worker (default: 9000); 0: any free ones
+  --port PORT             of the front door (default: 8000)
+  --routing POLICY        round_robin (default), random, least_loaded, kv
+  --fleet-config FILE     YAML: routing, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
+All flags of `understudy serve` describe the workers.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy fleet`."""
+    from understudy.cli.serve import take_rest
+
+    verb = verbs.add_parser(
+        "fleet",
+        help="many live workers in one process, one routed front door and a page that shows them",
+        description="Serve a fleet: every worker has its own port, KV events and metrics; the front door routes.",
+        usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [flags of vLLM]",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    take_rest(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; exit code 0."""
+    import asyncio
+    import logging
+
+    from understudy.errors import ConfigError
+    from understudy.server.fleet.fleet import Fleet
+    from understudy.server.server import run_until_stopped
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    settings = read_fleet(args.rest)
+
+    async def serve() -> None:
+        fleet = Fleet(settings)
+
+        async def start() -> None:
+            try:
+                await fleet.start()
+            except OSError as error:
+                raise ConfigError(f"cannot listen: {error}") from None
+            ports = f"{fleet.servers[0].port} … {fleet.servers[-1].port}"
+            print(
+                f"understudy fleet: {len(fleet.servers)} workers on ports {ports}, front door and page on "
+                f"http://{settings.host}:{fleet.port}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        await run_until_stopped(start, fleet.stop)
+
+    asyncio.run(serve())
+    return 0
+
+
+def read_fleet(arguments: list[str]) -> FleetSettings:
+    """What a command line asks for. ConfigError names what is wrong."""
+    from pathlib import Path
+
+    import yaml
+
+    from understudy.cli.serve import tell_idle
+    from understudy.errors import ConfigError
+    from understudy.server.flags import Flag
+    from understudy.server.flags.serving import read_serve
+    from understudy.server.fleet.fleet import FleetSettings
+
+    own = (
+        Flag(["--workers"], "int"),
+        Flag(["--base-port"], "int"),
+        Flag(["--routing"], "str"),
+        Flag(["--fleet-config"], "str"),
+    )
+    plan = read_serve(arguments, more=own)
+    tell_idle(plan.idle)
+    values = plan.line.values
+    content: dict[str, Any] = {}
+    if path := values.get("fleet-config"):
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"--fleet-config {path}: {error}") from error
+        known = ("routing", "base_port", "port", "pools")
+        if not isinstance(content, dict) or set(content) - set(known):
+            raise ConfigError(f"--fleet-config {path}: expected {', '.join(known)} by name")
+    pools = []
+    for pool in content.get("pools") or ({"workers": values.get("workers") or 4},):
+        if not isinstance(pool, dict) or set(pool) - {"workers", "flags"}:
+            raise ConfigError("a pool has workers and flags")
+        count = pool.get("workers", 1)
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"workers must be 1 or more, got {count!r}")
+        more: list[str] = []
+        for name, value in (pool.get("flags") or {}).items():
+            more += [f"--{name}={value}"] if not isinstance(value, list) else [f"--{name}", *map(str, value)]
+        pools.append((count, read_serve([*arguments, *more], more=own).settings))
+    base_port = values.get("base-port", content.get("base_port", 9000))
+    return FleetSettings(
+        pools=tuple(pools),
+        base_port=base_port,
+        host=plan.settings.host,
+        port=values.get("port", content.get("port", 8000)),
+        routing=values.get("routing", content.get("routing", "round_robin")),
+        seed=plan.settings.seed,
+    )

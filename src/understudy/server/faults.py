@@ -1,0 +1,131 @@
+"""Faults on purpose, seeded: what goes wrong, where, how often. By `/admin/fault`, by header, or from the start."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy.server.api.errors import ApiError, Problem, error_body, invalid_body
+
+if TYPE_CHECKING:
+    from understudy.server.app import App
+    from understudy.server.http import Connection, Request
+
+FAILURES: dict[str, tuple[int, str, str | None]] = {
+    "rate_limit": (429, "rate_limit_exceeded", None),
+    "invalid_api_key": (401, "authentication_error", None),
+    "context_length": (400, "invalid_request_error", "messages"),
+    "server_error": (503, "server_error", None),
+    "invalid_request": (400, "invalid_request_error", None),
+    "model_not_found": (404, "invalid_request_error", "model"),
+}
+"""llm-d-inference-sim's types of failure: status, type and param."""
+
+
+class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One order.
+
+    `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection after `after_tokens`
+    chunks; `kill`: the engine dies and restarts with nothing cached; `stop_events`, `resume_events`, `lose_events`
+    (`count` batches); `none`: end what was ordered. `rate` is the share of requests that it happens to, by `seed`.
+    """
+
+    kind: Literal["reject", "delay", "drop", "kill", "stop_events", "resume_events", "lose_events", "none"]
+    workers: list[int] | None = None
+    rate: float = 1.0
+    status: int = 503
+    delay_ms: float = 1000.0
+    after_ms: float = 50.0
+    count: int = 1
+    seed: int = 0
+
+    @classmethod
+    def read(cls, value: Any) -> FaultOrder:
+        """ApiError names a field that is unknown or wrong."""
+        try:
+            order = msgspec.convert(value, cls)
+        except msgspec.ValidationError as error:
+            raise invalid_body([Problem("fault", "body", str(error), value)]) from None
+        if (
+            not 0 <= order.rate <= 1
+            or not 200 <= order.status <= 599
+            or order.delay_ms < 0
+            or order.after_ms < 0
+        ):
+            raise ApiError(
+                "a fault needs a rate in [0, 1], a status in 200 … 599 and times that are not negative"
+            )
+        return order
+
+
+class Faults:
+    """The faults of one worker's door; asked before every request that generates."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._order: FaultOrder | None = None
+        self._draw = random.Random(0)
+        self.failure_rate = 0.0
+        self.failure_types: tuple[str, ...] = tuple(FAILURES)
+        app.before.append(self.before)
+
+    def set(self, order: FaultOrder | None) -> None:
+        """From now on."""
+        self._order = order
+        self._draw = random.Random(0 if order is None else order.seed + self._app.worker.index)
+
+    def before(self, request: Request, connection: Connection) -> bool:
+        """True when the request was answered, or will be."""
+        if request.path not in self._app.routes.generators:
+            return False
+        asked = request.headers.get("x-return-error", "")
+        if asked.isdigit() and 400 <= int(asked[:4]) <= 599:
+            self._refuse(connection, int(asked[:4]))
+            return True
+        if self.failure_rate and self._draw.random() < self.failure_rate:
+            kind = self._draw.choice(self.failure_types)
+            status, name, param = FAILURES[kind]
+            connection.respond(status, error_body(status, f"a failure on purpose: {kind}", name, param))
+            return True
+        order = self._order
+        if order is None or self._draw.random() >= order.rate:
+            return False
+        loop = asyncio.get_running_loop()
+        if order.kind == "reject":
+            self._refuse(connection, order.status)
+            return True
+        if order.kind == "delay":
+            loop.call_later(order.delay_ms / 1e3, self._app.handle_now, request, connection)
+            return True
+        if order.kind == "drop":
+            loop.call_later(order.after_ms / 1e3, connection.drop)
+        return False
+
+    def _refuse(self, connection: Connection, status: int) -> None:
+        connection.respond(status, error_body(status, "a fault on purpose", "InjectedFault"))
+
+
+def apply_order(order: FaultOrder, apps: list[App]) -> dict[str, Any]:
+    """Carry an order out on some workers, or all. ApiError names a worker that is not there."""
+    chosen = range(len(apps)) if order.workers is None else order.workers
+    for index in chosen:
+        if not 0 <= index < len(apps):
+            raise ApiError(f"there is no worker {index}; there are 0 … {len(apps) - 1}")
+    lost = 0
+    for index in chosen:
+        app = apps[index]
+        worker = app.worker
+        if order.kind == "kill":
+            lost += worker.kill()
+        elif order.kind in ("stop_events", "resume_events", "lose_events"):
+            for sender in worker.senders:
+                if order.kind == "lose_events":
+                    sender.lose += order.count
+                else:
+                    sender.stopped = order.kind == "stop_events"
+        else:
+            app.faults.set(None if order.kind == "none" else order)
+    return {"fault": order.kind, "workers": list(chosen), "lost_requests": lost}

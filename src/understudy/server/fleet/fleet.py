@@ -1,0 +1,106 @@
+"""Many workers in one process, each with its own port, and one routed front door."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy._core import TierRun
+from understudy.errors import ConfigError
+from understudy.server.fleet.front import FrontDoor
+from understudy.server.fleet.routing import KvAware, make_router
+from understudy.server.http import listen
+from understudy.server.server import Server, Stage, new_stage, tiers_of
+
+if TYPE_CHECKING:
+    from understudy.server.settings import ServerSettings
+
+
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet: pools of equal workers, and a door."""
+
+    pools: tuple[tuple[int, ServerSettings], ...]
+    """(workers, their settings)."""
+    base_port: int = 9000
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """Of the front door."""
+    routing: str = "round_robin"
+    seed: int = 0
+
+
+class Fleet:
+    """The workers of one process on one stage."""
+
+    def __init__(self, settings: FleetSettings) -> None:
+        self.settings = settings
+        first = settings.pools[0][1]
+        for _, pool in settings.pools:
+            if pool.speedup != first.speedup or pool.tokenizer != first.tokenizer:
+                raise ConfigError("the pools of a fleet share their tokenizer and their speed-up")
+        self.stage: Stage = new_stage(first)
+        self.router = make_router(settings.routing, settings.seed)
+        self.servers: list[Server] = []
+        for count, pool in settings.pools:
+            run = self._shared_run(pool)
+            for _ in range(count):
+                self.servers.append(self._server(pool, len(self.servers), run))
+        self.door = FrontDoor(self.servers, self.router, settings.routing)
+        self._listening: asyncio.Server | None = None
+        self.port = settings.port
+
+    def _shared_run(self, pool: ServerSettings) -> TierRun | None:
+        """Disks and object stores belong to the fleet; host memory to each worker."""
+        tiers = tiers_of(pool)
+        if tiers is None or not any(tier.tier in ("g3", "g4") for tier in pool.tiers.tiers):
+            return None
+        return TierRun(tiers, pool.engine.block_size)
+
+    def _server(self, pool: ServerSettings, index: int, run: TierRun | None) -> Server:
+        port = self.settings.base_port + index if self.settings.base_port else 0
+        own: dict[str, Any] = {"port": port, "host": self.settings.host}
+        events = pool.kv_events_config
+        if events.get("enable_kv_cache_events"):
+            own["kv_events_config"] = {**events, **_shifted(events, index * pool.data_parallel_size)}
+        routed = isinstance(self.router, KvAware)
+        server = Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=routed)
+        if isinstance(self.router, KvAware):
+            server.worker.on_events = self.router.observe
+            server.worker.on_restart = self.router.forget
+        return server
+
+    async def start(self) -> None:
+        """Listen, everywhere. OSError when a port is taken; nothing listens then."""
+        try:
+            for server in self.servers:
+                await server.start()
+            self._listening = await listen(
+                self.door, self.stage.outbox, self.settings.host, self.settings.port
+            )
+        except OSError:
+            await self.stop()
+            raise
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening; requests end or are aborted as the workers' settings say."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        self.door.close()
+        await asyncio.gather(*(server.stop() for server in self.servers))
+
+
+def _shifted(events: dict[str, Any], by: int) -> dict[str, Any]:
+    """Every worker publishes at a port of its own."""
+    shifted = {}
+    for name in ("endpoint", "replay_endpoint"):
+        endpoint = events.get(name, "tcp://*:5557" if name == "endpoint" else None)
+        if endpoint is None:
+            continue
+        head, colon, port = endpoint.rpartition(":")
+        if colon and port.isdigit() and port != "0":
+            shifted[name] = f"{head}:{int(port) + by}"
+    return shifted

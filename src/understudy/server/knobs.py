@@ -1,0 +1,135 @@
+"""Settings that can be turned while the server runs: `/admin/config`, as llm-d-inference-sim has it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.server.api.errors import ApiError
+from understudy.server.api.fields import read_json
+from understudy.server.faults import FAILURES
+
+if TYPE_CHECKING:
+    from understudy.server.app import App
+    from understudy.server.http import Request
+
+
+class Latency:
+    """A timing model of two numbers that may change between steps, in milliseconds."""
+
+    def __init__(self, prefill_ms: float, decode_ms: float) -> None:
+        self.prefill_cost_ms = prefill_ms
+        self.decode_cost_ms = decode_ms
+
+    def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:  # noqa: ARG002
+        """Of the prompts of a step, together."""
+        return self.prefill_cost_ms
+
+    def decode_ms(self, *_: float) -> float:
+        """Of the decodes of a step, together."""
+        return self.decode_cost_ms
+
+
+class Wave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A number that moves by itself between two others, once a `period_s`."""
+
+    type: Literal["oscillate", "ramp", "rampreset", "squarewave"]
+    start: float
+    end: float
+    period_s: float = 60.0
+
+    def at(self, passed_s: float) -> float:
+        """Its value so long after it began."""
+        share = passed_s / self.period_s if self.period_s > 0 else 1.0
+        span = self.end - self.start
+        match self.type:
+            case "oscillate":
+                return self.start + span * (1 - math.cos(2 * math.pi * share)) / 2
+            case "ramp":
+                return self.start + span * min(share, 1.0)
+            case "rampreset":
+                return self.start + span * (share % 1.0)
+        return self.start if share % 1.0 < 0.5 else self.end
+
+
+class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """What may be turned, under llm-d-inference-sim's names. Times are milliseconds."""
+
+    failure_injection_rate: float = 0.0
+    failure_types: list[str] = msgspec.field(default_factory=lambda: list(FAILURES))
+    time_to_first_token: float | None = None
+    inter_token_latency: float | None = None
+    fake_metrics: dict[str, float | Wave] = msgspec.field(default_factory=dict)
+
+
+_FAKED = {"running-requests": "running", "waiting-requests": "waiting", "kv-cache-usage": "usage"}
+
+
+class Knobs:
+    """The knobs of one worker. A body with one wrong key changes nothing."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._began_s = time.monotonic()
+        latency = app.worker.latency
+        self.config = Config()
+        if latency is not None:
+            self.config.time_to_first_token = latency.prefill_cost_ms
+            self.config.inter_token_latency = latency.decode_cost_ms
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        """The knobs as they are, after they were turned."""
+        if request.method not in ("GET", "POST"):
+            raise ApiError("only GET and POST", status=405)
+        if request.method == "POST":
+            try:
+                self.turn(read_json(request.body))
+            except ConfigError as error:
+                raise ApiError(str(error)) from None
+        return 200, self.config
+
+    def turn(self, changes: Any) -> None:
+        """Turn some of them. ConfigError names what cannot be; then nothing has changed."""
+        if not isinstance(changes, dict):
+            raise ConfigError("the knobs are turned by name: give an object")
+        merged = {**msgspec.to_builtins(self.config), **changes}
+        try:
+            config = msgspec.convert(merged, Config)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"/admin/config: {error}") from None
+        latency = self._app.worker.latency
+        if not 0 <= config.failure_injection_rate <= 1:
+            raise ConfigError("failure-injection-rate must be in [0, 1]")
+        for name in config.failure_types:
+            if name not in FAILURES:
+                raise ConfigError(f"failure-types: {name!r} is none of {', '.join(FAILURES)}")
+        for name in config.fake_metrics:
+            if name not in _FAKED:
+                raise ConfigError(f"fake-metrics: {name!r} is none of {', '.join(_FAKED)}")
+        times = (config.time_to_first_token, config.inter_token_latency)
+        if any(value is not None and (value < 0 or not math.isfinite(value)) for value in times):
+            raise ConfigError("latencies must not be negative")
+        if latency is None and any(value is not None for value in times):
+            raise ConfigError(
+                "latencies follow the engine's timing model; start with --time-to-first-token or "
+                "--inter-token-latency to turn them by hand"
+            )
+        self.config = config
+        faults = self._app.faults
+        faults.failure_rate = config.failure_injection_rate
+        faults.failure_types = tuple(config.failure_types) or tuple(FAILURES)
+        if latency is not None:
+            latency.prefill_cost_ms = config.time_to_first_token or 0.0
+            latency.decode_cost_ms = config.inter_token_latency or 0.0
+        self._began_s = time.monotonic()
+        for metrics in self._app.worker.metrics:
+            metrics.fake = {_FAKED[name]: self._reader(value) for name, value in config.fake_metrics.items()}
+
+    def _reader(self, value: float | Wave) -> Any:
+        if isinstance(value, Wave):
+            return lambda: value.at(time.monotonic() - self._began_s)
+        return lambda: float(value)

@@ -1,0 +1,182 @@
+"""KV events of a live engine on the wire: what it says at the end of each step, with the tokens it speaks of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.events.decode import decode
+from understudy.events.events import Cleared, Removed, SpokenEvent, Stored
+from understudy.events.publisher import Publisher
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from understudy._core import EventBatch, Identities
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's `--kv-events-config`, and the release whose bytes are sent."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+    dialect: str = "vllm"
+
+    @classmethod
+    def read(cls, settings: dict[str, Any]) -> KvEventsConfig:
+        """ConfigError names a field that is unknown or wrong."""
+        try:
+            config = msgspec.convert(settings, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--kv-events-config: {error}") from None
+        if config.publisher not in (None, "zmq", "null"):
+            raise ConfigError(f"--kv-events-config: publisher must be zmq or null, got {config.publisher!r}")
+        return config
+
+    @property
+    def publishes(self) -> bool:
+        """Whether anything is sent."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    """Whose blocks these are."""
+
+    tokens: npt.NDArray[np.uint32]
+    salt: str
+    lora: str
+    session: str
+
+
+class KvEventSender:
+    """Sends the events of one rank. A step that says nothing sends nothing.
+
+    An engine knows blocks by their hashes; the tokens behind them are kept here, for as many blocks as may be spoken
+    of again.
+    """
+
+    def __init__(self, config: KvEventsConfig, block_size: int, rank: int, *, keep_blocks: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._block_size = block_size
+        self._keep_blocks = keep_blocks
+        self._origins: dict[int, tuple[_Origin, int]] = {}
+        self._cleared = False
+        self.stopped = False
+        self.lose = 0
+        """Batches that are to be lost on the way, on purpose."""
+        self._publisher = self._open()
+
+    def _open(self) -> Publisher:
+        config = self._config
+        return Publisher(
+            config.endpoint,
+            replay=config.replay_endpoint,
+            dialect=config.dialect,
+            rank=self._rank,
+            topic=config.topic,
+            buffer_steps=config.buffer_steps,
+            hwm=config.hwm,
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is published, with the port that was picked."""
+        return self._publisher.endpoint
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next message."""
+        return self._publisher.next_sequence
+
+    def described(self) -> dict[str, Any]:
+        """As `/kv_event_sources` tells it."""
+        told = msgspec.to_builtins(self._config)
+        del told["dialect"]
+        return {
+            **told,
+            "publisher": "zmq",
+            "endpoint": self._publisher.endpoint,
+            "replay_endpoint": self._publisher.replay,
+        }
+
+    def remember(
+        self,
+        identities: Identities,
+        tokens: npt.NDArray[np.uint32],
+        *,
+        salt: str = "",
+        lora: str = "",
+        session: str = "",
+    ) -> None:
+        """A request comes whose blocks are these."""
+        origins = self._origins
+        origin = _Origin(tokens, salt, lora, session)
+        for place, value in enumerate(identities.sequence_hashes.tolist()):
+            origins[value] = (origin, place * self._block_size)
+        while len(origins) > self._keep_blocks:
+            del origins[next(iter(origins))]
+
+    def forget_all(self) -> None:
+        """The cache was cleared: readers hear of it with the next step."""
+        self._cleared = True
+
+    def restart(self) -> None:
+        """The engine died and another took its place: its stream begins again at 0."""
+        self._publisher.close()
+        self._origins.clear()
+        self._cleared = False
+        self._publisher = self._open()
+
+    def on_step(self, batch: EventBatch) -> None:
+        """Send what the engine said of the step."""
+        if not len(batch) and not self._cleared:
+            return
+        spoken: list[SpokenEvent] = []
+        if self._cleared:
+            spoken.append(Cleared(0, self._rank))
+            self._cleared = False
+        for event in decode(batch, dp_rank=self._rank, block_size=self._block_size, stream="raw"):
+            if isinstance(event, Stored):
+                spoken.append(self._with_tokens(event))
+            elif isinstance(event, Removed):  # an engine speaks of them one by one
+                spoken += [
+                    Removed(event.event_id, (block,), event.tier, event.dp_rank) for block in event.blocks
+                ]
+        if self.stopped:
+            return
+        lost = self.lose > 0
+        self.lose -= lost
+        self._publisher.publish_events(spoken, block_size=self._block_size, lost=lost)
+
+    def _with_tokens(self, event: Stored) -> Stored:
+        blocks = []
+        origin: _Origin | None = None
+        size = self._block_size
+        for block in event.blocks:
+            known = self._origins.get(block.sequence_hash)
+            if known is None:
+                return event
+            origin, first = known
+            ids = tuple(origin.tokens[first : first + size].tolist())
+            blocks.append(msgspec.structs.replace(block, token_ids=ids))
+        return msgspec.structs.replace(
+            event,
+            blocks=tuple(blocks),
+            lora=(origin.lora or None) if origin else None,
+            salt=(origin.salt or None) if origin else None,
+            session=(origin.session or None) if origin else None,
+        )
+
+    def close(self) -> None:
+        """Let go of the addresses."""
+        self._publisher.close()

@@ -1,0 +1,215 @@
+"""A fleet: routed, watched, hurt on purpose, and every request accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from server.client import QUICK, Client
+from understudy.cli.fleet import read_fleet
+from understudy.errors import ConfigError
+from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+C = "/v1/completions"
+
+
+@asynccontextmanager
+async def fleet_of(
+    count: int, routing: str = "round_robin", **settings: Any
+) -> AsyncIterator[tuple[Client, Fleet]]:
+    pool = ServerSettings(model="stub", engine=QUICK, max_model_len=4096, **settings)
+    fleet = Fleet(FleetSettings(pools=((count, pool),), base_port=0, port=0, routing=routing))
+    await fleet.start()
+    try:
+        yield Client(fleet.port), fleet
+    finally:
+        await fleet.stop()
+        fleet.stage.driver.stop()
+
+
+def run(test: Any, *args: Any, **settings: Any) -> None:
+    async def main() -> None:
+        async with fleet_of(*args, **settings) as (client, fleet):
+            await test(client, fleet)
+
+    asyncio.run(main())
+
+
+def served(fleet: Fleet) -> list[float]:
+    return [server.worker.metrics[0].generation_tokens.value for server in fleet.servers]
+
+
+def test_every_worker_has_its_port_and_the_door_routes_to_all() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        for server in fleet.servers:
+            assert (await Client(server.port).get("/health")).status == 200
+        replies = [await client.post(C, {"prompt": "x", "max_tokens": 2}) for _ in range(6)]
+        assert [reply.status for reply in replies] == [200] * 6
+        assert served(fleet) == [4, 4, 4]
+        assert (await client.get("/v1/models")).json["data"][0]["id"] == "stub"
+        assert (await client.get("/health")).status == 200
+
+    run(test, 3)
+
+
+def test_kv_routing_sends_prompts_to_where_their_blocks_are() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        prompts = [[seed * 1000 + place for place in range(320)] for seed in range(4)]
+        for prompt in prompts:
+            await client.post(C, {"prompt": prompt, "max_tokens": 1})
+        homes = [row["worker"] for row in (await client.get("/fleet/state")).json["decisions"]]
+        assert len(set(homes)) == 4  # nobody had anything, and they took turns
+        for prompt, home in zip(prompts, homes, strict=True):
+            await client.post(C, {"prompt": [*prompt, 5, 6], "max_tokens": 1})
+            last = (await client.get("/fleet/state")).json["decisions"][-1]
+            assert last["worker"] == home
+            assert (last["overlap"], last["blocks"]) == (20, 20)
+        fleet.servers[homes[0]].worker.kill()
+        await asyncio.sleep(0.05)
+        await client.post(C, {"prompt": prompts[0], "max_tokens": 1})
+        assert (await client.get("/fleet/state")).json["decisions"][-1]["overlap"] == 0
+
+    run(test, 4, "kv")
+
+
+def test_the_page_and_its_stream_show_the_fleet() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        page = await client.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert b"EventSource" in page.body
+        assert b"http://" not in page.body.replace(b"http://www.w3.org", b"")  # works offline
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"GET /fleet/events HTTP/1.1\r\nhost: t\r\n\r\n")
+        await reader.readuntil(b"data: ")
+        state = msgspec.json.decode((await reader.readuntil(b"\n")).strip())
+        assert len(state["workers"]["running"]) == 2
+        writer.close()
+        slow = asyncio.create_task(client.post(C, {"prompt": "x", "max_tokens": 300}))
+        await asyncio.sleep(0.1)
+        requests = [(await client.get(f"/fleet/workers/{n}")).json["requests"] for n in range(2)]
+        assert sum(map(len, requests)) == 1
+        assert (await slow).status == 200
+        assert (await client.get("/fleet/workers/7")).status == 404
+        await asyncio.sleep(0.6)
+        assert fleet.door._shower is None  # nobody watches, nothing is computed
+
+    run(test, 2)
+
+
+def test_faults_happen_where_they_were_ordered_and_end() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        body = {"prompt": "x", "max_tokens": 2}
+        one, two = (Client(server.port) for server in fleet.servers)
+        told = await client.post("/admin/fault", {"kind": "reject", "status": 429, "workers": [0]})
+        assert told.json["workers"] == [0]
+        assert (await one.post(C, body)).status == 429
+        assert (await two.post(C, body)).status == 200
+        await client.post("/admin/fault", {"kind": "none"})
+        assert (await one.post(C, body)).status == 200
+        await client.post("/admin/fault", {"kind": "delay", "delay_ms": 200, "workers": [1]})
+        began = asyncio.get_running_loop().time()
+        assert (await two.post(C, body)).status == 200
+        assert asyncio.get_running_loop().time() - began >= 0.2
+        bad = await client.post("/admin/fault", {"kind": "reject", "colour": 1})
+        assert (bad.status, bad.json["error"]["type"]) == (400, "Bad Request")
+        assert (await client.post("/admin/fault", {"kind": "kill", "workers": [9]})).status == 400
+        assert (await one.post(C, body, x_return_error="418")).status == 418
+
+    run(test, 2)
+
+
+def test_a_killed_worker_loses_its_requests_with_an_error_and_goes_on() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        long = {"prompt": "x", "max_tokens": 3000}
+        plain = asyncio.create_task(client.post(C, long))
+        stream = asyncio.create_task(client.post(C, {**long, "stream": True}))
+        await asyncio.sleep(0.15)
+        told = await client.post("/admin/fault", {"kind": "kill"})
+        assert told.json["lost_requests"] == 2
+        assert ((await plain).status, (await plain).json["error"]["type"]) == (500, "InternalServerError")
+        *_, error, done = (await stream).events
+        assert error["error"]["code"] == 500
+        assert done == "[DONE]"
+        assert (await client.post(C, {"prompt": "x", "max_tokens": 2})).status == 200
+        assert [server.worker.cores[0].engine.pool[1] for server in fleet.servers] == [0]
+
+    run(test, 1)
+
+
+def test_a_dropped_connection_frees_what_it_held() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        await client.post("/admin/fault", {"kind": "drop", "after_ms": 50})
+        with suppress(ConnectionResetError):  # what came before the cut may still be read
+            cut = await client.post(C, {"prompt": "x", "max_tokens": 3000, "stream": True})
+            assert b"[DONE]" not in cut.body
+        await asyncio.sleep(0.1)
+        assert fleet.servers[0].worker.live() == []
+
+    run(test, 1)
+
+
+def test_knobs_turn_while_it_runs_and_a_wrong_one_changes_nothing() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        worker = Client(fleet.servers[0].port)
+        turned = await worker.post("/admin/config", {"inter-token-latency": 30, "failure-injection-rate": 0})
+        assert turned.json["inter-token-latency"] == 30
+        began = asyncio.get_running_loop().time()
+        await worker.post(C, {"prompt": "x", "max_tokens": 5})
+        assert asyncio.get_running_loop().time() - began >= 0.1
+        wrong = await worker.post("/admin/config", {"inter-token-latency": 1, "colour": "red"})
+        assert wrong.status == 400
+        assert (await worker.get("/admin/config")).json["inter-token-latency"] == 30
+        await worker.post("/admin/config", {"failure-injection-rate": 1, "failure-types": ["rate_limit"]})
+        assert (await worker.post(C, {"prompt": "x"})).status == 429
+        await worker.post("/admin/config", {"fake-metrics": {"waiting-requests": 7}})
+        page = (await worker.get("/metrics")).body.decode()
+        assert 'vllm:num_requests_waiting{engine="0",model_name="stub"} 7.0' in page
+
+    run(test, 1, latency_ms=(1.0, 1.0))
+
+
+def test_nothing_is_lost_among_cancels_kills_and_rejections() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        async def one(number: int) -> str:
+            body = {"prompt": [number % 7] * 50, "max_tokens": 20 + number % 40, "stream": number % 2 == 0}
+            if number % 5 == 4:
+                _reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+                data = msgspec.json.encode(body)
+                head = f"POST {C} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+                writer.write(head.encode() + data)
+                await asyncio.sleep(0.03)
+                writer.close()
+                return "cancelled"
+            reply = await client.post(C, body)
+            failed = reply.status != 200 or b'"error"' in reply.body
+            return "failed" if failed else "completed"
+
+        tasks = [asyncio.create_task(one(number)) for number in range(60)]
+        await asyncio.sleep(0.05)
+        await client.post("/admin/fault", {"kind": "kill", "workers": [1]})
+        ends = await asyncio.gather(*tasks)
+        assert len(ends) == 60
+        assert "completed" in ends
+        await asyncio.sleep(0.2)
+        for server in fleet.servers:
+            assert server.worker.live() == []
+            assert not server.app.endpoints.in_flight
+            assert server.worker.cores[0].engine.pool[1] == 0
+
+    run(test, 3, "kv")
+
+
+def test_the_command_line_of_a_fleet() -> None:
+    settings = read_fleet(["m", "--workers", "3", "--routing", "kv", "--max-num-seqs", "9", "--port", "1"])
+    ((count, pool),) = settings.pools
+    assert (count, settings.routing, settings.port, pool.engine.max_num_seqs) == (3, "kv", 1, 9)
+    with pytest.raises(ConfigError, match="did you mean --workers"):
+        read_fleet(["--worker", "3"])

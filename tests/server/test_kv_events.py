@@ -1,0 +1,111 @@
+"""KV events of a live server: what the recorded server sent for the same requests, in our hashes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from server.client import Client, serving
+from understudy.events.wire import AllBlocksCleared, BlockStored, decode_batch
+
+C = "/v1/completions"
+RUN = list(range(1000, 1048))
+
+
+class Reader:
+    """Reads a server's events one batch at a time."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.linger = 0
+        self._socket.connect(endpoint.replace("0.0.0.0", "127.0.0.1"))
+        self._socket.subscribe(b"")
+
+    async def next(self) -> tuple[int, Any]:
+        _, sequence, payload = await asyncio.wait_for(self._socket.recv_multipart(), 10)
+        return int.from_bytes(sequence, "big"), decode_batch(payload)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def run(test: Any, **config: Any) -> None:
+    events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "topic": "kv-events", **config}
+
+    async def main() -> None:
+        async with serving(kv_events_config=events, dev_mode=True) as (client, server):
+            sources = (await client.get("/kv_event_sources")).json
+            reader = Reader(sources["0"]["endpoint"])
+            try:
+                await asyncio.sleep(0.3)  # a subscription takes a moment to arrive
+                await test(client, server, reader)
+            finally:
+                reader.close()
+
+    asyncio.run(main())
+
+
+def test_steps_tell_what_they_stored_with_its_tokens() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": RUN, "max_tokens": 2})
+        sequence, batch = await reader.next()
+        (cold,) = batch.events
+        assert sequence == 0
+        assert isinstance(cold, BlockStored)
+        assert (cold.parent_block_hash, len(cold.block_hashes), cold.block_size) == (None, 3, 16)
+        assert cold.token_ids == RUN
+        assert cold.medium == "GPU"
+
+        await client.post(C, {"prompt": RUN, "max_tokens": 2})  # its last block is computed, and told, again
+        sequence, batch = await reader.next()
+        (again,) = batch.events
+        assert sequence == 1
+        assert again.block_hashes == cold.block_hashes[2:]
+        assert again.token_ids == RUN[32:]
+
+        await client.post(C, {"prompt": RUN, "max_tokens": 1, "cache_salt": "salty"})
+        _, batch = await reader.next()
+        (salted,) = batch.events
+        assert not set(salted.block_hashes) & set(cold.block_hashes)
+        assert salted.extra_keys == [["salty"], None, None]
+
+        longer = RUN + list(range(2000, 2020))
+        await client.post(C, {"prompt": longer, "max_tokens": 2, "session_id": "s-1"})
+        _, batch = await reader.next()
+        assert batch.events[0].parent_block_hash == cold.block_hashes[2]
+        assert batch.events[0].session_id == "s-1"
+
+    run(test)
+
+
+def test_a_cleared_cache_is_told_with_the_next_step() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": RUN, "max_tokens": 1})
+        await reader.next()
+        assert (await client.post("/reset_prefix_cache", {})).json == {"success": True}
+        reply = await client.post(C, {"prompt": RUN, "max_tokens": 1})
+        assert reply.status == 200
+        _, batch = await reader.next()
+        assert isinstance(batch.events[0], AllBlocksCleared)
+        assert len(batch.events[1].block_hashes) == 3  # nothing was cached any more
+
+    run(test)
+
+
+def test_a_worker_that_dies_begins_again_at_zero_with_nothing_cached() -> None:
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        await client.post(C, {"prompt": RUN, "max_tokens": 1})
+        await reader.next()
+        assert server.worker.senders[0].next_sequence == 1
+        server.worker.kill()
+        await asyncio.sleep(0.05)
+        assert server.worker.senders[0].next_sequence == 0
+        await client.post(C, {"prompt": RUN, "max_tokens": 1})
+        assert server.worker.senders[0].next_sequence == 1
+
+    run(test)
