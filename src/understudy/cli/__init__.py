@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
-from understudy.cli import conformance, demo, fleet, qwen3, replay, serve, tokenizer
+from understudy.cli import conformance, demo, events, fleet, qwen3, replay, serve, tokenizer
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ examples:
   understudy replay trace.jsonl --workers 4 --html report.html
   understudy serve my-model --port 8000
   understudy conformance vllm tests/golden/vllm
+  understudy events verify heard.jsonl --stream raw
   understudy demo                    the block manager at work, in one table
   understudy demo --policy vllm      the same, with vLLM's eviction order
   understudy VERB --help             what a verb does and takes
@@ -50,6 +51,7 @@ VERBS: dict[str, Verb] = {
     "serve": serve,
     "fleet": fleet,
     "tokenizer": tokenizer,
+    "events": events,
     "conformance": conformance,
     "demo": demo,
     "qwen3": qwen3,

@@ -18,10 +18,10 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
         return endpoint if rank == 0 else f"{endpoint}_dp{rank}"
     if endpoint.startswith("ipc://"):
         return endpoint if rank == 0 else f"{endpoint}.{rank}"
-    found = re.fullmatch(r"(tcp://.+):(\d+)", endpoint)
+    found = re.fullmatch(r"(tcp://.+):(\d+|\*)", endpoint)
     if found is None:
         raise ConfigError(f"endpoint {endpoint!r} is not known: tcp://HOST:PORT, ipc://PATH or inproc://NAME")
-    port = int(found[2])
+    port = 0 if found[2] == "*" else int(found[2])
     if port == 0:
         return endpoint
     if port + rank > 65535:

@@ -1,0 +1,123 @@
+"""KV events over ZMQ, publisher to consumer, on this machine: how many blocks a second, and how old they are.
+
+    python benchmarks/events_live.py                  a publisher and a consumer, 200,000 blocks/s for ten seconds
+    python benchmarks/events_live.py --rate 0         as fast as the consumer keeps up
+
+One process publishes batches of 16 blocks (a store and, later, the removal of the same blocks) at a steady pace, with
+token ids, in the newest dialect; this one consumes them as columns and consolidates them. A batch's age is the time
+from its timestamp to the moment that the consumer has its columns. Nothing may be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.events import Consolidator
+from understudy.events.publisher import Publisher
+from understudy.events.subscriber import Subscriber
+from understudy.events.wire import BlockRemoved, BlockStored
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Event
+
+BLOCKS = 16
+LIVE_BATCHES = 2000  # stored and not yet removed
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--rate", type=int, default=200_000, metavar="N", help="blocks a second; 0: no pace")
+    options.add_argument("--seconds", type=float, default=10.0, metavar="S")
+    options.add_argument(
+        "--block-size", type=int, default=16, metavar="N", help="tokens of a block (default: 16)"
+    )
+    options.add_argument("--dialect", default="vllm", metavar="NAME")
+    args = options.parse_args()
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    go = context.Event()
+    worker = context.Process(
+        target=publish, args=(theirs, go, args.rate, args.seconds, args.block_size, args.dialect)
+    )
+    worker.start()
+    endpoint, replay = mine.recv()
+    with Subscriber(endpoint, replay=replay) as subscriber:
+        consume(subscriber, mine, go)
+    worker.join()
+
+
+def publish(pipe: Connection, go: Event, rate: int, seconds: float, block_size: int, dialect: str) -> None:
+    """Batches of a store of 16 blocks, or of 16 blocks' removal, in turn once enough are live."""
+    tokens = list(range(1000, 1000 + BLOCKS * block_size))
+    with Publisher("tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*", dialect=dialect) as source:
+        pipe.send((source.endpoint, source.replay))
+        while not go.is_set():
+            source.publish([])
+            time.sleep(0.01)
+        time.sleep(0.2)
+        hashes = iter(np.random.default_rng(0).integers(1, 1 << 63, (1 << 20, BLOCKS), np.uint64).tolist())
+        live: list[list[int]] = []
+        interval = BLOCKS / rate if rate else 0.0
+        cpu, began = time.process_time(), time.perf_counter()
+        batches = 0
+        while (now := time.perf_counter() - began) < seconds:
+            if batches * interval > now:
+                time.sleep(max(0.0, batches * interval - now))
+                continue
+            if len(live) > LIVE_BATCHES and batches % 2:
+                source.publish([BlockRemoved(live.pop(0), "GPU")])  # type: ignore[arg-type]
+            else:
+                blocks = next(hashes)
+                live.append(blocks)
+                source.publish([BlockStored(blocks, None, tokens, block_size, medium="GPU")])
+            batches += 1
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        pipe.send((source.next_sequence, batches, wall, cpu))
+        pipe.recv()
+
+
+def consume(subscriber: Subscriber, pipe: Connection, go: Event) -> None:
+    truth = Consolidator()
+    while subscriber.poll(100) is None:
+        pass
+    go.set()
+    ages: list[np.ndarray] = []
+    cpu, last, blocks = time.process_time(), None, 0
+    while last is None or (subscriber._next or 0) < last[0]:
+        update = subscriber.poll(5)
+        if pipe.poll():
+            last = pipe.recv()
+        if update is None:
+            continue
+        if len(update.columns):
+            ages.append(time.time() - update.ts)
+            blocks += update.columns.num_blocks
+            truth.apply(update.columns)
+    cpu = time.process_time() - cpu
+    pipe.send(None)
+    messages, batches, wall, publisher_cpu = last
+    age = np.concatenate(ages) * 1000
+    counters = subscriber.counters
+    print(
+        f"published    {batches:,} batches of {BLOCKS} blocks in {wall:.2f} s: {batches * BLOCKS / wall:,.0f} blocks/s"
+    )
+    print(f"consumed     {blocks:,} blocks, {batches * BLOCKS - blocks:,} lost; gaps {counters.gaps}")
+    print(
+        f"age of batch p50 {np.percentile(age, 50):.2f} ms, p99 {np.percentile(age, 99):.2f} ms, max {age.max():.2f} ms"
+    )
+    print(f"CPU          publisher {publisher_cpu / wall:.0%}, consumer {cpu / wall:.0%} of a core")
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"memory       {peak_mb:.0f} MB (consumer), {messages:,} messages")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""`understudy events emit|tap|verify`: the conformance kit for KV events. It needs no engine and no router."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy events emit trace.jsonl --dialect vllm-0.24.0 --out events.jsonl
+  understudy events emit trace.jsonl --dialect sglang-0.5.20 --workers 4 --bind tcp://*:5557 --replay-bind tcp://*:6557
+  understudy events tap tcp://engine:5557 --replay tcp://engine:5558 --record heard.jsonl
+  understudy events verify heard.jsonl --stream raw --dialect vllm-0.24.0
+  understudy events verify tcp://engine:5557 --stream raw --joined-late --seconds 60
+"""
+EXIT_BREACH = 1
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy events`."""
+    import argparse
+
+    def parser(to: Any, name: str, short: str, description: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = to.add_parser(
+            name,
+            help=short,
+            description=description,
+            epilog=EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        return made
+
+    verb = parser(
+        verbs,
+        "events",
+        "emit, tap and verify KV events",
+        "Emit KV events as any release of vLLM or SGLang sends them, tap a publisher, hold a stream to its rules.",
+    )
+    acts = verb.add_subparsers(dest="act", metavar="ACT", required=True)
+
+    emit = parser(
+        acts, "emit", "send what the engines of a replay would send", "Replay a trace and send its events."
+    )
+    emit.add_argument("trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped")
+    emit.add_argument(
+        "--dialect", default="vllm", metavar="NAME", help="vllm-0.24.0, sglang-0.5.20, … (default: vllm)"
+    )
+    emit.add_argument(
+        "--stream", choices=("raw", "consolidated"), default="raw", help="default: raw, as engines do"
+    )
+    emit.add_argument("--workers", type=int, metavar="N", help="simulated workers, each a rank (default: 1)")
+    emit.add_argument("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 64)")
+    emit.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks a worker (default: 16384)")
+    emit.add_argument("--config", type=Path, metavar="YAML", help="settings of the replay; flags win over it")
+    emit.add_argument(
+        "--set", action="append", default=[], metavar="A.B=V", help="one setting; wins over all"
+    )
+    emit.add_argument("--format", default="mooncake", metavar="NAME", help="of the trace (default: mooncake)")
+    emit.add_argument(
+        "--trace-block-size", type=int, metavar="N", help="tokens of one hash id (default: 512)"
+    )
+    emit.add_argument("--out", type=Path, metavar="PATH", help="write the messages, a line each")
+    emit.add_argument("--bind", metavar="ADDRESS", help="publish over ZMQ: tcp://*:PORT, a rank a port")
+    emit.add_argument(
+        "--replay-bind", metavar="ADDRESS", help="answer replay requests: tcp://*:PORT, a rank a port"
+    )
+    emit.add_argument("--topic", default="", metavar="TEXT", help="of the messages (default: empty)")
+    emit.add_argument(
+        "--speed-up", type=float, default=0.0, metavar="X", help="1: at the run's pace; 0 (default): at once"
+    )
+    emit.add_argument(
+        "--wait-s", type=float, default=1.0, metavar="S", help="before the first message (default: 1)"
+    )
+    emit.add_argument(
+        "--linger-s", type=float, default=1.0, metavar="S", help="after the last one (default: 1)"
+    )
+
+    tap = parser(
+        acts,
+        "tap",
+        "print what a publisher says",
+        "Listen to a publisher of KV events and print what it says.",
+    )
+    tap.add_argument("endpoint", metavar="ADDRESS", help="tcp://HOST:PORT")
+    _listening(tap)
+    tap.add_argument(
+        "--record", type=Path, metavar="PATH", help="keep the messages, a line each, for `verify`"
+    )
+    tap.add_argument("--json", action="store_true", help="print a JSON line an event")
+
+    verify = parser(
+        acts, "verify", "hold a stream to its rules", "A line for every breach; exit code 1 if there is one."
+    )
+    verify.add_argument(
+        "source", metavar="FILE|ADDRESS", help="recorded messages, or a publisher: tcp://HOST:PORT"
+    )
+    verify.add_argument(
+        "--stream", choices=("raw", "consolidated"), required=True, help="what it claims to be"
+    )
+    verify.add_argument("--dialect", metavar="NAME", help="the release that it claims to come from")
+    verify.add_argument("--rank", type=int, metavar="N", help="that every batch must bear")
+    verify.add_argument("--joined-late", action="store_true", help="it may speak of what came before")
+    verify.add_argument(
+        "--max-breaches", type=int, default=100, metavar="N", help="lines to print (default: 100)"
+    )
+    _listening(verify)
+
+
+def _listening(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--replay", metavar="ADDRESS", help="ask here first for what is buffered: tcp://HOST:PORT"
+    )
+    parser.add_argument("--topic", default="", metavar="TEXT", help="only messages whose topic begins so")
+    parser.add_argument("--count", type=int, metavar="N", help="stop after N messages")
+    parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Emit, tap or verify."""
+    return {"emit": _emit, "tap": _tap, "verify": _verify}[args.act](args)
+
+
+# --- emit ---------------------------------------------------------------------------------------------
+
+
+def _emit(args: argparse.Namespace) -> int:
+    from understudy.errors import ConfigError
+    from understudy.events.dialects import dialect
+    from understudy.events.emit import wire_batches
+    from understudy.replay.offline import run_offline
+    from understudy.replay.settings import ReplaySettings
+    from understudy.workload.formats import read_trace
+
+    if (args.out is None) == (args.bind is None):
+        raise ConfigError("say where to: either --out PATH or --bind ADDRESS")
+    if args.replay_bind is not None and args.bind is None:
+        raise ConfigError("--replay-bind answers for what --bind sends")
+    if args.speed_up < 0:
+        raise ConfigError(f"--speed-up must be at least 0, got {args.speed_up}")
+    rules = dialect(args.dialect)
+    engine = {name: getattr(args, name) for name in ("block_size", "num_gpu_blocks")}
+    flags: dict[str, Any] = {"engine": {name: value for name, value in engine.items() if value is not None}}
+    if args.workers is not None:
+        flags["workers"] = args.workers
+    settings = ReplaySettings.read(args.config, flags, args.set)
+    reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
+    played = run_offline(
+        read_trace(args.trace, args.format, **reading),
+        settings.engine,
+        workers=settings.workers,
+        routing=settings.routing,
+        seed=settings.seed,
+        load=settings.load,
+        tiers=settings.tiers,
+        events=True,
+    )
+    assert played.kv is not None
+    streams: list[Any] = [played.kv.events(worker, args.stream) for worker in range(settings.workers)]
+    batches = wire_batches(streams, rules, block_size=settings.engine.block_size)
+    sent = _send(args, rules, settings.workers, batches)
+    print(f"{sent:,} messages of {settings.workers} publishers, {rules.name}, {args.stream}")
+    return 0
+
+
+def _send(args: argparse.Namespace, rules: Any, workers: int, batches: Iterator[Any]) -> int:
+    from contextlib import ExitStack
+
+    from understudy.events.capture import write_message
+    from understudy.events.publisher import Publisher
+    from understudy.events.wire import WireBatch, encode_batch, live_frames
+
+    sequences = [0] * workers
+    if args.out is not None:
+        with args.out.open("wb") as file:
+            for time_ns, rank, events in batches:
+                payload = encode_batch(WireBatch(time_ns / 1e9, events, rank), rules)
+                frames = live_frames(args.topic.encode(), sequences[rank], payload)
+                write_message(file, frames, f"rank {rank}")
+                sequences[rank] += 1
+        return sum(sequences)
+    with ExitStack() as stack:
+        publishers = [
+            stack.enter_context(
+                Publisher(args.bind, replay=args.replay_bind, dialect=rules, rank=rank, topic=args.topic)
+            )
+            for rank in range(workers)
+        ]
+        for publisher in publishers:
+            print(f"rank {publisher.rank}: {publisher.endpoint}, replay {publisher.replay}", flush=True)
+        time.sleep(args.wait_s)
+        began = time.monotonic()
+        for time_ns, rank, events in batches:
+            if args.speed_up:
+                time.sleep(max(0.0, time_ns / 1e9 / args.speed_up - (time.monotonic() - began)))
+            publishers[rank].publish(events)
+        time.sleep(args.linger_s)
+        return sum(publisher.next_sequence for publisher in publishers)
+
+
+# --- tap and verify -----------------------------------------------------------------------------------
+
+
+def _messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
+    """Frames of live messages as they come; first what the replay socket still has."""
+    import zmq
+
+    from understudy.errors import ConfigError
+    from understudy.events.counters import Counters
+    from understudy.events.replay_client import ReplayClient
+    from understudy.events.wire import MAX_PAYLOAD_BYTES, live_frames, parse_frames
+
+    deadline = None if args.seconds is None else time.monotonic() + args.seconds
+    count = 0
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    client = None
+    try:
+        socket.setsockopt(zmq.SUBSCRIBE, args.topic.encode())
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot listen to {endpoint}: {error}") from error
+        replayed = -1
+        if args.replay is not None:
+            client = ReplayClient(context, args.replay, Counters(), timeout_ms=3000, max_messages=10_000_000)
+            answer = client.since(0)
+            if answer is None:
+                raise ConfigError(f"{args.replay} did not answer a replay request")
+            for sequence, payload in answer:
+                replayed, count = sequence, count + 1
+                yield live_frames(args.topic.encode(), sequence, payload)
+        while args.count is None or count < args.count:
+            left_ms = 1000 if deadline is None else int((deadline - time.monotonic()) * 1000)
+            if deadline is not None and left_ms <= 0:
+                return
+            if not socket.poll(min(left_ms, 1000)):
+                continue
+            frames = socket.recv_multipart()
+            try:
+                _, sequence, _ = parse_frames(frames)
+            except ValueError:
+                sequence = replayed + 1
+            if sequence <= replayed:
+                continue  # the replay has told it already
+            replayed, count = -1, count + 1
+            yield frames
+    finally:
+        if client is not None:
+            client.close()
+        socket.close(linger=0)
+        context.term()
+
+
+def _tap(args: argparse.Namespace) -> int:
+    from contextlib import ExitStack
+
+    import msgspec
+
+    from understudy.errors import MalformedBatch
+    from understudy.events.capture import write_message
+    from understudy.events.translate import from_wire
+    from understudy.events.verify import spoken_line
+    from understudy.events.wire import decode_batch, parse_frames
+
+    with ExitStack() as stack:
+        record = stack.enter_context(args.record.open("wb")) if args.record is not None else None
+        for frames in _messages(args, args.endpoint):
+            try:
+                _, sequence, payload = parse_frames(frames)
+                if record is not None:
+                    write_message(record, frames)
+                batch = decode_batch(payload)
+            except MalformedBatch as error:
+                print(f"unreadable: {error}", flush=True)
+                continue
+            for bad in batch.bad:
+                print(f"{sequence} unreadable event {bad.index}: {bad.reason}", flush=True)
+            rank = "" if batch.rank is None else f" rank {batch.rank}"
+            for event in batch.events:
+                if args.json:
+                    line = {"sequence": sequence, "ts": batch.ts, "rank": batch.rank}
+                    print(msgspec.json.encode(line | msgspec.to_builtins(event)).decode(), flush=True)
+                    continue
+                try:
+                    text = spoken_line(from_wire(event))
+                except MalformedBatch as error:
+                    text = f"contradicts itself: {error}"
+                print(f"{sequence} {batch.ts:.6f}{rank} {text}", flush=True)
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from understudy.events.capture import read_messages
+    from understudy.events.dialects import dialect
+    from understudy.events.verify import Verifier
+
+    rules = None if args.dialect is None else dialect(args.dialect)
+    live = "://" in args.source
+    source: Iterator[tuple[str, list[bytes]]] = (
+        (("", frames) for frames in _messages(args, args.source))
+        if live
+        else ((message.publisher, message.frames) for message in read_messages(args.source))
+    )
+    verifiers: dict[str, Verifier] = {}
+    breaches = 0
+    try:
+        for name, frames in source:
+            verifier = verifiers.get(name)
+            if verifier is None:
+                verifier = verifiers[name] = Verifier(
+                    args.stream, dialect=rules, rank=args.rank, from_start=not args.joined_late
+                )
+            for breach in verifier.feed(frames):
+                breaches += 1
+                if breaches <= args.max_breaches:
+                    print(f"{name}: {breach}" if name else breach, flush=True)
+    except KeyboardInterrupt:
+        if not live:
+            raise
+    told = (
+        sum(getattr(each, key) for each in verifiers.values()) for key in ("messages", "events", "blocks")
+    )
+    messages, events, blocks = told
+    print(f"{messages:,} messages, {events:,} events, {blocks:,} blocks: {breaches:,} breaches")
+    return EXIT_BREACH if breaches else 0

@@ -1,0 +1,112 @@
+"""The kit from the command line: emit, tap, verify."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from understudy.cli import main
+from understudy.events.publisher import Publisher
+from understudy.events.wire import BlockStored
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRACE = """{"timestamp": 0, "input_length": 64, "output_length": 2, "hash_ids": [1, 2]}
+{"timestamp": 5, "input_length": 64, "output_length": 2, "hash_ids": [1, 3]}
+{"timestamp": 900, "input_length": 96, "output_length": 2, "hash_ids": [4, 5, 6]}
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE)
+    return path
+
+
+def emitted(trace: Path, *options: str) -> Path:
+    out = trace.with_name("messages.jsonl")
+    settings = ["--block-size", "16", "--num-gpu-blocks", "20", "--trace-block-size", "32"]
+    assert main(["events", "emit", str(trace), "--out", str(out), *settings, *options]) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", ["vllm-0.9.0", "vllm-0.24.0", "sglang-0.5.20"])
+def test_what_is_emitted_verifies(trace: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = emitted(trace, "--dialect", name, "--workers", "2")
+    assert main(["events", "verify", str(out), "--stream", "raw", "--dialect", name]) == 0
+    assert "0 breaches" in capsys.readouterr().out
+
+
+def test_a_breach_has_a_line_and_an_exit_code(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = emitted(trace)
+    lines = out.read_text().splitlines()
+    assert len(lines) > 2
+    out.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    assert main(["events", "verify", str(out), "--stream", "raw"]) == 1
+    said = capsys.readouterr().out
+    assert "gap: 1 messages before it are missing" in said
+    assert main(["events", "verify", str(out), "--stream", "raw", "--dialect", "sglang-0.5.8"]) == 1
+    assert "dialect: " in capsys.readouterr().out
+
+
+def test_a_publisher_is_heard_recorded_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = tmp_path / "heard.jsonl"
+    with Publisher("tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*") as source:
+        source.publish([BlockStored([5], None, [1, 2], 2, medium="GPU", lora_name="a")])
+        stop = threading.Event()
+
+        def speak() -> None:
+            while not stop.wait(0.01):
+                source.publish([BlockStored([7], 5, [3, 4], 2, medium="CPU")])
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        try:
+            listen = [source.endpoint, "--replay", str(source.replay), "--count", "6"]
+            assert main(["events", "tap", *listen, "--record", str(heard)]) == 0
+            said = capsys.readouterr().out
+            assert "stored  G1 lora a: root → 0000000000000005" in said
+            assert "stored  G2: 0000000000000005 → 0000000000000007" in said
+            assert main(["events", "tap", *listen, "--json"]) == 0
+            assert '"block_hashes":[5]' in capsys.readouterr().out
+            assert main(["events", "verify", *listen, "--stream", "raw", "--dialect", "vllm"]) == 0
+            assert main(["events", "verify", *listen, "--stream", "consolidated"]) == 1
+            assert "stored_twice" in capsys.readouterr().out
+        finally:
+            stop.set()
+            thread.join()
+    assert main(["events", "verify", str(heard), "--stream", "raw"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["emit", "TRACE"], "either --out PATH or --bind ADDRESS"),
+        (["emit", "TRACE", "--out", "x", "--replay-bind", "tcp://*:0"], "--replay-bind answers for"),
+        (["emit", "TRACE", "--out", "x", "--dialect", "nobody-1"], "name a producer and its version"),
+        (["emit", "TRACE", "--out", "x", "--speed-up", "-1"], "--speed-up must be at least 0"),
+        (["verify", "nowhere.jsonl", "--stream", "raw"], "cannot read nowhere.jsonl"),
+        (["verify", "TRACE", "--stream", "raw"], "line 1: not a captured message"),
+        (["tap", "nonsense"], "cannot listen to nonsense"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    trace: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["events", *(str(trace) if word == "TRACE" else word for word in arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_emitting_live_says_where(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--bind", "tcp://127.0.0.1:*", "--replay-bind", "tcp://127.0.0.1:*"]
+    quick = ["--wait-s", "0", "--linger-s", "0", "--speed-up", "1000"]
+    assert main(["events", "emit", str(trace), *where, *quick, "--trace-block-size", "32"]) == 0
+    said = capsys.readouterr().out
+    assert "rank 0: tcp://127.0.0.1:" in said
+    assert "messages of 1 publishers, vllm-0.32.0, raw" in said
