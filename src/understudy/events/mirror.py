@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, TypeAlias
 
 from understudy.events.wire import AllBlocksCleared, BlockRemoved, BlockStored
@@ -18,59 +19,75 @@ class Mirror:
     """The blocks of one publisher, kept from its own events; as large as what it holds."""
 
     def __init__(self) -> None:
-        # By place and hash: the events that told of the block's copies, and where in them it stands.
-        self._blocks: dict[_Place, dict[Hash, list[tuple[BlockStored, int]]]] = {}
+        # By place and hash: the event that told of the block; of further copies, those that told of them.
+        self._blocks: dict[_Place, dict[Hash, BlockStored]] = {}
+        self._copies: dict[tuple[_Place, Hash], list[BlockStored]] = {}
 
     def apply(self, events: Iterable[WireEvent]) -> None:
         """Take note of what is published."""
         for event in events:
-            if isinstance(event, BlockStored):
-                here = self._blocks.setdefault((event.medium, event.group_idx), {})
-                for index, value in enumerate(event.block_hashes):
-                    here.setdefault(value, []).append((event, index))
-            elif isinstance(event, BlockRemoved):
-                here = self._blocks.get((event.medium, event.group_idx), {})
-                for value in event.block_hashes:
-                    if copies := here.get(value):
-                        copies.pop()
-                        if not copies:
-                            del here[value]
-            else:
-                assert isinstance(event, AllBlocksCleared)
+            if isinstance(event, AllBlocksCleared):
                 self._blocks.clear()
+                self._copies.clear()
+                continue
+            place = (event.medium, event.group_idx)
+            here = self._blocks.setdefault(place, {})
+            if isinstance(event, BlockRemoved):
+                self._remove(place, here, event.block_hashes)
+            elif here.keys().isdisjoint(event.block_hashes):
+                here.update(zip(event.block_hashes, repeat(event)))
+            else:
+                for value in event.block_hashes:
+                    if value in here:
+                        self._copies.setdefault((place, value), []).append(event)
+                    else:
+                        here[value] = event
+
+    def _remove(self, place: _Place, here: dict[Hash, BlockStored], hashes: Iterable[Hash]) -> None:
+        for value in hashes:
+            copies = self._copies.get((place, value)) if self._copies else None
+            if copies is None:
+                here.pop(value, None)
+            else:
+                copies.pop()
+                if not copies:
+                    del self._copies[place, value]
 
     def __len__(self) -> int:
         return sum(map(len, self._blocks.values()))
 
     def dump(self) -> Iterator[BlockStored]:
         """Every copy of every block, a block an event, parents before their children where they are there."""
-        for here in self._blocks.values():
+        for place, here in self._blocks.items():
             told: set[Hash] = set()
             for value in here:
                 line = [value]
                 while line[-1] not in told:  # up to the nearest ancestor that was told, or is not there
-                    parent = _parent(*here[line[-1]][0])
+                    parent = _parent(here[line[-1]], line[-1])
                     if parent is None or parent not in here or parent in line:
                         break
                     line.append(parent)
                 for each in reversed(line):
                     if each not in told:
                         told.add(each)
-                        yield from (_alone(event, index) for event, index in here[each])
+                        copies = self._copies.get((place, each), [])
+                        yield from (_alone(event, each) for event in (here[each], *copies))
 
 
-def _parent(event: BlockStored, index: int) -> Hash | None:
+def _parent(event: BlockStored, value: Hash) -> Hash | None:
+    index = event.block_hashes.index(value)
     return event.block_hashes[index - 1] if index else event.parent_block_hash
 
 
-def _alone(event: BlockStored, index: int) -> BlockStored:
+def _alone(event: BlockStored, value: Hash) -> BlockStored:
     """The event that would have told of this block alone."""
+    index = event.block_hashes.index(value)
     size = event.block_size
     fits = len(event.token_ids) == size * len(event.block_hashes)
     extra = event.extra_keys
     return BlockStored(
         [event.block_hashes[index]],
-        _parent(event, index),
+        _parent(event, value),
         event.token_ids[index * size : (index + 1) * size] if fits else [],
         size,
         event.lora_id,

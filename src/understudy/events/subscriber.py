@@ -26,6 +26,8 @@ State: TypeAlias = Literal["waiting", "live", "partial", "conflict"]
 
 _CONFLICT_STEPS = 3  # so many steps back among the last messages: two publishers speak
 _CONFLICT_WINDOW = 64
+_WATCH_S = 0.05  # between two looks at the connection
+_NOW = int(zmq.NOBLOCK)
 
 
 class Update(msgspec.Struct, frozen=True, eq=False):
@@ -100,6 +102,7 @@ class Subscriber:
                 self._context, replay, self.counters, timeout_ms=timeout_ms, max_messages=max_replayed
             )
         self._was_cut = False
+        self._watch_at = 0.0
 
     # --- reading --------------------------------------------------------------------------------------
 
@@ -136,12 +139,16 @@ class Subscriber:
         self.close()
 
     def _receive(self, messages: Messages, limit: int) -> None:
-        receive, topic = self._sub.recv_multipart, self._topic
+        receive, topic = self._sub.recv, self._topic
         for _ in range(limit):
             try:
-                frames = receive(zmq.NOBLOCK)
+                part = receive(_NOW, copy=False)
             except zmq.Again:
                 return
+            frames = [part.bytes]
+            while part.more:  # as `recv_multipart`, at half its cost
+                part = receive(_NOW, copy=False)
+                frames.append(part.bytes)
             try:
                 said, sequence, payload = parse_frames(frames)
                 if topic is not None and said != topic:
@@ -155,6 +162,10 @@ class Subscriber:
 
     def _watch_connection(self) -> None:
         """A publisher that was away may be another one, even if it says nothing."""
+        now = time.monotonic()
+        if now < self._watch_at:
+            return
+        self._watch_at = now + _WATCH_S
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_DISCONNECTED:

@@ -5,6 +5,7 @@ Here nothing is interpreted: what was read can be written again byte for byte. `
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -21,7 +22,7 @@ Hash: TypeAlias = int | bytes  # unsigned, negative (int64) or a digest
 MAX_PAYLOAD_BYTES = 64 << 20  # of one batch; a longer one is refused before it is read
 
 
-class BlockStored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defaults=True):
+class BlockStored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defaults=True, gc=False):
     """Blocks appeared, each the child of the one before it; fields of all dialects, as they stand on the wire."""
 
     block_hashes: list[Hash]
@@ -41,7 +42,7 @@ class BlockStored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defa
     cache_salt: str | None = None
 
 
-class BlockRemoved(msgspec.Struct, tag="BlockRemoved", tag_field="type", omit_defaults=True):
+class BlockRemoved(msgspec.Struct, tag="BlockRemoved", tag_field="type", omit_defaults=True, gc=False):
     """Blocks left."""
 
     block_hashes: list[Hash]
@@ -97,20 +98,27 @@ def _plain(event: WireEvent, dialect: Dialect) -> list[Any] | dict[str, Any]:
         return [tag] if dialect.array_events else {"type": tag}
     stored = isinstance(event, BlockStored)
     fields = dialect.stored_fields if stored else dialect.removed_fields
-    salted = stored and dialect.salt_element and event.cache_salt is not None  # type: ignore[union-attr]
-    for name in event.__struct_fields__:
-        if name not in fields and getattr(event, name) is not None and not (salted and name == "cache_salt"):
+    for name in _unsaid(type(event), fields):
+        if getattr(event, name) is not None and not (name == "cache_salt" and dialect.salt_element):
             raise InvalidArgument(f"{dialect.name} has no {name} in a {tag}; leave it out")
     if not dialect.array_events:
-        values = {name: getattr(event, name) for name in fields}
         always = dialect.always
-        return {"type": tag} | {
-            name: value for name, value in values.items() if value is not None or name in always
-        }
+        said: dict[str, Any] = {"type": tag}
+        for name in fields:
+            value = getattr(event, name)
+            if value is not None or name in always:
+                said[name] = value
+        return said
     elements = [tag, *(getattr(event, name) for name in fields)]
-    if salted:
-        elements.append({"cache_salt": event.cache_salt})  # type: ignore[union-attr]
+    if dialect.salt_element and isinstance(event, BlockStored) and event.cache_salt is not None:
+        elements.append({"cache_salt": event.cache_salt})
     return elements
+
+
+@cache
+def _unsaid(kind: type[BlockStored | BlockRemoved], fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Fields of an event that a dialect has no place for."""
+    return tuple(name for name in kind.__struct_fields__ if name not in fields)
 
 
 # --- reading ------------------------------------------------------------------------------------------
