@@ -20,13 +20,14 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint sanitize bench soak clean
+.PHONY: help demo test lint sanitize interop bench soak clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
 	@echo 'make test      the test suite'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
+	@echo 'make interop   our events read by Dynamo'"'"'s own router, in an environment of its own'
 	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
 	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations, and SOAK_SECONDS=$(SOAK_SECONDS) of scenarios'
 	@echo 'make clean     remove environments, builds and caches'
@@ -54,6 +55,10 @@ sanitize: .venv-sanitize/installed
 	  ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  $(SANITIZE_BIN)/python -m pytest -n auto --hypothesis-profile=sanitize $(SANITIZE_TESTS)
 
+# Dynamo has wishes of its own about packages: it sees ours, and ours does not see it.
+interop: .venv/installed-dev .venv-interop/installed
+	DYN_LOG=error .venv-interop/bin/python -m pytest -p no:cacheprovider tests/interop
+
 # replay_vs_dynamo.py installs its peer and wants a trace: it is run by hand.
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/block_manager.py
@@ -63,7 +68,7 @@ soak: .venv/installed-dev
 	$(BIN)/python tests/soak.py --seconds $(SOAK_SECONDS)
 
 clean:
-	rm -rf .venv .venv-sanitize build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-sanitize .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------
@@ -91,6 +96,14 @@ clean:
 	@echo 'building understudy (a minute or two the first time)'
 	@$(BIN)/python $(PIP_BUILD) '.[dev]'
 	@touch .venv/installed $@
+
+.venv-interop/installed: Makefile | .venv/created
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) ai-dynamo-runtime==1.6.1
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+	  "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
+	@touch $@
 
 .venv-sanitize/installed: WERROR = ON
 .venv-sanitize/installed: .venv-sanitize/created $(SOURCES)

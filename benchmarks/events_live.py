@@ -4,8 +4,8 @@
     python benchmarks/events_live.py --rate 0         as fast as the consumer keeps up
 
 One process publishes batches of 16 blocks (a store and, later, the removal of the same blocks) at a steady pace, with
-token ids, in the newest dialect; this one consumes them as columns and consolidates them. A batch's age is the time
-from its timestamp to the moment that the consumer has its columns. Nothing may be lost.
+token ids, in the newest dialect; this one reads them as columns, names them by content, and applies them to a prefix
+index. A batch's age is the time from its timestamp to the moment that the index knows of it. Nothing may be lost.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from understudy.events import Consolidator
 from understudy.events.publisher import Publisher
 from understudy.events.subscriber import Subscriber
 from understudy.events.wire import BlockRemoved, BlockStored
+from understudy.router import PrefixIndex
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -57,7 +58,7 @@ def main() -> None:
 
 def publish(pipe: Connection, go: Event, rate: int, seconds: float, block_size: int, dialect: str) -> None:
     """Batches of a store of 16 blocks, or of 16 blocks' removal, in turn once enough are live."""
-    tokens = list(range(1000, 1000 + BLOCKS * block_size))
+    tokens = np.random.default_rng(1).integers(0, 150_000, BLOCKS * block_size + 4096).tolist()
     with Publisher("tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*", dialect=dialect) as source:
         pipe.send((source.endpoint, source.replay))
         while not go.is_set():
@@ -78,7 +79,8 @@ def publish(pipe: Connection, go: Event, rate: int, seconds: float, block_size: 
             else:
                 blocks = next(hashes)
                 live.append(blocks)
-                source.publish([BlockStored(blocks, None, tokens, block_size, medium="GPU")])
+                said = tokens[batches % 4096 :][: BLOCKS * block_size]
+                source.publish([BlockStored(blocks, None, said, block_size, medium="GPU")])
             batches += 1
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
         pipe.send((source.next_sequence, batches, wall, cpu))
@@ -86,22 +88,23 @@ def publish(pipe: Connection, go: Event, rate: int, seconds: float, block_size: 
 
 
 def consume(subscriber: Subscriber, pipe: Connection, go: Event) -> None:
-    truth = Consolidator()
+    truth = Consolidator(by_content=True)
+    index = PrefixIndex()
     while subscriber.poll(100) is None:
         pass
     go.set()
     ages: list[np.ndarray] = []
     cpu, last, blocks = time.process_time(), None, 0
     while last is None or (subscriber._next or 0) < last[0]:
-        update = subscriber.poll(5)
+        update = subscriber.poll(5, gather_ms=1.0)
         if pipe.poll():
             last = pipe.recv()
         if update is None:
             continue
         if len(update.columns):
+            index.apply(0, truth.apply(update.columns))
             ages.append(time.time() - update.ts)
             blocks += update.columns.num_blocks
-            truth.apply(update.columns)
     cpu = time.process_time() - cpu
     pipe.send(None)
     messages, batches, wall, publisher_cpu = last
@@ -110,7 +113,9 @@ def consume(subscriber: Subscriber, pipe: Connection, go: Event) -> None:
     print(
         f"published    {batches:,} batches of {BLOCKS} blocks in {wall:.2f} s: {batches * BLOCKS / wall:,.0f} blocks/s"
     )
-    print(f"consumed     {blocks:,} blocks, {batches * BLOCKS - blocks:,} lost; gaps {counters.gaps}")
+    print(
+        f"consumed     {blocks:,} blocks, {batches * BLOCKS - blocks:,} lost; gaps {counters.gaps}; {len(truth):,} live"
+    )
     print(
         f"age of batch p50 {np.percentile(age, 50):.2f} ms, p99 {np.percentile(age, 99):.2f} ms, max {age.max():.2f} ms"
     )

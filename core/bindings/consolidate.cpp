@@ -53,6 +53,7 @@ void bind_consolidate(nb::module_& m) {
       .def_ro("second_copies", &RawDistance::second_copies)
       .def_ro("early_removals", &RawDistance::early_removals)
       .def_ro("unknown_removals", &RawDistance::unknown_removals)
+      .def_ro("unnamed", &RawDistance::unnamed)
       .def_ro("overflowed", &RawDistance::overflowed)
       .def_ro("wrong_now", &RawDistance::wrong_now)
       .def_ro("wrong_peak", &RawDistance::wrong_peak)
@@ -63,7 +64,7 @@ void bind_consolidate(nb::module_& m) {
           },
           "Blocks wrongly believed gone, on average over all blocks told of.");
   nb::class_<Consolidator>(m, "Consolidator", "Counts the copies of blocks; not for two threads at once.")
-      .def(nb::init<std::size_t>(), nb::arg("max_blocks"))
+      .def(nb::init<std::size_t, bool>(), nb::arg("max_blocks"), nb::arg("by_content"))
       .def("apply", &apply, nb::arg("kinds"), nb::arg("tiers"), nb::arg("parents"), nb::arg("offsets"),
            nb::arg("sequence_hashes"), nb::arg("local_hashes"))
       .def("clear", &Consolidator::clear)

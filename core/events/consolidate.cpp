@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tokens/token_blocks.hpp"
+
 namespace understudy {
 
 namespace {
@@ -28,25 +30,30 @@ WireColumns Consolidator::apply(const ColumnsView& events) {
     const auto first = static_cast<std::size_t>(events.offsets[event]);
     const auto last = static_cast<std::size_t>(events.offsets[event + 1]);
     // A block that is left out ends a run; what follows it continues that block.
-    std::uint64_t parent = events.parents[event];
+    std::uint64_t before = events.parents[event];
+    std::uint64_t before_name = before == 0 || kind != 0 ? 0 : name_of(tier, before);
+    std::uint64_t parent = before_name;
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = events.sequence_hashes[i];
-      const bool told = kind == 0 ? arrives(tier, hash) : leaves(tier, hash);
-      count_row();
-      if (told) {
-        out.sequence_hashes.push_back(hash);
-        out.local_hashes.push_back(events.local_hashes[i]);
-        continue;
-      }
-      const bool open = static_cast<std::int64_t>(out.sequence_hashes.size()) > out.offsets.back();
+      std::uint64_t told = 0;
       if (kind == 0) {
-        if (open) finish(out, 0, tier, parent);
-        parent = hash;
+        const std::uint64_t named = name(hash, events.local_hashes[i], before, before_name);
+        if (arrives(tier, hash, named)) told = named;
+        before = hash;
+        before_name = named;
+      } else {
+        told = leaves(tier, hash);
+      }
+      count_row();
+      if (told != 0) {
+        out.sequence_hashes.push_back(told);
+        out.local_hashes.push_back(events.local_hashes[i]);
+      } else if (kind == 0) {
+        if (static_cast<std::int64_t>(out.sequence_hashes.size()) > out.offsets.back()) finish(out, 0, tier, parent);
+        parent = before_name;
       }
     }
-    if (static_cast<std::int64_t>(out.sequence_hashes.size()) > out.offsets.back()) {
-      finish(out, kind, tier, kind == 0 ? parent : 0);
-    }
+    if (static_cast<std::int64_t>(out.sequence_hashes.size()) > out.offsets.back()) finish(out, kind, tier, parent);
   }
   return out;
 }
@@ -57,7 +64,24 @@ void Consolidator::clear() noexcept {
   distance_.wrong_now = 0;
 }
 
-bool Consolidator::arrives(std::uint8_t tier, std::uint64_t hash) {
+std::uint64_t Consolidator::name(std::uint64_t hash, std::uint64_t local, std::uint64_t parent,
+                                 std::uint64_t parent_name) const {
+  if (!by_content_) return hash;
+  if (local == 0 || (parent != 0 && parent_name == 0)) return 0;
+  return parent == 0 ? local : chain_hash(parent_name, local);
+}
+
+// On the tier itself, or on any other: what is there has one name.
+std::uint64_t Consolidator::name_of(std::uint8_t tier, std::uint64_t hash) const {
+  if (!by_content_) return hash;
+  for (std::size_t i = 0; i < copies_.size(); ++i) {
+    const auto& tier_copies = copies_[(tier + i) % copies_.size()];
+    if (const auto found = tier_copies.find(hash); found != tier_copies.end()) return found->second.name;
+  }
+  return 0;
+}
+
+bool Consolidator::arrives(std::uint8_t tier, std::uint64_t hash, std::uint64_t name) {
   auto& tier_copies = copies_[tier];
   const auto found = tier_copies.find(hash);
   if (found != tier_copies.end()) {
@@ -67,33 +91,38 @@ bool Consolidator::arrives(std::uint8_t tier, std::uint64_t hash) {
     found->second.believed_gone = false;
     return false;
   }
+  if (name == 0) {
+    ++distance_.unnamed;
+    return false;
+  }
   if (live_ >= max_blocks_) {
     ++distance_.overflowed;
     return false;
   }
-  tier_copies.emplace(hash, Copies{1, false});
+  tier_copies.emplace(hash, Copies{name, 1, false});
   ++live_;
   return true;
 }
 
-bool Consolidator::leaves(std::uint8_t tier, std::uint64_t hash) {
+std::uint64_t Consolidator::leaves(std::uint8_t tier, std::uint64_t hash) {
   auto& tier_copies = copies_[tier];
   const auto found = tier_copies.find(hash);
   if (found == tier_copies.end()) {
     ++distance_.unknown_removals;
-    return false;
+    return 0;
   }
   Copies& copies = found->second;
   if (--copies.count == 0) {
+    const std::uint64_t name = copies.name;
     distance_.wrong_now -= copies.believed_gone;
     tier_copies.erase(found);
     --live_;
-    return true;
+    return name;
   }
   ++distance_.early_removals;
   distance_.wrong_now += !copies.believed_gone;
   copies.believed_gone = true;
-  return false;
+  return 0;
 }
 
 void Consolidator::count_row() {

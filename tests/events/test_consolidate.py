@@ -137,3 +137,36 @@ def test_the_truth_of_a_store_that_keeps_copies(steps: list[tuple[int, int, int]
     assert whole == flat(consolidated)
     truth = Consolidator()
     assert [row for i in range(len(raw)) for row in flat(truth.apply(raw.slice(i, i + 1)))] == whole
+
+
+def test_by_content_blocks_have_the_names_that_a_router_computes() -> None:
+    # The engine calls them 900, 901, …; their local hashes are 10, 11, ….
+    prompt = chain(10, 3)
+    names = prompt.sequence_hashes.tolist()
+    truth = Consolidator(by_content=True)
+
+    def stored(parent: int, hashes: list[int], local: list[int], tier: int = 1) -> EventColumns:
+        said = columns((STORED, parent, hashes), tier=tier)
+        return EventColumns(
+            said.kinds,
+            said.tiers,
+            said.parents,
+            said.offsets,
+            said.sequence_hashes,
+            np.array(local, np.uint64),
+        )
+
+    assert rows_of(truth.apply(stored(0, [900, 901], [10, 11]))) == [(STORED, 1, 0, names[:2], [10, 11])]
+    assert rows_of(truth.apply(stored(901, [902], [12]))) == [(STORED, 1, names[1], names[2:], [12])]
+    assert rows_of(truth.apply(columns((REMOVED, 0, [902, 901])))) == [
+        (REMOVED, 1, 0, [names[2], names[1]], [0, 0])
+    ]
+    # Its parent is on another tier.
+    assert rows_of(truth.apply(stored(900, [901, 902], [11, 12], tier=2))) == [
+        (STORED, 2, names[0], names[1:], [11, 12])
+    ]
+    # Without tokens, or behind what is not known, it has no name; nor has what follows it.
+    assert rows_of(truth.apply(stored(0, [800, 801], [0, 5]))) == []
+    assert rows_of(truth.apply(stored(777, [802], [5]))) == []
+    assert truth.distance.unnamed == 3
+    assert len(truth) == 3

@@ -64,13 +64,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Publisher, PlainView]
 
 def lose(source: Publisher, *batches: Any) -> None:
     """Published, and lost on the way."""
-    real = source._send
-    try:
-        source._send = lambda frames: None  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "_send", lambda _frames: None)
         for batch in batches:
             source.publish(batch)
-    finally:
-        source._send = real  # type: ignore[method-assign]
 
 
 def test_what_is_published_arrives_in_order(pair: tuple[Publisher, PlainView]) -> None:

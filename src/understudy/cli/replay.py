@@ -85,10 +85,13 @@ def add_parser(verbs: Verbs) -> None:
     out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write a line a request")
     out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with plots")
     out.add_argument(
-        "--events", type=Path, metavar="PATH", help="write the KV events, consolidated, a line each"
+        "--events",
+        type=Path,
+        metavar="PATH",
+        help="write the KV events, consolidated: a line each, or columns (.npz: faster)",
     )
     out.add_argument(
-        "--raw-events", type=Path, metavar="PATH", help="write the KV events that such engines send"
+        "--raw-events", type=Path, metavar="PATH", help="write the KV events that such engines send, likewise"
     )
     out.add_argument(
         "--kv-trace", type=Path, metavar="PATH", help="write a line an allocation or eviction of blocks"

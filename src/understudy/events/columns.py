@@ -51,17 +51,20 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, batch: EventBatch, stream: Stream) -> EventColumns:
         """The events that `decode` makes of a store's drained rows, without making them."""
-        rows = np.arange(len(batch)) if stream == "raw" else np.flatnonzero(batch.sole)
-        bounds = np.asarray(event_bounds(batch, rows) or [0], np.int64)
-        first = rows[bounds[:-1]]
-        kinds, stored = batch.kinds, batch.kinds[rows] == STORED
+        return cls._of(batch, grouped(batch, stream))
+
+    @classmethod
+    def _of(cls, batch: EventBatch, groups: Groups) -> EventColumns:
+        first = groups.first
+        kinds = batch.kinds
+        stored, heads = groups.blocks(kinds) == STORED, kinds[first]
         return cls(
-            kinds[first],
+            heads,
             batch.tiers[first],
-            np.where(kinds[first] == STORED, batch.parent_hashes[first], np.uint64(0)),
-            bounds,
-            batch.sequence_hashes[rows],
-            np.where(stored, batch.local_hashes[rows], np.uint64(0)),
+            np.where(heads == STORED, batch.parent_hashes[first], np.uint64(0)),
+            groups.bounds,
+            groups.blocks(batch.sequence_hashes),
+            np.where(stored, groups.blocks(batch.local_hashes), np.uint64(0)),
         )
 
     @classmethod
@@ -129,3 +132,28 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
             raise InvalidArgument("tiers must be from 1 to 4; 0 is for cleared events")
         if np.diff(self.offsets)[cleared].any():
             raise InvalidArgument("a cleared event has no blocks")
+
+
+class Groups(msgspec.Struct, frozen=True, eq=False):
+    """Which rows of a drained batch a stream has (None: all), and where its events begin among them."""
+
+    rows: npt.NDArray[np.intp] | None
+    bounds: I64
+
+    @property
+    def first(self) -> npt.NDArray[np.intp]:
+        """The first row of every event."""
+        heads = self.bounds[:-1]
+        return heads if self.rows is None else self.rows[heads]
+
+    def blocks(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The rows of a column that the stream has."""
+        return column if self.rows is None else column[self.rows]
+
+
+def grouped(batch: EventBatch, stream: Stream) -> Groups:
+    """Cut a batch into the events that `decode` makes of it."""
+    sole = None if stream == "raw" else batch.sole
+    rows = None if sole is None or sole.all() else np.flatnonzero(sole)
+    bounds = event_bounds(batch, np.arange(len(batch)) if rows is None else rows)
+    return Groups(rows, np.asarray(bounds or [0], np.int64))

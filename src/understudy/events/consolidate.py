@@ -17,10 +17,15 @@ class Consolidator:
     vLLM announces every copy of a block that it computes twice, and every copy that it drops. Here a block is Stored
     with its first copy on a tier and Removed with its last, whatever the stream repeats. It needs nothing but the
     stream, from its beginning or from a Cleared. Blocks beyond `max_blocks` are dropped and counted.
+
+    With `by_content`, blocks are told under the sequence hash of their local hashes, instead of the engine's own,
+    which nobody else can compute (vLLM's is a SHA-256 of its own making): the name under which a router looks for a
+    prompt. It needs streams with token ids; a block without them, or behind one that is not known, is dropped and
+    counted as `unnamed`.
     """
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
-        self._copies = _core.Consolidator(max_blocks)
+    def __init__(self, max_blocks: int = MAX_BLOCKS, *, by_content: bool = False) -> None:
+        self._copies = _core.Consolidator(max_blocks, by_content)
 
     def apply(self, events: EventColumns) -> EventColumns:
         """What these events, which follow those before, change in truth. InvalidArgument if they are no columns."""

@@ -106,14 +106,20 @@ class Subscriber:
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def poll(self, timeout_ms: int = 100, *, max_messages: int = 4096) -> Update | None:
+    def poll(
+        self, timeout_ms: int = 100, *, gather_ms: float = 0.0, max_messages: int = 4096
+    ) -> Update | None:
         """What came, waiting for it up to `timeout_ms`; None when nothing did. Never more than `max_messages` at once,
-        but for what a replay or a dump brings.
+        but for what a replay or a dump brings. After the first message, wait `gather_ms` for more: a call costs about
+        as much as twenty messages.
         """
         self._watch_connection()
         messages: Messages = []
         if self._sub.poll(timeout_ms):
             self._receive(messages, max_messages)
+            if gather_ms and len(messages) < max_messages:
+                time.sleep(gather_ms / 1000)
+                self._receive(messages, max_messages - len(messages))
         if messages:
             self.last_message_s = time.monotonic()
             self._take(messages)

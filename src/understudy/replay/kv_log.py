@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
+from os import fspath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from understudy._core import Tier
 from understudy.errors import InvalidArgument
 from understudy.events import EventsLost, Stored, decode
+from understudy.events.file import PublisherEvents, write_columns
 from understudy.outputs import create
 
 if TYPE_CHECKING:
@@ -94,7 +96,16 @@ class KvLog:
             self.write_trace(kv_trace)
 
     def write_events(self, path: str | PathLike[str], stream: Stream) -> None:
-        """Write a JSON line an event, by time and then publisher. InvalidArgument when that is not possible."""
+        """Write the events of all publishers: columns where the name ends in .npz, else a JSON line an event, by time.
+
+        InvalidArgument when that is not possible.
+        """
+        if fspath(path).endswith(".npz"):
+            told = {f"worker {worker}": self._result.events(worker) for worker in range(self._workers)}
+            told |= {summary.tier.name: summary.events for summary in self._shared()}
+            columns = {name: PublisherEvents.of(*each, stream) for name, each in told.items()}
+            write_columns(path, columns, stream=stream, block_size=self._block_size)
+            return
         workers = [
             _event_lines({"worker": worker}, self.events(worker, stream)) for worker in range(self._workers)
         ]
