@@ -64,10 +64,8 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Publisher, PlainView]
 
 def lose(source: Publisher, *batches: Any) -> None:
     """Published, and lost on the way."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "_send", lambda _frames: None)
-        for batch in batches:
-            source.publish(batch)
+    for batch in batches:
+        source.publish(batch, lost=True)
 
 
 def test_what_is_published_arrives_in_order(pair: tuple[Publisher, PlainView]) -> None:
