@@ -32,7 +32,9 @@ def test_options_reach_the_reader(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="format 'moonshine' is unknown; known are mooncake"):
+    with pytest.raises(
+        ConfigError, match=r"format 'moonshine' is unknown; known are aiperf, azure, .*mooncake"
+    ):
         read_trace(tmp_path, "moonshine")
 
 
@@ -49,7 +51,7 @@ def test_a_user_can_add_a_format(tmp_path: Path) -> None:
 
     register_format("lengths", lengths)
     (tmp_path / "n").write_text("3")
-    assert trace_formats() == ("lengths", "mooncake", "vllm-scenario")
+    assert {"lengths", "mooncake", "openai", "vllm-scenario"} <= set(trace_formats())
     assert len(read_trace(tmp_path / "n", "lengths")) == 3
     assert read_trace(tmp_path / "n", "lengths", tokens=8).prompt_tokens.tolist() == [8, 8, 8]
 

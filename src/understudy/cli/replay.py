@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli import engine_flags, tier_flags
+from understudy.cli import engine_flags, tier_flags, trace_flags
 from understudy.outputs import check_outputs, is_stdout
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from understudy.cli import Verbs
     from understudy.replay.settings import ReplaySettings
     from understudy.report import Report, Slo
-
-STDIN = "-"  # as the name of the trace
 
 EXAMPLES = """\
 examples:
@@ -42,20 +40,7 @@ def add_parser(verbs: Verbs) -> None:
     verb.add_argument(
         "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"
     )
-    verb.add_argument(
-        "--format",
-        default="mooncake",
-        metavar="NAME",
-        help="mooncake (default), or vllm-scenario: a conformance scenario, with its settings and in lockstep",
-    )
-    verb.add_argument(
-        "--trace-block-size", type=int, metavar="N", help="tokens of one hash id (mooncake; default: 512)"
-    )
-    for flag, effect in (
-        ("--clamp-input-length", "shorten prompts that are longer than their hash ids (mooncake)"),
-        ("--drop-surplus-hash-ids", "forget hash ids beyond the prompt's length (mooncake)"),
-    ):
-        verb.add_argument(flag, action="store_const", const=True, help=effect)
+    trace_flags.add_trace_flags(verb)
 
     fleet = verb.add_argument_group("fleet")
     fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
@@ -139,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     outputs = {flag: path for flag, path in outputs.items() if path is not None}
     check_outputs(outputs, _inputs(args, settings))  # known before the run, not after it
     started = time.perf_counter()
-    workload = read_trace(args.trace, format=args.format, **_reading(args))
+    workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
     with _progress(args) as progress:
@@ -187,7 +172,7 @@ def _inputs(args: argparse.Namespace, settings: ReplaySettings) -> dict[str, Pat
     """The files that a run reads, by what the user calls them."""
     model = settings.tiers.model
     return {
-        "TRACE": None if str(args.trace) == STDIN else args.trace,
+        "TRACE": trace_flags.path_read(args),
         "--config": args.config,
         "model": model if model is not None and Path(model).is_file() else None,
         "engine.timing": getattr(settings.engine.timing, "path", None),
@@ -207,12 +192,6 @@ def _print(report: Report, args: argparse.Namespace, outputs: dict[str, Path]) -
         for path in outputs.values():
             if not is_stdout(path):
                 print(f"written: {path}", file=sys.stderr)
-
-
-def _reading(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said about the trace's reader; readers refuse what they do not know."""
-    names = ("trace_block_size", "clamp_input_length", "drop_surplus_hash_ids")
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:

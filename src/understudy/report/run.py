@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy import __version__
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs
@@ -97,7 +98,15 @@ def replay(
     )
     if run.kv is not None:
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)
-    report = Report.build(run.timeline, {"workload": name, **run.facts}, slo)
+    facts = {
+        "understudy": __version__,
+        "workload": name,
+        "workload_digest": workload.digest,
+        "trace_block_size": workload.trace_block_size,
+        **({"notes": workload.notes} if workload.notes else {}),
+        **run.facts,
+    }
+    report = Report.build(run.timeline, facts, slo)
     report = report.with_run(wall_time_s=time.perf_counter() - started)
     if not compare_without_tiers:
         return report

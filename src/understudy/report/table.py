@@ -52,6 +52,8 @@ class ReportTable:
             yield Padding(summary(tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:
             yield comparison(self.report, without, options.max_width)
+        for note in self.report.run.get("notes", ()):
+            yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
         if "digest" in self.report.run:
             digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
             yield Padding(digest, (0, 1), expand=False)

@@ -74,6 +74,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         session_ids=_concat_names([part.session_ids for part in workloads]),
         clamped_prompts=sum(part.clamped_prompts for part in workloads),
         dropped_hash_ids=sum(part.dropped_hash_ids for part in workloads),
+        notes=tuple(dict.fromkeys(note for part in workloads for note in part.notes)),
     )
 
 

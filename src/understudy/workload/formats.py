@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
+from understudy.workload.conversations import read_openai, read_sharegpt
+from understudy.workload.lengths import read_aiperf, read_azure, read_burstgpt, read_vllm_bench
 from understudy.workload.mooncake import read_mooncake
 from understudy.workload.vllm_scenario import read_vllm_scenario
 from understudy.workload.workload import Workload
@@ -68,4 +70,10 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
 
 
 register_format("mooncake", read_mooncake)
+register_format("openai", read_openai)
+register_format("sharegpt", read_sharegpt)
+register_format("vllm-bench", read_vllm_bench)
+register_format("aiperf", read_aiperf)
+register_format("azure", read_azure)
+register_format("burstgpt", read_burstgpt)
 register_format("vllm-scenario", read_vllm_scenario)

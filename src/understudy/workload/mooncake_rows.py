@@ -7,8 +7,10 @@ trace, so they never become Python integers.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -48,6 +50,8 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     output_in_next_turn: bool | None = None
 
 
+_VALUES = attrgetter(*_Row.__struct_fields__)
+_KEY = re.compile(rb'(?<!\\)"(?:' + "|".join(_Row.__struct_fields__).encode() + rb')"\s*:')
 _ROWS = msgspec.json.Decoder(_Row)
 _ID_LIST = msgspec.json.Decoder(list[int])
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -143,6 +147,7 @@ class _Decoding:
         except _DECODE_ERRORS:
             self._explain_undecodable()
         self._lines = self._line_numbers()
+        self._refuse_repeated_keys()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -181,6 +186,23 @@ class _Decoding:
         if len(lines) != len(self._rows):  # an object over several lines, or several on one
             self._explain_undecodable()
         return np.array(lines, np.int64)
+
+    def _refuse_repeated_keys(self) -> None:
+        """JSON takes the last of two equal keys. Line by line only where the number of keys is suspicious."""
+        given = sum(
+            value is not None and value is not _ABSENT for row in self._rows for value in _VALUES(row)
+        )
+        if b"null" not in self._data and len(_KEY.findall(self._data)) == given:
+            return
+        for line, text in self._texts():
+            if text.strip(_WHITESPACE):
+                json.loads(text, object_pairs_hook=partial(self._unrepeated, line))
+
+    def _unrepeated(self, line: int, pairs: list[tuple[str, Any]]) -> None:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise InvalidArgument(f"{self._name}:{line}: {key} is given twice")
 
     def _texts(self) -> Iterator[tuple[int, bytes]]:
         return enumerate(self._data.split(b"\n"), self._first_line)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from understudy._core import xxh3_64
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload.columns import (
     BoolColumn,
@@ -99,6 +100,8 @@ class Workload:
     """How many prompts the reader shortened to the length that their hash ids cover (it was told to)."""
     dropped_hash_ids: int = 0
     """How many hash ids past the end of their prompt the reader dropped (it was told to)."""
+    notes: tuple[str, ...] = ()
+    """What the source cannot tell, in sentences; a report repeats them."""
 
     def __post_init__(self) -> None:
         if isinstance(self.trace_block_size, bool) or not isinstance(self.trace_block_size, int):
@@ -160,6 +163,17 @@ class Workload:
             int(ids.max()) for ids in (self.hash_ids, self.output_token_ids) if ids is not None and len(ids)
         ]
         return max(largest, default=-1) + 1
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of its requests, whatever file and format they came from."""
+        value = self.trace_block_size
+        for each in fields(self):
+            content = getattr(self, each.name)
+            if isinstance(content, np.ndarray):
+                value = xxh3_64(each.name.encode(), value)
+                value = xxh3_64(content.tobytes(), value)
+        return f"{value:016x}"
 
     @cached_property
     def next_turn(self) -> Int64Column:

@@ -1,0 +1,66 @@
+"""`understudy convert TRACE OUT`: other people's traces, and your own logs, as Mooncake JSONL without any text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from understudy.cli import trace_flags
+from understudy.outputs import check_outputs
+
+if TYPE_CHECKING:
+    import argparse
+
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy convert requests.jsonl trace.jsonl --format openai
+  understudy convert requests.jsonl trace.jsonl.gz --format openai --tokenizer tokenizer.json
+  understudy convert AzureLLMInferenceTrace_conv.csv trace.jsonl --format azure
+  understudy replay trace.jsonl --trace-block-size 16 --workers 4
+
+No text leaves the converter: prompts become numbers of their prefixes' keyed hashes, and names of requests are left
+out unless --keep-ids asks for them.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy convert`."""
+    import argparse
+
+    verb = verbs.add_parser(
+        "convert",
+        help="turn a log or another trace into a Mooncake trace, without its text",
+        description="Read a trace of any known format and write it as Mooncake JSONL, without its text.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument("trace", type=Path, metavar="TRACE", help="what to read; -: standard input")
+    verb.add_argument("out", type=Path, metavar="OUT", help="what to write (.gz: zipped); -: standard output")
+    trace_flags.add_trace_flags(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and say what was lost on standard error."""
+    import sys
+
+    from understudy.errors import InvalidArgument
+    from understudy.workload import read_trace, write_mooncake
+
+    check_outputs({"OUT": args.out}, {"TRACE": trace_flags.path_read(args)})
+    workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
+    if not len(workload):
+        raise InvalidArgument(f"{args.trace} holds no request: nothing to convert")
+    write_mooncake(workload, args.out)
+    print(
+        f"{len(workload):,} requests, {workload.total_prompt_tokens:,} prompt tokens, "
+        f"{workload.total_output_tokens:,} output tokens; replay with --trace-block-size "
+        f"{workload.trace_block_size}"
+        + ("" if workload.has_arrivals else " --concurrency N (no timestamps)"),
+        file=sys.stderr,
+    )
+    for note in workload.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return 0

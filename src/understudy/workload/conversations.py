@@ -1,0 +1,282 @@
+"""Traces with text: OpenAI-style request logs and ShareGPT. Text becomes hash ids here and goes no further."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy.errors import InvalidArgument
+from understudy.workload.lengths import json_file, json_lines, scaled, timestamp_ns
+from understudy.workload.text import BytesEncoder, PromptHasher, TokenizerEncoder
+from understudy.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from understudy.workload.text import Encoder
+
+DEFAULT_BLOCK = 16
+_TIMES = ("timestamp", "created", "created_at", "start_time", "time", "request_time")
+_EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # from here on: ns, µs, ms, s
+
+
+def read_openai(
+    path: Path, *, tokenizer: str | None = None, trace_block_size: int = DEFAULT_BLOCK, keep_ids: bool = False
+) -> Workload:
+    """A request log, one JSON object a line: `messages` or `prompt`, `usage`, and a time, where they may be.
+
+    Request and answer may stand in the object itself or under `request` (or `body`) and `response` (or
+    `response.body`). Times are `timestamp`, `created`, `created_at`, `start_time`, `time` or `request_time`: ISO 8601,
+    or a number since 1970 in s, ms, µs or ns by its size (small numbers: seconds). Lengths are those of `usage`, else
+    counted. Without a tokenizer, bytes are counted: as many a token as `usage` tells over the whole log, else four.
+
+    Errors: InvalidArgument `FILE:LINE: …`.
+    """
+    rows = [_Row(where, record) for where, record in json_lines(path)]
+    texts = [row.prompt for row in rows]
+    encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer else BytesEncoder(_bytes_per_token(rows))
+    hasher = PromptHasher(trace_block_size, encoder.units_per_token)
+    prompts, outputs, ids = [], [], []
+    for row, text in zip(rows, texts, strict=True):
+        units = encoder.encode(text)
+        tokens = row.prompt_tokens or max(1, round(len(units) / encoder.units_per_token))
+        prompts.append(tokens)
+        ids.append(hasher.ids(units, tokens))
+        outputs.append(row.output_tokens(encoder))
+    times = [row.time_ns for row in rows]
+    if any(time is None for time in times) and not all(time is None for time in times):
+        where = next(row.where for row in rows if row.time_ns is None)
+        raise InvalidArgument(
+            f"{where}: has no time ({', '.join(_TIMES)}), though other rows have: give all or none"
+        )
+    timed = bool(times) and times[0] is not None
+    first = min((time for time in times if time is not None), default=0)
+    return Workload(
+        arrival_ns=np.array([(time or 0) - first if timed else 0 for time in times], np.int64),
+        prompt_tokens=np.array(prompts, np.int64),
+        output_tokens=np.array(outputs, np.int64),
+        hash_offsets=np.cumsum([0, *map(len, ids)]),
+        hash_ids=np.array([number for row in ids for number in row], np.uint32),
+        trace_block_size=trace_block_size,
+        has_arrivals=timed or not rows,
+        request_ids=_names(rows) if keep_ids else None,
+        notes=_notes(encoder, answers=False),
+    )
+
+
+def read_sharegpt(
+    path: Path, *, tokenizer: str | None = None, trace_block_size: int = DEFAULT_BLOCK
+) -> Workload:
+    """ShareGPT: a JSON list of `conversations` of `from` (human or gpt, user or assistant, system) and `value`.
+
+    A conversation is a session: each answer is a request whose prompt is all that came before it, and later prompts
+    quote earlier answers. There are no arrivals (closed loop). Conversations without an answer are left out, counted.
+
+    Errors: InvalidArgument names the file and the conversation.
+    """
+    content = json_file(path)
+    if not isinstance(content, list):
+        raise InvalidArgument(f"{path}: expected a list of conversations")
+    encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer else BytesEncoder()
+    hasher = PromptHasher(trace_block_size, encoder.units_per_token)
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("prompt", "output", "session", "turn", "quoted", "ids")
+    }
+    sessions = 0
+    for number, entry in enumerate(content):
+        turns = _turns(entry, f"{path}: conversation {number}", encoder)
+        if not turns:
+            continue
+        whole = hasher.ids(turns[-1][2], turns[-1][0])
+        for turn, (prompt, output, _) in enumerate(turns):
+            columns["prompt"].append(prompt)
+            columns["output"].append(output)
+            columns["session"].append(sessions)
+            columns["turn"].append(turn)
+            columns["quoted"].append(turn + 1 < len(turns))
+            columns["ids"].append(whole[: -(-prompt // trace_block_size)])
+        sessions += 1
+    left_out = len(content) - sessions
+    note = (
+        (f"{left_out:,} of {len(content):,} conversations are left out: without an answer",)
+        if left_out
+        else ()
+    )
+    return Workload(
+        arrival_ns=np.zeros(len(columns["prompt"]), np.int64),
+        prompt_tokens=np.array(columns["prompt"], np.int64),
+        output_tokens=np.array(columns["output"], np.int64),
+        hash_offsets=np.cumsum([0, *map(len, columns["ids"])]),
+        hash_ids=np.array([number for row in columns["ids"] for number in row], np.uint32),
+        trace_block_size=trace_block_size,
+        has_arrivals=False,
+        session=np.array(columns["session"], np.int64),
+        turn=np.array(columns["turn"], np.int64),
+        output_in_next=np.array(columns["quoted"], np.bool_),
+        notes=(*_notes(encoder, answers=True), *note),
+    )
+
+
+class _Row:
+    """One line of a request log."""
+
+    def __init__(self, where: str, record: Any) -> None:
+        if not isinstance(record, dict):
+            raise InvalidArgument(f"{where}: expected an object")
+        self.where = where
+        self._record = record
+        body = record.get("request") or record.get("body") or record
+        answer = record.get("response") or record
+        if isinstance(answer, dict) and isinstance(answer.get("body"), dict):
+            answer = answer["body"]
+        self._body = body if isinstance(body, dict) else record
+        self._answer = answer if isinstance(answer, dict) else {}
+        usage = self._answer.get("usage") or record.get("usage") or {}
+        self.prompt_tokens = self._count(usage, "prompt_tokens", "input_tokens")
+        self._completion = self._count(usage, "completion_tokens", "output_tokens")
+        self.prompt = self._text()
+        self.time_ns = self._time()
+
+    def output_tokens(self, encoder: Encoder) -> int:
+        """Of `usage`, else counted in the answer, else what was asked for."""
+        if self._completion is not None:
+            return self._completion
+        parts = [
+            _content(choice.get("message") or choice)
+            for choice in self._answer.get("choices") or []
+            if choice
+        ]
+        if parts:
+            return max(1, round(len(encoder.encode("".join(parts))) / encoder.units_per_token))
+        asked = self._count(self._body, "max_completion_tokens", "max_tokens")
+        if asked is None:
+            raise InvalidArgument(
+                f"{self.where}: how long was the answer? There is no usage, no answer and no max_tokens"
+            )
+        return asked
+
+    def name(self) -> str | None:
+        """The request's own id."""
+        for key in ("request_id", "id", "custom_id"):
+            for holder in (self._record, self._answer):
+                if isinstance(holder.get(key), str):
+                    return str(holder[key])
+        return None
+
+    def _count(self, holder: Any, *names: str) -> int | None:
+        for name in names:
+            value = holder.get(name) if isinstance(holder, dict) else None
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InvalidArgument(f"{self.where}: {name} must be a whole number, got {value!r}")
+            return value
+        return None
+
+    def _text(self) -> str:
+        body = self._body
+        if isinstance(body.get("messages"), list):
+            tools = json.dumps(body["tools"], sort_keys=True) if body.get("tools") else ""
+            return tools + "".join(_message(message, self.where) for message in body["messages"])
+        prompt = body.get("prompt", body.get("input"))
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt, list):
+            return json.dumps(prompt, sort_keys=True)
+        raise InvalidArgument(f"{self.where}: has neither messages nor a prompt")
+
+    def _time(self) -> int | None:
+        for holder in (self._record, self._body, self._answer):
+            for key in _TIMES:
+                value = holder.get(key)
+                if isinstance(value, str):
+                    return timestamp_ns(value, self.where)
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    scale = next((scale for least, scale in _EPOCHS if value >= least), 10**9)
+                    return scaled(value, scale)
+        return None
+
+
+def _message(message: Any, where: str) -> str:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidArgument(f"{where}: a message needs a role, got {type(message).__name__}")
+    return f"\n<{message['role']}>\n{_content(message)}"
+
+
+def _content(message: Any) -> str:
+    """The text of a message or a choice; what is no text (images, tool calls) stands for itself as JSON."""
+    content = message.get("content", message.get("text")) if isinstance(message, dict) else None
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if isinstance(content, list):
+        content = "".join(
+            part["text"]
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+            else json.dumps(part, sort_keys=True)
+            for part in content
+        )
+    return (content if isinstance(content, str) else "") + (
+        json.dumps(calls, sort_keys=True) if calls else ""
+    )
+
+
+def _bytes_per_token(rows: list[_Row]) -> float:
+    """What the log itself tells, where every row has its usage."""
+    if rows and all(row.prompt_tokens for row in rows):
+        return max(
+            1.0, sum(len(row.prompt.encode()) for row in rows) / sum(row.prompt_tokens or 0 for row in rows)
+        )
+    return BytesEncoder().units_per_token
+
+
+def _names(rows: list[_Row]) -> list[str]:
+    return [row.name() or f"request_{number}" for number, row in enumerate(rows)]
+
+
+def _turns(entry: Any, where: str, encoder: Encoder) -> list[tuple[int, int, NDArray[np.uint32]]]:
+    """(prompt tokens, output tokens, units of the prompt) of each answer; a prompt is a prefix of the next one."""
+    messages = entry.get("conversations", entry.get("messages")) if isinstance(entry, dict) else None
+    if not isinstance(messages, list):
+        raise InvalidArgument(f"{where}: has no conversations")
+    turns, text = [], np.empty(0, np.uint32)
+    for message in messages:
+        who = message.get("from", message.get("role")) if isinstance(message, dict) else None
+        value = message.get("value", message.get("content")) if isinstance(message, dict) else None
+        if not isinstance(who, str) or not isinstance(value, str):
+            raise InvalidArgument(f"{where}: a message needs from and value")
+        answer = who in ("gpt", "assistant", "chatgpt", "bing", "bard")
+        if not answer:
+            text = np.concatenate([text, encoder.encode(f"\n<{who}>\n{value}")])
+            continue
+        if not len(text):
+            continue  # an answer to nothing
+        after = np.concatenate([text, encoder.encode(value)])
+        prompt = max(1, round(len(text) / encoder.units_per_token))
+        output = max(1, round(len(after) / encoder.units_per_token) - prompt)
+        turns.append((prompt, output, text))
+        text = after
+    return _growing(turns)
+
+
+def _growing(turns: list[tuple[int, int, NDArray[np.uint32]]]) -> list[tuple[int, int, NDArray[np.uint32]]]:
+    """Without turns whose prompt is too short to quote the one before, as after an answer without text."""
+    kept: list[tuple[int, int, NDArray[np.uint32]]] = []
+    for turn in turns:
+        if kept and turn[0] < kept[-1][0] + kept[-1][1]:
+            continue
+        kept.append(turn)
+    return kept
+
+
+def _notes(encoder: Encoder, *, answers: bool) -> tuple[str, ...]:
+    notes = []
+    if encoder.units_per_token != 1:
+        notes.append(
+            f"lengths are approximate: {encoder.units_per_token:.3g} bytes count as a token (no tokenizer)"
+        )
+    if not answers:
+        notes.append("what an answer leaves in the cache is met again only as part of a later prompt")
+    return tuple(notes)

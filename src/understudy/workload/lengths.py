@@ -1,0 +1,204 @@
+"""Traces that tell lengths and arrivals only: Azure's and BurstGPT's CSVs, and detailed results of benchmarks.
+
+Such a trace has no content: no two prompts share a block, and what prefix caching would bring is unknowable. The
+workload says so in its notes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from understudy.errors import InvalidArgument
+from understudy.workload.files import open_trace
+from understudy.workload.text import unique_ids
+from understudy.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+NO_CONTENT = (
+    "the trace has only lengths and arrivals: prompts share nothing, what prefix caching brings is unknowable"
+)
+_BLOCK = 16
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?")
+
+
+def read_azure(path: Path) -> Workload:
+    """Azure LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`. Rows without a prompt are left out.
+
+    Errors: InvalidArgument `FILE:LINE: …`.
+    """
+    rows = [
+        (timestamp_ns(text["TIMESTAMP"], where), *_tokens(text, where, "ContextTokens", "GeneratedTokens"))
+        for where, text in _csv(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
+    ]
+    return _lengths(rows, lambda prompt, _: prompt > 0, "rows without a prompt")
+
+
+def read_burstgpt(path: Path) -> Workload:
+    """BurstGPT: `Timestamp` (s), `Request tokens`, `Response tokens`. Failed requests (no response) are left out.
+
+    Errors: InvalidArgument `FILE:LINE: …`.
+    """
+    rows = []
+    for where, text in _csv(path, ("Timestamp", "Request tokens", "Response tokens")):
+        rows.append(
+            (_seconds(text["Timestamp"], where), *_tokens(text, where, "Request tokens", "Response tokens"))
+        )
+    return _lengths(
+        rows, lambda prompt, output: prompt > 0 and output > 0, "failed requests (without a response)"
+    )
+
+
+def read_vllm_bench(path: Path) -> Workload:
+    """The result of `vllm bench serve --save-result --save-detailed`: input_lens, output_lens and start_times.
+
+    Without start_times the workload has no arrivals and runs closed loop. Failed requests are left out, counted.
+    Errors: InvalidArgument names the file and the key.
+    """
+    result = json_file(path)
+    if not isinstance(result, dict):
+        raise InvalidArgument(f"{path}: expected one result, an object with input_lens and output_lens")
+    for key in ("input_lens", "output_lens"):
+        if not isinstance(result.get(key), list):
+            raise InvalidArgument(f"{path}: {key} is missing: run the benchmark with --save-detailed")
+    prompts, outputs, starts = result["input_lens"], result["output_lens"], result.get("start_times")
+    if len(prompts) != len(outputs) or (starts is not None and len(starts) != len(prompts)):
+        raise InvalidArgument(f"{path}: input_lens, output_lens and start_times have different lengths")
+    errors = result.get("errors") or [""] * len(prompts)
+    times = [0] * len(prompts) if starts is None else [scaled(start) for start in starts]
+    rows = [
+        (time, prompt, 0 if error else output)
+        for time, prompt, output, error in zip(times, prompts, outputs, errors, strict=True)
+    ]
+    return _lengths(
+        rows,
+        lambda prompt, output: prompt > 0 and output > 0,
+        "failed requests",
+        has_arrivals=starts is not None,
+    )
+
+
+def read_aiperf(path: Path) -> Workload:
+    """AIPerf's `profile_export.jsonl`: a record a request. Records with an error, and of the warm-up, are left out.
+
+    Errors: InvalidArgument `FILE:LINE: …`.
+    """
+    rows = []
+    for where, record in json_lines(path):
+        try:
+            meta, metrics = record["metadata"], record["metrics"]
+            if meta.get("benchmark_phase", "profiling") != "profiling":
+                continue
+            failed = record.get("error") is not None or meta.get("was_cancelled", False)
+            prompt = 0 if failed else int(metrics["input_sequence_length"]["value"])
+            output = 0 if failed else int(metrics["output_sequence_length"]["value"])
+            rows.append((int(meta["request_start_ns"]), prompt, output))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"{where}: no record of AIPerf: {error!r} is missing or wrong") from error
+    return _lengths(rows, lambda prompt, _: prompt > 0, "failed requests")
+
+
+def timestamp_ns(text: str, where: str) -> int:
+    """A date and time, with up to nine digits of a second, as exact nanoseconds; UTC unless it says otherwise."""
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        raise InvalidArgument(f"{where}: {text!r} is not a time such as 2023-11-16 18:15:46.6805900")
+    day, time, fraction, zone = found.groups()
+    zone = "+00:00" if zone in (None, "Z") else zone
+    try:
+        whole = datetime.fromisoformat(f"{day}T{time}{zone}").astimezone(UTC)
+    except ValueError as error:
+        raise InvalidArgument(f"{where}: {text!r}: {error}") from error
+    return int(whole.timestamp()) * 10**9 + int((fraction or "0").ljust(9, "0")[:9])
+
+
+def scaled(value: float, scale: int = 10**9) -> int:
+    """`value` times `scale`, rounded once: a double has no room for a date in nanoseconds."""
+    whole = int(value)
+    return whole * scale + round((value - whole) * scale)
+
+
+def _lengths(
+    rows: Sequence[tuple[int, int, int]], kept: Any, what: str, *, has_arrivals: bool = True
+) -> Workload:
+    """A workload of (time in ns, prompt, output), without those that are not `kept`."""
+    good = [row for row in rows if kept(row[1], row[2])]
+    first = min((row[0] for row in good), default=0)
+    prompts = np.array([row[1] for row in good], np.int64)
+    offsets, ids = unique_ids(prompts, _BLOCK)
+    dropped = len(rows) - len(good)
+    return Workload(
+        arrival_ns=np.array([row[0] - first if has_arrivals else 0 for row in good], np.int64),
+        prompt_tokens=prompts.astype(np.int32),
+        output_tokens=np.array([row[2] for row in good], np.int64),
+        hash_offsets=offsets,
+        hash_ids=ids,
+        trace_block_size=_BLOCK,
+        has_arrivals=has_arrivals,
+        notes=(NO_CONTENT, *((f"{dropped:,} of {len(rows):,} are left out: {what}",) if dropped else ())),
+    )
+
+
+def _csv(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    with open_trace(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        rows = csv.DictReader(text)
+        for name in columns:
+            if name not in (rows.fieldnames or ()):
+                raise InvalidArgument(f"{path}: column {name!r} is missing; there are {rows.fieldnames}")
+        for row in rows:
+            where = f"{path}:{rows.line_num}"
+            for name in columns:
+                if not row[name]:
+                    raise InvalidArgument(f"{where}: {name} is missing")
+            yield where, row
+
+
+def _tokens(row: dict[str, str], where: str, *names: str) -> tuple[int, int]:
+    values = []
+    for name in names:
+        try:
+            values.append(int(row[name]))
+        except ValueError:
+            raise InvalidArgument(f"{where}: {name} must be a whole number, got {row[name]!r}") from None
+        if values[-1] < 0:
+            raise InvalidArgument(f"{where}: {name} must not be negative, got {row[name]}")
+    prompt, output = values
+    return prompt, output
+
+
+def _seconds(text: str, where: str) -> int:
+    try:
+        return scaled(float(text))
+    except (ValueError, OverflowError):
+        raise InvalidArgument(f"{where}: Timestamp must be a number of seconds, got {text!r}") from None
+
+
+def json_file(path: Path) -> Any:
+    """The one value of a JSON file. InvalidArgument names the file."""
+    with open_trace(path) as file:
+        data = file.read()
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """(FILE:LINE, value) of every line that is not blank. InvalidArgument names file and line."""
+    with open_trace(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield f"{path}:{number}", msgspec.json.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise InvalidArgument(f"{path}:{number}: {error}") from error
