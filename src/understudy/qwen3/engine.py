@@ -89,6 +89,8 @@ class Engine:
             self.scheduler.cancel(request.id)
         self._closed = True
         self.executor.close()
+        if self.scheduler.restores is not None:
+            self.scheduler.restores.host.close()
         self.scheduler.manager.close()
 
     def _begin(self, poll: Callable[[], None] | None) -> None:

@@ -10,7 +10,9 @@ from understudy.qwen3.sampling import GREEDY, Draw, Logprobs, SamplingParams, un
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.kv import RequestKv
+    from understudy.kv import RegisteredBlocks, RequestKv
+    from understudy.qwen3.host import Copy
+    from understudy.tokens import TokenBlocks
 
 FinishReason = Literal["stop", "length", "abort", "error", "rejected"]
 
@@ -35,11 +37,24 @@ class Request:
     seed: int = 0
     output: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    chain: TokenBlocks | None = None
+    """Names of its blocks; kept while there is host memory to copy them to."""
+    offered: int = 0
+    """Leading blocks that were offered to the host."""
+    load: Copy | None = None
+    """What is being brought back for it."""
+    holds: list[RegisteredBlocks] = field(default_factory=list)
+    """Its prefix on the device and what was brought back behind it, until it is admitted."""
 
     @property
     def prefilling(self) -> bool:
         """Whether a part of its prompt is still to be computed."""
         return self.kv is not None and self.kv.computed_tokens < self.kv.prefill_target
+
+    def let_go(self) -> None:
+        """Of what it holds beside its KV."""
+        while self.holds:
+            self.holds.pop().release()
 
     def draw(self) -> Draw:
         """For its next token."""

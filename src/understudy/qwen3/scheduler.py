@@ -15,9 +15,11 @@ from understudy.errors import ConfigError, InvalidArgument
 from understudy.qwen3.batch import Chunk, Decode
 from understudy.qwen3.executor import Computed, Step
 from understudy.qwen3.request import Output, Request
+from understudy.qwen3.restores import Restores
 
 if TYPE_CHECKING:
     from understudy.kv import KvCacheManager
+    from understudy.qwen3.host import HostTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,13 @@ class Plan:
 class Scheduler:
     """Owns the requests and their blocks. It never computes, and never reads a clock."""
 
-    def __init__(self, manager: KvCacheManager, config: SchedulerConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self, manager: KvCacheManager, config: SchedulerConfig, *, seed: int = 0, host: HostTier | None = None
+    ) -> None:
         self.manager = manager
         self.config = config
         self.seed = seed
+        self.restores = None if host is None else Restores(host)
         self.waiting: list[Request] = []
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
@@ -78,13 +83,13 @@ class Scheduler:
         self._arrivals += 1
         if why := self._refusal(request):
             return Output(request.id, finish_reason="rejected", error=why)
-        self.waiting.append(request)
-        self.waiting.sort(key=lambda queued: (queued.priority, queued.arrival))
+        self._queue(request)
         return None
 
     def live(self) -> list[Request]:
         """Every request that has not ended."""
-        return self.waiting + self.prefilling + self.decoding
+        loading = [] if self.restores is None else self.restores.loading
+        return self.waiting + loading + self.prefilling + self.decoding
 
     def cancel(self, request_id: str) -> bool:
         """End it, in whatever state it is; False when it is not there. A step under way ignores it from now on."""
@@ -97,12 +102,15 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No request is under way."""
-        return not (self.waiting or self.prefilling or self.decoding)
+        return not self.live()
 
     # ── A step ──
 
     def schedule(self) -> Plan | None:
         """The next step with its views, or None when there is nothing to compute. All or nothing."""
+        if self.restores is not None:
+            for request in self.restores.settle():
+                self._queue(request)
         self._admit()
         plan = Plan()
         try:
@@ -134,6 +142,8 @@ class Scheduler:
                 self.prefilling.remove(request)
                 self.decoding.append(request)
             outputs.append(self._receive(request, token, logprobs))
+        if self.restores is not None:
+            self.restores.offer(plan.requests)
         self._suspects = [request for request in self._suspects if request not in plan.requests]
         return outputs
 
@@ -178,8 +188,16 @@ class Scheduler:
         while self.waiting and len(self.prefilling) + len(self.decoding) < self.config.max_num_seqs:
             request = self.waiting[0]
             active = [other.kv for other in self.prefilling + self.decoding if other.kv is not None]
-            if not self.manager.can_admit(len(request.prompt), request.max_tokens, active):
-                return
+            room = self.manager.available_blocks - self.manager.future_blocks(active)
+            needed = self.manager.lifetime_blocks(len(request.prompt), request.max_tokens)
+            needed -= sum(map(len, request.holds))  # it has these already
+            if needed > room:
+                if active or self.restores is None or not self.restores.let_go_of_one(self.waiting[1:]):
+                    return
+                continue
+            if self.restores is not None and self.restores.begin(request):
+                self.waiting.pop(0)
+                continue
             request.kv = self.manager.request(
                 np.asarray(request.prompt, np.uint32),
                 request.max_tokens,
@@ -187,7 +205,12 @@ class Scheduler:
                 lora=request.lora,
             )
             request.cached_tokens = request.kv.match_prefix()
+            request.let_go()
             self.prefilling.append(self.waiting.pop(0))
+
+    def _queue(self, request: Request) -> None:
+        self.waiting.append(request)
+        self.waiting.sort(key=lambda queued: (queued.priority, queued.arrival))
 
     # ── The parts of a plan ──
 
@@ -237,6 +260,8 @@ class Scheduler:
             reason = "stop"
         else:
             request.output.append(token)
+            if request.chain is not None:
+                request.chain.append(token)
             if len(request.output) == request.max_tokens:
                 reason = "length"
         output = Output(
@@ -251,6 +276,8 @@ class Scheduler:
         return output
 
     def _drop(self, request: Request) -> None:
+        if self.restores is not None:
+            self.restores.drop(request)
         if request.kv is not None:
             request.kv.close()
             request.kv = None

@@ -101,9 +101,7 @@ class TritonBackend:
         return out.flatten(1)
 
 
-def _flash(
-    queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor
-) -> torch.Tensor:
+def _flash(queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """One whole prompt, which begins at position 0: plain causal attention over its gathered pages."""
     tokens = queries.shape[0]
     pages = batch.page_ids[: -(-tokens // keys.shape[1])]

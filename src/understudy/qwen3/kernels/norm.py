@@ -57,4 +57,3 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
     block = 1024
     _gate[(triton.cdiv(width, block), rows)](gate_up, out, width, block)
     return out
-

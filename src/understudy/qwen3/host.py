@@ -1,0 +1,178 @@
+"""Host memory below the device: whole pages go down as they are sealed, and come back before a prompt is computed."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from understudy.errors import CapacityExhausted, ConfigError
+from understudy.kv import BlockManager, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.kv import BlockGuard, KvCacheManager, MutableBlocks, RegisteredBlocks
+    from understudy.qwen3.buffer import KvBuffer
+    from understudy.tiers.settings import TiersConfig
+    from understudy.tokens import Identities
+
+
+@dataclass(slots=True)
+class Copy:
+    """Bytes on their way. It holds the blocks that it reads and those that it writes until they have come."""
+
+    source: RegisteredBlocks
+    target: MutableBlocks
+    identities: Identities
+    done: Callable[[], bool]
+
+
+class HostTier:
+    """Pinned pages with a pool of their own, and copies on streams of their own. One thread at a time.
+
+    A copy that was begun cannot be called back: who loses interest leaves it, and `settle` cleans up behind it.
+    """
+
+    def __init__(
+        self, num_blocks: int, manager: KvCacheManager, buffer: KvBuffer, *, policy: str = "lru"
+    ) -> None:
+        self.manager = manager
+        self.buffer = buffer
+        self.blocks = BlockManager(
+            num_blocks,
+            block_size=manager.layout.page_size,
+            policy=policy,  # type: ignore[arg-type]
+            duplicates="reject",
+            tier=Tier.G2,
+        )
+        cuda = buffer.pages.device.type == "cuda"
+        shape = (num_blocks, *buffer.pages.shape[1:])
+        self.pages = torch.empty(shape, dtype=buffer.pages.dtype, pin_memory=cuda)
+        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if cuda else None
+        self._leaving: deque[Copy] = deque()
+        self._abandoned: list[Copy] = []
+        self.offloaded_blocks = 0
+        self.onboarded_blocks = 0
+        self.refused_blocks = 0
+
+    @classmethod
+    def from_config(cls, config: TiersConfig, manager: KvCacheManager, buffer: KvBuffer) -> HostTier | None:
+        """The host tier of a simulator's settings, or None where it has none. What this engine lacks is refused."""
+        below = {tier.tier: tier for tier in config.tiers}
+        if not below:
+            return None
+        if lower := sorted(below.keys() - {"g2"}):
+            raise ConfigError(f"{lower[0]}: the real engine has host memory (g2) alone below the device")
+        host, page_bytes = below["g2"], manager.layout.page_bytes
+        if host.blocks == "unlimited":
+            raise ConfigError("g2: blocks: unlimited cannot be had of real memory; give a number, or bytes")
+        if not isinstance(host.eviction, str):
+            raise ConfigError("g2: eviction must be the name of a policy in the real engine")
+        if config.offload.mode != "write_through" or config.offload.filter is not None:
+            raise ConfigError(
+                "offload: the real engine copies what is sealed: mode write_through, without a filter"
+            )
+        num_blocks = host.blocks if host.blocks is not None else int(str(host.bytes)) // page_bytes
+        if num_blocks < 1:
+            raise ConfigError(f"g2: {host.bytes} bytes hold no page of {page_bytes} bytes")
+        return cls(num_blocks, manager, buffer, policy=host.eviction)
+
+    # ── Down ──
+
+    def offer(self, sealed: Identities) -> int:
+        """Begin to copy those that the host lacks; returns how many. What finds no room is left out and counted."""
+        missing = np.flatnonzero(~self.blocks.has_blocks(sealed))
+        on_their_way = {h for copy in self._leaving for h in copy.identities.lineage_hashes}
+        wanted = [i for i in missing.tolist() if sealed[i].lineage_hash not in on_their_way]
+        if not wanted:
+            return 0
+        names = sealed[wanted[0] : wanted[0] + 1]
+        for index in wanted[1:]:
+            names = names + sealed[index : index + 1]
+        source, found = self.manager.blocks.match_scattered(names)
+        if not found.all():  # gone again: nothing to copy
+            source.release()
+            return 0
+        try:
+            target = self.blocks.allocate(len(names))
+        except CapacityExhausted:
+            source.release()
+            self.refused_blocks += len(names)
+            return 0
+        self._leaving.append(self._copy(source, target, names, down=True))
+        return len(names)
+
+    # ── Up ──
+
+    def onboard(self, identities: Identities) -> Copy | None:
+        """Begin to bring back the longest run of these that the host has. None when it has none, or no slot is free."""
+        source = self.blocks.match_prefix(identities)
+        if len(source) == 0:
+            source.release()
+            return None
+        try:
+            target = self.manager.blocks.allocate(len(source))
+        except CapacityExhausted:
+            source.release()
+            return None
+        return self._copy(source, target, identities[: len(source)], down=False)
+
+    def commit(self, copy: Copy) -> RegisteredBlocks:
+        """The bytes have come: the blocks can be found from now on. The caller holds them until it has matched them."""
+        copy.source.release()
+        self.onboarded_blocks += len(copy.identities)
+        return copy.target.register(copy.identities)
+
+    def abandon(self, copy: Copy) -> None:
+        """Nobody waits for it any more; its blocks come back once it has ended."""
+        self._abandoned.append(copy)
+
+    # ── Both ──
+
+    def settle(self) -> None:
+        """Take note of what has ended."""
+        while self._leaving and self._leaving[0].done():
+            copy = self._leaving.popleft()
+            copy.source.release()
+            copy.target.register(copy.identities).release()
+            self.offloaded_blocks += len(copy.identities)
+        for copy in [copy for copy in self._abandoned if copy.done()]:
+            self._abandoned.remove(copy)
+            copy.source.release()
+            copy.target.release()
+
+    def close(self) -> None:
+        """Wait for every copy, and give all blocks back. Idempotent."""
+        if self._streams is not None:
+            for stream in self._streams:
+                stream.synchronize()
+        self.settle()
+
+    def _copy(
+        self, source: RegisteredBlocks, target: MutableBlocks, names: Identities, *, down: bool
+    ) -> Copy:
+        """A page is one range of bytes on both sides: one transfer each, in order, on the stream of its direction."""
+        to, of = (self.pages, self.buffer.pages) if down else (self.buffer.pages, self.pages)
+        pairs = list(zip(_ids(target), _ids(source), strict=True))
+        if self._streams is None:
+            for there, here in pairs:
+                to[there].copy_(of[here])
+            return Copy(source, target, names, lambda: True)
+        stream = self._streams[0 if down else 1]
+        # Steps that were launched before may still read or write the slots: after them.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.inference_mode():
+            for there, here in pairs:
+                to[there].copy_(of[here], non_blocking=True)
+            ended = torch.cuda.Event()
+            ended.record(stream)
+        return Copy(source, target, names, ended.query)
+
+
+def _ids(guard: BlockGuard) -> list[int]:
+    ids: list[int] = guard.ids.tolist()
+    return ids

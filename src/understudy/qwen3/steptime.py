@@ -1,0 +1,81 @@
+"""A model of step times, fitted on recorded steps: what the twin takes its time from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from understudy.qwen3.twin import Composition
+
+_BUCKETS = np.array((1, 2, 4, 8, *range(16, 257, 16)))  # batch sizes that a captured step comes in
+
+
+@dataclass(frozen=True, slots=True)
+class FittedStepTime:
+    """Linear in what a step reads and computes, apart for steps that only decode (captured) and those with prompts."""
+
+    decode: tuple[float, ...]
+    mixed: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, steps: Sequence[tuple[Composition, float]]) -> FittedStepTime:
+        """Least squares of relative errors, none negative. InvalidArgument when a kind of step is missing."""
+        kinds: tuple[list[tuple[Composition, float]], list[tuple[Composition, float]]] = ([], [])
+        for step in steps:
+            kinds[1 if step[0].chunks else 0].append(step)
+        for name, kind in zip(("that only decode", "with prompts"), kinds, strict=True):
+            if len(kind) < 8:
+                raise InvalidArgument(f"a fit needs at least 8 steps {name}, got {len(kind)}")
+        return cls(
+            _least_squares([_decode_terms(step) for step, _ in kinds[0]], [ms for _, ms in kinds[0]]),
+            _least_squares([_mixed_terms(step) for step, _ in kinds[1]], [ms for _, ms in kinds[1]]),
+        )
+
+    def ms(self, step: Composition) -> float:
+        """Of one step."""
+        if step.chunks:
+            return float(np.dot(self.mixed, _mixed_terms(step)))
+        return float(np.dot(self.decode, _decode_terms(step)))
+
+
+def _decode_terms(step: Composition) -> list[float]:
+    count = len(step.decodes)
+    at = int(np.searchsorted(_BUCKETS, count))
+    bucket = float(_BUCKETS[at]) if at < len(_BUCKETS) else float(count)
+    return [1.0, min(bucket, 64.0), max(0.0, bucket - 64.0), float(count), float(sum(step.decodes))]
+
+
+def _mixed_terms(step: Composition) -> list[float]:
+    tokens = float(sum(chunk for chunk, _ in step.chunks) + len(step.decodes))
+    behind = float(sum(chunk * history for chunk, history in step.chunks))
+    own = float(sum(chunk * chunk for chunk, _ in step.chunks)) / 2
+    read = float(sum(history for _, history in step.chunks))
+    terms = [1.0, min(tokens, 256.0), max(0.0, tokens - 256.0), behind, own, read]
+    return [*terms, float(len(step.chunks)), float(len(step.decodes)), float(sum(step.decodes))]
+
+
+def _least_squares(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:
+    terms, wanted = np.array(rows), np.array(times)
+    weight = 1.0 / np.maximum(wanted, 1e-3)
+    keep = np.ones(terms.shape[1], bool)
+    solution: npt.NDArray[np.float64] = np.zeros(terms.shape[1])
+    while keep.any():
+        scale = np.abs(terms[:, keep]).max(axis=0).clip(min=1e-12)
+        found = (
+            np.linalg.lstsq(terms[:, keep] / scale * weight[:, None], wanted * weight, rcond=None)[0] / scale
+        )
+        solution = np.zeros(terms.shape[1])
+        solution[keep] = found
+        if (found >= 0).all():
+            break
+        keep[np.flatnonzero(keep)[found.argmin()]] = False
+    return tuple(float(value) for value in solution)

@@ -1,0 +1,178 @@
+"""Host memory below the device: what left comes back as it was, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from qwen3.building import OPEN, TINY, alone, ends, executor_of, generate, manager_of, prompt_of, whole
+from understudy.errors import ConfigError
+from understudy.qwen3.engine import Engine
+from understudy.qwen3.host import HostTier
+from understudy.qwen3.request import Request
+from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.tiers.settings import TiersConfig
+
+
+class Slow(HostTier):
+    """Copies that end when they are told to, as those of a device do."""
+
+    stalled = False
+
+    def _copy(self, *given, down):  # type: ignore[no-untyped-def]
+        copy = super()._copy(*given, down=down)
+        copy.done = lambda: not self.stalled
+        return copy
+
+
+def engine_with(blocks: int = 24, host: int = 64, seqs: int = 8) -> tuple[Engine, Slow]:
+    manager = manager_of(TINY, blocks)
+    executor = executor_of(TINY, manager)
+    tier = Slow(host, manager, executor.buffer)
+    engine = Engine(Scheduler(manager, SchedulerConfig(64, seqs, 512), host=tier), executor)
+    OPEN.append(engine)
+    return engine, tier
+
+
+def everything_is_back(engine: Engine, tier: Slow) -> None:
+    tier.stalled = False
+    tier.settle()
+    whole(engine)
+    assert tier.blocks.available == tier.blocks.num_blocks
+
+
+PROMPTS = [prompt_of(seed, 40) for seed in range(5)]
+
+
+def test_what_the_device_has_evicted_comes_back_from_the_host() -> None:
+    engine, tier = engine_with()
+    for prompt in PROMPTS:
+        generate(engine, prompt)
+    assert tier.offloaded_blocks == 5 * 11  # 47 of 48 tokens are computed: eleven whole pages each
+    for number, prompt in enumerate(PROMPTS):
+        engine.submit(Request("r", prompt, 8))
+        outputs = engine.run()
+        assert [output.token for output in outputs] == alone(prompt)
+        assert outputs[0].cached_tokens == 36
+        assert tier.onboarded_blocks == 9 * (number + 1)
+    everything_is_back(engine, tier)
+
+
+def test_a_page_that_came_back_is_the_one_that_left_to_the_bit() -> None:
+    engine, tier = engine_with()
+    names = {}
+    for prompt in PROMPTS[:2]:
+        request = Request("r", prompt, 8)
+        engine.submit(request)
+        engine.run()
+        assert request.chain is not None
+        names[tuple(prompt)] = request.chain.identities[:9]
+    buffer = engine.executor.buffer.pages  # type: ignore[attr-defined]
+    first = names[tuple(PROMPTS[0])]
+    with engine.scheduler.manager.blocks.match_prefix(first) as before:
+        left = buffer[before.ids.tolist()].clone()
+    engine.scheduler.manager.blocks.clear_inactive()
+    buffer.fill_(float("nan"))
+    copy = tier.onboard(first)
+    assert copy is not None
+    with tier.commit(copy) as back:
+        assert buffer[back.ids.tolist()].equal(left)
+
+
+def test_while_one_waits_for_its_pages_others_are_served() -> None:
+    engine, tier = engine_with(blocks=40)
+    for prompt in PROMPTS:
+        generate(engine, prompt)
+    tier.stalled = True
+    engine.submit(Request("warm", PROMPTS[0], 4))
+    engine.submit(Request("cold", prompt_of(77, 9), 4))
+    outputs = []
+    for _ in range(8):
+        outputs += engine.step()
+    assert ends(outputs) == {"cold": "length"}
+    tier.stalled = False
+    assert ends(engine.run()) == {"warm": "length"}
+    everything_is_back(engine, tier)
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_who_leaves_during_a_copy_leaves_no_block_behind(how: str) -> None:
+    engine, tier = engine_with()
+    for prompt in PROMPTS:
+        generate(engine, prompt)
+    tier.stalled = True
+    engine.submit(Request("warm", PROMPTS[0], 4))
+    engine.step()
+    assert engine.scheduler.restores is not None
+    assert engine.scheduler.restores.loading
+    if how == "cancel":
+        engine.cancel("warm")
+        assert (
+            engine.scheduler.manager.available_blocks < engine.scheduler.manager.total_blocks - 1
+        )  # still written
+        everything_is_back(engine, tier)
+    else:
+        tier.stalled = False
+        engine.close()
+        assert engine.scheduler.manager.available_blocks == engine.scheduler.manager.total_blocks
+
+
+def test_a_block_that_is_being_copied_down_is_not_given_away() -> None:
+    engine, tier = engine_with(blocks=13)
+    tier.stalled = True
+    generate(engine, PROMPTS[0])
+    manager = engine.scheduler.manager
+    assert manager.available_blocks == manager.total_blocks - 1 - 11
+    everything_is_back(engine, tier)
+
+
+def test_a_full_host_refuses_and_counts() -> None:
+    engine, tier = engine_with(host=4)
+    assert generate(engine, PROMPTS[0]) == [alone(PROMPTS[0])]
+    assert tier.refused_blocks > 0
+    everything_is_back(engine, tier)
+
+
+def test_requests_that_hold_restored_pages_cannot_lock_each_other_out() -> None:
+    engine, tier = engine_with(blocks=24)
+    for prompt in PROMPTS:
+        generate(engine, prompt)
+    tier.stalled = True
+    for number, prompt in enumerate(PROMPTS):
+        engine.submit(Request(f"{number}", prompt, 8))
+    for _ in range(3):
+        engine.step()
+    tier.stalled = False
+    assert ends(engine.run()) == {f"{number}": "length" for number in range(5)}
+    everything_is_back(engine, tier)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "word"),
+    [
+        ([{"tier": "g2", "blocks": 4}, {"tier": "g3", "blocks": 4}], "g3: the real engine has host memory"),
+        ([{"tier": "g2", "blocks": "unlimited"}], "unlimited"),
+        ([{"tier": "g2", "bytes": 10}], "hold no page"),
+    ],
+)
+def test_what_a_real_host_cannot_be_is_refused(tiers: list[dict[str, object]], word: str) -> None:
+    settings = TiersConfig.from_dict(
+        {"tiers": tiers, "offload": {"mode": "write_through"}, "kv_bytes_per_token": 1}
+    )
+    manager = manager_of(TINY, 8)
+    with pytest.raises(ConfigError, match=word):
+        HostTier.from_config(settings, manager, executor_of(TINY, manager).buffer)
+
+
+def test_the_simulators_settings_make_a_real_host() -> None:
+    settings = TiersConfig.from_dict(
+        {
+            "tiers": [{"tier": "g2", "blocks": 5}],
+            "offload": {"mode": "write_through"},
+            "kv_bytes_per_token": 1,
+        }
+    )
+    manager = manager_of(TINY, 8)
+    tier = HostTier.from_config(settings, manager, executor_of(TINY, manager).buffer)
+    assert tier is not None
+    assert tier.blocks.num_blocks == 5
+    assert HostTier.from_config(TiersConfig(), manager, executor_of(TINY, manager).buffer) is None
