@@ -38,7 +38,7 @@ def read_json(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except RecursionError:
         raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     # The slower reader knows where it failed, and reads NaN.
     try:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from understudy.server.lateness import Lateness
 
 KEEP_ALIVE_S = 5.0
+MAX_ARRIVAL_S = 60.0
+"""A request that takes longer to come in is not waited for."""
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """A reader who lags behind by more loses its connection, and nobody else anything."""
 
@@ -90,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._streaming = False
         self._parts: list[bytes] = []
         self._idle: asyncio.TimerHandle | None = None
+        self._rests = 0
         self.due_ns = 0
         self.due_tokens = 0
         self.on_close: Callable[[], None] | None = None
@@ -303,6 +306,7 @@ class Connection(asyncio.Protocol):
 
     def _rest(self) -> None:
         self._stop_resting()
+        self._rests = 0
         self._idle = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_idle)
 
     def _stop_resting(self) -> None:
@@ -312,8 +316,10 @@ class Connection(asyncio.Protocol):
 
     def _close_idle(self) -> None:
         if self._transport is not None and not self._answering:
-            if self._buffer or self._head is not None:  # a request that comes slowly
-                self._rest()
+            slow = bool(self._buffer) or self._head is not None
+            self._rests += 1
+            if slow and self._rests * KEEP_ALIVE_S < MAX_ARRIVAL_S:
+                self._idle = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_idle)
             else:
                 self._transport.close()
 

@@ -1,0 +1,39 @@
+"""Whatever a client sends, the server answers, loses nothing and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from server.client import serving
+from server.fuzz import play
+
+
+def fuzz(count: int, seed: int) -> None:
+    async def main() -> None:
+        async with serving(runtime_lora=True) as (client, server):
+            await play(client, count, seed)
+            for _ in range(200):
+                if not server.app.endpoints.in_flight:
+                    break
+                await asyncio.sleep(0.02)
+            assert not server.app.endpoints.in_flight
+            assert server.worker.live() == []
+            assert server.worker.cores[0].engine.pool[1] == 0
+            assert server.app.load == 0
+            assert (await client.get("/health")).status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_malformed_requests_never_harm_the_server(seed: int) -> None:
+    fuzz(1500, seed)
+
+
+@pytest.mark.soak
+def test_many_malformed_requests() -> None:
+    count = int(os.environ.get("UNDERSTUDY_FUZZ", "100000"))
+    fuzz(count, seed=7)
