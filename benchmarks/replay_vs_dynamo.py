@@ -23,13 +23,13 @@ PEER_PYTHON = "ai-dynamo==1.6.1"  # without its dependencies: they are a serving
 
 OURS = """
 import json, resource, sys, time
-import understudy.report.run
+import understudy.api
 from understudy.engines.config import VllmConfig
 trace, block_size, num_blocks, workers, threads = sys.argv[1], *map(int, sys.argv[2:])
 engine = VllmConfig(block_size=block_size, num_gpu_blocks=num_blocks)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
-report = understudy.report.run.replay(trace, engine, workers=workers, threads=threads)
+report = understudy.api.replay(trace, engine, workers=workers, threads=threads)
 seconds = time.perf_counter() - start
 print(json.dumps({
     "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,

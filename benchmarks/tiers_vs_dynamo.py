@@ -27,7 +27,7 @@ MOST_COST = 2.0
 
 OURS = """
 import json, resource, sys, time
-import understudy.report.run
+import understudy.api
 from understudy.engines.config import VllmConfig
 from understudy.tiers import TiersConfig
 trace, mode = sys.argv[1:]
@@ -38,7 +38,7 @@ tiers = None if mode == "none" else TiersConfig.from_dict({
     "offload": {"mode": mode},
 })
 start = time.perf_counter()
-report = understudy.report.run.replay(trace, engine, workers=8, tiers=tiers)
+report = understudy.api.replay(trace, engine, workers=8, tiers=tiers)
 seconds = time.perf_counter() - start
 host = None if tiers is None else report.tiers.tiers[1].hit_ratio_first
 print(json.dumps({

@@ -22,7 +22,7 @@ from engines.test_against_model import FIXED, assert_like_the_model, play_with_c
 from engines.test_leaping import assert_leaping_changes_nothing, assert_same_run
 from model.replay_gen import random_case
 from model.vllm_config import PROFILES, Profile
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import available_bytes, require_memory
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 
 TRACE = Path(__file__).parents[1] / "examples" / "demo_trace.jsonl"

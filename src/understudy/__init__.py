@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from understudy.report.run import replay as replay
+    from understudy.api import replay as replay
 
 __version__ = "0.1.0"
 
@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     # Importing the package costs next to nothing; what a script uses is loaded when it is used.
     if name == "replay":
-        import importlib
+        from understudy.api import replay
 
-        return importlib.import_module("understudy.replay")
+        return replay
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

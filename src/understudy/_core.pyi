@@ -436,7 +436,7 @@ class RequestKv:
     @property
     def held_blocks(self) -> int: ...
 
-# --- the simulated engine (understudy.engines) and the replay (understudy.replay) ------------------------------------
+# --- the simulated engine (understudy.engines) and runs (understudy.run) -------------------------------------------
 
 class StepTiming: ...
 

@@ -121,6 +121,6 @@ def test_memory_that_does_not_suffice_is_one_message(
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("understudy.report.run.run_offline", no_memory)
+    monkeypatch.setattr("understudy.api.run_offline", no_memory)
     assert main(["replay", str(trace)]) == 2
     assert "memory" in capsys.readouterr().err

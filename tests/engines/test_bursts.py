@@ -12,8 +12,8 @@ from replay.building import ONE_MS, crowd, play, single_turns
 from understudy import _core
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.replay.offline import run_offline
 from understudy.report import Report
+from understudy.run.offline import run_offline
 from understudy.workload import ClosedLoop
 
 # ── The sampler ──

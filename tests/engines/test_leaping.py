@@ -18,7 +18,7 @@ from replay.building import ONE_MS, single_turns
 from understudy import _core
 from understudy.engines.config import VllmConfig
 from understudy.errors import WrongState
-from understudy.replay.offline import OfflineRun, run_offline
+from understudy.run.offline import OfflineRun, run_offline
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
 ENGINE_SEEDS = 400

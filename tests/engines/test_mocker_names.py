@@ -8,7 +8,7 @@ import pytest
 
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.replay.settings import ReplaySettings
+from understudy.run.settings import ReplaySettings
 
 LATER = "which this version does not have yet"
 

@@ -16,7 +16,7 @@ from model.replay_gen import random_case
 from understudy import _core
 from understudy.engines.scenario import blocks_of
 from understudy.errors import InvalidArgument, WrongState
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 from understudy.workload import OpenLoop
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from understudy import _core
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant, Interpolated
 from understudy.errors import ConfigError, InvalidArgument
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from understudy.replay.timeline import Timeline
+    from understudy.run.timeline import Timeline
 
 
 def timeline(

@@ -18,7 +18,7 @@ from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.events import EventColumns
 from understudy.events.columns import CLEARED, REMOVED, STORED
 from understudy.events.consolidate import Consolidator
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 
 
 def columns(*events: tuple[int, int, list[int]], tier: int = 1) -> EventColumns:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from replay.building import crowd
+from understudy.api import replay
 from understudy.engines.config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.events import Stored
 from understudy.events.file import read_columns
-from understudy.report.run import replay
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from understudy.events.dialects import dialect, known_dialects
 from understudy.events.emit import wire_batches
 from understudy.events.verify import RULES, Verifier
 from understudy.events.wire import AllBlocksCleared, BlockStored, WireBatch, encode_batch, live_frames
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.engines.timing import Constant
-from understudy.replay.offline import OfflineRun, run_offline
+from understudy.run.offline import OfflineRun, run_offline
 from understudy.workload import Normal, Poisson, SharedRatio, SyntheticSpec, Workload, synthesise
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import pytest
 
 from model.kv_manager import PlainIndex
 from replay.building import ONE_MS, conversations, crowd, play, single_turns
+from understudy.api import replay
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.replay.offline import OfflineRun, run_offline
-from understudy.report.run import replay
+from understudy.run.offline import OfflineRun, run_offline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import pytest
 from replay.building import MS, ONE_MS, conversations, play, sessions, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 from understudy.workload import ClosedLoop, OpenLoop
 
 MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)

@@ -13,9 +13,9 @@ from replay.building import MS, ONE_MS, conversations, crowd, play, sessions, si
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError, WrongState
-from understudy.replay.offline import OfflineRun, run_offline
-from understudy.replay.timeline import Status
 from understudy.report.series import worker_means
+from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.timeline import Status
 from understudy.workload import ClosedLoop, OpenLoop, Workload
 
 

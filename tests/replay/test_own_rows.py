@@ -12,9 +12,9 @@ from model.replay_gen import REQUEST_COLUMNS
 from replay.building import conversations, crowd, single_turns
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
-from understudy.replay.offline import run_offline
-from understudy.replay.schema import columns_of
-from understudy.replay.tier_columns import TierColumns
+from understudy.run.offline import run_offline
+from understudy.run.schema import columns_of
+from understudy.run.tier_columns import TierColumns
 from understudy.tiers import TiersConfig
 from workload.building import row, trace_file
 

@@ -12,7 +12,7 @@ import pytest
 from replay.building import ONE_MS, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.errors import WrongState
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 
 if TYPE_CHECKING:
     from understudy.workload import Workload
@@ -80,7 +80,7 @@ ENDLESS = """
 import os, signal, sys, threading
 import numpy as np
 from understudy.engines.config import VllmConfig
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 from understudy.workload import Workload
 
 rows = 64

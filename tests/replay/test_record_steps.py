@@ -17,7 +17,7 @@ from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.engines.scenario import read_scenario
 from understudy.errors import ConfigError, InvalidArgument, WrongState
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 from understudy.workload import ClosedLoop, Lockstep, concat, read_trace, write_mooncake
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm"

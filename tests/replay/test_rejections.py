@@ -10,8 +10,8 @@ import pytest
 from replay.building import MS, ONE_MS, play, sessions, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.errors import WrongState
-from understudy.replay.offline import run_offline
-from understudy.replay.timeline import Status
+from understudy.run.offline import run_offline
+from understudy.run.timeline import Status
 from understudy.workload import ClosedLoop, OpenLoop
 
 SMALL = VllmConfig(block_size=16, num_gpu_blocks=10, timing=ONE_MS)

@@ -8,7 +8,7 @@ from replay.building import MS, ONE_MS, crowd, play, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 
 MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
 

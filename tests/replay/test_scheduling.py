@@ -7,7 +7,7 @@ import pytest
 from replay.building import MS, ONE_MS, play, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 
 
 def test_a_budget_is_spent_on_one_prompt_after_the_other() -> None:

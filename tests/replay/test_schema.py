@@ -14,13 +14,13 @@ from replay.building import conversations, crowd
 from understudy._core import FleetResult, TierTotals
 from understudy.engines.config import VllmConfig
 from understudy.errors import InvalidArgument
-from understudy.replay.digest import digests
-from understudy.replay.offline import run_offline
-from understudy.replay.schema import About, check_columns, columns_of, take_columns, totals_of
-from understudy.replay.tier_columns import TierColumns
-from understudy.replay.timeline import Timeline
 from understudy.report import Report
 from understudy.report.requests import key_of
+from understudy.run.digest import digests
+from understudy.run.offline import run_offline
+from understudy.run.schema import About, check_columns, columns_of, take_columns, totals_of
+from understudy.run.tier_columns import TierColumns
+from understudy.run.timeline import Timeline
 from understudy.tiers import TiersConfig
 from understudy.workload.columns import Int32Column, Int64Column  # noqa: TC001  (read as annotations)
 

@@ -11,7 +11,7 @@ from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.events import Stored
-from understudy.replay.offline import OfflineRun, run_offline
+from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Fixed, Poisson, SyntheticSpec, SystemPrompts, synthesise
 

@@ -13,16 +13,16 @@ from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, PolicyError
 from understudy.kv import EvictionPolicy
-from understudy.replay.layers import tiers_by_name
-from understudy.replay.offline import run_offline
-from understudy.replay.settings import ReplaySettings
+from understudy.run.layers import tiers_by_name
+from understudy.run.offline import run_offline
+from understudy.run.settings import ReplaySettings
 from understudy.tiers import TierPlan, TiersConfig, to_core
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from understudy.replay.timeline import Timeline
+    from understudy.run.timeline import Timeline
     from understudy.workload import Workload
 
 ENGINE = VllmConfig(block_size=16, num_gpu_blocks=60)

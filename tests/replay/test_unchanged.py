@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from model.replay_gen import REQUEST_COLUMNS, random_case
-from understudy.replay.offline import run_offline
+from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 
 RECORDED = Path(__file__).parents[1] / "golden" / "digests" / "replay.json"

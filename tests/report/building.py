@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.replay.timeline import Status, Timeline
+from understudy.run.timeline import Status, Timeline
 
 MS = 1_000_000
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from understudy.replay.schema import columns_of
-from understudy.replay.tier_columns import TierColumns
-from understudy.replay.timeline import Timeline
 from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.metrics import (
     DISTRIBUTIONS,
@@ -17,6 +14,9 @@ from understudy.report.metrics import (
     TIER_SCALARS,
     Metric,
 )
+from understudy.run.schema import columns_of
+from understudy.run.tier_columns import TierColumns
+from understudy.run.timeline import Timeline
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -16,10 +16,10 @@ from replay.building import conversations
 from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.events import Stored
-from understudy.replay.offline import OfflineRun, run_offline
 from understudy.report import Report, Slo
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, TIER_METRICS
 from understudy.report.tiers import LINK_WINDOWS
+from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers import TiersConfig
 from understudy.workload import Normal
 

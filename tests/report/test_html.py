@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report.building import Row, crowd, timeline
-from understudy.replay.timeline import Status
 from understudy.report import Report, Slo
 from understudy.report.html import page
 from understudy.report.html.scale import Scale
+from understudy.run.timeline import Status
 
 if TYPE_CHECKING:
     from pathlib import Path

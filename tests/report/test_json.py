@@ -8,8 +8,8 @@ import pytest
 
 from report.building import Row, crowd, timeline
 from understudy.errors import InvalidArgument
-from understudy.replay.timeline import Status
 from understudy.report import METRICS, PERCENTILE_METHOD, Distribution, Report, Slo
+from understudy.run.timeline import Status
 
 if TYPE_CHECKING:
     from pathlib import Path

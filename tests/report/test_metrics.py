@@ -10,8 +10,8 @@ import pytest
 
 from report.building import MS, Row, crowd, timeline
 from understudy.errors import ConfigError, InvalidArgument
-from understudy.replay.timeline import Status, Timeline
 from understudy.report import Report, Slo
+from understudy.run.timeline import Status, Timeline
 
 
 def report(*rows: Row, slo: Slo | None = None, **overrides: Any) -> Report:

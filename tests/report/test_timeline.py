@@ -6,7 +6,7 @@ import pytest
 
 from report.building import MS, Row, timeline
 from understudy.errors import InvalidArgument
-from understudy.replay.timeline import Status
+from understudy.run.timeline import Status
 from understudy.workload.columns import RowError
 
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from report.building import MS, Row, timeline
 from understudy._core import Tier
-from understudy.replay.tier_columns import TierColumns
+from understudy.run.tier_columns import TierColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy._core import LinkUsage, TierSummary, TierTotals
-    from understudy.replay.timeline import Timeline
+    from understudy.run.timeline import Timeline
 
 
 def link(name: str, bucket_bytes: list[float], gbps: float = 1.0, transfers: int = 1) -> LinkUsage:

@@ -179,7 +179,7 @@ def test_live_and_offline_do_the_same_to_the_block(asynchronous: bool, tiers: bo
 def test_a_live_run_is_the_replay_of_the_stamps_it_had() -> None:
     """Against the replay itself, which leaps: every time that a request knows is the same."""
     from replay.building import single_turns
-    from understudy.replay.offline import run_offline
+    from understudy.run.offline import run_offline
 
     parts = [Part(f"r{n}", 3.7 * n, list(range(40 * n, 40 * n + 20 + n)), 6 + n % 5) for n in range(20)]
     config = VllmConfig(block_size=16, num_gpu_blocks=64, max_model_len=256, timing=Polynomial())

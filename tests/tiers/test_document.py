@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import parser
-from understudy.replay.settings import ReplaySettings
+from understudy.run.settings import ReplaySettings
 from understudy.tiers import LinkSettings, OffloadSettings, TierPlan, TierSettings
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text()

@@ -135,8 +135,8 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.errors import ConfigError
     from understudy.events.dialects import dialect
     from understudy.events.emit import wire_batches
-    from understudy.replay.offline import run_offline
-    from understudy.replay.settings import ReplaySettings
+    from understudy.run.offline import run_offline
+    from understudy.run.settings import ReplaySettings
     from understudy.workload.formats import read_trace
 
     if (args.out is None) == (args.bind is None):

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
-    from understudy.replay.settings import ReplaySettings
     from understudy.report import Report, Slo
+    from understudy.run.settings import ReplaySettings
 
 EXAMPLES = """\
 examples:
@@ -111,9 +111,9 @@ def run(args: argparse.Namespace) -> int:
     """Replay, then print and write what was asked for."""
     import time
 
+    from understudy.api import replay
     from understudy.errors import InvalidArgument
-    from understudy.replay.settings import ReplaySettings
-    from understudy.report.run import replay
+    from understudy.run.settings import ReplaySettings
     from understudy.workload import read_trace
 
     flags = {**_flags(args), **tier_flags.tier_settings(args)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from understudy.replay.timeline import Timeline
+    from understudy.run.timeline import Timeline
     from understudy.workload.columns import BoolColumn
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.replay.schema import NEVER
+from understudy.run.schema import NEVER
 
 if TYPE_CHECKING:
-    from understudy.replay.timeline import Timeline
     from understudy.report.distribution import Float64Column
+    from understudy.run.timeline import Timeline
     from understudy.workload.columns import BoolColumn, Int64Column
 
 NS_PER_MS = 1e6

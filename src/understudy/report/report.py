@@ -12,13 +12,13 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
-from understudy.replay.timeline import Status
 from understudy.report.distribution import PERCENTILE_METHOD, Distribution
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS, TIER_METRICS
 from understudy.report.series import worker_means
 from understudy.report.tiers import TiersReport
+from understudy.run.timeline import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from understudy.replay.timeline import Timeline
     from understudy.report.goodput import Slo
+    from understudy.run.timeline import Timeline
 
 SCHEMA = "understudy.report/1"
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from understudy._core import Tier
 from understudy.outputs import create
-from understudy.replay.schema import NEVER, Column, columns_of
-from understudy.replay.tier_columns import BELOW, TierColumns
-from understudy.replay.timeline import Status, Timeline
 from understudy.report.latency import NS_PER_MS, Latencies
 from understudy.report.tiers import hits_of
+from understudy.run.schema import NEVER, Column, columns_of
+from understudy.run.tier_columns import BELOW, TierColumns
+from understudy.run.timeline import Status, Timeline
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -12,7 +12,7 @@ from understudy.report.distribution import Float64Column, nearest_rank
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from understudy.replay.timeline import Timeline
+    from understudy.run.timeline import Timeline
     from understudy.workload.columns import Int64Column
 
 

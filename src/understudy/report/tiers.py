@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy._core import Tier
-from understudy.replay.tier_columns import BELOW
 from understudy.report.distribution import Distribution, Float64Column
 from understudy.report.goodput import ratio
 from understudy.report.latency import NS_PER_MS, NS_PER_S
 from understudy.report.series import StepFunction, windows, worker_means
+from understudy.run.tier_columns import BELOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy._core import LinkUsage, TierSummary
-    from understudy.replay.tier_columns import TierColumns
-    from understudy.replay.timeline import Timeline
+    from understudy.run.tier_columns import TierColumns
+    from understudy.run.timeline import Timeline
     from understudy.workload.columns import Int64Column
 
 LINK_WINDOWS = 120

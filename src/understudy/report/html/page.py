@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy import __version__
-from understudy.replay.schema import NEVER
-from understudy.replay.timeline import Status
 from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
@@ -21,6 +19,8 @@ from understudy.report.html.tiles import change, tiles
 from understudy.report.latency import NS_PER_S
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS, Metric
 from understudy.report.text import duration, fixed, quantity, significant
+from understudy.run.schema import NEVER
+from understudy.run.timeline import Status
 
 if TYPE_CHECKING:
     from understudy.report.html.charts import Card

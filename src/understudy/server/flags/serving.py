@@ -183,7 +183,7 @@ def settings_of(line: CommandLine) -> ServerSettings:
 
 
 def _engine(values: dict[str, Any], max_model_len: int) -> VllmConfig:
-    from understudy.replay.settings import _merge, _parse_assignment
+    from understudy.run.settings import _merge, _parse_assignment
 
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     settings |= {field: values[name] for name, field in _ENGINE.items() if values.get(name) is not None}

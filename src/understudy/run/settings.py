@@ -9,8 +9,8 @@ import msgspec
 from understudy.checks import read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.replay.layers import TIER_FIELDS, superseded, tiers_by_name
-from understudy.replay.offline import Routing
+from understudy.run.layers import TIER_FIELDS, superseded, tiers_by_name
+from understudy.run.offline import Routing
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
@@ -98,7 +98,7 @@ def _check_routing(name: object) -> None:
 def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
-    from understudy.replay.yaml_text import parse
+    from understudy.run.yaml_text import parse
 
     try:
         content = parse(path.read_text(encoding="utf-8"))
@@ -119,7 +119,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _parse_assignment(text: str) -> dict[str, Any]:
     import yaml
 
-    from understudy.replay.yaml_text import parse
+    from understudy.run.yaml_text import parse
 
     path, separator, value = text.partition("=")
     if not separator or not all(path.split(".")):

@@ -9,12 +9,12 @@ import numpy as np
 
 from understudy._core import LinkUsage, Tier, TierSummary, TierTotals
 from understudy.errors import InvalidArgument
-from understudy.replay.schema import About, check_columns, refuse, take_columns
+from understudy.run.schema import About, check_columns, refuse, take_columns
 from understudy.workload.columns import Int64Column  # noqa: TC001  (the schema reads the annotations)
 
 if TYPE_CHECKING:
     from understudy._core import FleetResult
-    from understudy.replay.timeline import Timeline
+    from understudy.run.timeline import Timeline
     from understudy.workload import Workload
 
 BELOW = (Tier.G2, Tier.G3, Tier.G4)

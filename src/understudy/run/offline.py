@@ -13,9 +13,9 @@ from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
-from understudy.replay.digest import digests
-from understudy.replay.kv_log import KvLog
-from understudy.replay.timeline import Timeline
+from understudy.run.digest import digests
+from understudy.run.kv_log import KvLog
+from understudy.run.timeline import Timeline
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
@@ -78,6 +78,12 @@ def run_offline(
     load = OpenLoop() if load is None else load
     if not isinstance(engine, VllmConfig):
         raise ConfigError(f"engine must be a VllmConfig, got {engine!r}")
+    if not isinstance(tiers, TiersConfig | None):
+        raise ConfigError(
+            f"tiers must be a TiersConfig (TiersConfig.from_dict reads settings by name), got {tiers!r}"
+        )
+    if isinstance(timing, str | type):
+        raise ConfigError(f"timing must be a TimingModel, an object with its methods, got {timing!r}")
     if not isinstance(load, OpenLoop | ClosedLoop | Lockstep):
         raise ConfigError(f"load must be an OpenLoop, ClosedLoop or Lockstep, got {load!r}")
     workers = whole_number("workers", workers, 1)
@@ -132,7 +138,7 @@ def run_offline(
             names = list(map(str, order.tolist()))
         result = play(names=names)
     else:
-        from understudy.replay.step_file import StepFile
+        from understudy.run.step_file import StepFile
 
         with create_trace(record_steps) as file:
             timed = not isinstance(load, Lockstep)

@@ -1,9 +1,15 @@
-"""From a trace to its report: what `understudy.replay(...)` does."""
+"""From a trace to its report: `understudy.replay`, above the rooms that run and report.
+
+The way of a request from here to a block: `replay` → `run.offline.run_offline` → `_core.run_fleet` (core/replay) → an
+engine's step (core/engine) → the block store (core/store).
+"""
 
 from __future__ import annotations
 
+import inspect
 import time
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +19,9 @@ from understudy import __version__
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs
-from understudy.replay.offline import run_offline
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
+from understudy.run.offline import run_offline
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
 
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from understudy.engines.timing import TimingModel
-    from understudy.replay.offline import Routing
+    from understudy.run.offline import Routing
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
@@ -52,7 +58,7 @@ def replay(
 ) -> Report:
     """Replay a workload, or a trace file, and report what would have happened.
 
-    The arguments are those of `understudy.replay.offline.run_offline`, except for three files to write, a JSON line
+    The arguments are those of `understudy.run.offline.run_offline`, except for three files to write, a JSON line
     each: `events` gets the consolidated KV events, `raw_events` those that such engines would send, and `kv_trace`
     allocations and evictions. `slo` sets goals for goodput, and
     `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
@@ -61,6 +67,9 @@ def replay(
     started = time.perf_counter()
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
+    for option in trace_options:
+        if alike := get_close_matches(option, _PARAMETERS, 1):
+            raise ConfigError(f"{option} is no parameter of replay: did you mean {alike[0]}?")
     outputs = {
         "events": events,
         "raw_events": raw_events,
@@ -117,3 +126,6 @@ def replay(
     run = run_offline(workload, bare, **how)
     without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
     return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))
+
+
+_PARAMETERS = list(inspect.signature(replay).parameters)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from understudy.errors import InvalidArgument
-from understudy.replay.schema import NEVER, About, check_columns, refuse, take_columns, totals_of
-from understudy.replay.tier_columns import TierColumns
+from understudy.run.schema import NEVER, About, check_columns, refuse, take_columns, totals_of
+from understudy.run.tier_columns import TierColumns
 from understudy.workload.columns import BoolColumn, Int32Column, Int64Column  # noqa: TC001  (the same)
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy._core import xxh3_64
-from understudy.replay.schema import columns_of, totals_of
+from understudy.run.schema import columns_of, totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from understudy.replay.kv_log import KvLog
-    from understudy.replay.tier_columns import TierColumns
-    from understudy.replay.timeline import Timeline
+    from understudy.run.kv_log import KvLog
+    from understudy.run.tier_columns import TierColumns
+    from understudy.run.timeline import Timeline
 
     Item = tuple[str, NDArray[Any] | int | float | str]
 
