@@ -15,7 +15,9 @@ from understudy.kv import KvView
 from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.executor import TorchExecutor
 from understudy.qwen3.forward import forward
+from understudy.qwen3.host import HostTier
 from understudy.qwen3.request import Request
+from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,6 +59,8 @@ class Bench:
         yield self.whole_step(64, context)
         for tokens in (2048, 8192, 16384):
             yield self.prefill(tokens)
+        yield self.cached_first_token(8192)
+        yield self.restore(8192)
 
     # ── Decode ──
 
@@ -114,6 +118,44 @@ class Bench:
             forward(self.executor.weights, batch, self.executor.buffer, self.executor.backend)
 
         return Row(f"prefill, {tokens} tokens", self._timed(ours, 5), "torch", self._torch_prefill_ms(tokens))
+
+    def cached_first_token(self, tokens: int) -> Row:
+        """From submission to the first token of a prompt whose pages are all cached but the last, beside a cold one."""
+        rng = np.random.default_rng(4)
+        prompts = [rng.integers(0, self.config.vocab_size, tokens).tolist() for _ in range(3)]
+        cold = [self._first_token_ms(prompt) for prompt in prompts]
+        warm = [self._first_token_ms(prompt) for prompt in prompts]
+        return Row(f"first token, {tokens} tokens cached", median(warm), "cold", median(cold))
+
+    def restore(self, tokens: int) -> Row:
+        """Pages of a prompt back from pinned host memory, beside the link's time for as many bytes in one copy."""
+        manager, buffer = self.engine.scheduler.manager, self.executor.buffer
+        pages = (tokens - 1) // self.page
+        tier = HostTier(pages, manager, buffer)
+        prompt = np.random.default_rng(5).integers(0, self.config.vocab_size, tokens)
+        names = TokenBlocks(prompt, self.page).identities[:pages]
+        tier.blocks.allocate(pages).register(names).release()
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            copy = tier.onboard(names)
+            assert copy is not None
+            while not copy.done():
+                pass
+            times.append((time.perf_counter() - start) * 1e3)
+            tier.commit(copy).release()
+            manager.blocks.clear_inactive()
+        target = torch.empty_like(tier.pages, device=self.device, pin_memory=False)
+        link = self._timed(lambda: target.copy_(tier.pages, non_blocking=True), 5)
+        return Row(f"restore, {pages * self.page} tokens", median(times), "link", link)
+
+    def _first_token_ms(self, prompt: list[int]) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self.engine.submit(Request("first", prompt, 1))
+        self.engine.run()
+        return (time.perf_counter() - start) * 1e3
 
     @torch.inference_mode()
     def _torch_prefill_ms(self, tokens: int) -> float:
