@@ -13,12 +13,11 @@ namespace {
 using Wide = LinkFlow::Wide;
 
 constexpr LinkFlow::Tick kWhole = LinkFlow::Tick{1} << LinkFlow::kTickBits;
-constexpr LinkFlow::Tick kTolerance = LinkFlow::Tick{1} << (LinkFlow::kTickBits - 22);
 constexpr Wide kUnitsPerByte = Wide{1'000'000'000} << LinkFlow::kTickBits;
 
-LinkFlow::Tick snap(LinkFlow::Tick tick) {
-  const LinkFlow::Tick past = tick & (kWhole - 1);
-  return past < kTolerance ? tick - past : tick;
+// Units that each of the lane's members gets in a tick.
+double rate_of(std::uint64_t bytes_per_second, std::uint64_t sharers) {
+  return static_cast<double>(bytes_per_second) / static_cast<double>(sharers);
 }
 
 [[noreturn]] void broken(const char* what) { throw Error(ErrorKind::InvariantViolated, "links: ", what); }
@@ -108,13 +107,13 @@ void LinkFlow::join(LaneId id, Tick now, TransferId transfer, std::uint64_t byte
     return;
   }
   settle(lane, now, listener);
-  lane.members.push({lane.served + bytes * kUnitsPerByte, transfer, bytes});
+  lane.members.push({lane.served + bytes * kUnitsPerByte, transfer, bytes, lane.lag});
   for (std::uint32_t i = 0; i < lane.num_ports; ++i) {
     Port& port = ports_[lane.ports[i]];
     if (port.flowing[0] + port.flowing[1] == 0) port.busy_since = now;
     ++port.flowing[static_cast<std::size_t>(lane.priority)];
   }
-  reshare(id, now, listener);
+  reshare(id, now, 0, listener);
 }
 
 // The first member ends, and with it those that end at the same count.
@@ -134,8 +133,11 @@ void LinkFlow::leave(LaneId id, Tick now, std::vector<Completion>& ended, Listen
         port.busy_ticks += now - port.busy_since;
     }
   }
-  if (lane.members.empty()) lane.served = 0;  // keeps the numbers small
-  reshare(id, now, listener);
+  if (lane.members.empty()) {  // keeps the numbers small
+    lane.served = 0;
+    lane.lag = 0;
+  }
+  reshare(id, now, lane.late_ticks, listener);
 }
 
 LinkFlow::Wide LinkFlow::moving(const Lane& lane, Tick now) {
@@ -148,12 +150,14 @@ LinkFlow::Wide LinkFlow::moving(const Lane& lane, Tick now) {
 void LinkFlow::settle(Lane& lane, Tick now, Listener* listener) {
   const Wide served = moving(lane, now);
   if (served > 0 && listener != nullptr) listener->moved(lane, lane.settled_at, now, served * lane.members.size());
+  if (served > 0 && served * lane.sharers != (now - lane.settled_at) * lane.bytes_per_second) lane.lag += 1;
   lane.served += served;
   lane.settled_at = now;
 }
 
-// After a lane gained or lost members: new shares for every lane that has a port in common with it.
-void LinkFlow::reshare(LaneId changed, Tick now, Listener* listener) {
+// After a lane gained or lost members: new shares for every lane that has a port in common with it. `late_ticks`: how
+// long they may have been due.
+void LinkFlow::reshare(LaneId changed, Tick now, double late_ticks, Listener* listener) {
   for (std::uint32_t i = 0; i < lanes_[changed].num_ports; ++i) {
     for (const LaneId id : ports_[lanes_[changed].ports[i]].lanes) {
       Lane& lane = lanes_[id];
@@ -162,6 +166,8 @@ void LinkFlow::reshare(LaneId changed, Tick now, Listener* listener) {
       const auto [bytes_per_second, sharers] = share(lane);
       if (bytes_per_second == lane.bytes_per_second && sharers == lane.sharers) continue;
       settle(lane, now, listener);
+      const double gained = rate_of(bytes_per_second, sharers) - rate_of(lane.bytes_per_second, lane.sharers);
+      lane.lag += late_ticks * std::max(gained, 0.0);
       lane.bytes_per_second = bytes_per_second;
       lane.sharers = sharers;
       if (id != changed) set_wake(id);
@@ -206,9 +212,16 @@ void LinkFlow::set_wake(LaneId id) {
   Lane& lane = lanes_[id];
   std::optional<Tick> wake;
   if (!lane.members.empty() && lane.bytes_per_second > 0) {
-    const Wide ends_at = lane.members.top().ends_at;
-    const Wide left = ends_at > lane.served ? (ends_at - lane.served) * lane.sharers : 0;
-    wake = snap(lane.settled_at + ticks_for(left, lane.bytes_per_second));
+    const Member& first = lane.members.top();
+    const Wide left = first.ends_at > lane.served ? (first.ends_at - lane.served) * lane.sharers : 0;
+    wake = lane.settled_at + ticks_for(left, lane.bytes_per_second);
+    lane.late_ticks = (lane.lag - first.lag) / rate_of(lane.bytes_per_second, lane.sharers) + 1;
+    const Tick past = *wake & (kWhole - 1);
+    const auto past_ticks = static_cast<double>(static_cast<std::uint64_t>(past));
+    if (past_ticks <= lane.late_ticks && *wake - past >= lane.settled_at) {
+      *wake -= past;
+      lane.late_ticks -= past_ticks;
+    }
   }
   if (wake == lane.wake) return;
   ++operations_;

@@ -33,9 +33,9 @@ struct Completion {
 // the other lanes of the same ports.
 //
 // Shares make thirds and sevenths whose exact fractions grow without end. Time inside is therefore counted in ticks of
-// 2^-40 ns, and an event less than 2^-22 ns after a whole nanosecond counts as being there: far more than rounding can
-// add up to, far less than two different moments of a run are apart. State changes at events only, so that looking
-// in between cannot change anything.
+// 2^-40 ns, rounded so that nothing is ever early, and each transfer knows how late its end may come at most for that:
+// a few ticks, more after many shares. An end that is no further behind a whole nanosecond counts as being there; any
+// other is rounded up to the next. State changes at events only, so that looking in between cannot change anything.
 class LinkFlow {
  public:
   __extension__ using Wide = unsigned __int128;
@@ -56,6 +56,7 @@ class LinkFlow {
     Wide ends_at = 0;  // in the lane's `served`
     TransferId id = 0;
     std::uint64_t bytes = 0;
+    double lag = 0;  // of the lane when it joined
     auto operator<=>(const Member&) const = default;
   };
   struct Lane {
@@ -69,7 +70,9 @@ class LinkFlow {
     std::uint64_t sharers = 1;
     Wide served = 0;  // to each member, in 10^-9 bytes * 2^-40, at `settled_at`
     Tick settled_at = 0;
+    double lag = 0;            // the most by which rounding has kept `served` behind since the lane was empty
     std::optional<Tick> wake;  // when the first member ends, if nothing changes
+    double late_ticks = 0;     // the most by which that is after its true end
     std::priority_queue<Member, std::vector<Member>, std::greater<>> members;
   };
   struct Port {
@@ -139,7 +142,7 @@ class LinkFlow {
             Listener* listener);
   void leave(LaneId id, Tick now, std::vector<Completion>& ended, Listener* listener);
   void settle(Lane& lane, Tick now, Listener* listener);
-  void reshare(LaneId changed, Tick now, Listener* listener);
+  void reshare(LaneId changed, Tick now, double late_ticks, Listener* listener);
   std::pair<std::uint64_t, std::uint64_t> share(const Lane& lane) const;
   void set_wake(LaneId id);
   Tick ticks_for(Wide units, std::uint64_t bytes_per_second);

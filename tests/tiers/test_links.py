@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -447,3 +448,24 @@ def test_looking_in_between_changes_nothing(
         return out + links.pop_due(2**60)
 
     assert run(looks) == run([])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_end_just_after_a_whole_nanosecond_is_not_told_before_it(seed: int) -> None:
+    """Bandwidths a few bytes off a whole number make ends that are barely later than a nanosecond."""
+    rng = Random(f"barely late {seed}")
+    links = Links()
+    bandwidths = [rng.choice([1, 2, 4, 8, 16, 32]) * 10**9 + rng.randrange(-50, 50) for _ in range(2)]
+    for i, bandwidth in enumerate(bandwidths):
+        links.add_link(f"link {i}", bandwidth / 1e9)
+    transfers, popped, now = [], [], 0
+    for _ in range(12):
+        now += rng.randrange(2000)
+        path = rng.choice([(0,), (1,), (0, 1)])
+        num_bytes = 16 * rng.randrange(1, 4096)
+        popped += links.pop_due(now)
+        links.start(now, list(path), num_bytes)
+        transfers.append(ModelTransfer(now, path, num_bytes))
+    popped += drain(links)
+    exact = [ModelLink(Fraction(bandwidth, 10**9)) for bandwidth in bandwidths]
+    assert popped == completions(exact, [], transfers)
