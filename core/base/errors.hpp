@@ -2,9 +2,9 @@
 #pragma once
 
 #include <exception>
-#include <sstream>
 #include <string>
-#include <utility>
+
+#include "base/text.hpp"
 
 namespace understudy {
 
@@ -22,11 +22,7 @@ enum class ErrorKind {
 class Error : public std::exception {
  public:
   template <typename... Parts>
-  explicit Error(ErrorKind kind, const Parts&... parts) : kind_(kind) {
-    std::ostringstream text;
-    (text << ... << parts);
-    message_ = std::move(text).str();
-  }
+  explicit Error(ErrorKind kind, const Parts&... parts) : kind_(kind), message_(text_of(parts...)) {}
 
   ErrorKind kind() const noexcept { return kind_; }
   const char* what() const noexcept override { return message_.c_str(); }

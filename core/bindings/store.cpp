@@ -5,8 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <sstream>
-
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "guards.hpp"

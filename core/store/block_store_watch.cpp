@@ -1,6 +1,5 @@
 // What the store tells about itself: numbers, events, a dump and a self-check.
 #include <iomanip>
-#include <sstream>
 #include <unordered_map>
 
 #include "store/block_pool.hpp"
@@ -49,6 +48,11 @@ void BlockStore::note_leak(std::size_t pool_index) {
 DrainedEvents BlockStore::drain_events(std::size_t limit) {
   const Lock lock(*this);
   return events_.drain(limit);
+}
+
+std::size_t BlockStore::num_events() const {
+  const Lock lock(*this);
+  return events_.size();
 }
 
 std::size_t BlockStore::num_hashes() const {
@@ -107,35 +111,38 @@ std::uint64_t BlockStore::operations() const {
 
 std::string BlockStore::dump() const {
   const Lock lock(*this);
-  std::ostringstream out;
-  out << "events " << events_.size() << " next " << events_.next_id() << " generation " << next_generation_ << '\n';
+  std::string out;
+  append_text(out, "events ", events_.size(), " next ", events_.next_id(), " generation ", next_generation_, '\n');
   for (const auto& pool : pools_) {
     const PoolMetrics& m = pool->counters;
-    out << "tier G" << static_cast<int>(pool->config.tier) << " references " << pool->references << " counters "
-        << m.allocations << ' ' << m.allocations_from_reset << ' ' << m.evictions << ' ' << m.stagings << ' '
-        << m.registrations << ' ' << m.duplicate_blocks << ' ' << m.registration_dedup << ' '
-        << m.match_hashes_requested << ' ' << m.match_blocks_returned << ' ' << m.scan_hashes_requested << ' '
-        << m.scan_blocks_returned << ' ' << m.leaked_guards << '\n';
+    append_text(out, "tier G", static_cast<int>(pool->config.tier), " references ", pool->references, " counters");
+    for (const std::uint64_t counter :
+         {m.allocations, m.allocations_from_reset, m.evictions, m.stagings, m.registrations, m.duplicate_blocks,
+          m.registration_dedup, m.match_hashes_requested, m.match_blocks_returned, m.scan_hashes_requested,
+          m.scan_blocks_returned, m.leaked_guards}) {
+      append_text(out, ' ', counter);
+    }
+    out += '\n';
     if (pool->advised == nullptr) {
-      out << "order";
-      for (const SlotId id : pool->policy->order(pool->count)) out << ' ' << id - pool->first;
-      out << '\n';
+      out += "order";
+      for (const SlotId id : pool->policy->order(pool->count)) append_text(out, ' ', id - pool->first);
+      out += '\n';
     }
     for (SlotId id = pool->first; id < pool->first + pool->count; ++id) {
       const Slot& slot = slots_[id];
-      out << id - pool->first << ' ' << name_of(slot.state) << " refs " << slot.refs;
-      if (slot.refs > 0 && slot.reset_on_release) out << " reset-on-release";
+      append_text(out, id - pool->first, ' ', name_of(slot.state), " refs ", slot.refs);
+      if (slot.refs > 0 && slot.reset_on_release) out += " reset-on-release";
       if (slot.state >= SlotState::Staged) {
         const BlockIdentity block = identity(id);
-        out << " lineage " << std::hex << block.lineage.hi << ':' << block.lineage.lo << " local " << block.local_hash
-            << " parent " << block.parent_hash << std::dec << " generation "
-            << (id < details_.size() ? details_[id].generation : 0) << " uses "
-            << (sketch_ ? sketch_->estimate(block.lineage) : 0);
+        append_text(out, " lineage ", Hex{block.lineage.hi}, ':', Hex{block.lineage.lo}, " local ",
+                    Hex{block.local_hash}, " parent ", Hex{block.parent_hash}, " generation ",
+                    id < details_.size() ? details_[id].generation : 0, " uses ",
+                    sketch_ ? sketch_->estimate(block.lineage) : 0);
       }
-      out << '\n';
+      out += '\n';
     }
   }
-  return std::move(out).str();
+  return out;
 }
 
 void BlockStore::check() const {
