@@ -11,6 +11,7 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
+#include "turn_class.hpp"
 
 namespace understudy {
 
@@ -179,7 +180,10 @@ void bind_engine(nb::module_& m) {
           "apply", [](EventTruth& self, const DrainedEvents& batch) { self.apply(batch.records); }, "batch"_a,
           "InvariantViolated when a row contradicts those before it.")
       .def(
-          "require_equal", [](EventTruth& self, const VllmEngine& engine) { self.require_equal(engine.store(), true); },
+          "require_equal",
+          [](EventTruth& self, const VllmEngine& engine) {
+            self.require_equal(engine.store(), EventTruth::Scope::Whole);
+          },
           "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
 
   nb::class_<BurstSampler>(m, "BurstSampler", "Draws how many tokens a step with speculation yields.")
@@ -228,7 +232,7 @@ void bind_engine(nb::module_& m) {
           },
           "When the next begin_step is due; None until somebody comes.");
 
-  nb::class_<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time.")
+  TurnClass<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time. One call at a time: WrongState.")
       .def("__init__", &make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
            "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<1, 5>(),
            "With `tiers`, and `run` where several engines share them.")
@@ -279,7 +283,7 @@ void bind_engine(nb::module_& m) {
           "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
           "count"_a = 4)
       .def("drain_events", &VllmEngine::drain_events, "Take all events so far, those of the step in progress too.")
-      .def("tell_events", &VllmEngine::tell_events,
+      .def("peek_events", &VllmEngine::peek_events,
            "The events since the last call, those of the step in progress too. They stay to be taken.")
       .def(
           "take_events",
@@ -287,7 +291,9 @@ void bind_engine(nb::module_& m) {
             TimedEvents events = self.take_events();
             return nb::make_tuple(std::move(events.batch), to_array(std::move(events.time_ns)));
           },
-          "Take the events of ended steps, with the end of its step in ns for each row.")
+          "Take the visible events, with the time in ns from which each is: on the device the end of its step, on "
+          "tiers "
+          "below when it happened.")
       .def(
           "resident_hashes",
           [](const VllmEngine& self) {
@@ -320,10 +326,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "prefetch",
           [](VllmEngine& self, const Identities& identities, std::int64_t now_ns) {
-            WorkerTiers& tiers = tiers_of(self);
-            self.require_time(now_ns);
-            tiers.hub().run_until(now_ns);
-            return tiers.prefetch(now_ns, identities.span());
+            return self.prefetch(identities.span(), now_ns);
           },
           "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
       .def_prop_ro("tier_totals", [](VllmEngine& self) { return tiers_of(self).totals(); })

@@ -5,9 +5,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <atomic>
 #include <utility>
 
+#include "base/turn.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "guards.hpp"
@@ -27,22 +27,7 @@ struct SharedRequest {
 
   Manager manager;
   RequestKv kv;
-  std::atomic<bool> busy = false;
-};
-
-class Turn {
- public:
-  explicit Turn(SharedRequest& request) : request_(request) {
-    if (request_.busy.exchange(true)) {
-      throw Error(ErrorKind::WrongState, "this request is in the middle of a call from another thread");
-    }
-  }
-  ~Turn() { request_.busy = false; }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-
- private:
-  SharedRequest& request_;
+  Turns turns;
 };
 
 // The safety net: blocks go back, and the leak is reported.
@@ -56,7 +41,7 @@ SharedRequest::~SharedRequest() {
 // `blocks` tells how long the call is; it is asked once the turn is ours, since another thread may be changing it.
 template <typename Blocks, typename Work>
 auto on(SharedRequest& self, Blocks blocks, Work work) {
-  Turn turn(self);
+  const Turn turn(self.turns, "this request");
   const std::size_t count = blocks(std::as_const(self.kv));
   if (self.kv.state() == RequestKv::State::Closed) return work(self.kv);  // raises, or has nothing to do
   return without_gil(self.manager, count, [&] { return work(self.kv); });
@@ -64,7 +49,7 @@ auto on(SharedRequest& self, Blocks blocks, Work work) {
 
 // A closed request keeps nothing alive: neither the store nor a policy written in Python.
 void close_request(SharedRequest& self) {
-  Turn turn(self);
+  const Turn turn(self.turns, "this request");
   if (self.kv.state() == RequestKv::State::Closed) return;
   without_gil(self.manager, self.kv.held_blocks(), [&] { self.kv.close(); });
   self.manager.store.reset();
@@ -92,7 +77,7 @@ std::size_t read_count(nb::handle value) { return read_uint(value, "tokens", Tok
 Token read_token(nb::handle value) { return static_cast<Token>(read_uint(value, "token", 0xFFFFFFFFu)); }
 
 nb::object pages(SharedRequest& self) {
-  Turn turn(self);
+  const Turn turn(self.turns, "this request");
   const std::size_t needed =
       (self.kv.view_length() + self.kv.tokens().block_size() - 1) / self.kv.tokens().block_size();
   const auto held = self.kv.pages().first(needed);
@@ -100,14 +85,14 @@ nb::object pages(SharedRequest& self) {
 }
 
 nb::object tokens_array(SharedRequest& self) {
-  Turn turn(self);
+  const Turn turn(self.turns, "this request");
   const auto tokens = self.kv.tokens().tokens();
   return to_array(std::vector<Token>(tokens.begin(), tokens.end()));
 }
 
 template <auto Read>
 auto read(SharedRequest& self) {
-  Turn turn(self);
+  const Turn turn(self.turns, "this request");
   return (self.kv.*Read)();
 }
 
@@ -183,7 +168,7 @@ void bind_request_kv(nb::module_& m) {
       .def("__exit__", [](SharedRequest& self, nb::args) { close_request(self); })
       .def_prop_ro("state",
                    [](SharedRequest& self) {
-                     Turn turn(self);
+                     const Turn turn(self.turns, "this request");
                      return name_of(self.kv.state());
                    })
       .def_prop_ro("tokens", &tokens_array, "Prompt and output tokens so far.")

@@ -8,6 +8,7 @@
 #include "convert.hpp"
 #include "policy_config.hpp"
 #include "tiers/worker_tiers.hpp"
+#include "turn_class.hpp"
 
 namespace understudy {
 
@@ -127,13 +128,19 @@ void bind_tiers(nb::module_& m) {
            "exclusive"_a = false, "min_reuse"_a = 0, "offload_filter"_a.none() = nb::none(),
            "offload_batch_size"_a = 32, "onboard_preempted"_a = true, "recompute_fallback"_a = true,
            "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none());
-  nb::class_<TierRun>(m, "TierRun", "What the workers of a run share: links and the tiers below the host.")
-      .def(nb::init<const TierConfig&, std::uint32_t, bool, bool>(), "config"_a, "block_size"_a, "events"_a = false,
-           "check"_a = false)
+  TurnClass<TierRun>(m, "TierRun",
+                     "What the workers of a run share: links and the tiers below the host. One call at a time, theirs "
+                     "included: WrongState.")
+      .def(
+          "__init__",
+          [](TierRun* self, const TierConfig& config, std::uint32_t block_size, bool events, bool check) {
+            new (self) TierRun(config, block_size, events, check);
+          },
+          "config"_a, "block_size"_a, "events"_a = false, "check"_a = false)
       .def(
           "run_until", [](TierRun& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
           nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
-      .def_prop_ro("next_wake_ns", [](const TierRun& self) { return self.hub().next_wake_ns(); })
+      .def_prop_ro("next_wake_ns", [](TierRun& self) { return self.hub().next_wake_ns(); })
       .def(
           "take_events",
           [](TierRun& self, Tier tier) {
@@ -145,7 +152,7 @@ void bind_tiers(nb::module_& m) {
             throw Error(ErrorKind::ConfigError, "this run has no tier G", static_cast<int>(tier));
           },
           "tier"_a, "Take the events of one shared tier, a publisher of its own, with the time of each row in ns.")
-      .def("check", &TierRun::check);
+      .def("check", [](TierRun& self) { self.check(true); });
   nb::class_<TierTotals>(m, "TierTotals", "What the tiers did.")
       .def_ro("offloaded_blocks", &TierTotals::offloaded_blocks)
       .def_ro("dropped_blocks", &TierTotals::dropped_blocks)

@@ -117,7 +117,11 @@ class Engine {
 
   // ── Watch ──
   virtual EngineSnapshot snapshot() const = 0;
-  virtual TimedEvents take_events() = 0;          // of ended steps, since the last call
+  // Visible rows since the last call, each with the time from which it is.
+  virtual TimedEvents take_events() = 0;
+  // Called when there is something to take, with that time: also for what lands while the engine sleeps, idles or is in
+  // the middle of a step.
+  virtual void set_on_events(std::function<void(std::int64_t)> on_events) = 0;
   virtual std::vector<GapCount> take_gaps() = 0;  // between tokens, of requests that finished since the last call
   virtual std::vector<EngineSample> samples() const = 0;
   // Called by `advance` now and then, between steps, with what it has done so far; may throw to stop it there.

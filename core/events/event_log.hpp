@@ -1,4 +1,4 @@
-// What an engine says about its blocks, step by step: rows of the raw stream, visible at the end of their step.
+// What an engine says about its blocks: rows of the raw stream, each with the time from which it is visible.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,15 @@
 
 namespace understudy {
 
-// Rows of ended steps. Those that are not `sole` belong to the raw stream alone.
+// Visible rows. Those that are not `sole` belong to the raw stream alone.
 struct TimedEvents {
   DrainedEvents batch;
-  std::vector<std::int64_t> time_ns;  // for each record: the end of its step
+  std::vector<std::int64_t> time_ns;  // for each record
 };
 
+// Rows of the device are visible at the end of the step that they belong to, those of tiers below when they happen. So
+// the order in which rows are taken is not quite the order in which they happened; ids rise in the order in which they
+// are handed out.
 class EngineEventLog {
  public:
   // Takes what a store has told, as it happened.
@@ -35,47 +38,71 @@ class EngineEventLog {
     }
   }
 
-  // What was pulled since the step before is visible from now on. Returns it.
-  std::span<const EventRecord> end_step(std::int64_t end_ns) {
-    const std::size_t before = time_ns_.size();
-    time_ns_.resize(records_.size(), end_ns);
-    return std::span<const EventRecord>(records_).subspan(before);
+  // What has been added is visible from `now_ns` on: all of it, or what is not the device's. Returns that.
+  std::span<const EventRecord> show(std::int64_t now_ns, bool device) {
+    std::vector<EventRecord>& visible = visible_.batch.records;
+    const std::size_t before = visible.size();
+    if (device) {
+      visible.insert(visible.end(), hidden_.begin(), hidden_.end());
+      hidden_.clear();
+    } else {
+      std::erase_if(hidden_, [&](const EventRecord& record) {
+        if (record.tier == Tier::G1) return false;
+        visible.push_back(record);
+        return true;
+      });
+    }
+    visible_.time_ns.resize(visible.size(), now_ns);
+    return std::span<const EventRecord>(visible).subspan(before);
   }
 
-  // Everything, visible or not; the step in progress then has nothing more to tell of it.
-  DrainedEvents drain() {
-    time_ns_.clear();
-    told_ = 0;
-    DrainedEvents out;
-    out.records = std::exchange(records_, {});
-    return out;
-  }
-  // What nobody was told by this call before, visible or not. It stays, for those who take.
-  DrainedEvents tell() {
-    DrainedEvents out;
-    out.records.assign(records_.begin() + static_cast<std::ptrdiff_t>(told_), records_.end());
-    told_ = records_.size();
-    return out;
-  }
+  // Visible rows since the last call, by time.
   TimedEvents take_visible() {
-    TimedEvents out;
-    told_ -= std::min(told_, time_ns_.size());
-    const auto end = records_.begin() + static_cast<std::ptrdiff_t>(time_ns_.size());
-    out.batch.records.assign(records_.begin(), end);
-    records_.erase(records_.begin(), end);
-    out.time_ns = std::exchange(time_ns_, {});
+    TimedEvents out = std::exchange(visible_, {});
+    number(out.batch.records);
+    return out;
+  }
+  // Everything since the last call, as it happened; the step in progress then has nothing more to tell of it.
+  DrainedEvents take_all() {
+    DrainedEvents out;
+    out.records = since(0);
+    visible_ = {};
+    hidden_.clear();
+    number(out.records);
+    return out;
+  }
+  // What this call has not returned before, as it happened. It stays, for those who take.
+  DrainedEvents peek_new() {
+    DrainedEvents out;
+    out.records = since(peeked_);
+    peeked_ = happened_;
     return out;
   }
 
  private:
+  // Until it is handed out, a row's id is its place in the order in which things happened.
   void add(EventRecord record) {
-    record.id = next_id_++;
-    records_.push_back(record);
+    record.id = happened_++;
+    hidden_.push_back(record);
+  }
+  std::vector<EventRecord> since(std::uint64_t first) const {
+    std::vector<EventRecord> out;
+    for (const std::vector<EventRecord>* rows : {&visible_.batch.records, &hidden_}) {
+      for (const EventRecord& record : *rows) {
+        if (record.id >= first) out.push_back(record);
+      }
+    }
+    std::ranges::sort(out, {}, &EventRecord::id);
+    return out;
+  }
+  void number(std::vector<EventRecord>& records) {
+    for (EventRecord& record : records) record.id = next_id_++;
   }
 
-  std::vector<EventRecord> records_;
-  std::vector<std::int64_t> time_ns_;  // of the first so many records
-  std::size_t told_ = 0;               // the first so many records were told
+  TimedEvents visible_;
+  std::vector<EventRecord> hidden_;  // of a step that has not ended
+  std::uint64_t happened_ = 0;
+  std::uint64_t peeked_ = 0;
   std::uint64_t next_id_ = 0;
 };
 

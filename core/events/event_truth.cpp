@@ -1,12 +1,18 @@
 #include "events/event_truth.hpp"
 
+#include <algorithm>
 #include <memory>
 
 #include "tokens/lineage_text.hpp"
 
 namespace understudy {
 
-void EventTruth::apply(std::span<const EventRecord> rows) {
+void EventTruth::apply(std::span<const EventRecord> rows, std::int64_t time_ns) {
+  if (time_ns < time_ns_ && !rows.empty()) {
+    throw Error(ErrorKind::InvariantViolated, "event ", rows[0].id, " is told at ", time_ns, " ns, after one of ",
+                time_ns_);
+  }
+  time_ns_ = std::max(time_ns_, time_ns);
   for (const EventRecord& row : rows) {
     if (!row.sole) continue;
     const BlockIdentity& block = row.identity;
@@ -26,9 +32,10 @@ void EventTruth::apply(std::span<const EventRecord> rows) {
   }
 }
 
-void EventTruth::require_equal(const Residency& store, bool whole) {
+void EventTruth::require_equal(const Residency& store, Scope scope) {
   std::size_t told = 0;
   for (std::size_t pool = 0; pool < store.num_pools(); ++pool) {
+    if (scope == Scope::Below && store.tier(pool) == Tier::G1) continue;
     const auto tier = static_cast<std::size_t>(store.tier(pool));
     const std::unordered_set<std::uint64_t>& resident = resident_[tier];
     std::vector<BlockIdentity>& touched = touched_[tier];
@@ -42,11 +49,11 @@ void EventTruth::require_equal(const Residency& store, bool whole) {
     store.has_blocks(pool, touched, here.get());
     for (std::size_t i = 0; i < touched.size(); ++i) require(touched[i], here[i]);
     touched.clear();
-    if (whole) {
+    if (scope == Scope::Whole) {
       for (const BlockIdentity& block : store.resident(pool)) require(block, true);
     }
   }
-  if (told != store.num_hashes()) {
+  if (scope != Scope::Below && told != store.num_hashes()) {
     throw Error(ErrorKind::InvariantViolated, "events tell of ", told, " hashes, the store holds ", store.num_hashes());
   }
 }

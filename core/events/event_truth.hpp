@@ -25,13 +25,19 @@ class Residency {
 // Fed with rows of the consolidated stream. Every contradiction raises InvariantViolated.
 class EventTruth {
  public:
-  // A hash is stored once on a tier, and on the device behind its parent; only what is there is removed.
-  void apply(std::span<const EventRecord> rows);
-  // What the rows since the last call speak of is as they say, and the number of hashes is right: O(rows). With
-  // `whole`, every hash is compared: O(slots).
-  void require_equal(const Residency& store, bool whole);
+  // Rows that are visible from `time_ns` on. A hash is stored once on a tier, and on the device behind its parent; only
+  // what is there is removed; and nothing is visible before what came earlier.
+  void apply(std::span<const EventRecord> rows, std::int64_t time_ns = 0);
+  // What the rows since the last call speak of is as they say.
+  enum class Scope : std::uint8_t {
+    Below,  // on tiers below the device, whose rows a step does not hold back: O(rows)
+    All,    // everywhere, and the number of hashes is right: O(rows)
+    Whole,  // every hash: O(blocks)
+  };
+  void require_equal(const Residency& store, Scope scope);
 
  private:
+  std::int64_t time_ns_ = 0;
   std::array<std::unordered_set<std::uint64_t>, 5> resident_;  // sequence hashes, by tier
   std::array<std::vector<BlockIdentity>, 5> touched_;
 };

@@ -120,6 +120,7 @@ FleetResult Fleet::finish_columns() {
   result_.arrival_ns = arrival_ns_;
   result_.worker = worker_of_;
   result_.rejections = rejections_;
+  if (tier_run_ && config_.check) tier_run_->check(true);
   if (tier_run_) add_run(*tier_run_);
   merge_all_gaps();
   return std::move(result_);

@@ -92,7 +92,8 @@ class BlockStore final : public Residency {
   std::uint32_t block_size() const noexcept { return block_size_; }
   std::uint32_t dp_rank() const noexcept { return dp_rank_; }
   std::size_t num_pools() const noexcept override { return pools_.size(); }
-  std::size_t pool_of(Tier tier) const;  // ConfigError when the store has no such tier
+  std::size_t num_slots() const noexcept { return num_slots_; }  // of all pools
+  std::size_t pool_of(Tier tier) const;                          // ConfigError when the store has no such tier
   Tier tier(std::size_t pool) const noexcept override;
   std::uint64_t num_blocks(std::size_t pool) const noexcept;
   DuplicatePolicy duplicates(std::size_t pool) const noexcept;
@@ -173,6 +174,7 @@ class BlockStore final : public Residency {
   PoolMetrics metrics(std::size_t pool) const;
   void note_leak(std::size_t pool);
   DrainedEvents drain_events(std::size_t limit);
+  std::size_t num_events() const;                                        // not drained yet
   std::size_t num_hashes() const override;                               // distinct, over all tiers
   std::vector<BlockIdentity> resident(std::size_t pool) const override;  // each hash once. O(slots)
   std::vector<SlotId> eviction_order(std::size_t pool, std::size_t limit) const;

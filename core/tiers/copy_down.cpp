@@ -373,6 +373,16 @@ void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
 
 void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
   ++landings_;
+  try {
+    land(errand, time_ns);
+  } catch (...) {  // a policy of the user's, after the landing
+    changed(time_ns);
+    throw;
+  }
+  changed(time_ns);
+}
+
+void WorkerTiers::land(const Errand& errand, std::int64_t time_ns) {
   switch (static_cast<Role>(errand.role)) {
     case kCopy:
       copy_landed(errand.index, time_ns);

@@ -97,6 +97,7 @@ void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId
     load.shared[block] = slot;
   }
   next_phase(index, time_ns);
+  changed(time_ns);  // it may be another worker who brought it
 }
 
 // One thing less to wait for.

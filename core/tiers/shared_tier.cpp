@@ -98,20 +98,25 @@ void SharedTier::changed(std::int64_t now_ns) {
       sample_every_ns_ *= 2;
     }
   }
+  changes_ += store_.num_events();
   if (!emits_ && !checks_) return;
   events_.add(store_.drain_events(~std::size_t{0}));
-  const std::span<const EventRecord> told = events_.end_step(now_ns);
+  const std::span<const EventRecord> told = events_.show(now_ns, true);
   if (checks_) {
-    truth_.apply(told);
-    truth_.require_equal(store_, false);
+    truth_.apply(told, now_ns);
+    truth_.require_equal(store_, EventTruth::Scope::All);
   }
+  if (on_events_ && !told.empty()) on_events_(now_ns);
   if (!emits_) (void)events_.take_visible();
 }
 
-void SharedTier::check() {
-  store_.check();
-  if (checks_) truth_.require_equal(store_, true);
+void SharedTier::check(bool whole) {
   const PoolMetrics m = store_.metrics(0);
+  if (whole || changes_ > m.active_blocks + m.inactive_blocks + m.mutable_blocks) {
+    changes_ = 0;
+    store_.check();
+    if (checks_) truth_.require_equal(store_, EventTruth::Scope::Whole);
+  }
   if (m.mutable_blocks != coming_.size()) {
     throw Error(ErrorKind::InvariantViolated, "G", static_cast<int>(tier_), " has ", m.mutable_blocks,
                 " reserved blocks, and ", coming_.size(), " on their way");
@@ -127,9 +132,13 @@ TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events
                                                    hub_.links()));
 }
 
-void TierRun::check() {
-  hub_.links().check();
-  for (const auto& tier : shared_) tier->check();
+void TierRun::check(bool whole) {
+  const Links& links = hub_.links();
+  if (whole || links.operations() - links_checked_at_ > links.num_links()) {
+    links_checked_at_ = links.operations();
+    links.check();
+  }
+  for (const auto& tier : shared_) tier->check(whole);
 }
 
 }  // namespace understudy

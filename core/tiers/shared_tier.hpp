@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/turn.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
 #include "store/block_store.hpp"
@@ -65,7 +67,11 @@ class SharedTier {
   const std::vector<Residency>& residency() const noexcept { return residency_; }
   // Its events since the last call, each with its time: it is a publisher of its own.
   TimedEvents take_events() { return events_.take_visible(); }
-  void check();
+  // Called when there is something to take, with the time from which it is visible.
+  void set_on_events(std::function<void(std::int64_t)> on_events) { on_events_ = std::move(on_events); }
+  // InvariantViolated when something is wrong. O(blocks) when `whole`, or when so many have come or gone since it last
+  // was; else O(1).
+  void check(bool whole);
 
  private:
   static constexpr std::size_t kMaxSamples = 2048;
@@ -95,7 +101,9 @@ class SharedTier {
   bool emits_;
   bool checks_;
   EngineEventLog events_;
+  std::function<void(std::int64_t)> on_events_;
   EventTruth truth_;
+  std::uint64_t changes_ = 0;  // blocks that came or went since all were checked
   std::vector<Residency> residency_;
   std::int64_t sample_every_ns_ = 1'000'000;
 };
@@ -111,10 +119,15 @@ class TierRun {
   const TransferHub& hub() const noexcept { return hub_; }
   std::vector<std::unique_ptr<SharedTier>>& shared() noexcept { return shared_; }
   const std::vector<std::unique_ptr<SharedTier>>& shared() const noexcept { return shared_; }
-  void check();
+  // Of everybody who shares it: what one worker does may make a block of another's land.
+  Turns& turns() noexcept { return turns_; }
+  // InvariantViolated when something is wrong. Without `whole` its cost goes by what has changed since the last call.
+  void check(bool whole = false);
 
  private:
+  Turns turns_;
   TransferHub hub_;
+  std::uint64_t links_checked_at_ = 0;               // their operations until then
   std::vector<std::unique_ptr<SharedTier>> shared_;  // G3 before G4
 };
 

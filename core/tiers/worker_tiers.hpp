@@ -77,6 +77,10 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   }
   TransferHub& hub() noexcept { return run_.hub(); }
   const TransferHub& hub() const noexcept { return run_.hub(); }
+  Turns& turns() noexcept { return run_.turns(); }
+
+  // Called after every landing that may have changed a block of this worker's, with its time.
+  void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }
 
   // ── Room on the device ──
   enum class Room : std::uint8_t {
@@ -224,6 +228,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   enum Role : std::uint32_t { kCopy, kLower, kStage, kLoad };
 
   // copy_down.cpp
+  void land(const Errand& errand, std::int64_t time_ns);
   bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
   void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_
@@ -265,9 +270,14 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void unpark(RequestId who, bool failed, std::int64_t time_ns);
   bool fails(std::uint32_t index) const;
 
+  void changed(std::int64_t time_ns) {
+    if (on_change_) on_change_(time_ns);
+  }
+
   TierConfig config_;
   BlockStore& store_;
   TierRun& run_;
+  std::function<void(std::int64_t)> on_change_;
   Way host_;
   std::vector<Way> ways_;             // to each shared tier
   std::vector<std::uint32_t> reuse_;  // hits by device slot; empty when nobody asks

@@ -40,7 +40,7 @@ def crowd_of(
 
 def play(workload: Workload, config: _core.TierConfig | None, **how: Any) -> _core.FleetResult:
     """Replay with every invariant checked after every step, unless told otherwise."""
-    fleet = {"workers", "routing", "seed", "concurrency", "threads", "leaping", "check"}
+    fleet = {"workers", "routing", "seed", "concurrency", "threads", "leaping", "check", "on_step"}
     given = {"check": True, **{name: value for name, value in how.items() if name in fleet}}
     engine = {"block_size": 4, "num_gpu_blocks": 24} | {k: v for k, v in how.items() if k not in fleet}
     timing = engine.pop("timing", None) or _core.constant_timing(1.0, 1.0)

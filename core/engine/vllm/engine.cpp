@@ -1,7 +1,6 @@
 #include "engine/vllm/engine.hpp"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 namespace understudy {
@@ -87,7 +86,9 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
-      waiting_(config.policy, requests_) {}
+      waiting_(config.policy, requests_) {
+  if (tiers_ && emits_) tiers_->set_on_change([this](std::int64_t time_ns) { show_events(time_ns); });
+}
 
 // ── Requests ──
 
@@ -124,17 +125,15 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
   if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks && !too_long) {
     return std::nullopt;
   }
-  std::ostringstream why;
   if (prompt_tokens >= config_.max_model_len) {
-    why << "the prompt of " << prompt_tokens << " tokens leaves no room in max_model_len=" << config_.max_model_len;
-  } else if (blocks > config_.num_gpu_blocks) {
-    why << "prompt and output of " << end << " tokens need " << blocks << " blocks of " << config_.block_size
-        << ", num_gpu_blocks=" << config_.num_gpu_blocks;
-  } else {
-    why << "without chunked prefill a step of " << cap_prefill(prompt_tokens)
-        << " prompt tokens exceeds max_num_batched_tokens=" << config_.max_num_batched_tokens;
+    return text_of("the prompt of ", prompt_tokens, " tokens leaves no room in max_model_len=", config_.max_model_len);
   }
-  return std::move(why).str();
+  if (blocks > config_.num_gpu_blocks) {
+    return text_of("prompt and output of ", end, " tokens need ", blocks, " blocks of ", config_.block_size,
+                   ", num_gpu_blocks=", config_.num_gpu_blocks);
+  }
+  return text_of("without chunked prefill a step of ", cap_prefill(prompt_tokens),
+                 " prompt tokens exceeds max_num_batched_tokens=", config_.max_num_batched_tokens);
 }
 
 std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
@@ -155,6 +154,7 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
     tiers_->stop_waiting(id, now_ns);
   }
   retire(request);
+  show_events(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
   blocked_.valid = false;
   disturbed_ = true;
   leap_taken_ns_ = -1;
@@ -206,13 +206,20 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   begun_ns_ = now_ns;
   disturbed_ = false;
   if (tiers_ && leap_taken_ns_ != now_ns) {  // else it has begun, in a leap
+    step_holds_events_ = false;
     tiers_->hub().run_until(now_ns);
     resume_loaded();
     landings_noticed_ = tiers_->landings();
-    tell(now_ns);
+    show_events(now_ns);
   }
   leap_taken_ns_ = -1;
-  schedule(now_ns);
+  step_holds_events_ = true;
+  try {
+    schedule(now_ns);
+  } catch (...) {  // a policy of the user's: no step begins
+    release_events(now_ns);
+    throw;
+  }
   const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
   fruitless_preemptions_ += log_.preempted.size();
   const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && !unreceived_;
@@ -220,6 +227,7 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   if (sleeping_) {
     released_at_sleep_ = tiers_->released();
     now_ns_ = now_ns;
+    release_events(now_ns);
     return 0;
   }
   stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
@@ -231,6 +239,7 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   ++totals_.steps;
   in_step_ = true;
   now_ns_ = now_ns;
+  if (tiers_) show_events(now_ns);  // what went on the host
   // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
   if (log_.load.prefill_requests > 0) sample(running_.size());
   now_ns_ = now_ns + duration_ns;
@@ -276,32 +285,46 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
 
 // The step that ends now has told everything.
 void VllmEngine::close_step() {
-  tell(now_ns_);
+  release_events(now_ns_);
   if (!config_.check) return;
   // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little.
-  const bool whole = totals_.steps % std::max<std::uint64_t>(1, config_.num_gpu_blocks / 16) == 0 || idle();
-  if (emits_) truth_.require_equal(store_, whole);
+  const bool whole = totals_.steps % std::max<std::uint64_t>(1, store_.num_slots() / 16) == 0 || idle();
+  if (emits_) truth_.require_equal(store_, whole ? EventTruth::Scope::Whole : EventTruth::Scope::All);
   if (whole) store_.check();
-  check_counts();
+  check_counts(whole);
 }
 
-// What happened to blocks since the last call is visible from now on.
-void VllmEngine::tell(std::int64_t now_ns) {
+// No step holds rows of the device back any longer.
+void VllmEngine::release_events(std::int64_t now_ns) {
+  step_holds_events_ = false;
+  show_events(now_ns);
+}
+
+// What happened to blocks since the last call is visible from now on; on the device, unless a step is open.
+void VllmEngine::show_events(std::int64_t now_ns) {
   if (!emits_) return;
   events_.add(store_.drain_events(~std::size_t{0}));
-  const std::span<const EventRecord> told = events_.end_step(now_ns);
-  if (config_.check) truth_.apply(told);
-  if (!config_.events) (void)events_.take_visible();
+  const std::span<const EventRecord> shown = events_.show(now_ns, !step_holds_events_);
+  if (shown.empty()) return;
+  if (config_.check) {
+    truth_.apply(shown, now_ns);
+    truth_.require_equal(store_, EventTruth::Scope::Below);
+  }
+  if (!config_.events) {
+    (void)events_.take_visible();
+  } else if (on_events_) {
+    on_events_(now_ns);
+  }
 }
 
 DrainedEvents VllmEngine::drain_events() {
   events_.add(store_.drain_events(~std::size_t{0}));
-  return events_.drain();
+  return events_.take_all();
 }
 
-DrainedEvents VllmEngine::tell_events() {
+DrainedEvents VllmEngine::peek_events() {
   events_.add(store_.drain_events(~std::size_t{0}));
-  return events_.tell();
+  return events_.peek_new();
 }
 
 // The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
@@ -420,6 +443,7 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish) {
       if (!leaping_ || !can_leap() || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
       if (stuck_ && in_step_ && log_.scheduled.empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
+        release_events(now_ns_);
         --totals_.steps;
       }
     }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/turn.hpp"
 #include "engine/config.hpp"
 #include "engine/engine.hpp"
 #include "engine/forward_pass.hpp"
@@ -86,7 +87,10 @@ class VllmEngine final : public Engine {
   WorkerTiers* tiers() noexcept override { return tiers_.get(); }
   const WorkerTiers* tiers() const noexcept override { return tiers_.get(); }
   void drain_transfers() override;
+  // Loads the prefix that tiers below have, before anybody asks for it. True when something is on its way.
+  bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
   TierRun* own_run() noexcept { return own_run_.get(); }
+  Turns& turns() noexcept { return tiers_ ? tiers_->turns() : turns_; }
 
   // ── Steps ──
   // InvalidArgument when transfers have come further than `now_ns`: they cannot be started in their past.
@@ -122,9 +126,12 @@ class VllmEngine final : public Engine {
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 
   // ── Events: with config().events, rows of both streams since the last call ──
-  TimedEvents take_events() override { return events_.take_visible(); }  // of steps that have ended
-  DrainedEvents drain_events();  // of the step in progress too, as the store tells them
-  DrainedEvents tell_events();   // the same, and they stay to be taken
+  // On the device a row is visible at the end of its step (or at once, when none is open), on tiers below when it
+  // happened.
+  TimedEvents take_events() override { return events_.take_visible(); }
+  DrainedEvents drain_events();  // those of the step in progress too, as the store tells them
+  DrainedEvents peek_events();   // the same, and they stay to be taken
+  void set_on_events(std::function<void(std::int64_t)> on_events) override { on_events_ = std::move(on_events); }
   std::vector<TimedKvTrace> take_kv_trace() noexcept { return std::exchange(kv_trace_, {}); }
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
@@ -202,7 +209,8 @@ class VllmEngine final : public Engine {
   void new_effects();
   const StepEffects& hand_out();
   void close_step();
-  void tell(std::int64_t now_ns);
+  void show_events(std::int64_t now_ns);
+  void release_events(std::int64_t now_ns);
   void update(const std::vector<StepLog::Scheduled>& plan);
   void emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns);
   void retire(EngineRequest& request);
@@ -223,9 +231,10 @@ class VllmEngine final : public Engine {
 
   // vllm_watch.cpp
   void sample(std::size_t running);
-  void check_counts() const;
+  void check_counts(bool whole) const;
 
   EngineConfig config_;
+  Turns turns_;
   StepTiming timing_;
   BlockStore store_;
   const bool shared_;  // the kvbm manager
@@ -268,6 +277,8 @@ class VllmEngine final : public Engine {
   EngineTotals totals_;
   TokenLog token_log_;
   EngineEventLog events_;
+  std::function<void(std::int64_t)> on_events_;
+  bool step_holds_events_ = false;  // rows of the device are those of a step that has not ended
   EventTruth truth_;
   std::vector<TimedKvTrace> kv_trace_;
   std::size_t retired_ = 0;

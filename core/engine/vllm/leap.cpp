@@ -36,7 +36,7 @@ bool VllmEngine::leap(std::int64_t until_ns, bool stop_on_finish) {
   if (tiers_) {
     tiers_->hub().run_until(now_ns_);
     notice_landings(now_ns_);
-    tell(now_ns_);
+    show_events(now_ns_);
   }
   return Leap(*this, until_ns, stop_on_finish).play();
 }
@@ -70,6 +70,7 @@ bool VllmEngine::Leap::play() {
     play_steps();
   } catch (...) {
     failure = std::current_exception();
+    engine_.release_events(engine_.now_ns_);
   }
   for (std::uint32_t order = 0; order < scratch_.members.size(); ++order) {
     if (scratch_.out[order] == 0) settle(order);
@@ -218,6 +219,7 @@ bool VllmEngine::Leap::play_turns() {
   // A hit that the head of the queue has been waiting for, or a preemption.
   if (admits_ || fresh > engine_.store_.available(0)) return false;
   engine_.begun_ns_ = engine_.now_ns_;
+  engine_.step_holds_events_ = true;
   scratch_.filled.clear();
   const bool at_once = fresh == 0 || engine_.leap_has_room(fresh);
   if (!at_once) {
@@ -234,6 +236,7 @@ bool VllmEngine::Leap::play_turns() {
       engine_.leap_taken_ns_ = engine_.now_ns_;
       return false;
     }
+    engine_.show_events(engine_.now_ns_);  // what went on the host
   }
   engine_.now_ns_ = end_ns;
   scratch_.done.clear();
@@ -319,6 +322,7 @@ bool VllmEngine::Leap::sleep() {
   TransferHub& hub = engine_.tiers_->hub();
   const std::optional<std::int64_t> wake = hub.next_wake_ns();
   if (!engine_.waiting_.empty() || !wake || *wake >= until_ns_) return false;
+  engine_.release_events(engine_.now_ns_);
   hub.run_until(*wake);
   engine_.now_ns_ = std::max(engine_.now_ns_, *wake);
   engine_.notice_landings(engine_.now_ns_);

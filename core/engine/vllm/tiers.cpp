@@ -42,10 +42,17 @@ void VllmEngine::drain_transfers() {
   TransferHub& hub = tiers_->hub();
   while (const std::optional<std::int64_t> wake = hub.next_wake_ns()) {
     hub.run_until(*wake);
-    tell(*wake);
   }
-  tell(now_ns_);
   if (config_.check) check();
+}
+
+bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns) {
+  if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  require_time(now_ns);
+  tiers_->hub().run_until(now_ns);
+  const bool under_way = tiers_->prefetch(now_ns, blocks);
+  show_events(now_ns);
+  return under_way;
 }
 
 // An admission: which of its hits came from below, and were on the device only for it.
@@ -87,7 +94,7 @@ void VllmEngine::notice_landings(std::int64_t now_ns) {
   if (tiers_->landings() == landings_noticed_) return;
   landings_noticed_ = tiers_->landings();
   token_log_.touch();
-  tell(now_ns);
+  show_events(now_ns);
 }
 
 bool VllmEngine::landed(std::int64_t now_ns) {
@@ -102,7 +109,9 @@ bool VllmEngine::head_may_move() const {
 
 // Between two steps of a leap: whether something has landed that an ordinary step must decide on.
 bool VllmEngine::leap_disturbed() {
+  step_holds_events_ = true;  // it landed in the middle of a step
   tiers_->hub().run_until(now_ns_);
+  step_holds_events_ = false;
   notice_landings(now_ns_);
   return tiers_->has_ready() || head_may_move();
 }

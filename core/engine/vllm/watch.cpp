@@ -77,13 +77,16 @@ ForwardPass VllmEngine::forward_pass() const {
 
 void VllmEngine::check() {
   store_.check();
-  check_counts();
+  check_counts(true);
   // In the middle of a step there is more to tell.
-  if (config_.check && emits_ && !in_step_) truth_.require_equal(store_, true);
+  if (config_.check && emits_ && !in_step_) truth_.require_equal(store_, EventTruth::Scope::Whole);
+  if (store_.num_events() > 0 && !step_holds_events_)
+    throw Error(ErrorKind::InvariantViolated, "blocks changed, and nobody was told");
 }
 
-// Every request is in one place, and what requests hold is what the store has given away. O(requests under way).
-void VllmEngine::check_counts() const {
+// Every request is in one place, and what requests hold is what the store has given away. O(requests under way), and
+// without `whole` what has changed below.
+void VllmEngine::check_counts(bool whole) const {
   if (running_.size() + waiting_.size() + parked_ + retired_ != requests_.size()) {
     throw Error(ErrorKind::InvariantViolated, "of ", requests_.size(), " requests ", running_.size(), " run, ",
                 waiting_.size(), " wait, ", parked_, " are being loaded and ", retired_, " are done");
@@ -108,7 +111,7 @@ void VllmEngine::check_counts() const {
     tiers_->check();
     references += tiers_->g1_references();
   }
-  if (own_run_) own_run_->check();
+  if (own_run_) own_run_->check(whole);
   const PoolMetrics m = store_.metrics(0);
   if (m.reset_blocks + m.inactive_blocks + m.active_blocks + m.mutable_blocks != m.total_blocks) {
     throw Error(ErrorKind::InvariantViolated, m.reset_blocks, " free, ", m.inactive_blocks, " cached and ",

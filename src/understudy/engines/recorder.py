@@ -105,7 +105,7 @@ class StepRecorder:
         return line
 
     def _tell(self, engine: Engine) -> list[dict[str, Any]]:
-        lines = self._events.describe(engine.tell_events())
+        lines = self._events.describe(engine.peek_events())
         if not self._keep_events:
             engine.take_events()
         return lines
