@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from understudy.cli import Verbs
     from understudy.report import Report, Slo
     from understudy.run.settings import ReplaySettings
+    from understudy.workload import Workload
 
 EXAMPLES = """\
 examples:
+  understudy replay trace.jsonl --online --speedup 10    live workers over HTTP, ten times as fast
   understudy replay trace.jsonl --workers 4 --html report.html
   understudy replay trace.jsonl --workers 8 --block-size 16 --num-gpu-blocks 65536 --json report.json
   understudy replay trace.jsonl --concurrency 64 --slo-ttft-ms 500 --slo-itl-ms 50
@@ -103,6 +105,17 @@ def add_parser(verbs: Verbs) -> None:
         "--check", action="store_true", help="verify conservation and events after every step (slow)"
     )
     how.add_argument(
+        "--online",
+        action="store_true",
+        help="against live workers over HTTP, in real time; tells how late it was",
+    )
+    how.add_argument(
+        "--speedup",
+        type=float,
+        metavar="X",
+        help="--online: simulated time passes X times as fast (default: 1)",
+    )
+    how.add_argument(
         "--no-leaping", action="store_true", help="play every decode step by itself; same result"
     )
 
@@ -128,24 +141,28 @@ def run(args: argparse.Namespace) -> int:
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
     with _progress(args) as progress:
-        report: Report = replay(
-            workload,
-            settings.engine,
-            workers=settings.workers,
-            routing=settings.routing,
-            seed=settings.seed,
-            load=settings.load,
-            tiers=settings.tiers,
-            compare_without_tiers=args.compare_without_tiers,
-            slo=_slo(args),
-            threads=args.threads,
-            leaping=not args.no_leaping,
-            check=args.check,
-            events=args.events,
-            raw_events=args.raw_events,
-            kv_trace=args.kv_trace,
-            progress=progress,
-            record_steps=args.record_steps,
+        report: Report = (
+            _online(args, settings, workload, progress)
+            if args.online
+            else replay(
+                workload,
+                settings.engine,
+                workers=settings.workers,
+                routing=settings.routing,
+                seed=settings.seed,
+                load=settings.load,
+                tiers=settings.tiers,
+                compare_without_tiers=args.compare_without_tiers,
+                slo=_slo(args),
+                threads=args.threads,
+                leaping=not args.no_leaping,
+                check=args.check,
+                events=args.events,
+                raw_events=args.raw_events,
+                kv_trace=args.kv_trace,
+                progress=progress,
+                record_steps=args.record_steps,
+            )
         )
     report = report.with_run(workload=args.trace.name, wall_time_s=time.perf_counter() - started)
     if args.json:
@@ -166,6 +183,41 @@ def run(args: argparse.Namespace) -> int:
 
 
 _OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps")
+
+
+def _online(args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any) -> Report:
+    import sys
+
+    from understudy.errors import ConfigError
+    from understudy.server.online import replay_online
+    from understudy.workload import OpenLoop
+
+    if not isinstance(settings.load, OpenLoop):
+        raise ConfigError("--online plays timestamps; it has no closed loop")
+    for name in ("events", "raw_events", "kv_trace", "record_steps"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")
+    report = replay_online(
+        workload,
+        args.trace.name,
+        settings.engine,
+        slo=_slo(args),
+        workers=settings.workers,
+        routing=settings.routing,
+        seed=settings.seed,
+        speed_up=settings.load.speed_up,
+        speedup=1.0 if args.speedup is None else args.speedup,
+        tiers=settings.tiers,
+        progress=progress,
+    )
+    if not (args.quiet or args.digest):
+        late = report.run["lateness_ms"]
+        print(
+            f"the machine was late: tokens p50 {late['token_p50']:.1f} ms, p99 {late['token_p99']:.1f} ms; "
+            f"first tokens at the client p99 {late['client_first_token_p99']:.1f} ms",
+            file=sys.stderr,
+        )
+    return report
 
 
 def _inputs(args: argparse.Namespace, settings: ReplaySettings) -> dict[str, Path | str | None]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, Identities, TierConfig, TierRun
+    from understudy._core import EventBatch, Identities, RequestRecord, TierConfig, TierRun
     from understudy.engines.config import VllmConfig
     from understudy.engines.timing import TimingModel
 
@@ -49,6 +49,7 @@ class LiveRequest:
         "priority",
         "prompt_tokens",
         "rank",
+        "record",
     )
 
     def __init__(
@@ -68,6 +69,8 @@ class LiveRequest:
         self.listener = listener
         self.priority = priority
         self.rank: EngineCore | None = None
+        self.record: RequestRecord | None = None
+        """What the engine wrote of it, once it has ended there."""
         self.engine_id = -1
         self.emitted = 0
         self.cached_tokens = 0
@@ -139,7 +142,7 @@ class EngineCore:
         """Drop it and free its blocks. False when it has already ended."""
         if request.rank is not self or request.engine_id not in self.live:
             return False
-        self.engine.cancel(request.engine_id, now_ns)
+        request.record = self.engine.cancel(request.engine_id, now_ns)
         del self.live[request.engine_id]
         request.finish_ns = now_ns
         request.ended = "cancelled"
@@ -186,6 +189,7 @@ class EngineCore:
         for record in told.finished:
             if record.id in live:
                 request = live.pop(record.id)
+                request.record = record
                 request.finish_ns = record.finish_ns
                 request.ended = "finished"
                 finished.append(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from understudy._core import TokenBlocks
 from understudy.errors import ConfigError
@@ -28,6 +28,19 @@ if TYPE_CHECKING:
     from understudy.server.metrics import Histogram
     from understudy.server.outputs import Outputs
     from understudy.server.settings import ServerSettings
+
+
+class Diary(Protocol):
+    """Who keeps what happens to the requests of a worker."""
+
+    def on_tokens(self, request: LiveRequest, count: int, now_ns: int) -> None:
+        """Tokens became visible; `request.last_token_ns` is still that of those before."""
+
+    def on_end(self, worker: int, request: LiveRequest) -> None:
+        """It has ended."""
+
+    def on_step(self, worker: int, core: EngineCore, now_ns: int) -> None:
+        """A step has ended."""
 
 
 CACHE_INFO = {
@@ -124,6 +137,8 @@ class Worker:
         """Told of every step's events: (worker, rank, batch)."""
         self.on_restart: Callable[[int], None] | None = None
         """Told when the worker has lost its cache."""
+        self.diary: Diary | None = None
+        """Told of every token, end and step, if anybody keeps one."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
         if config.publishes:
@@ -175,10 +190,12 @@ class Worker:
         assert request.rank is not None
         return self.metrics[self._rank_of[id(request.rank)]]
 
-    def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:  # noqa: ARG002
+    def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
         """A step has ended."""
         rank = self._rank_of[id(core)]
         self.metrics[rank].on_step(effects)
+        if self.diary is not None:
+            self.diary.on_step(self.index, core, now_ns)
         if not core.has_events:
             return
         batch, _ = core.take_events()

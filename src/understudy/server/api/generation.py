@@ -78,6 +78,8 @@ class Choice:
         last = self.emitted >= plan.total
         generation = self.generation
         generation.worker.metrics_of(request).on_tokens(request, first, count, now_ns)
+        if generation.worker.diary is not None:
+            generation.worker.diary.on_tokens(request, count, now_ns)
         if generation.sampling.stream:
             connection = generation.connection
             if not generation.started:
@@ -94,6 +96,8 @@ class Choice:
             return
         self.done = True
         generation = self.generation
+        if generation.worker.diary is not None:
+            generation.worker.diary.on_end(generation.worker.index, request)
         if self.emitted >= self.plan.total:
             generation.worker.metrics_of(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.engine_tokens

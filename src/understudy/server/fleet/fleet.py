@@ -34,8 +34,10 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """The workers of one process on one stage."""
 
-    def __init__(self, settings: FleetSettings) -> None:
+    def __init__(self, settings: FleetSettings, *, events: bool = False) -> None:
+        """With `events`, workers keep them for whoever sets their `on_events`."""
         self.settings = settings
+        self._events = events
         first = settings.pools[0][1]
         for _, pool in settings.pools:
             if pool.speedup != first.speedup or pool.tokenizer != first.tokenizer:
@@ -64,8 +66,8 @@ class Fleet:
         events = pool.kv_events_config
         if events.get("enable_kv_cache_events"):
             own["kv_events_config"] = {**events, **_shifted(events, index * pool.data_parallel_size)}
-        routed = isinstance(self.router, KvAware)
-        server = Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=routed)
+        events_kept = self._events or isinstance(self.router, KvAware)
+        server = Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=events_kept)
         if isinstance(self.router, KvAware):
             server.worker.on_events = self.router.observe
             server.worker.on_restart = self.router.forget
