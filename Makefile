@@ -20,12 +20,13 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint sanitize interop bench soak clean
+.PHONY: help demo test lint conformance sanitize interop bench soak clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
 	@echo 'make test      the test suite'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
+	@echo 'make conformance  every recorded schedule of vLLM, step by step, as a table'
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop   our events read by Dynamo'"'"'s own router, in an environment of its own'
 	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
@@ -46,6 +47,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+conformance: .venv/installed
+	@$(BIN)/understudy conformance vllm tests/golden
 
 # The interpreter is not built for ASan, so the runtimes are loaded ahead of it. CPython keeps memory until exit:
 # leaks are the pure C++ driver's to prove.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from engines.test_against_model import FIXED, assert_like_the_model, play_with_cancels
 from engines.test_leaping import assert_leaping_changes_nothing, assert_same_run
 from model.replay_gen import random_case
+from model.scenario_gen import with_bursts, with_ends
 from model.vllm_config import PROFILES, Profile
 from understudy.run.offline import run_offline
 
@@ -42,7 +43,8 @@ def _profile(seed: int) -> Profile:
 
 def like_the_model(seed: int) -> None:
     """Every line of every step."""
-    assert_like_the_model(seed, _profile(seed), bursts=_turn(seed) % 5 < 2)
+    changes = ([with_bursts], [with_bursts], [with_ends], [with_ends], [])[_turn(seed) % 5]
+    assert_like_the_model(seed, _profile(seed), *changes)
 
 
 def with_cancels(seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from model.scenario_gen import random_scenario
-from model.vllm_config import PROFILES, RECORDED, V0_18, V0_23, V0_27, Config, Profile
+from model.vllm_config import PROFILES, RECORDED, V0_18, V0_23, V0_27, V0_31, Config, Profile
 from model.vllm_format import RequestSpec, Scenario, StepRecord, expand_prompt
 from model.vllm_scheduler import VllmModel, run_scenario
 
@@ -69,15 +69,27 @@ def test_every_recorded_line_is_reproduced(name: str) -> None:
     header, *expected = golden_lines(name)
     scenario = load(name)
     config = vars(Config.parse(scenario["config"]))
-    assert json.loads(header)["header"]["config"] == {
-        name: value for name, value in config.items() if not name.startswith("aic_")
-    }
+    recorded = json.loads(header)["header"]["config"]
+    assert recorded == {name: config[name] for name in recorded}
     lines = 0
     for line, record in zip(expected, run_scenario(scenario), strict=True):
         # As text, because the order of keys is part of the record.
         assert json.dumps(record, separators=(",", ":")) == line
         lines += 1
     assert lines == len(expected) > 1
+
+
+WIDER = ("vllm-aborts", "vllm-async-aborts", "vllm-eos", "vllm-versions/v0.32.0")
+
+
+@pytest.mark.parametrize("folder", WIDER)
+def test_aborts_ends_by_eos_and_the_newest_version_are_reproduced(folder: str) -> None:
+    profile = V0_31 if "0.32" in folder else RECORDED
+    for path in sorted((GOLDEN.parent / folder / "scenarios").glob("*.json"))[::6]:
+        golden = GOLDEN.parent / folder / "golden" / f"{path.stem}.jsonl.gz"
+        _, *expected = gzip.decompress(golden.read_bytes()).decode().splitlines()
+        for line, record in zip(expected, run_scenario(json.loads(path.read_text()), profile), strict=True):
+            assert json.dumps(record, separators=(",", ":")) == line, path.stem
 
 
 @pytest.mark.parametrize("name", STALLS)

@@ -41,7 +41,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
                  bool async_scheduling, const std::string& kv_manager, const std::string& eviction_policy,
                  const std::vector<double>& accept_rates, nb::handle burst_seed, const std::string& free_order,
-                 bool phantom_hits, bool events, bool kv_trace, bool check) {
+                 bool phantom_hits, bool caps_lone_prefill, nb::handle max_num_active_seqs,
+                 bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace, bool check) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -66,6 +67,9 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                                               {"all_last", FreeOrder::AllLast},
                                               {"uncached_last", FreeOrder::UncachedLast}});
   config.phantom_hits = phantom_hits;
+  config.caps_lone_prefill = caps_lone_prefill;
+  config.max_num_active_seqs = read_limit(max_num_active_seqs, "max_num_active_seqs");
+  config.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive;
   config.kv_manager =
       read_choice<KvBackend>(kv_manager, "kv_manager", {{"native", KvBackend::Native}, {"kvbm", KvBackend::Kvbm}});
   config.eviction_policy = read_choice<PolicyKind>(
@@ -78,16 +82,20 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
 }
 
 RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
-                 const Identities* identities, std::int64_t priority, double arrival_time) {
+                 const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at) {
   RequestSpec spec;
   spec.name = name;
   spec.prompt_tokens = static_cast<std::uint32_t>(read_uint(prompt_tokens, "prompt_tokens", 1u << 30));
   spec.max_tokens = static_cast<std::uint32_t>(read_uint(max_tokens, "max_tokens", 1u << 30));
+  if (!eos_at.is_none()) {
+    spec.eos_at = static_cast<std::uint32_t>(read_uint(eos_at, "eos_at", 1u << 30));
+    if (spec.eos_at == 0) throw Error(ErrorKind::InvalidArgument, "request ", name, ": eos_at counts from 1");
+  }
   spec.priority = priority;
   spec.arrival_time = arrival_time;
   if (identities != nullptr) {
     // The last token is never computed, so it fills no block.
-    const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{spec.prompt_tokens} + std::max(spec.max_tokens, 1u),
+    const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{spec.prompt_tokens} + std::max(spec.outputs(), 1u),
                                                       self.config().max_model_len);
     const std::uint64_t full = end == 0 ? 0 : (end - 1) / self.config().block_size;
     if (self.config().enable_prefix_caching && identities->size() < full) {
@@ -172,7 +180,9 @@ void bind_engine(nb::module_& m) {
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
            "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a = "lineage",
            "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "free_order"_a = "unkeyed_first",
-           "phantom_hits"_a = true, "events"_a = false, "kv_trace"_a = false, "check"_a = false);
+           "phantom_hits"_a = true, "caps_lone_prefill"_a = true, "max_num_active_seqs"_a.none() = nb::none(),
+           "long_prefill_token_threshold_adaptive"_a = false, "events"_a = false, "kv_trace"_a = false,
+           "check"_a = false);
 
   nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
       .def(nb::init<>())
@@ -237,8 +247,9 @@ void bind_engine(nb::module_& m) {
            "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<1, 5>(),
            "With `tiers`, and `run` where several engines share them.")
       .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
-           nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0,
-           "Queue a request; returns its index. `identities` name the blocks that prompt and output fill.")
+           nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(),
+           "Queue a request; returns its index. `identities` name the blocks that prompt and output fill; the "
+           "output token with number `eos_at` ends it before `max_tokens` does.")
       .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
            "Why a request of this size could never run to its end, or None.")
       .def("cancel", &VllmEngine::cancel, "request"_a, "now_ns"_a,

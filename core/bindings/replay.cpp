@@ -74,19 +74,20 @@ void check_links(const WorkloadColumns& w) {
 
 FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Column<std::int64_t> arrival_ns,
                       Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens,
-                      Column<std::int32_t> priority, Column<std::int32_t> turn, Column<std::int64_t> next_turn,
-                      Column<std::int64_t> delay_ns, Column<std::int64_t> hash_offsets, Column<std::uint32_t> hash_ids,
-                      Column<bool> output_in_next, Column<std::int64_t> output_token_offsets,
-                      Column<std::uint32_t> output_token_ids, nb::handle trace_block_size, nb::handle workers,
-                      const std::string& routing, nb::handle seed, nb::handle concurrency, nb::handle threads,
-                      bool leaping, bool check, nb::object progress, Column<std::int64_t> queue_order,
-                      const std::vector<std::string>& names, nb::handle lockstep_ns, nb::object on_step,
-                      const TierConfig* tiers) {
+                      Column<std::int32_t> max_tokens, Column<std::int32_t> priority, Column<std::int32_t> turn,
+                      Column<std::int64_t> next_turn, Column<std::int64_t> delay_ns, Column<std::int64_t> hash_offsets,
+                      Column<std::uint32_t> hash_ids, Column<bool> output_in_next,
+                      Column<std::int64_t> output_token_offsets, Column<std::uint32_t> output_token_ids,
+                      nb::handle trace_block_size, nb::handle workers, const std::string& routing, nb::handle seed,
+                      nb::handle concurrency, nb::handle threads, bool leaping, bool check, nb::object progress,
+                      Column<std::int64_t> queue_order, const std::vector<std::string>& names, nb::handle lockstep_ns,
+                      nb::object on_step, const TierConfig* tiers) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
   workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
   workload.prompt_tokens = view(prompt_tokens, rows, "prompt_tokens");
   workload.output_tokens = view(output_tokens, rows, "output_tokens");
+  if (max_tokens.size() != 0) workload.max_tokens = view(max_tokens, rows, "max_tokens");
   workload.priority = view(priority, rows, "priority");
   workload.turn = view(turn, rows, "turn");
   workload.next_turn = view(next_turn, rows, "next_turn");
@@ -226,6 +227,7 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("preemptions", &column_of<&FleetResult::preemptions>)
       .def_prop_ro("worker", &column_of<&FleetResult::worker>)
       .def_prop_ro("status", &column_of<&FleetResult::fate>)
+      .def_prop_ro("finish_reason", &column_of<&FleetResult::finish_reason>)
       .def_ro("rejections", &FleetResult::rejections)
       .def_prop_ro("itl_ns", &column_of<&FleetResult::gap_ns>)
       .def_prop_ro("itl_count", &column_of<&FleetResult::gap_count>)
@@ -276,11 +278,11 @@ void bind_replay(nb::module_& m) {
         "else None.");
 
   m.def("run_fleet", &run_fleet, nb::kw_only(), "engine"_a, "timing"_a, "arrival_ns"_a, "prompt_tokens"_a,
-        "output_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,
-        "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a, "workers"_a = 1,
-        "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
-        "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
-        "on_step"_a.none() = nb::none(), "tiers"_a.none() = nb::none(),
+        "output_tokens"_a, "max_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a,
+        "hash_ids"_a, "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a,
+        "workers"_a = 1, "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1,
+        "leaping"_a = true, "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a,
+        "lockstep_ns"_a = 0, "on_step"_a.none() = nb::none(), "tiers"_a.none() = nb::none(),
         "Replay a workload through a fleet of simulated workers.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a,

@@ -33,7 +33,9 @@ struct EngineConfig {
   std::uint32_t max_num_seqs = 256;
   std::uint32_t max_num_batched_tokens = 8192;
   std::uint32_t max_model_len = kUnlimited;
-  std::uint32_t long_prefill_token_threshold = 0;  // 0: off
+  std::uint32_t max_num_active_seqs = kUnlimited;      // nobody is admitted while so many run
+  std::uint32_t long_prefill_token_threshold = 0;      // 0: off
+  bool long_prefill_token_threshold_adaptive = false;  // no lower than everybody's fair share of the budget
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   SchedulingPolicy policy = SchedulingPolicy::Fcfs;
@@ -48,7 +50,8 @@ struct EngineConfig {
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;
-  bool phantom_hits = true;  // a victim already scheduled keeps keys of blocks that nobody will compute
+  bool caps_lone_prefill = true;  // the long-prefill threshold holds though nobody else is there
+  bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that nobody will compute
 
   bool events = false;    // keep what happens to blocks until it is drained; nothing without prefix caching
   bool kv_trace = false;  // keep a record of every allocation and eviction until it is drained

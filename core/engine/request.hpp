@@ -46,9 +46,13 @@ struct RequestSpec {
   std::string name;  // breaks ties under the priority policy
   std::uint32_t prompt_tokens = 0;
   std::uint32_t max_tokens = 0;
+  std::uint32_t eos_at = 0;  // its output token of this number (from 1) is EOS; 0: only a limit ends it
   std::int64_t priority = 0;
   double arrival_time = 0;
   std::shared_ptr<const IdentitySource> identities;  // null: nothing of it is ever found again
+
+  // How many output tokens it ends with, unless max_model_len cuts it. The scheduler knows only `max_tokens`.
+  std::uint32_t outputs() const noexcept { return eos_at > 0 && eos_at < max_tokens ? eos_at : max_tokens; }
 };
 
 enum class FinishReason : std::uint8_t {

@@ -234,8 +234,9 @@ std::size_t Fleet::route(std::uint64_t) {
 
 // A request that can never fit is rejected in front of the engines, and the rest go on.
 bool Fleet::rejected(std::uint64_t row) {
-  const auto why = workers_[0].engine->never_fits(static_cast<std::uint32_t>(workload_.prompt_tokens[row]),
-                                                  static_cast<std::uint32_t>(workload_.output_tokens[row]));
+  const auto why = workers_[0].engine->never_fits(
+      static_cast<std::uint32_t>(workload_.prompt_tokens[row]),
+      std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row])));
   if (why) rejections_.emplace_back(static_cast<std::int64_t>(row), *why);
   return why.has_value();
 }
@@ -259,7 +260,9 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   const auto last = static_cast<std::size_t>(workload_.hash_offsets[source + 1]);
   RequestSpec spec;
   spec.prompt_tokens = prompt;
-  spec.max_tokens = output;
+  spec.max_tokens = workload_.limit(row);
+  if (!workload_.max_tokens.empty() && workload_.max_tokens[row] >= 0 && output <= spec.max_tokens)
+    spec.eos_at = output;
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   spec.arrival_time =
       workload_.queue_order.empty() ? static_cast<double>(arrival_ns) : static_cast<double>(workload_.queue_order[row]);

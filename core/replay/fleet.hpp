@@ -33,6 +33,7 @@ struct WorkloadColumns {
   std::span<const std::int64_t> arrival_ns;
   std::span<const std::int32_t> prompt_tokens;
   std::span<const std::int32_t> output_tokens;
+  std::span<const std::int32_t> max_tokens;  // limits of the output, -1 for none; empty: nobody has one
   std::span<const std::int32_t> priority;
   std::span<const std::int32_t> turn;
   std::span<const std::int64_t> next_turn;
@@ -47,6 +48,11 @@ struct WorkloadColumns {
   std::span<const std::string> names;         // empty: row numbers
 
   std::size_t size() const noexcept { return prompt_tokens.size(); }
+  // The limit of a row that has one, else its length.
+  std::uint32_t limit(std::size_t row) const noexcept {
+    const std::int32_t own = max_tokens.empty() ? -1 : max_tokens[row];
+    return static_cast<std::uint32_t>(own < 0 || output_tokens[row] == 0 ? output_tokens[row] : own);
+  }
 };
 
 struct FleetConfig {
@@ -91,6 +97,7 @@ struct FleetResult {
   std::vector<std::int32_t> preemptions;
   std::vector<std::int32_t> worker;
   std::vector<std::uint8_t> fate;
+  std::vector<std::uint8_t> finish_reason;  // of what completed: 1 its limit (or the model's), 2 EOS; else 0
   std::vector<std::pair<std::int64_t, std::string>> rejections;
 
   // With tiers; else empty.

@@ -19,6 +19,7 @@ void Fleet::prepare_columns() {
   out.looked_up_tokens.assign(n, 0);
   out.preemptions.assign(n, 0);
   out.fate.assign(n, static_cast<std::uint8_t>(RequestFate::Unfinished));
+  out.finish_reason.assign(n, 0);
   if (!config_.tiers) return;
   for (auto* columns : {&out.below_tokens_first, &out.below_tokens_total}) {
     for (std::vector<std::int64_t>& column : *columns) column.assign(n, 0);
@@ -63,7 +64,8 @@ void Fleet::keep(std::uint64_t row, const RequestRecord& record) {
   out.looked_up_tokens[row] = static_cast<std::int64_t>(record.looked_up);
   out.preemptions[row] = static_cast<std::int32_t>(record.preemptions);
   out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
-  const auto asked = static_cast<std::uint32_t>(workload_.output_tokens[row]);
+  out.finish_reason[row] = record.reason == FinishReason::Stop ? 2 : 1;
+  const auto asked = std::min(static_cast<std::uint32_t>(workload_.output_tokens[row]), workload_.limit(row));
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const std::uint32_t expected = std::min(asked, config_.engine.max_model_len - prompt);
   if (config_.check && record.output_tokens != expected) {

@@ -486,6 +486,9 @@ class EngineConfig:
         burst_seed: int = 42,
         free_order: str = "unkeyed_first",
         phantom_hits: bool = True,
+        caps_lone_prefill: bool = True,
+        max_num_active_seqs: int | None = None,
+        long_prefill_token_threshold_adaptive: bool = False,
         events: bool = False,
         kv_trace: bool = False,
         check: bool = False,
@@ -595,6 +598,7 @@ class Engine:
         *,
         priority: int = 0,
         arrival_time: float = 0.0,
+        eos_at: int | None = None,
     ) -> int: ...
     def never_fits(self, prompt_tokens: int, max_tokens: int) -> str | None: ...
     def cancel(self, request: int, now_ns: int) -> RequestRecord | None: ...
@@ -734,6 +738,8 @@ class FleetResult:
     @property
     def status(self) -> npt.NDArray[np.uint8]: ...
     @property
+    def finish_reason(self) -> npt.NDArray[np.uint8]: ...
+    @property
     def rejections(self) -> list[tuple[int, str]]: ...
     @property
     def itl_ns(self) -> npt.NDArray[np.int64]: ...
@@ -787,6 +793,7 @@ def run_fleet(
     arrival_ns: npt.NDArray[np.int64],
     prompt_tokens: npt.NDArray[np.int32],
     output_tokens: npt.NDArray[np.int32],
+    max_tokens: npt.NDArray[np.int32],
     priority: npt.NDArray[np.int32],
     turn: npt.NDArray[np.int32],
     next_turn: npt.NDArray[np.int64],

@@ -42,6 +42,7 @@ def replay(
     routing: Routing = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
+    max_tokens: int | None = None,
     timing: TimingModel | None = None,
     tiers: TiersConfig | None = None,
     compare_without_tiers: bool = False,
@@ -62,7 +63,8 @@ def replay(
     each: `events` gets the consolidated KV events, `raw_events` those that such engines would send, and `kv_trace`
     allocations and evictions. `slo` sets goals for goodput, and
     `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
-    finished report. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
+    finished report. `max_tokens` is the limit of every request that has none of its own: what the model would say
+    beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
     """
     started = time.perf_counter()
     if not isinstance(slo, Slo | None):
@@ -85,6 +87,8 @@ def replay(
         raise ConfigError(
             f"{next(iter(trace_options))} is an option of a trace file, but a Workload was given"
         )
+    if max_tokens is not None:
+        workload = workload.limited(max_tokens)
     how: dict[str, Any] = {
         "workers": workers,
         "routing": routing,
@@ -105,6 +109,7 @@ def replay(
         record_steps=record_steps,
         **how,
     )
+    limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if run.kv is not None:
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)
     facts = {
@@ -114,6 +119,7 @@ def replay(
         "trace_block_size": workload.trace_block_size,
         **({"notes": workload.notes} if workload.notes else {}),
         **run.facts,
+        **limit,
     }
     report = Report.build(run.timeline, facts, slo)
     report = report.with_run(wall_time_s=time.perf_counter() - started)

@@ -33,15 +33,31 @@ def doctor(recordings: Path, name: str) -> None:
         file.writelines(f"{json.dumps(line)}\n" for line in lines)
 
 
-def test_identical_schedules_are_a_line_each_and_exit_code_0(
+def test_identical_schedules_are_a_row_a_folder_and_version_and_exit_code_0(
     recordings: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["conformance", "vllm", str(recordings)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "same    priority_phantom_hit  16 steps",
-        "same    single  20 steps",
-        "2 of 2 scenarios identical, 36 steps compared",
-    ]
+    *table, last = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in table if "a014e35f38c8" in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")][2:] == ["recorded", "2", "2", "36"]
+    assert last == "2 of 2 scenarios identical, 36 steps compared"
+
+
+def test_folders_of_all_kinds_are_found_at_any_depth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, name in (
+        ("vllm-eos", "eos_sync_4"),
+        ("vllm-async-aborts", "midasync_exact_224"),
+        ("vllm-versions/v0.23.0", "ver_tiny_9000"),
+    ):
+        for part, ending in (("scenarios", "json"), ("golden", "jsonl.gz")):
+            (tmp_path / folder / part).mkdir(parents=True)
+            shutil.copy(GOLDEN.parent / folder / part / f"{name}.{ending}", tmp_path / folder / part)
+    assert main(["conformance", "vllm", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "v0.23.0" in out
+    assert out.splitlines()[-1].startswith("3 of 3 scenarios identical")
 
 
 def test_a_difference_is_told_and_the_rest_still_compared(
@@ -49,11 +65,12 @@ def test_a_difference_is_told_and_the_rest_still_compared(
 ) -> None:
     doctor(recordings, "priority_phantom_hit")
     assert main(["conformance", "vllm", str(recordings)]) == 1
-    first, second, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("differs priority_phantom_hit  step 3: waiting is ")
-    assert first.endswith(", recorded 77")
-    assert second == "same    single  20 steps"
-    assert last == "1 of 2 scenarios identical, 23 steps compared"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "differs ./priority_phantom_hit, step 3"
+    assert lines[1].strip() == "waiting"
+    assert lines[2].startswith("    here      ")
+    assert lines[3] == "    recorded  77"
+    assert lines[-1] == "1 of 2 scenarios identical, 23 steps compared"
 
 
 def test_a_difference_with_lists_is_printed_as_it_is(
@@ -65,16 +82,16 @@ def test_a_difference_with_lists_is_printed_as_it_is(
     content["requests"][0]["id"] = "[bold]"
     scenario.write_text(json.dumps(content))
     assert main(["conformance", "vllm", str(recordings), "--only", "single"]) == 1
-    line = capsys.readouterr().out.splitlines()[0]
-    assert '"[bold]"' in line
-    assert line.startswith("differs single  step 0: scheduled is {")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["differs ./single, step 0", "  scheduled"]
+    assert '{"[bold]":' in lines[2]
     doctored = recordings / "golden" / "single.jsonl.gz"
-    lines = [json.loads(line) for line in gzip.decompress(doctored.read_bytes()).splitlines()]
-    for entry in lines[1:-1]:
+    entries = [json.loads(line) for line in gzip.decompress(doctored.read_bytes()).splitlines()]
+    for entry in entries[1:-1]:
         entry["scheduled"] = dict.fromkeys(["[bold]"], *entry["scheduled"].values())
-    doctored.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    doctored.write_bytes(gzip.compress("\n".join(map(json.dumps, entries)).encode()))
     assert main(["conformance", "vllm", str(recordings), "--only", "single"]) == 1
-    assert 'new is ["[bold]"], recorded [' in capsys.readouterr().out
+    assert 'here      ["[bold]"]' in capsys.readouterr().out
 
 
 def test_scenarios_can_be_chosen_and_checked(recordings: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +111,7 @@ def test_another_version_can_be_compared(recordings: Path, capsys: pytest.Captur
         (["{}/nowhere"], "no scenarios"),
         (["{}", "--only", "x*"], "'x*'"),
         (["{}", "--vllm-version", "v1"], "vllm_version 'v1' is not known"),
+        (["{}", "--vllm-version", "1.2"], "the newest that is known is 0.32"),
     ],
 )
 def test_bad_arguments_are_a_message_and_exit_code_2(

@@ -98,6 +98,8 @@ def test_the_json_report_tells_the_run_and_its_facts(
     assert report["requests"] == {
         "total": ROWS,
         "completed": ROWS,
+        "stopped": 0,
+        "length_capped": 40,
         "rejected": 0,
         "cancelled": 0,
         "unfinished": 0,

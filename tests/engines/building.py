@@ -30,6 +30,8 @@ def engine_profile(profile: Profile) -> VersionProfile:
         free_order=profile.free_order,
         has_watermark=profile.has_watermark,
         has_reserve_full_isl=profile.has_reserve_full_isl,
+        caps_lone_prefill=profile.caps_lone_prefill,
+        has_active_seqs=not profile.caps_lone_prefill,
         phantom_hits=profile.phantom_hit,
     )
 
@@ -64,6 +66,7 @@ def submit_spec(
         identities,
         priority=request.priority,
         arrival_time=index if request.arrival_time is None else request.arrival_time,
+        eos_at=request.eos_at,
     )
 
 

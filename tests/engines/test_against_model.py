@@ -9,18 +9,22 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from engines.building import engine_for, engine_profile, request_spec, submit_spec
 from model.kvbm_scheduler import KvbmModel, model_for
-from model.scenario_gen import random_scenario, with_bursts
-from model.vllm_config import PROFILES, RECORDED, Profile
+from model.scenario_gen import random_scenario, with_bursts, with_caps, with_ends
+from model.vllm_config import PROFILES, RECORDED, V0_31, Profile
 from model.vllm_scheduler import Plan
 from model.vllm_scheduler import run_scenario as run_model
 from understudy.engines import recorder
 from understudy.engines import scenario as engine_scenario
+from understudy.engines.scenario import blocks_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from model.vllm_format import RequestSpec, Scenario
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
@@ -29,11 +33,13 @@ FIXED = Profile("fixed", phantom_hit=False)
 MS = 1_000_000
 
 
-def assert_like_the_model(seed: int, profile: Profile, *, bursts: bool = False) -> dict[str, Any]:
+def assert_like_the_model(
+    seed: int, profile: Profile, *changes: Callable[[Scenario, int], Scenario]
+) -> dict[str, Any]:
     """Compare the text of every line; returns the last one, the totals."""
     scenario = random_scenario(seed, profile)
-    if bursts:
-        scenario = with_bursts(scenario, seed)
+    for change in changes:
+        scenario = change(scenario, seed)
     ours = recorder.run_scenario(
         msgspec.convert(scenario, engine_scenario.Scenario), engine_profile(profile), check=True
     )
@@ -98,9 +104,22 @@ def test_thousands_of_scenarios_with_shared_blocks_are_scheduled_as_the_model_do
 
 @pytest.mark.parametrize("profile", [*PROFILES, FIXED], ids=lambda profile: profile.name)
 def test_random_scenarios_with_speculation_are_scheduled_as_the_model_does(profile: Profile) -> None:
-    ends = [assert_like_the_model(seed, profile, bursts=True) for seed in range(SEEDS)]
+    ends = [assert_like_the_model(seed, profile, with_bursts) for seed in range(SEEDS)]
     for total in ("preemptions", "cached_tokens", "removed_blocks"):
         assert any(end[total] for end in ends), total
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_random_scenarios_with_aborts_and_ends_by_eos_are_scheduled_as_the_model_does(
+    profile: Profile,
+) -> None:
+    for seed in range(SEEDS):
+        assert_like_the_model(seed, profile, with_ends)
+
+
+def test_random_scenarios_with_the_caps_of_v0_31_are_scheduled_as_the_model_does() -> None:
+    for seed in range(2 * SEEDS):
+        assert_like_the_model(seed, V0_31, with_caps, *([with_ends] if seed % 2 else []))
 
 
 @pytest.mark.soak
@@ -108,7 +127,7 @@ def test_random_scenarios_with_speculation_are_scheduled_as_the_model_does(profi
 @pytest.mark.parametrize("profile", [*PROFILES, FIXED], ids=lambda profile: profile.name)
 def test_thousands_of_scenarios_are_scheduled_as_the_model_does(profile: Profile) -> None:
     for seed in range(1000, 1000 + SOAK // 500):
-        assert_like_the_model(seed, profile, bursts=seed % 3 == 0)
+        assert_like_the_model(seed, profile, *([with_ends], [with_bursts], [])[seed % 3])
 
 
 @pytest.mark.parametrize(("seed", "blocks"), [(0, 0), (137, 2), (597, 1), (1676, 3), (1990, 2)])
@@ -149,10 +168,6 @@ class Pair:
     def begin(self) -> None:
         self.engine.begin_step(self.now_ns)
         self.plan = self.model._schedule()
-        if self.model.config.async_scheduling:
-            received, self.model._unreceived = self.model._unreceived, self.plan
-            if received is not None:
-                self.model._update(received)
         self.compare()
         assert self.engine.scheduled == [
             (self.names.index(request.id), count) for request, count in self.plan.scheduled.items()
@@ -162,8 +177,11 @@ class Pair:
         assert self.plan is not None
         self.now_ns += MS
         self.finished += [record.id for record in self.engine.end_step(self.now_ns).finished]
-        if not self.model.config.async_scheduling:
-            self.model._update(self.plan)
+        received: Plan | None = self.plan
+        if self.model.config.async_scheduling:
+            received, self.model._unreceived = self.model._unreceived, self.plan
+        if received is not None:
+            self.model._update(received)
         self.plan = None
         self.compare()
 
@@ -172,7 +190,7 @@ class Pair:
         self.end()
 
     def cancel(self, name: str) -> None:
-        assert self.engine.cancel(self.names.index(name), self.now_ns)
+        self.engine.cancel(self.names.index(name), self.now_ns)
         self.model.cancel(name)
         assert not self.engine.cancel(self.names.index(name), self.now_ns)
         self.compare()
@@ -273,9 +291,7 @@ def test_a_finished_request_cannot_be_cancelled() -> None:
     assert not engine.cancel(done, 2 * MS)
 
 
-def test_a_request_whose_last_token_is_visible_has_finished_though_the_scheduler_has_yet_to_learn_it() -> (
-    None
-):
+def test_a_request_whose_last_token_is_in_flight_to_the_scheduler_is_freed_by_an_abort() -> None:
     engine = engine_for({**TIGHT, "async_scheduling": True})
     done = submit_spec(engine, request_spec("a", [[1, 8]], 1), 0, 4)
     engine.begin_step(0)
@@ -283,8 +299,9 @@ def test_a_request_whose_last_token_is_visible_has_finished_though_the_scheduler
     assert engine.take_finished() == [done]
     assert engine.running == [done]
     assert not engine.cancel(done, MS)
+    assert engine.running == []
+    assert engine.free_blocks == TIGHT["num_blocks"] - 1
     engine.begin_step(MS)
-    assert engine.finished == [done]
     engine.end_step(MS)
     assert engine.idle
     assert engine.take_finished() == []
@@ -318,8 +335,8 @@ def play_with_cancels(
         pair.end()
         cancel_somebody(pair, rng)
     for request in [*pair.model.running, *pair.model.waiting]:
-        if pair.engine.cancel(pair.names.index(request.id), pair.now_ns):
-            pair.model.cancel(request.id)
+        pair.engine.cancel(pair.names.index(request.id), pair.now_ns)
+        pair.model.cancel(request.id)
     pair.drain()
 
 
@@ -327,9 +344,32 @@ def cancel_somebody(pair: Pair, rng: Random) -> None:
     candidates = pair.model.running + pair.model.waiting
     if candidates and rng.random() < 0.08:
         name = rng.choice(candidates).id
-        # Asynchronously, its last token may be visible already; then it has finished.
-        if pair.engine.cancel(pair.names.index(name), pair.now_ns):
-            pair.model.cancel(name)
-        else:
+        # Asynchronously, its last token may be visible already; then only its blocks go.
+        if not pair.engine.cancel(pair.names.index(name), pair.now_ns):
             assert pair.model.config.async_scheduling
+        pair.model.cancel(name)
         pair.compare()
+
+
+# ── Ends by EOS ──
+
+
+def test_eos_after_max_tokens_is_refused_by_name() -> None:
+    engine = engine_for(TIGHT)
+    with pytest.raises(ValueError, match="request a: eos_at 9 is after max_tokens=8"):
+        submit_spec(engine, {**request_spec("a", [[1, 8]], 8), "eos_at": 9}, 0, 4)
+    with pytest.raises(ValueError, match="eos_at counts from 1"):
+        engine.submit("a", 8, 8, blocks_of(np.arange(20, dtype=np.uint32), 4)[0], eos_at=0)
+    assert engine.idle
+
+
+@BOTH
+def test_a_request_that_ends_by_eos_is_scheduled_once_more_only_asynchronously(asynchronous: bool) -> None:
+    pair = Pair({**TIGHT, "async_scheduling": asynchronous})
+    pair.add({**request_spec("a", [[1, 8]], 8), "eos_at": 2}, 0)
+    turns = 0
+    while not pair.engine.idle:
+        pair.step()
+        turns += bool(pair.engine.scheduled)
+    assert turns == (3 if asynchronous else 2)
+    assert pair.engine.emitted(0) == 2

@@ -10,14 +10,31 @@ from typing import Any
 
 import pytest
 
-from understudy.engines.conformance import Outcome, compare, compare_all, describe_difference
-from understudy.engines.profiles import PROFILES, profile_named
+from understudy.engines.config import VllmConfig
+from understudy.engines.conformance import (
+    Outcome,
+    compare,
+    compare_all,
+    compare_recording,
+    describe_difference,
+)
+from understudy.engines.profiles import NEWEST, PROFILES, profile_named
 from understudy.engines.recorder import run_scenario
+from understudy.engines.recordings import Recording, find_recordings
 from understudy.engines.scenario import read_scenario
 from understudy.errors import ConfigError, InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm"
 NAMES = sorted(path.stem for path in (GOLDEN / "scenarios").glob("*.json"))
+FOLDERS = {
+    "vllm-aborts": 59,
+    "vllm-async-aborts": 47,
+    "vllm-eos": 15,
+    "vllm-versions/v0.18.1": 40,
+    "vllm-versions/v0.23.0": 40,
+    "vllm-versions/v0.27.0": 40,
+    "vllm-versions/v0.32.0": 40,
+}
 STALLS = ["outgrows_pool", "too_long_chunked", "too_long_reserve"]
 CHECKED_STEPS = 260  # a recording of up to so many steps is played with every invariant verified too
 
@@ -57,7 +74,31 @@ def test_all_recorded_scenarios_are_here() -> None:
 def test_every_step_is_the_recorded_one(name: str) -> None:
     recorded = golden_lines(name)[-1]["end"]["steps"]
     outcome = compare(scenario_path(name), golden_path(name), check=recorded <= CHECKED_STEPS)
-    assert outcome == Outcome(name, recorded, None)
+    revision = "a014e35f38c80fb0652387740193ad2147fed6a3"
+    assert outcome == Outcome(name, recorded, None, revision, "recorded")
+
+
+WIDER = [recording for folder in FOLDERS for recording in find_recordings(GOLDEN.parent / folder)]
+
+
+def test_all_wider_recordings_are_here() -> None:
+    assert len(WIDER) == sum(FOLDERS.values())
+
+
+@pytest.mark.parametrize("recording", WIDER, ids=lambda r: f"{r.folder.name}-{r.name}")
+def test_aborts_ends_by_eos_and_every_recorded_version_are_step_for_step_the_same(
+    recording: Recording,
+) -> None:
+    outcome = compare_recording(recording)
+    assert outcome.difference is None
+    assert outcome.steps > 0
+
+
+def test_a_lone_request_is_not_capped_since_v0_31() -> None:
+    folder = GOLDEN.parent / "vllm-versions" / "v0.32.0"
+    older = [outcome for outcome in compare_all(folder, profile_named("0.30")) if outcome.difference]
+    assert 0 < len(older) < FOLDERS["vllm-versions/v0.32.0"]
+    assert {outcome.profile for outcome in older} == {"recorded"}
 
 
 @pytest.mark.parametrize("name", STALLS)
@@ -74,14 +115,15 @@ def test_a_difference_names_the_step_the_key_and_both_values(tmp_path: Path) -> 
     outcome = doctored(tmp_path, "single", {7: {"free_blocks": 12345}})
     assert outcome.steps == 7
     assert outcome.difference is not None
-    assert outcome.difference.startswith("step 7: free_blocks is ")
-    assert outcome.difference.endswith("recorded 12345")
+    assert str(outcome.difference).startswith("step 7: free_blocks is ")
+    assert str(outcome.difference).endswith("recorded 12345")
+    assert [key for key, _, _ in outcome.difference.values] == ["free_blocks"]
 
 
 def test_the_first_difference_counts(tmp_path: Path) -> None:
     outcome = doctored(tmp_path, "single", {5: {"waiting": 3}, 2: {"running": ["ghost"]}})
     assert outcome.difference is not None
-    assert outcome.difference.startswith("step 2: running is ")
+    assert str(outcome.difference).startswith("step 2: running is ")
 
 
 def test_the_order_of_scheduled_requests_counts(tmp_path: Path) -> None:
@@ -91,19 +133,19 @@ def test_the_order_of_scheduled_requests_counts(tmp_path: Path) -> None:
     assert backwards == scheduled
     outcome = doctored(tmp_path, "identical_same_step", {0: {"scheduled": backwards}})
     assert outcome.difference is not None
-    assert outcome.difference.startswith("step 0: scheduled is ")
+    assert str(outcome.difference).startswith("step 0: scheduled is ")
 
 
 def test_a_recording_that_goes_on_or_ends_earlier_differs(tmp_path: Path) -> None:
     lines = golden_lines("single")
     shorter = compare(scenario_path("single"), write_golden(tmp_path / "a.jsonl.gz", lines[:-1]))
-    assert shorter.difference == "the recording ends earlier"
+    assert str(shorter.difference) == "the recording ends earlier"
     longer = compare(scenario_path("single"), write_golden(tmp_path / "b.jsonl.gz", [*lines, lines[-1]]))
-    assert longer.difference == "the recording goes on"
+    assert str(longer.difference) == "the recording goes on"
     fewer_steps = compare(
         scenario_path("single"), write_golden(tmp_path / "c.jsonl.gz", [*lines[:10], lines[-1]])
     )
-    assert fewer_steps.difference == "at the end: one run has ended, the other has not"
+    assert str(fewer_steps.difference) == "at the end: one run has ended, the other has not"
 
 
 def test_a_different_total_is_a_difference_at_the_end(tmp_path: Path) -> None:
@@ -112,12 +154,12 @@ def test_a_different_total_is_a_difference_at_the_end(tmp_path: Path) -> None:
     outcome = compare(scenario_path("single"), write_golden(tmp_path / "a.jsonl.gz", lines))
     assert outcome.steps == lines[-1]["end"]["steps"]
     assert outcome.difference is not None
-    assert outcome.difference.startswith("at the end: end is ")
+    assert str(outcome.difference).startswith("at the end: end is ")
 
 
 def test_a_key_that_the_recording_lacks_is_a_difference() -> None:
     ours = {"step": 3, "running": [], "extra": 1}
-    assert describe_difference(ours, {"step": 3, "running": []}) == "step 3: unexpected ['extra']"
+    assert str(describe_difference(ours, {"step": 3, "running": []})) == "step 3: unexpected ['extra']"
 
 
 def test_an_error_of_the_engine_is_a_difference(tmp_path: Path) -> None:
@@ -127,8 +169,8 @@ def test_an_error_of_the_engine_is_a_difference(tmp_path: Path) -> None:
     path.write_text(json.dumps(scenario))
     outcome = compare(path, golden_path("single"))
     assert outcome.difference is not None
-    assert outcome.difference.startswith("step 0: InvalidArgument: ")
-    assert "prompt is empty" in outcome.difference
+    assert str(outcome.difference).startswith("step 0: InvalidArgument: ")
+    assert "prompt is empty" in str(outcome.difference)
 
 
 @pytest.mark.parametrize("name", ["v0.23", "v0.18"])
@@ -136,7 +178,7 @@ def test_an_older_version_schedules_differently_where_the_free_list_matters(name
     profile = profile_named(name)
     outcome = compare(scenario_path("eviction_order"), golden_path("eviction_order"), profile)
     assert outcome.difference is not None
-    assert "free_head" in outcome.difference
+    assert "free_head" in str(outcome.difference)
 
 
 def test_versions_with_the_recorded_free_list_schedule_alike() -> None:
@@ -150,12 +192,58 @@ def test_versions_with_the_recorded_free_list_schedule_alike() -> None:
 def test_a_setting_that_the_version_lacks_is_a_difference_that_names_it() -> None:
     outcome = compare(scenario_path("watermark_small"), golden_path("watermark_small"), PROFILES["v0.23"])
     assert outcome.difference is not None
-    assert "ConfigError: watermark" in outcome.difference
+    assert "ConfigError: watermark" in str(outcome.difference)
 
 
-def test_an_unknown_version_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"v9\.9.*recorded, v0\.27"):
-        profile_named("v9.9")
+@pytest.mark.parametrize(
+    ("release", "profile"),
+    [
+        ("0.32.0", "v0.31"),
+        ("v0.31", "v0.31"),
+        ("v0.30", "recorded"),
+        ("0.28.0", "recorded"),
+        ("0.27.1", "v0.27"),
+        ("0.26.0", "v0.24"),
+        ("0.25.1.post1", "v0.24"),
+        ("v0.23.0", "v0.23"),
+        ("0.19", "v0.23"),
+        ("0.18", "v0.18"),
+        ("recorded", "recorded"),
+        (NEWEST, "v0.31"),
+    ],
+)
+def test_every_release_has_its_profile(release: str, profile: str) -> None:
+    assert profile_named(release).name == profile
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v0.33.0", r"0\.33\.0.*newest that is known is 0\.32"),
+        ("1.0", r"newest that is known is 0\.32"),
+        ("0.17.0", r"oldest that is known is 0\.18"),
+        ("main", r"'main'.*a release from 0\.18 to 0\.32"),
+        ("0.31.0rc1", r"a release from 0\.18 to 0\.32"),
+        ("", r"a release from"),
+    ],
+)
+def test_an_unknown_version_is_refused_with_the_newest_known(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        profile_named(name)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"max_num_active_seqs": 1}, {"long_prefill_token_threshold_adaptive": True}]
+)
+def test_settings_that_came_with_v0_31_are_refused_before_it(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}: vLLM recorded does not have it"):
+        VllmConfig(**setting, vllm_version="0.30.0")
+    VllmConfig(**setting)
+
+
+def test_no_more_may_be_active_than_run() -> None:
+    with pytest.raises(ConfigError, match="max_num_active_seqs=9 must not be above max_num_seqs=8"):
+        VllmConfig(max_num_active_seqs=9, max_num_seqs=8)
 
 
 # ── Files ──

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from .vllm_config import RECORDED, Profile
-from .vllm_format import RequestSpec, Scenario, expand_prompt, output_token
+from .vllm_format import Abort, RequestSpec, Scenario, expand_prompt, output_token
 
 Prompt = list[int | list[int]]
 
@@ -45,6 +45,35 @@ def with_bursts(scenario: Scenario, seed: int) -> Scenario:
     if rng.random() < 0.8:
         rates = [rng.choice([0.0, 1.0, 1.0, round(rng.random(), 2)]) for _ in range(rng.randint(1, 6))]
         config["aic_nextn_accept_rates"] = ",".join(map(str, rates))
+    return {**scenario, "config": config}
+
+
+def with_ends(scenario: Scenario, seed: int) -> Scenario:
+    """The same scenario in which some requests end by EOS, and some are aborted at any time."""
+    rng = Random(f"ends {seed}")
+    share = rng.choice([0.0, 0.5, 1.0])
+    requests = [spec.copy() for spec in scenario["requests"]]
+    for spec in requests:
+        if rng.random() < share:
+            spec["eos_at"] = rng.randint(1, spec["max_tokens"])
+    aborts: list[Abort] = []
+    share, longest = rng.choice([0.0, 0.1, 0.6]), rng.choice([2, 20, 200])
+    for spec in requests:
+        if rng.random() < share:
+            step = max(0, spec["arrival_step"] + rng.randint(-1, longest))
+            aborts.append({"id": spec["id"], "step": step, "when": rng.choice(["before", "mid"])})
+    rng.shuffle(aborts)
+    return {**scenario, "requests": requests, "aborts": aborts}
+
+
+def with_caps(scenario: Scenario, seed: int) -> Scenario:
+    """The same scenario with settings that came with v0.31."""
+    rng = Random(f"caps {seed}")
+    config = dict(scenario["config"])
+    config["long_prefill_token_threshold"] = rng.choice([1, 3, 10, 50])
+    config["long_prefill_token_threshold_adaptive"] = rng.random() < 0.6
+    if rng.random() < 0.6:
+        config["max_num_active_seqs"] = rng.randint(1, config["max_num_seqs"])
     return {**scenario, "config": config}
 
 

@@ -29,10 +29,6 @@ class TieredModel(LoadsUp):
         some = self.running or self.waiting or self.parked
         if not plan.scheduled and not plan.preempted and self._unreceived is None and some and busy:
             return None
-        if self.config.async_scheduling:
-            received, self._unreceived = self._unreceived, plan if plan.scheduled else None
-            if received is not None:
-                self._update(received)
         return plan
 
     def end(self, plan: Plan, now_ns: int) -> None:
@@ -43,8 +39,11 @@ class TieredModel(LoadsUp):
                 self.through[request] = request.keyed
                 self.write_through(request.table[done : request.keyed])
         self.land(now_ns)
-        if not self.config.async_scheduling:
-            self._update(plan)
+        received: Plan | None = plan
+        if self.config.async_scheduling:
+            received, self._unreceived = self._unreceived, plan if plan.scheduled else None
+        if received is not None:
+            self._update(received)
 
     def cancel(self, request_id: str) -> None:
         for request in self.parked:
@@ -67,11 +66,14 @@ class TieredModel(LoadsUp):
 
     # --- the scheduler, where room may take time ----------------------------------------------------------
 
+    def _there(self) -> int:
+        return super()._there() + len(self.parked)
+
     def _schedule_running(self, plan: Plan) -> None:
         cursor = 0
         while cursor < len(self.running) and plan.budget > 0:
             request = self.running[cursor]
-            count = 0 if self.waits_for_room(request) else self._next_tokens(request, plan.budget)
+            count = 0 if self.waits_for_room(request) else self._next_tokens(request, plan)
             if count == 0:
                 cursor += 1
                 continue
@@ -119,7 +121,7 @@ class TieredModel(LoadsUp):
                 return
             hits = self.pool.find(request.tokens)
             hit_tokens = len(hits) * config.block_size
-            count = self._cap_prefill(len(request.tokens) - hit_tokens)
+            count = self._capped(len(request.tokens) - hit_tokens, plan)
             if count > plan.budget and not config.enable_chunked_prefill:
                 return
             count = min(count, plan.budget)

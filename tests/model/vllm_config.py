@@ -30,15 +30,17 @@ class Profile:
     free_order: FreeOrder = "unkeyed_first"
     has_watermark: bool = True
     has_reserve_full_isl: bool = True
+    caps_lone_prefill: bool = True  # the long-prefill threshold holds for a request that is alone
     phantom_hit: bool = True
 
 
 RECORDED = Profile("recorded")
+V0_31 = Profile("v0.31", caps_lone_prefill=False)
 V0_27 = Profile("v0.27", free_order="uncached_last")
 V0_24 = Profile("v0.24")
 V0_23 = Profile("v0.23", free_order="all_last", has_watermark=False)
 V0_18 = Profile("v0.18", free_order="all_last", has_watermark=False, has_reserve_full_isl=False)
-PROFILES = (RECORDED, V0_27, V0_24, V0_23, V0_18)
+PROFILES = (V0_31, RECORDED, V0_27, V0_24, V0_23, V0_18)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Config:
     watermark: float = 0.0
     max_model_len: int = 131072
     async_scheduling: bool = False
+    max_num_active_seqs: int | None = None
+    long_prefill_token_threshold_adaptive: bool = False
     aic_nextn: int | None = None  # draft tokens in every step that samples
     aic_nextn_accept_rates: str | None = None
     aic_mtp_seed: int = 42
@@ -80,6 +84,9 @@ class Config:
             raise ValueError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
         if not profile.has_watermark and values.get("watermark"):
             raise ValueError(f"watermark: vLLM {profile.name} does not have it")
+        for name in ("max_num_active_seqs", "long_prefill_token_threshold_adaptive"):
+            if values.get(name) and profile.caps_lone_prefill:
+                raise ValueError(f"{name}: vLLM {profile.name} does not have it")
         if values.get("policy", "fcfs") not in ("fcfs", "priority"):
             raise ValueError(f"policy: {values['policy']!r} is neither 'fcfs' nor 'priority'")
         return cls(**values)

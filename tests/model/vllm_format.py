@@ -17,6 +17,15 @@ class RequestSpec(TypedDict):
     max_tokens: int
     priority: NotRequired[int]
     arrival_time: NotRequired[float]
+    eos_at: NotRequired[int]  # its output token of this number, from 1, is EOS
+
+
+class Abort(TypedDict):
+    """An abort: `before` a step's schedule, after arrivals, or `mid`, between it and the update that follows."""
+
+    id: str
+    step: int
+    when: Literal["before", "mid"]
 
 
 class Scenario(TypedDict):
@@ -26,6 +35,7 @@ class Scenario(TypedDict):
     config: dict[str, Any]
     max_steps: int
     requests: list[RequestSpec]
+    aborts: NotRequired[list[Abort]]
 
 
 class KvEvent(TypedDict):

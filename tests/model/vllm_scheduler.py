@@ -15,7 +15,7 @@ from .vllm_config import RECORDED, Config, Profile
 from .vllm_format import KvEvent, RequestSpec, Scenario, StepRecord, expand_prompt, output_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(eq=False)
@@ -28,6 +28,7 @@ class Request:
     max_tokens: int
     priority: int
     arrival_time: float
+    eos_at: int | None = None
     prompt_tokens: int = field(init=False)
     computed: int = 0  # tokens that have, or are being given, KV
     table: list[Block] = field(default_factory=list)
@@ -41,12 +42,18 @@ class Request:
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
+    def has_ended(self, max_model_len: int) -> bool:
+        """Whether the last token received was its last."""
+        by_limit = self.outputs() >= self.max_tokens or len(self.tokens) >= max_model_len
+        return by_limit or self.outputs() == self.eos_at
+
 
 @dataclass(eq=False)
 class Plan:
     """What one schedule decided."""
 
     budget: int
+    prefill_cap: int | None = None  # of the tokens of one request
     scheduled: dict[Request, int] = field(default_factory=dict)
     samples: set[Request] = field(default_factory=set)  # those of `scheduled` that will yield a token
     new: list[Request] = field(default_factory=list)
@@ -104,7 +111,8 @@ class VllmModel:
         if any(request.id == spec["id"] for request in self.running + self.waiting):
             raise ValueError(f"request {spec['id']}: this id is already in use")
         priority, arrival_time = spec.get("priority", 0), spec.get("arrival_time", index)
-        self._enqueue(Request(spec["id"], index, tokens, spec["max_tokens"], priority, arrival_time))
+        eos_at = spec.get("eos_at")
+        self._enqueue(Request(spec["id"], index, tokens, spec["max_tokens"], priority, arrival_time, eos_at))
 
     def cancel(self, request_id: str) -> None:
         """Drop a running or waiting request; its blocks are freed and a token in flight is ignored."""
@@ -117,10 +125,18 @@ class VllmModel:
                     return
         raise KeyError(request_id)
 
-    def step(self) -> StepRecord:
-        """One engine step: schedule, then the update for this schedule (asynchronous: for the one before)."""
+    def has(self, request_id: str) -> bool:
+        """Whether a request of that id runs or waits."""
+        return any(request.id == request_id for request in self.running + self.waiting)
+
+    def step(self, mid: Callable[[], None] = lambda: None) -> StepRecord:
+        """One engine step: schedule, then the update for this schedule (asynchronous: for the one before).
+
+        `mid` is called between the two.
+        """
         plan = self._schedule()
         free_after_schedule = self.pool.free_count()
+        mid()
 
         received: Plan | None = plan
         if self.config.async_scheduling:
@@ -153,7 +169,7 @@ class VllmModel:
     # --- schedule -----------------------------------------------------------------------------------------
 
     def _schedule(self) -> Plan:
-        plan = Plan(budget=self.config.max_num_batched_tokens)
+        plan = Plan(budget=self.config.max_num_batched_tokens, prefill_cap=self._prefill_cap())
         self._schedule_running(plan)
         if not plan.preempted:
             self._admit(plan)
@@ -170,7 +186,7 @@ class VllmModel:
         cursor = 0
         while cursor < len(self.running) and plan.budget > 0:
             request = self.running[cursor]
-            count = self._next_tokens(request, plan.budget)
+            count = self._next_tokens(request, plan)
             if count == 0:
                 cursor += 1
                 continue
@@ -187,18 +203,30 @@ class VllmModel:
             plan.budget -= count
             cursor += 1
 
-    def _next_tokens(self, request: Request, budget: int) -> int:
+    def _next_tokens(self, request: Request, plan: Plan) -> int:
         """How many tokens a running request may compute now; 0: it is passed over."""
         if request.ahead > 0 and (
             request.computed + 2 - request.ahead >= request.prompt_tokens + request.max_tokens
         ):
             return 0  # its last token is in flight
-        count = self._cap_prefill(len(request.tokens) + request.ahead - request.computed)
-        return min(count, budget, self.config.max_model_len - request.computed - 1)
+        count = self._capped(len(request.tokens) + request.ahead - request.computed, plan)
+        return min(count, plan.budget, self.config.max_model_len - request.computed - 1)
 
-    def _cap_prefill(self, count: int) -> int:
+    def _prefill_cap(self) -> int | None:
+        """The most tokens of one request in this schedule, going by how many there are."""
+        there = self._there()
         threshold = self.config.long_prefill_token_threshold
-        return min(count, threshold) if threshold > 0 else count
+        if threshold == 0 or (there <= 1 and not self.profile.caps_lone_prefill):
+            return None
+        if self.config.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.config.max_num_batched_tokens // max(there, 1))
+        return threshold
+
+    def _there(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    def _capped(self, count: int, plan: Plan) -> int:
+        return count if plan.prefill_cap is None else min(count, plan.prefill_cap)
 
     def _choose_victim(self) -> Request:
         if self.config.policy == "fcfs":
@@ -235,13 +263,14 @@ class VllmModel:
         """Phase 2: admit from the head of waiting until something does not fit; nobody overtakes."""
         # Asynchronous: no request here has a token in flight. It would have had to be preempted in this very
         # schedule, and then phase 2 does not take place.
-        while self.waiting and plan.budget > 0 and len(self.running) < self.config.max_num_seqs:
+        room = min(self.config.max_num_seqs, self.config.max_num_active_seqs or self.config.max_num_seqs)
+        while self.waiting and plan.budget > 0 and len(self.running) < room:
             request = self.waiting[0]
             hits = self.pool.find(request.tokens)
             if self.bursts.rates:
                 hits = hits[:-1]
             hit_tokens = len(hits) * self.config.block_size
-            count = self._cap_prefill(len(request.tokens) - hit_tokens)
+            count = self._capped(len(request.tokens) - hit_tokens, plan)
             if count > plan.budget and not self.config.enable_chunked_prefill:
                 return
             count = min(count, plan.budget)
@@ -299,7 +328,8 @@ class VllmModel:
 
     def _outputs_left(self, request: Request) -> int:
         left = self.config.max_model_len - len(request.tokens)
-        return min(request.max_tokens - request.outputs(), left)
+        end = request.max_tokens if request.eos_at is None else min(request.max_tokens, request.eos_at)
+        return min(end - request.outputs(), left)
 
     def _free(self, request: Request) -> None:
         self.pool.release(request.table)
@@ -323,7 +353,7 @@ class VllmModel:
                 self._settle_burst(request)
             if request.status == "running":
                 self._receive(request)
-            if request.outputs() >= request.max_tokens or len(request.tokens) >= self.config.max_model_len:
+            if request.has_ended(self.config.max_model_len):
                 self._free(request)
                 if request.status == "preempted":
                     self.waiting.remove(request)
@@ -361,6 +391,18 @@ class VllmModel:
         assert keyed == {(key, block_id) for key, found in self.pool.index.items() for block_id in found}
 
 
+def _abort(model: VllmModel, scenario: Scenario, when: str) -> list[str]:
+    """Abort who is due and there; returns them."""
+    step = model.steps
+    due = [
+        abort["id"] for abort in scenario.get("aborts", []) if (abort["step"], abort["when"]) == (step, when)
+    ]
+    there = [name for name in due if model.has(name)]
+    for name in there:
+        model.cancel(name)
+    return there
+
+
 def _ids(requests: Sequence[Request]) -> list[str]:
     return [request.id for request in requests]
 
@@ -380,13 +422,14 @@ def run_scenario(
             if spec["arrival_step"] <= model.steps:
                 model.add(spec, index)
         to_come = [(index, spec) for index, spec in to_come if spec["arrival_step"] > model.steps]
-        record = model.step()
-        totals["finished"] += len(record["finished"])
+        aborted = _abort(model, scenario, "before")
+        record = model.step(lambda: aborted.extend(_abort(model, scenario, "mid")))  # noqa: B023
+        totals["finished"] += len(record["finished"]) + len(aborted)
         totals["preemptions"] += len(record["preempted"])
         totals["scheduled_tokens"] += sum(record["scheduled"].values())
         totals["cached_tokens"] += sum(record["cached"].values())
         for event in record["kv_events"]:
             totals[f"{event['type']}_blocks"] += event["n"]
-        yield dict(record)
+        yield {**record, "aborted": aborted} if "aborts" in scenario else dict(record)
     reason = "done" if totals["finished"] == len(requests) else "max_steps"
     yield {"end": {"reason": reason, "steps": model.steps, **totals}}

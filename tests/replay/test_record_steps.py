@@ -41,7 +41,8 @@ def record(argv: list[str], path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NEVER_FITS])
 def test_a_replay_of_a_recorded_scenario_reproduces_the_recording(name: str, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl.gz"
-    record([str(GOLDEN / "scenarios" / f"{name}.json"), "--format", "vllm-scenario"], path)
+    scenario = str(GOLDEN / "scenarios" / f"{name}.json")
+    record([scenario, "--format", "vllm-scenario", "--vllm-version", "recorded"], path)
     _, *ours = gzip.decompress(path.read_bytes()).splitlines()
     _, *theirs = gzip.decompress((GOLDEN / "golden" / f"{name}.jsonl.gz").read_bytes()).splitlines()
     assert ours == theirs

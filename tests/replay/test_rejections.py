@@ -53,6 +53,7 @@ def test_without_chunked_prefill_a_prompt_beyond_the_budget_is_rejected() -> Non
         max_num_batched_tokens=100,
         enable_chunked_prefill=False,
         long_prefill_token_threshold=50,
+        vllm_version="0.30",  # later, a request that is alone is not cut
         timing=ONE_MS,
     )
     assert play(single_turns([101, 100]), threshold).timeline.completed.all()

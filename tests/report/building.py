@@ -82,6 +82,7 @@ def timeline(*rows: Row, **overrides: Any) -> Timeline:
         "preemptions": [row.preemptions for row in rows],
         "worker": [row.worker for row in rows],
         "status": [int(row.status) for row in rows],
+        "finish_reason": [int(row.status == Status.COMPLETED) for row in rows],  # all by length
         "session": list(range(len(rows))),
         "turn": [0] * len(rows),
         "itl_ns": sorted(gaps),
@@ -155,6 +156,7 @@ def crowd(
         preemptions=np.zeros(requests, np.int32),
         worker=worker,
         status=status,
+        finish_reason=(status == Status.COMPLETED).astype(np.uint8),
         session=np.arange(requests, dtype=np.int32),
         turn=np.zeros(requests, np.int32),
         itl_ns=itl,

@@ -184,6 +184,8 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "duration_s": duration,
     "requests.total": lambda: len(requests()),
     "requests.completed": lambda: sum(len(r.tokens) == r.wanted for r in requests()),
+    "requests.stopped": lambda: 0,
+    "requests.length_capped": lambda: sum(len(r.tokens) == r.wanted for r in requests()),
     "requests.rejected": lambda: 0,
     "requests.cancelled": lambda: 0,
     "requests.unfinished": lambda: 0,

@@ -94,6 +94,7 @@ def test_requests_become_one_line_each(tmp_path: Path) -> None:
         "session": 0,
         "turn": 0,
         "status": "completed",
+        "finish_reason": "length",
         "reason": None,
         "worker": 0,
         "arrival_ms": 2,

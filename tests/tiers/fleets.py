@@ -51,6 +51,7 @@ def play(workload: Workload, config: _core.TierConfig | None, **how: Any) -> _co
         arrival_ns=w.arrival_ns,
         prompt_tokens=w.prompt_tokens,
         output_tokens=w.output_tokens,
+        max_tokens=np.zeros(0, np.int32),
         priority=w.priority,
         turn=w.turn,
         next_turn=w.next_turn,

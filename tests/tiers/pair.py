@@ -95,12 +95,15 @@ class TierPair:
         return index
 
     def cancel(self, index: int) -> bool:
-        gone = self.engine.cancel(index, self.now_ns)
-        if gone:
+        """Whether the scheduler had it. Asynchronously its last token may be out; then only its blocks go."""
+        name = f"r{index:04}"
+        there = self.model.has(name) or any(request.id == name for request in self.model.parked)
+        self.engine.cancel(index, self.now_ns)
+        if there:
             self.model.land(self.now_ns)
-            self.model.cancel(f"r{index:04}")
+            self.model.cancel(name)
         self.compare()
-        return gone
+        return there
 
     def prefetch(self, index: int, blocks: int) -> None:
         tokens = self.tokens[index]

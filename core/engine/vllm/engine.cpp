@@ -14,6 +14,11 @@ const EngineConfig& checked(const EngineConfig& c) {
   at_least_one(c.max_num_seqs, "max_num_seqs");
   at_least_one(c.max_num_batched_tokens, "max_num_batched_tokens");
   at_least_one(c.max_model_len, "max_model_len");
+  at_least_one(c.max_num_active_seqs, "max_num_active_seqs");
+  if (c.max_num_active_seqs != EngineConfig::kUnlimited && c.max_num_active_seqs > c.max_num_seqs) {
+    throw Error(ErrorKind::ConfigError, "max_num_active_seqs must not be above max_num_seqs=", c.max_num_seqs, ", got ",
+                c.max_num_active_seqs);
+  }
   if (!(c.watermark >= 0 && c.watermark <= 1)) {
     throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1], got ", c.watermark);
   }
@@ -101,6 +106,10 @@ RequestId VllmEngine::submit(RequestSpec spec) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": a prompt of ", spec.prompt_tokens,
                 " tokens leaves no room for output in max_model_len=", config_.max_model_len);
   }
+  if (spec.eos_at > spec.max_tokens) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": eos_at ", spec.eos_at,
+                " is after max_tokens=", spec.max_tokens, ", which ends it before; leave eos_at out");
+  }
   const auto id = static_cast<RequestId>(requests_.size());
   EngineRequest& request = requests_.emplace_back();
   request.spec = std::move(spec);
@@ -121,7 +130,9 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
   // The last token is never computed; a burst reserves room for it all the same.
   const std::uint64_t stored = bursts_.on() ? end : end - 1;
   const std::uint64_t blocks = (stored + config_.block_size - 1) / config_.block_size;
-  const bool too_long = !config_.enable_chunked_prefill && cap_prefill(prompt_tokens) > config_.max_num_batched_tokens;
+  const bool capped = config_.long_prefill_token_threshold > 0 && config_.caps_lone_prefill;
+  const std::uint32_t chunk = capped ? std::min(prompt_tokens, config_.long_prefill_token_threshold) : prompt_tokens;
+  const bool too_long = !config_.enable_chunked_prefill && chunk > config_.max_num_batched_tokens;
   if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks && !too_long) {
     return std::nullopt;
   }
@@ -132,15 +143,16 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
     return text_of("prompt and output of ", end, " tokens need ", blocks, " blocks of ", config_.block_size,
                    ", num_gpu_blocks=", config_.num_gpu_blocks);
   }
-  return text_of("without chunked prefill a step of ", cap_prefill(prompt_tokens),
+  return text_of("without chunked prefill a step of ", chunk,
                  " prompt tokens exceeds max_num_batched_tokens=", config_.max_num_batched_tokens);
 }
 
 std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   if (id >= requests_.size()) return std::nullopt;
   EngineRequest& request = requests_[id];
-  // Its last token may be visible before the scheduler has received it.
-  if (request.status == RequestStatus::Finished || request.record.finish_ns >= 0) return std::nullopt;
+  if (request.status == RequestStatus::Finished) return std::nullopt;
+  // Asynchronously its last token may be visible before the scheduler has received it: only its blocks go now.
+  const bool ended = request.record.finish_ns >= 0;
   if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
   if (request.status == RequestStatus::Running) {
     running_.erase(std::find(running_.begin(), running_.end(), id));
@@ -161,6 +173,7 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
   stuck_ = false;
   fruitless_preemptions_ = 0;
   token_log_.touch();
+  if (ended) return std::nullopt;
   return take_record(id, FinishReason::Cancelled, now_ns);
 }
 
@@ -231,11 +244,6 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
     return 0;
   }
   stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
-  if (config_.async_scheduling) {
-    const auto received = std::exchange(unreceived_, std::nullopt);
-    if (!log_.scheduled.empty()) unreceived_ = log_.scheduled;
-    if (received) update(*received);
-  }
   ++totals_.steps;
   in_step_ = true;
   now_ns_ = now_ns;
@@ -276,7 +284,13 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   }
   in_step_ = false;
   now_ns_ = end_ns;
-  if (!config_.async_scheduling) update(plan);
+  if (!config_.async_scheduling) {
+    update(plan);
+  } else {  // of the step before
+    const auto received = std::exchange(unreceived_, std::nullopt);
+    if (!plan.empty()) unreceived_ = plan;
+    if (received) update(*received);
+  }
   emit(plan, end_ns);
   sample(running_.size());
   close_step();
@@ -342,7 +356,7 @@ void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
       if (!shared_) key_blocks(request, request.computed - request.ahead);
     }
     if (shared_ && request.status == RequestStatus::Running) seal_blocks(request, named_blocks(request));
-    if (request.outputs() < request.spec.max_tokens && request.known < config_.max_model_len) continue;
+    if (request.outputs() < request.spec.outputs() && request.known < config_.max_model_len) continue;
     if (request.status == RequestStatus::Preempted) waiting_.remove(turn.request);
     retire(request);
     log_.finished.push_back(turn.request);
@@ -369,7 +383,7 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
     EngineRequest& request = requests_[turn.request];
     if (!turn.samples || request.record.finish_ns >= 0) continue;
     const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.record.output_tokens;
-    if (request.record.output_tokens < request.spec.max_tokens && length < config_.max_model_len) {
+    if (request.record.output_tokens < request.spec.outputs() && length < config_.max_model_len) {
       const std::uint32_t tokens = bursts_.on() ? request.outputs() - request.record.output_tokens : 1;
       if (request.record.output_tokens == 0) request.first_burst = tokens;
       request.record.output_tokens += tokens;
@@ -382,7 +396,7 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
         runs.push_back({step, 1});
       }
     }
-    if (request.record.output_tokens >= request.spec.max_tokens ||
+    if (request.record.output_tokens >= request.spec.outputs() ||
         std::uint64_t{request.spec.prompt_tokens} + request.record.output_tokens >= config_.max_model_len) {
       complete(turn.request, end_ns);
     }
@@ -392,7 +406,8 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
 void VllmEngine::complete(RequestId id, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   token_log_.count_gaps(request.tokens, request.record.output_tokens);
-  effects_.finished.push_back(take_record(id, FinishReason::Length, now_ns));
+  const bool stopped = request.spec.eos_at > 0 && request.record.output_tokens == request.spec.eos_at;
+  effects_.finished.push_back(take_record(id, stopped ? FinishReason::Stop : FinishReason::Length, now_ns));
 }
 
 StepLoad VllmEngine::measure() const {

@@ -77,7 +77,7 @@ class VllmEngine final : public Engine {
   const EngineRequest& request(RequestId id) const;
   // Tokens that it will have emitted when it has run to its end.
   std::uint32_t expected_outputs(const EngineRequest& request) const noexcept {
-    return std::min(request.spec.max_tokens, config_.max_model_len - request.spec.prompt_tokens);
+    return std::min(request.spec.outputs(), config_.max_model_len - request.spec.prompt_tokens);
   }
   std::size_t num_requests() const noexcept { return requests_.size(); }
   std::span<const RequestId> running() const noexcept { return running_; }
@@ -169,7 +169,8 @@ class VllmEngine final : public Engine {
   void schedule(std::int64_t now_ns);
   void schedule_running(std::int64_t now_ns);
   std::uint32_t next_tokens(const EngineRequest& request) const;
-  std::uint32_t cap_prefill(std::uint32_t tokens) const;
+  std::uint32_t prefill_cap() const;
+  std::size_t max_running() const noexcept { return std::min(config_.max_num_seqs, config_.max_num_active_seqs); }
   std::size_t choose_victim() const;
   void preempt(std::size_t position);
   void admit(std::int64_t now_ns);
@@ -249,6 +250,7 @@ class VllmEngine final : public Engine {
   std::vector<RequestId> running_;
   WaitingQueue waiting_;
   std::uint64_t budget_ = 0;
+  std::uint32_t prefill_cap_ = EngineConfig::kUnlimited;  // in the schedule at hand
   StepLog log_;
   std::optional<std::vector<StepLog::Scheduled>> unreceived_;  // asynchronous: scheduled, outputs not yet received
   std::int64_t begun_ns_ = 0;                                  // when the last step began

@@ -14,7 +14,7 @@ bool VllmEngine::can_leap() const {
     return false;
   }
   if (tiers_ && (leap_taken_ns_ == now_ns_ || head_may_move() || tiers_->asks_user_after_steps())) return false;
-  if (!waiting_.empty() && !blocked_.valid && running_.size() < config_.max_num_seqs &&
+  if (!waiting_.empty() && !blocked_.valid && running_.size() < max_running() &&
       running_.size() < config_.max_num_batched_tokens) {
     return false;
   }
@@ -27,7 +27,7 @@ bool VllmEngine::decodes(RequestId id) const noexcept {
 }
 
 std::uint32_t VllmEngine::outputs_left(const EngineRequest& request) const noexcept {
-  return std::min(request.spec.max_tokens - request.outputs(), config_.max_model_len - request.known);
+  return std::min(request.spec.outputs() - request.outputs(), config_.max_model_len - request.known);
 }
 
 // Begins as a step does.

@@ -16,6 +16,7 @@ void VllmEngine::schedule(std::int64_t now_ns) {
   log_.clear();
   blocked_ = {};
   budget_ = config_.max_num_batched_tokens;
+  prefill_cap_ = prefill_cap();
   schedule_running(now_ns);
   if (log_.preempted.empty()) admit(now_ns);
   if (tiers_) blocked_.released = tiers_->released();
@@ -66,14 +67,20 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
   const std::uint64_t end = std::uint64_t{request.spec.prompt_tokens} + request.spec.max_tokens;
   if (request.ahead > 0 && std::uint64_t{request.computed} + 2 - request.ahead >= end)
     return 0;  // its last is in flight
-  const std::uint32_t tokens = cap_prefill(request.known + request.ahead - request.computed);
+  const std::uint32_t tokens = std::min(request.known + request.ahead - request.computed, prefill_cap_);
   const std::uint32_t room = config_.max_model_len - request.computed - 1;
   return static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, room}));
 }
 
-std::uint32_t VllmEngine::cap_prefill(std::uint32_t tokens) const {
-  const std::uint32_t threshold = config_.long_prefill_token_threshold;
-  return threshold > 0 ? std::min(tokens, threshold) : tokens;
+// Of a prompt in one step. Since v0.31 a request that is alone has nobody to starve, and the cap is off.
+std::uint32_t VllmEngine::prefill_cap() const {
+  const std::size_t requests = running_.size() + waiting_.size() + parked_;
+  if (config_.long_prefill_token_threshold == 0 || (!config_.caps_lone_prefill && requests <= 1)) {
+    return EngineConfig::kUnlimited;
+  }
+  if (!config_.long_prefill_token_threshold_adaptive) return config_.long_prefill_token_threshold;
+  const std::size_t share = config_.max_num_batched_tokens / std::max<std::size_t>(requests, 1);
+  return std::max(config_.long_prefill_token_threshold, static_cast<std::uint32_t>(share));
 }
 
 // The position in running of the request that gives way.
@@ -124,7 +131,7 @@ void VllmEngine::preempt(std::size_t position) {
 // ── Phase 2: admissions from the head of the queue; nobody overtakes ──
 
 void VllmEngine::admit(std::int64_t now_ns) {
-  while (!waiting_.empty() && budget_ > 0 && running_.size() < config_.max_num_seqs) {
+  while (!waiting_.empty() && budget_ > 0 && running_.size() < max_running()) {
     const RequestId id = waiting_.head();
     EngineRequest& request = requests_[id];
     if (tiers_ && tiers_->waiting(id)) {
@@ -148,7 +155,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
       }
     }
     const auto hit_tokens = static_cast<std::uint32_t>(hits * config_.block_size);
-    const std::uint32_t wanted = cap_prefill(request.known - hit_tokens);
+    const std::uint32_t wanted = std::min(request.known - hit_tokens, prefill_cap_);
     const bool too_long = !config_.enable_chunked_prefill && wanted > budget_;
     const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, budget_));
     const bool fitting = !too_long && fits(request, tokens, hits, unreferenced);

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
+
+    from rich.console import Console
 
     from understudy.cli import Verbs
+    from understudy.engines.conformance import Outcome
+    from understudy.engines.recordings import Recording
 
 EXAMPLES = """\
 examples:
-  understudy conformance vllm tests/golden/vllm
-  understudy conformance vllm recordings --only 'async_*' --vllm-version v0.27
+  understudy conformance vllm tests/golden
+  understudy conformance vllm recordings --only 'async_*' --vllm-version 0.27.0
 
-DIR holds scenarios/NAME.json and golden/NAME.jsonl.gz for every NAME.
+A folder anywhere under DIR holds scenarios/NAME.json and golden/NAME.jsonl.gz for every NAME, or NAME.json.gz with
+scenario and recording in one. What was recorded says which version of vLLM it is of.
 """
+
+SHOWN = 120
+"""Characters of a value that differs."""
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -26,18 +36,18 @@ def add_parser(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "conformance",
         help="compare the engine with recorded schedules, step by step",
-        description="Run every scenario of a directory and compare each step with what the real scheduler did.",
+        description="Run every scenario under a directory and compare each step with what the real scheduler did.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     verb.add_argument("engine", choices=["vllm"], help="whose scheduler was recorded")
-    verb.add_argument("directory", type=Path, metavar="DIR", help="scenarios/ and golden/")
+    verb.add_argument("directory", type=Path, metavar="DIR", help="where recordings are, at any depth")
     verb.add_argument(
         "--only", default="*", metavar="GLOB", help="scenarios whose name matches (default: all)"
     )
     verb.add_argument(
-        "--vllm-version", default="recorded", metavar="NAME", help="version profile (default: recorded)"
+        "--vllm-version", metavar="VERSION", help="compare with this version (default: the one recorded)"
     )
     verb.add_argument(
         "--check", action="store_true", help="verify the engine's invariants after every step too"
@@ -45,24 +55,73 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line a scenario and the first difference of each that differs; 1 if any does."""
+    """Print a table a folder and version, and the first difference of each scenario that differs; 1 if any does."""
     from rich.console import Console
-    from rich.markup import escape
 
-    from understudy.engines.conformance import compare_all
+    from understudy.engines.conformance import compare_recording
     from understudy.engines.profiles import profile_named
+    from understudy.engines.recordings import find_recordings
 
     console = Console(highlight=False, soft_wrap=True)
-    failed = steps = total = 0
-    for outcome in compare_all(
-        args.directory, profile_named(args.vllm_version), only=args.only, check=args.check
-    ):
-        total += 1
-        steps += outcome.steps
-        if outcome.difference is None:
-            console.print(f"[green]same[/]    {outcome.name}  {outcome.steps} steps")
-        else:
-            failed += 1
-            console.print(f"[red]differs[/] {outcome.name}  {escape(outcome.difference)}")
-    console.print(f"{total - failed} of {total} scenarios identical, {steps} steps compared")
-    return 1 if failed else 0
+    profile = None if args.vllm_version is None else profile_named(args.vllm_version)
+    recordings = find_recordings(args.directory, args.only)
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for recording in _with_progress(recordings):
+        outcome = compare_recording(recording, profile, check=args.check)
+        folder = str(recording.folder.relative_to(args.directory))
+        groups.setdefault((folder, outcome.version, outcome.profile), []).append(outcome)
+        if outcome.difference is not None:
+            _show_difference(console, folder, outcome)
+    outcomes = [outcome for group in groups.values() for outcome in group]
+    same = sum(outcome.difference is None for outcome in outcomes)
+    _show_groups(console, groups)
+    console.print(
+        f"{same} of {len(outcomes)} scenarios identical, {sum(o.steps for o in outcomes)} steps compared"
+    )
+    return 0 if same == len(outcomes) else 1
+
+
+def _with_progress(recordings: list[Recording]) -> Iterator[Recording]:
+    """The recordings, with a bar on a terminal: all of them take a minute."""
+    from rich.console import Console
+    from rich.progress import track
+
+    stderr = Console(stderr=True)
+    yield from track(recordings, "comparing", console=stderr, transient=True, disable=not stderr.is_terminal)
+
+
+def _show_groups(console: Console, groups: dict[tuple[str, str, str], list[Outcome]]) -> None:
+    from rich.table import Table
+
+    table = Table("folder", "vLLM recorded", "profile", header_style="bold")
+    for name in ("scenarios", "identical", "steps"):
+        table.add_column(name, justify="right")
+    for (folder, version, profile), outcomes in groups.items():
+        same = sum(outcome.difference is None for outcome in outcomes)
+        colour = "green" if same == len(outcomes) else "red"
+        steps = sum(outcome.steps for outcome in outcomes)
+        numbers = (f"{len(outcomes):,}", f"[{colour}]{same:,}[/]", f"{steps:,}")
+        table.add_row(folder, version[:12], profile, *numbers)
+    console.print(table)
+
+
+def _show_difference(console: Console, folder: str, outcome: Outcome) -> None:
+    """Where it differs first, and every value that differs there."""
+    from rich.markup import escape
+
+    assert outcome.difference is not None
+    difference = outcome.difference
+    console.print(
+        f"[red]differs[/] {escape(folder)}/{outcome.name}, {escape(difference.where or 'at the end')}"
+    )
+    if difference.reason:
+        console.print(f"  {escape(difference.reason)}")
+    for key, ours, recorded in difference.values:
+        console.print(f"  {key}")
+        console.print(f"    here      {escape(_shortened(ours))}")
+        console.print(f"    recorded  {escape(_shortened(recorded))}")
+
+
+def _shortened(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} … ({len(text)} characters)"

@@ -20,8 +20,12 @@ SETTINGS = (
     Flag("num_gpu_blocks", int, "usable KV blocks a worker (default: 16384)"),
     Flag("max_num_seqs", int, "requests in a batch (default: 256)"),
     Flag("max_num_batched_tokens", int, "tokens in a step (default: 8192)"),
+    Flag("max_num_active_seqs", int, "requests beyond which nobody is admitted (default: none)"),
     Flag("max_model_len", int, "context window (default: none)"),
     Flag("long_prefill_token_threshold", int, "most tokens of one prefill in a step (default: 0, none)"),
+    Flag(
+        "long_prefill_token_threshold_adaptive", bool, "no lower than a fair share of the step (default: no)"
+    ),
     Flag("enable_prefix_caching", bool, "find prefixes in the cache (default: yes)"),
     Flag("enable_chunked_prefill", bool, "split prompts over steps (default: yes)"),
     Flag("scheduling_policy", str, "fcfs (default) or priority", "NAME"),
@@ -31,7 +35,7 @@ SETTINGS = (
     Flag("async_scheduling", bool, "schedule one step ahead (default: no)"),
     Flag("kv_manager", str, "native (vLLM's, the default) or kvbm (one block a hash)", "NAME"),
     Flag("eviction_policy", str, "of kvbm: lineage (default), lru or multi_lru", "NAME"),
-    Flag("vllm_version", str, "version profile of the scheduler", "NAME"),
+    Flag("vllm_version", str, "a release of vLLM, as 0.26.0 (default: the newest known)", "VERSION"),
     Flag("speedup_ratio", float, "divide the times of all steps (default: 1)", "X"),
     Flag("decode_speedup_ratio", float, "divide the times of decode steps (default: 1)", "X"),
     Flag("aic_nextn", int, "draft tokens of speculation, 1 to 5 (default: none)"),

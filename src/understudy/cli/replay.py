@@ -44,6 +44,10 @@ def add_parser(verbs: Verbs) -> None:
     )
     trace_flags.add_trace_flags(verb)
 
+    verb.add_argument(
+        "--max-tokens", type=int, metavar="N", help="limit of requests without one: longer outputs are cut"
+    )
+
     fleet = verb.add_argument_group("fleet")
     fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
     fleet.add_argument("--routing", metavar="NAME", help="round_robin (default), random or least_loaded")
@@ -151,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
                 routing=settings.routing,
                 seed=settings.seed,
                 load=settings.load,
+                max_tokens=args.max_tokens,
                 tiers=settings.tiers,
                 compare_without_tiers=args.compare_without_tiers,
                 slo=_slo(args),
@@ -198,7 +203,7 @@ def _online(args: argparse.Namespace, settings: ReplaySettings, workload: Worklo
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")
     report = replay_online(
-        workload,
+        workload if args.max_tokens is None else workload.limited(args.max_tokens),
         args.trace.name,
         settings.engine,
         slo=_slo(args),

@@ -9,7 +9,7 @@ import msgspec
 
 from understudy._core import EngineConfig, StepTiming, python_timing
 from understudy.checks import read_as, whole_number
-from understudy.engines.profiles import VersionProfile, profile_named
+from understudy.engines.profiles import NEWEST, VersionProfile, profile_named
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
 from understudy.tiers.dynamo import take_dynamo_names
@@ -93,14 +93,18 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `aic_nextn` draft tokens are verified in every step that samples; `aic_nextn_accept_rates` says with which
     probability each is accepted if those before it were ("0.85,0.3"; missing ones are 0, more than `aic_nextn` are cut
     off). Worker i draws from the stream `aic_mtp_seed` + i.
+
+    `vllm_version` is a release, as 0.26.0 or v0.30; the newest that is known unless told otherwise.
     """
 
     block_size: int = 64
     num_gpu_blocks: int = 16384
     max_num_seqs: int | None = 256
     max_num_batched_tokens: int | None = 8192
+    max_num_active_seqs: int | None = None
     max_model_len: int | None = None
     long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
@@ -113,7 +117,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aic_nextn: int | None = None
     aic_nextn_accept_rates: str | None = None
     aic_mtp_seed: int = 42
-    vllm_version: str = "recorded"
+    vllm_version: str = NEWEST
     timing: Timing = Polynomial()
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
@@ -127,6 +131,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "num_gpu_blocks",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "max_num_active_seqs",
             "max_model_len",
         ):
             if (value := getattr(self, field)) is not None:
@@ -135,6 +140,12 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"long_prefill_token_threshold must not be negative, got {self.long_prefill_token_threshold}"
+            )
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs > (
+            self.max_num_seqs or self.max_num_active_seqs
+        ):
+            raise ConfigError(
+                f"max_num_active_seqs={self.max_num_active_seqs} must not be above max_num_seqs={self.max_num_seqs}"
             )
         for field in ("speedup_ratio", "decode_speedup_ratio"):
             value = getattr(self, field)
@@ -234,6 +245,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(f"watermark: vLLM {profile.name} does not have it")
         if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
             raise ConfigError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
+        for field in ("max_num_active_seqs", "long_prefill_token_threshold_adaptive"):
+            if getattr(self, field) and not profile.has_active_seqs:
+                raise ConfigError(
+                    f"{field}: vLLM {profile.name} does not have it; 0.31 is the first that has"
+                )
 
     def native(
         self,
@@ -257,7 +273,9 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            max_num_active_seqs=self.max_num_active_seqs,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_chunked_prefill=self.enable_chunked_prefill,
             policy=self.scheduling_policy,
@@ -271,6 +289,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             burst_seed=self.aic_mtp_seed,
             free_order=profile.free_order,
             phantom_hits=profile.phantom_hits,
+            caps_lone_prefill=profile.caps_lone_prefill,
             events=events,
             kv_trace=kv_trace,
             check=check,

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import fnmatch
-import gzip
 import itertools
 import json
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from understudy.engines.profiles import profile_recorded
 from understudy.engines.recorder import run_scenario
-from understudy.engines.scenario import DEFAULT_PROFILE, read_scenario
-from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.engines.recordings import Recording, find_recordings, read_lines
+from understudy.engines.scenario import read_scenario
+from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from understudy.engines.profiles import VersionProfile
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first line in which a run is not its recording: where, and what differs there."""
+
+    where: str
+    values: tuple[tuple[str, object, object], ...] = ()
+    """(key, ours, recorded) of every key of the line that differs."""
+    reason: str = ""
+    """Instead of values, when there is nothing to compare."""
+
+    def __str__(self) -> str:
+        """In a line, its first key only."""
+        if not self.values:
+            return f"{self.where}: {self.reason}" if self.where else self.reason
+        key, ours, recorded = self.values[0]
+        return f"{self.where}: {key} is {json.dumps(ours)}, recorded {json.dumps(recorded)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,67 +46,74 @@ class Outcome:
 
     name: str
     steps: int
-    difference: str | None
+    difference: Difference | None
+    version: str = ""
+    """The vLLM that was recorded."""
+    profile: str = ""
+    """The version profile that it was compared with."""
 
 
 def compare_all(
-    directory: Path, profile: VersionProfile = DEFAULT_PROFILE, *, only: str = "*", check: bool = False
+    directory: Path, profile: VersionProfile | None = None, *, only: str = "*", check: bool = False
 ) -> Iterator[Outcome]:
-    """Compare every scenario of `directory` whose name matches `only`, in name order.
+    """Compare every recording under `directory` whose name matches `only`, by folder and name.
 
     Raises InvalidArgument when there is none, or when a file is missing or malformed.
     """
-    paths = [p for p in sorted((directory / "scenarios").glob("*.json")) if fnmatch.fnmatch(p.stem, only)]
-    if not paths:
-        raise InvalidArgument(f"{directory}: no scenarios/*.json that match {only!r}")
-    for path in paths:
-        golden = directory / "golden" / f"{path.stem}.jsonl.gz"
-        yield compare(path, golden, profile, check=check)
+    for recording in find_recordings(directory, only):
+        yield compare_recording(recording, profile, check=check)
+
+
+def compare_recording(
+    recording: Recording, profile: VersionProfile | None = None, *, check: bool = False
+) -> Outcome:
+    """Run one scenario against its recording, under the version that was recorded or the profile given."""
+    return compare(recording.scenario, recording.golden, profile, check=check)
 
 
 def compare(
-    scenario: Path, golden: Path, profile: VersionProfile = DEFAULT_PROFILE, *, check: bool = False
+    scenario: Path, golden: Path, profile: VersionProfile | None = None, *, check: bool = False
 ) -> Outcome:
-    """Run one scenario against its recording and stop at the first difference.
+    """Run one scenario against its golden file and stop at the first difference.
 
-    Raises InvalidArgument when a file is missing or malformed.
+    The header says which vLLM was recorded, and so the profile, unless one is given. Raises InvalidArgument when a
+    file is missing or malformed.
     """
-    expected = _read_golden(golden)
+    header, *expected = read_lines(golden)
+    version = header["header"].get("vllm", "recorded")
+    profile = profile or profile_recorded(version)
     ours = run_scenario(read_scenario(scenario), profile, check=check)
+    steps, difference = first_difference(ours, expected)
+    return Outcome(scenario.stem, steps, difference, str(version), profile.name)
+
+
+def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[int, Difference | None]:
+    """How many steps were identical, and where the first that was not differs."""
     steps = 0
     try:
-        for mine, theirs in itertools.zip_longest(ours, expected):
+        for mine, theirs in itertools.zip_longest(ours, recorded):
             if mine != theirs or json.dumps(mine) != json.dumps(theirs):  # key order counts
-                return Outcome(scenario.stem, steps, describe_difference(mine, theirs))
+                return steps, describe_difference(mine, theirs)
             steps += "step" in mine
     except UnderstudyError as error:
-        return Outcome(scenario.stem, steps, f"step {steps}: {type(error).__name__}: {error}")
-    return Outcome(scenario.stem, steps, None)
+        return steps, Difference(f"step {steps}", reason=f"{type(error).__name__}: {error}")
+    return steps, None
 
 
-def describe_difference(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> str:
-    """Say where two lines differ first, in a line."""
+def describe_difference(ours: Line | None, theirs: Line | None) -> Difference:
+    """Say where two lines differ."""
     if ours is None or theirs is None:
-        return "the recording goes on" if ours is None else "the recording ends earlier"
+        return Difference(
+            "", reason="the recording goes on" if ours is None else "the recording ends earlier"
+        )
     where = f"step {theirs['step']}" if "step" in theirs else "at the end"
     if ("step" in ours) != ("step" in theirs):
-        return f"{where}: one run has ended, the other has not"
-    for key, value in theirs.items():
-        mine = ours.get(key)
-        if mine != value or json.dumps(mine) != json.dumps(value):
-            return f"{where}: {key} is {json.dumps(mine)}, recorded {json.dumps(value)}"
-    return f"{where}: unexpected {sorted(set(ours) - set(theirs))}"
-
-
-def _read_golden(path: Path) -> list[dict[str, Any]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InvalidArgument(f"{path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not isinstance(line, dict):
-            raise InvalidArgument(f"{path}: line {number} must be an object")
-    if not lines or "header" not in lines[0]:
-        raise InvalidArgument(f"{path}: the first line must be the header")
-    return lines[1:]
+        return Difference(where, reason="one run has ended, the other has not")
+    values = tuple(
+        (key, ours.get(key), value)
+        for key, value in theirs.items()
+        if ours.get(key) != value or json.dumps(ours.get(key)) != json.dumps(value)
+    )
+    if values:
+        return Difference(where, values)
+    return Difference(where, reason=f"unexpected {sorted(set(ours) - set(theirs))}")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from understudy.engines.profiles import VersionProfile
+    from understudy.engines.scenario import ScenarioAbort
 
 STEP_NS = 1_000_000
 TOTALS = ("finished", "preemptions", "scheduled_tokens", "cached_tokens", "stored_blocks", "removed_blocks")
@@ -57,7 +58,7 @@ class KvEventLog:
 
 
 class StepRecorder:
-    """Tells the steps of one engine as the lines of a recording. Call `begun` and `ended` for every step.
+    """Tells the steps of one engine as the lines of a recording. Call `ended` for every step.
 
     Unless told to `keep_events`, it takes them from the engine, which would hold all of them otherwise. Recorders of
     engines that share a tier share `first_tokens`, since one engine loads what another has computed.
@@ -76,31 +77,24 @@ class StepRecorder:
         self._events = KvEventLog(block_size, first_tokens)
         self._asynchronous = asynchronous
         self._keep_events = keep_events
-        self._lines: list[dict[str, Any]] = []
 
     @property
     def first_tokens(self) -> dict[int, int | None]:
         """First token of every block that may be stored, by sequence hash; to be filled before it is."""
         return self._events.first_tokens
 
-    def begun(self, engine: Engine) -> None:
-        """Asynchronously the events of a step are those of its first half."""
-        # The first schedule is followed by no update, so its events wait for the next.
-        if self._asynchronous:
-            self._lines = self._tell(engine) if self.steps > 0 else []
-
     def ended(self, engine: Engine) -> dict[str, Any]:
         """The line of the step."""
-        if not self._asynchronous:
-            self._lines = self._tell(engine)
-        line = _describe_step(engine, self.steps, self._lines)
+        # Asynchronously the first schedule is followed by no update, so its events wait for the next.
+        events = [] if self._asynchronous and self.steps == 0 else self._tell(engine)
+        line = _describe_step(engine, self.steps, events)
         self.steps += 1
         totals = self.totals
         totals["finished"] += len(line["finished"])
         totals["preemptions"] += len(line["preempted"])
         totals["scheduled_tokens"] += sum(line["scheduled"].values())
         totals["cached_tokens"] += sum(line["cached"].values())
-        for event in self._lines:
+        for event in events:
             totals[f"{event['type']}_blocks"] += event["n"]
         return line
 
@@ -128,6 +122,8 @@ def run_scenario(
     engine = Engine(config.engine_config(profile), constant_timing(1.0, 1.0))
     recorder = StepRecorder(config.block_size, config.async_scheduling)
     to_come = list(enumerate(scenario.requests))
+    numbers: dict[str, int] = {}
+    aborts = _Aborts(engine, numbers, scenario.aborts or [])
     while recorder.totals["finished"] < len(scenario.requests) and recorder.steps < scenario.max_steps:
         step = recorder.steps
         for index, request in to_come:
@@ -136,24 +132,52 @@ def run_scenario(
             tokens = request.tokens(index, config.max_model_len)
             identities, firsts = blocks_of(tokens, config.block_size)
             recorder.first_tokens.update(firsts)
-            engine.submit(
+            numbers[request.id] = engine.submit(
                 request.id,
                 len(request.prompt_tokens()),
                 request.max_tokens,
                 identities,
                 priority=request.priority,
                 arrival_time=index if request.arrival_time is None else request.arrival_time,
+                eos_at=request.eos_at,
             )
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
 
+        aborted = aborts.play(step, "before")
         engine.begin_step(step * STEP_NS)
-        recorder.begun(engine)
+        aborted += aborts.play(step, "mid")
         engine.end_step((step + 1) * STEP_NS)
         if check:
             engine.check()
-        yield recorder.ended(engine)
+        line = recorder.ended(engine)
+        if scenario.aborts is not None:
+            line["aborted"] = aborted
+            recorder.totals["finished"] += len(aborted)
+        yield line
     done = recorder.totals["finished"] == len(scenario.requests)
     yield end_line("done" if done else "max_steps", [recorder])
+
+
+class _Aborts:
+    """Plays a scenario's aborts when their time has come."""
+
+    def __init__(self, engine: Engine, numbers: dict[str, int], aborts: Sequence[ScenarioAbort]) -> None:
+        self._engine = engine
+        self._numbers = numbers
+        self._due: dict[tuple[int, str], list[str]] = {}
+        for abort in aborts:
+            self._due.setdefault((abort.step, abort.when), []).append(abort.id)
+
+    def play(self, step: int, when: str) -> list[str]:
+        """Abort who is due; returns those of them that were there to be aborted."""
+        who = self._due.get((step, when), [])
+        return [name for name in who if name in self._numbers and self._abort(self._numbers[name], step)]
+
+    def _abort(self, request: int, step: int) -> bool:
+        # The scheduler may still have a request whose last token is out already.
+        before = len(self._engine.running) + self._engine.num_waiting
+        self._engine.cancel(request, step * STEP_NS)
+        return len(self._engine.running) + self._engine.num_waiting < before
 
 
 def _describe_step(engine: Engine, step: int, events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler_reserve_full_isl: bool | None = None
     watermark: float = 0.0
     max_model_len: int = 131072
+    max_num_active_seqs: int | None = None
+    long_prefill_token_threshold_adaptive: bool = False
     async_scheduling: bool = False
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
@@ -61,7 +63,10 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request. A prompt item `[start, len]` is the run start, start + 1, …; an int is one token."""
+    """One request. A prompt item `[start, len]` is the run start, start + 1, …; an int is one token.
+
+    Its output token with number `eos_at` (from 1) is EOS.
+    """
 
     id: str
     arrival_step: int
@@ -69,11 +74,12 @@ class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: int
     priority: int = 0
     arrival_time: float | None = None
+    eos_at: int | None = None
 
     def tokens(self, index: int, max_model_len: int) -> npt.NDArray[np.uint32]:
         """Prompt and output tokens of the request at position `index` of its scenario."""
         prompt = self.prompt_tokens()
-        outputs = min(self.max_tokens, max_model_len)
+        outputs = min(self.max_tokens if self.eos_at is None else self.eos_at, max_model_len)
         first = OUTPUT_BASE + index * OUTPUT_STRIDE
         return np.concatenate([prompt, np.arange(first, first + outputs, dtype=np.uint32)])
 
@@ -84,6 +90,17 @@ class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
 
 
+class ScenarioAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request is aborted: `before` the schedule of a step, after arrivals, or `mid`, between it and the update.
+
+    Nothing happens where the request has not come yet, or has ended.
+    """
+
+    id: str
+    step: int
+    when: Literal["before", "mid"]
+
+
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A workload by steps: requests arrive before the step they name."""
 
@@ -91,6 +108,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: ScenarioConfig
     max_steps: int
     requests: list[ScenarioRequest]
+    aborts: list[ScenarioAbort] | None = None
 
 
 def read_scenario(path: Path) -> Scenario:

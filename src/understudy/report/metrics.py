@@ -72,6 +72,13 @@ SCALARS = (
     ),
     Metric("requests.total", "Requests", "requests", "All requests of the workload."),
     Metric("requests.completed", "Completed", "requests", "Requests that got their whole output."),
+    Metric("requests.stopped", "Stopped", "requests", "Completed requests that the model ended: EOS."),
+    Metric(
+        "requests.length_capped",
+        "Length-capped",
+        "requests",
+        "Completed requests that their limit ended, or the model's context.",
+    ),
     Metric(
         "requests.rejected",
         "Rejected",

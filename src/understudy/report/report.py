@@ -18,7 +18,7 @@ from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS, TIER_METRICS
 from understudy.report.series import worker_means
 from understudy.report.tiers import TiersReport
-from understudy.run.timeline import Status
+from understudy.run.timeline import FinishReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +38,8 @@ class RequestCounts:
 
     total: int
     completed: int
+    stopped: int
+    length_capped: int
     rejected: int
     cancelled: int
     unfinished: int
@@ -233,9 +235,12 @@ class Report:
 
 def _requests(timeline: Timeline) -> RequestCounts:
     counts = np.bincount(timeline.status, minlength=len(Status))
+    ends = np.bincount(timeline.finish_reason, minlength=len(FinishReason))
     return RequestCounts(
         total=len(timeline),
         completed=int(counts[Status.COMPLETED]),
+        stopped=int(ends[FinishReason.STOP]),
+        length_capped=int(ends[FinishReason.LENGTH]),
         rejected=int(counts[Status.REJECTED]),
         cancelled=int(counts[Status.CANCELLED]),
         unfinished=int(counts[Status.UNFINISHED]),

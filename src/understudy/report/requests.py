@@ -15,7 +15,7 @@ from understudy.report.latency import NS_PER_MS, Latencies
 from understudy.report.tiers import hits_of
 from understudy.run.schema import NEVER, Column, columns_of
 from understudy.run.tier_columns import BELOW, TierColumns
-from understudy.run.timeline import Status, Timeline
+from understudy.run.timeline import FinishReason, Status, Timeline
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 50_000  # rows that are Python objects at one time
 
-_STATUS = [status.name.lower() for status in Status]
+_NAMES: dict[str, list[str | None]] = {
+    "status": [status.name.lower() for status in Status],
+    "finish_reason": [reason.name.lower() if reason else None for reason in FinishReason],
+}
 
 
 def write_requests(report: Report, path: str | PathLike[str]) -> None:
@@ -88,7 +91,7 @@ def _values(declared: Column, array: Any) -> list[Any]:
         case "ns":
             return (array / NS_PER_MS).tolist()  # type: ignore[no-any-return]
         case "name":
-            return [_STATUS[value] for value in array.tolist()]
+            return [_NAMES[declared.name][value] for value in array.tolist()]
         case "index":
             return [None if value == NEVER else value for value in array.tolist()]
     return array.tolist()  # type: ignore[no-any-return]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Routing = Literal["round_robin", "random", "least_loaded"]
 
 _NOWHERE = np.zeros(0, dtype=np.bool_)
+_NO_LIMITS = np.zeros(0, dtype=np.int32)
 _NO_OFFSETS = np.zeros(0, dtype=np.int64)
 _NO_TOKENS = np.zeros(0, dtype=np.uint32)
 
@@ -107,6 +108,7 @@ def run_offline(
         arrival_ns=workload.arrival_ns,
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
+        max_tokens=_NO_LIMITS if workload.max_tokens is None else workload.max_tokens,
         priority=workload.priority,
         turn=workload.turn,
         next_turn=workload.next_turn,

@@ -56,7 +56,6 @@ class StepFile:
             for request, resumed, _ in engine.admitted:
                 if not resumed:
                     self._first.update(self._first_tokens(self._rows[engine.name(request)]))
-            recorder.begun(engine)
             return
         line = recorder.ended(engine)
         if self._timed:

@@ -35,6 +35,17 @@ class Status(IntEnum):
     UNFINISHED = 3
 
 
+class FinishReason(IntEnum):
+    """What ended a request that completed."""
+
+    NONE = 0
+    """It did not complete."""
+    LENGTH = 1
+    """Its limit, or the model's context."""
+    STOP = 2
+    """The model itself: EOS."""
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Timeline:
     """Columns that a replay fills: row i of a request column describes request i of the workload as it was given.
@@ -76,7 +87,13 @@ class Timeline:
     prompt_tokens: Annotated[Int32Column, About("request", "tokens", "Prompt length.", "workload")]
     requested_output_tokens: Annotated[
         Int32Column,
-        About("request", "tokens", "Output length that the workload asked for.", "workload", "output_tokens"),
+        About(
+            "request",
+            "tokens",
+            "Output length of the workload, as far as a limit does not cut it.",
+            "workload",
+            "cut_output_tokens",
+        ),
     ]
     output_tokens: Annotated[Int32Column, About("request", "tokens", "Tokens that were emitted.")]
     cached_tokens_first: Annotated[
@@ -102,6 +119,12 @@ class Timeline:
     preemptions: Annotated[Int32Column, About("request", "times", "How often the request was preempted.")]
     worker: Annotated[Int32Column, About("request", "index", "Worker that it was sent to; −1 for none.")]
     status: Annotated[UInt8Column, About("request", "name", "How it ended: a `Status`.")]
+    finish_reason: Annotated[
+        UInt8Column,
+        About(
+            "request", "name", "What ended a completed request: a `FinishReason`, `length` or `stop` (EOS)."
+        ),
+    ]
     session: Annotated[
         Int32Column, About("request", "index", "Session index, as in the workload.", "workload")
     ]
@@ -242,6 +265,9 @@ class Timeline:
         unfinished = self.status == Status.UNFINISHED
         refuse("finish_ns", unfinished & (self.finish_ns != NEVER), "of an unfinished request must be −1")
         refuse("finish_ns", ~unfinished & (self.finish_ns == NEVER), "of a terminal request is missing")
+        refuse("finish_reason", self.finish_reason > max(FinishReason), f"must be 0 to {max(FinishReason):d}")
+        unended = self.finish_reason == FinishReason.NONE
+        refuse("finish_reason", self.completed == unended, "does not agree with status")
         for name, tokens in (("first_token_ns", 1), ("second_token_ns", 2), ("last_token_ns", 1)):
             has_time = getattr(self, name) != NEVER
             refuse(name, has_time != (self.output_tokens >= tokens), "does not agree with output_tokens")

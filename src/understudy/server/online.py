@@ -218,7 +218,7 @@ class _Player:
         body = msgspec.json.encode(
             {
                 "prompt": prompt_of(workload, row).tolist(),
-                "max_tokens": max(int(workload.output_tokens[row]), 1),
+                "max_tokens": max(int(workload.cut_output_tokens[row]), 1),
                 "ignore_eos": True,
                 "stream": True,
                 "priority": int(workload.priority[row]) if workload.priority is not None else 0,
@@ -283,7 +283,7 @@ class _Player:
             last_token_ns=times["last_token"],
             finish_ns=times["finish"],
             prompt_tokens=workload.prompt_tokens,
-            requested_output_tokens=workload.output_tokens,
+            requested_output_tokens=workload.cut_output_tokens,
             output_tokens=counts["output"].astype(np.int32),
             cached_tokens_first=counts["first"].astype(np.int32),
             cached_tokens_total=counts["total"],
@@ -291,6 +291,8 @@ class _Player:
             preemptions=counts["preempted"].astype(np.int32),
             worker=self._diary.worker,
             status=self._status,
+            # A row's length is its request's limit: EOS is ignored.
+            finish_reason=(self._status == Status.COMPLETED).astype(np.uint8),
             session=workload.session,
             turn=workload.turn,
             itl_ns=np.array([gap for gap, _ in gaps], dtype=np.int64),

@@ -63,6 +63,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         turn=np.concatenate([part.turn for part in workloads]),
         delay_ns=np.concatenate([part.delay_ns for part in workloads]),
         priority=np.concatenate([part.priority for part in workloads]),
+        max_tokens=_concat_limits(workloads),
         output_token_offsets=output_offsets,
         output_token_ids=output_ids,
         output_in_next=_concat_flags(workloads),
@@ -158,6 +159,17 @@ def _concat_flags(workloads: Sequence[Workload]) -> BoolColumn | None:
     return np.concatenate(
         [
             np.zeros(len(part), bool) if part.output_in_next is None else part.output_in_next
+            for part in workloads
+        ]
+    )
+
+
+def _concat_limits(workloads: Sequence[Workload]) -> Int32Column | None:
+    if all(part.max_tokens is None for part in workloads):
+        return None
+    return np.concatenate(
+        [
+            np.full(len(part), -1, np.int32) if part.max_tokens is None else part.max_tokens
             for part in workloads
         ]
     )

@@ -2,7 +2,7 @@
 
 Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_length` (or `input_tokens`),
 `timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
-`output_token_ids`, `priority`, `strict_priority`, `policy_class` are optional; so is our own
+`output_token_ids`, `max_tokens`, `priority`, `strict_priority`, `policy_class` are optional; so is our own
 `output_in_next_turn` (the next turn's prompt is this prompt, this output, and more). null means absent. Any
 other key is an error.
 
@@ -10,7 +10,8 @@ Rules: rows with the same `session_id` are the turns of one session, in file ord
 session. Either every first turn has a timestamp or none has (then the workload can only run closed loop). A
 first turn has no delay; a later turn waits for its explicit delay, else for the difference of its timestamp
 and that of the turn before, else not at all. Times are rounded once, to whole nanoseconds. A missing
-`input_length` means that the prompt fills its blocks.
+`input_length` means that the prompt fills its blocks. `output_length` is what the model says before it ends;
+`max_tokens` is the request's limit, which may cut it (a missing one is no limit).
 """
 
 from __future__ import annotations
@@ -200,6 +201,7 @@ class _Trace:
                 session=self._session,
                 turn=self._turn,
                 delay_ns=self._delay_ns,
+                max_tokens=self._limits(),
                 priority=column(
                     "priority", np.zeros(len(output), np.int32) if priority is None else priority, np.int32
                 ),
@@ -235,6 +237,16 @@ class _Trace:
     def _ints(self, key: str) -> Int64Column | None:
         parts: list[Int64Column | None] = [getattr(chunk, key) for chunk in self._chunks]
         return _join_optional(parts, self._chunks, np.int64)
+
+    def _limits(self) -> Int32Column | None:
+        parts = [chunk.max_tokens for chunk in self._chunks]
+        if all(part is None for part in parts):
+            return None
+        none = [np.full(len(chunk.lines), -1, np.int64) for chunk in self._chunks]
+        joined = _join(
+            [own if part is None else part for part, own in zip(parts, none, strict=True)], np.int64
+        )
+        return column("max_tokens", joined, np.int32)
 
     def _output_in_next(self) -> BoolColumn | None:
         return _join_optional([chunk.output_in_next for chunk in self._chunks], self._chunks, np.bool_)

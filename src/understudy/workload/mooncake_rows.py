@@ -38,6 +38,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     input_tokens: int | None = None
     output_length: int | None = None
     output_tokens: int | None = None
+    max_tokens: int | None = None
     hash_ids: msgspec.Raw = _ABSENT
     delay: float | int | None = None
     delay_ms: float | int | None = None
@@ -75,6 +76,8 @@ class TraceChunk:
     session_id: list[str | None] | None
     request_id: list[str | None] | None
     policy_class: list[str | None] | None
+    max_tokens: Int64Column | None
+    """−1 where absent."""
     priority: Int64Column | None
     strict_priority: Int64Column | None
     output_in_next: BoolColumn | None
@@ -126,6 +129,7 @@ def _plain_chunk(lines: bytes, first_line: int) -> TraceChunk | None:
         session_id=None,
         request_id=None,
         policy_class=None,
+        max_tokens=None,
         priority=None,
         strict_priority=None,
         output_in_next=None,
@@ -172,6 +176,7 @@ class _Decoding:
             session_id=self._values("session_id"),
             request_id=self._values("request_id"),
             policy_class=self._values("policy_class"),
+            max_tokens=self._limits(),
             priority=self._optional_ints("priority"),
             strict_priority=self._optional_ints("strict_priority"),
             output_in_next=None if in_next is None else np.array([bool(flag) for flag in in_next]),
@@ -249,6 +254,15 @@ class _Decoding:
     def _optional_ints(self, key: str) -> Int64Column | None:
         values = self._values(key)
         return None if values is None else self._int64(key, [value or 0 for value in values])
+
+    def _limits(self) -> Int64Column | None:
+        values = self._values("max_tokens")
+        if values is None:
+            return None
+        bad = next((row for row, value in enumerate(values) if value is not None and value < 1), None)
+        if bad is not None:
+            self._fail(bad, f"max_tokens must be at least 1, got {values[bad]}")
+        return self._int64("max_tokens", [-1 if value is None else value for value in values])
 
     def _input_lengths(self) -> Int64Column:
         values = self._values("input_length", "input_tokens")

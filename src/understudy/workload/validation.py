@@ -29,6 +29,13 @@ def check_workload(workload: Workload) -> None:
     """Raise InvalidArgument or RowError on the first broken invariant of `Workload`."""
     _check_minimum("prompt_tokens", workload.prompt_tokens, 1)
     _check_minimum("output_tokens", workload.output_tokens, 0)
+    limit = workload.max_tokens
+    if limit is not None:
+        _fail_first(
+            "max_tokens",
+            (limit < 1) & (limit != -1),
+            lambda row: f"must be at least 1 (or −1: none), got {limit[row]}",
+        )
     _check_minimum("arrival_ns", workload.arrival_ns, 0)
     _check_minimum("delay_ns", workload.delay_ns, 0)
     _check_hash_ids(workload)

@@ -60,7 +60,7 @@ class Workload:
     prompt_tokens: Int32Column
     """Prompt length in tokens, ≥ 1."""
     output_tokens: Int32Column
-    """Tokens to generate, ≥ 0."""
+    """Tokens that the model gives before it ends, ≥ 0; `max_tokens` may cut them."""
     hash_offsets: Int64Column
     """CSR offsets into `hash_ids`, one more than there are requests."""
     hash_ids: UInt32Column
@@ -78,6 +78,8 @@ class Workload:
     """Think time after the previous turn completed; 0 for a first turn and by default."""
     priority: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
     """Handed to the engine as it is; default 0."""
+    max_tokens: Int32Column | None = None
+    """Limit of the output, where a request has one that is not its length: ≥ 1, or −1 for none."""
     output_token_offsets: Int64Column | None = None
     """CSR offsets into `output_token_ids`; a row has either none or exactly `output_tokens`."""
     output_token_ids: UInt32Column | None = None
@@ -122,6 +124,7 @@ class Workload:
             self._set(name, np.zeros(rows, np.int32) if given is _ABSENT_INT32 else given, np.int32, rows)
         no_delay = self.delay_ns is _ABSENT_INT64
         self._set("delay_ns", np.zeros(rows, np.int64) if no_delay else self.delay_ns, np.int64, rows)
+        self._set_optional("max_tokens", np.int32, rows)
         self._set_optional("output_token_offsets", np.int64, rows + 1)
         self._set_optional("output_token_ids", np.uint32, None)
         self._set_optional("output_in_next", np.bool_, rows)
@@ -155,6 +158,15 @@ class Workload:
     def total_output_tokens(self) -> int:
         """Sum of the output lengths."""
         return int(self.output_tokens.sum(dtype=np.int64))
+
+    @property
+    def cut_output_tokens(self) -> Int32Column:
+        """What limits leave of the output lengths."""
+        if self.max_tokens is None:
+            return self.output_tokens
+        return np.where(
+            self.max_tokens < 0, self.output_tokens, np.minimum(self.output_tokens, self.max_tokens)
+        )
 
     @property
     def token_space(self) -> int:
@@ -195,6 +207,16 @@ class Workload:
             return None
         positions = np.arange(length) + int(self.prompt_tokens[row])
         return self.prompt_hash_ids(int(self.next_turn[row]))[positions // self.trace_block_size]
+
+    def limited(self, max_tokens: int) -> Workload:
+        """Give every request that has no limit of its own this one.
+
+        Errors: ConfigError unless it is at least 1.
+        """
+        if max_tokens < 1:
+            raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
+        own = np.full(len(self), -1, np.int32) if self.max_tokens is None else self.max_tokens
+        return replace(self, max_tokens=np.where(own < 0, np.int32(max_tokens), own))
 
     def normalised(self) -> Workload:
         """Shift the arrivals so that the first is 0."""
@@ -275,6 +297,7 @@ class Workload:
             turn=self.turn[index],
             delay_ns=self.delay_ns[index],
             priority=self.priority[index],
+            max_tokens=_pick(self.max_tokens, index),
             output_token_offsets=output_offsets,
             output_token_ids=output_ids,
             output_in_next=output_in_next,

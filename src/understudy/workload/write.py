@@ -59,6 +59,8 @@ class _Rows:
             result["timestamp"] = self._timestamp_ms[row]
         result["input_length"] = int(w.prompt_tokens[row])
         result["output_length"] = int(w.output_tokens[row])
+        if w.max_tokens is not None and w.max_tokens[row] > 0:
+            result["max_tokens"] = int(w.max_tokens[row])
         result["hash_ids"] = self._hash_ids[w.hash_offsets[row] : w.hash_offsets[row + 1]].tolist()
         if w.session_ids is not None:
             result["session_id"] = w.session_ids[session]

@@ -1,0 +1,90 @@
+"""Finding recordings of the real scheduler under a directory, and reading them."""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from understudy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Kind = Literal["steps", "speculation", "clock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A scenario and what the real scheduler did with it.
+
+    `steps`: scenarios/NAME.json and golden/NAME.jsonl.gz, whose header names the version. `speculation` and `clock`:
+    one NAME.json.gz with both, of the revision that is called recorded.
+    """
+
+    kind: Kind
+    folder: Path
+    name: str
+    scenario: Path
+    golden: Path
+
+
+def find_recordings(directory: Path, only: str = "*") -> list[Recording]:
+    """Every recording under `directory` whose name matches `only`, by folder and name.
+
+    Raises InvalidArgument when there is none, or when a file is not a recording.
+    """
+    found = [r for folder in _folders(directory) for r in _in_folder(folder) if fnmatch.fnmatch(r.name, only)]
+    if not found:
+        raise InvalidArgument(
+            f"{directory}: no scenarios/*.json and no recordings (*.json.gz) that match {only!r}"
+        )
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a golden file, its header first. InvalidArgument names the file that is malformed."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, dict):
+            raise InvalidArgument(f"{path}: line {number} must be an object")
+    if not lines or not isinstance(lines[0].get("header"), dict):
+        raise InvalidArgument(f"{path}: the first line must be the header")
+    return lines
+
+
+def read_pair(path: Path) -> dict[str, Any]:
+    """A file that holds `scenario` and `recorded`. InvalidArgument names the file that is malformed."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            pair = json.load(file)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+    if not isinstance(pair, dict) or set(pair) != {"scenario", "recorded"}:
+        raise InvalidArgument(f"{path}: must hold scenario and recorded")
+    return pair
+
+
+def _folders(directory: Path) -> Iterator[Path]:
+    """The directory and those below it, in the order of names."""
+    yield directory
+    for path in sorted(directory.glob("*/")):
+        if path.is_dir() and path.name not in ("scenarios", "golden"):
+            yield from _folders(path)
+
+
+def _in_folder(folder: Path) -> Iterator[Recording]:
+    for path in sorted((folder / "scenarios").glob("*.json")):
+        yield Recording("steps", folder, path.stem, path, folder / "golden" / f"{path.stem}.jsonl.gz")
+    for path in sorted(folder.glob("*.json.gz")):
+        # A step of speculation is a line; on the clock there is a time for every request.
+        kind: Kind = "speculation" if isinstance(read_pair(path)["recorded"], list) else "clock"
+        yield Recording(kind, folder, path.name.removesuffix(".json.gz"), path, path)
