@@ -24,6 +24,7 @@ from understudy.report.report import Report
 from understudy.run.offline import run_offline
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
+from understudy.workload.reuse import unlimited_hit_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +123,9 @@ def replay(
         **limit,
     }
     report = Report.build(run.timeline, facts, slo)
+    if report.kv.evictions:
+        hits = int(unlimited_hit_tokens(workload, run.timeline.block_size).sum())
+        report = report.with_run(unlimited_hit_ratio=hits / max(workload.total_prompt_tokens, 1))
     report = report.with_run(wall_time_s=time.perf_counter() - started)
     if not compare_without_tiers:
         return report

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from understudy.report.goodput import Slo
+    from understudy.report.verdicts import Verdict
     from understudy.run.timeline import Timeline
 
 SCHEMA = "understudy.report/1"
@@ -178,6 +179,13 @@ class Report:
         """Latencies request by request."""
         return Latencies.of(self.columns)
 
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What to conclude, the most pressing first; empty when all is well."""
+        from understudy.report.verdicts import verdicts
+
+        return verdicts(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the columns as plain JSON values, with definitions; NaN becomes None."""
         metrics = {}
@@ -188,6 +196,7 @@ class Report:
                 metrics[root] = value if value is None or isinstance(value, (int, float)) else asdict(value)
         if self.tiers is not None:
             metrics["tiers"] = asdict(self.tiers)
+        metrics["verdicts"] = [asdict(verdict) for verdict in self.verdicts]
         if self.without_tiers is not None:
             without = self.without_tiers.to_dict()
             metrics["without_tiers"] = {key: without[key] for key in without if key != "definitions"}

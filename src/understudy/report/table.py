@@ -52,6 +52,9 @@ class ReportTable:
             yield Padding(summary(tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:
             yield comparison(self.report, without, options.max_width)
+        for verdict in self.report.verdicts:
+            said = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
+            yield Padding(said, (0, 1), expand=False)
         for note in self.report.run.get("notes", ()):
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
         if "digest" in self.report.run:

@@ -35,6 +35,7 @@ def page(report: Report, baseline: Report | None = None) -> str:
     title = str(report.run.get("workload", "Replay"))
     body = [
         _header(report, title, baseline),
+        _verdicts(report),
         tiles(report, baseline),
         '<div class="cards">',
         *(_card(card) for card in _cards(report, baseline)),
@@ -81,6 +82,13 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div></div>'
         '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button></header>'
     )
+
+
+def _verdicts(report: Report) -> str:
+    """What to conclude, and what the trace cannot tell; nothing when all is well."""
+    items = [f"<li><b>{escape(v.finding)}</b> {escape(v.remedy)}</li>" for v in report.verdicts]
+    items += [f'<li class="note">{escape(note)}</li>' for note in report.run.get("notes", ())]
+    return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
 
 
 def _cards(report: Report, baseline: Report | None) -> list[Card]:

@@ -1,0 +1,234 @@
+"""Verdicts: what a reader should conclude, each with its number and a remedy; none when all is well.
+
+A rule is a function from a report to a `Verdict` or None. It speaks only where its evidence is plain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.report.latency import NS_PER_S
+from understudy.report.series import StepFunction
+from understudy.report.text import duration, quantity
+from understudy.report.tier_table import arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.report.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One conclusion: which `rule` found it, the `finding` with its numbers, and a `remedy`."""
+
+    rule: str
+    finding: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.finding} {self.remedy}"
+
+
+def verdicts(report: Report) -> tuple[Verdict, ...]:
+    """All that the rules find, the most pressing first."""
+    return tuple(verdict for rule in RULES if (verdict := rule(report)) is not None)
+
+
+def nothing_completed(report: Report) -> Verdict | None:
+    """Not one request got its whole output."""
+    requests = report.requests
+    if requests.completed or not requests.total:
+        return None
+    return Verdict("nothing_completed", f"Nothing completed: {_fates(report)}.", _reason(report))
+
+
+def rejected(report: Report) -> Verdict | None:
+    """More than 1 % of the requests were refused."""
+    requests = report.requests
+    if not requests.completed or requests.rejected <= 0.01 * requests.total:
+        return None
+    share = quantity(requests.rejected / requests.total, "ratio")
+    return Verdict(
+        "rejected",
+        f"{requests.rejected:,} of {requests.total:,} requests ({share}) were rejected, and latencies leave them out.",
+        _reason(report),
+    )
+
+
+def overloaded(report: Report) -> Verdict | None:
+    """With arrivals that do not wait, the queue grew nearly all the time and was long when the last one came."""
+    timeline = report.columns
+    if report.run.get("load", {}).get("kind", "open_loop") != "open_loop" or not len(timeline.sample_time_ns):
+        return None
+    arrived = np.sort(timeline.arrival_ns[timeline.arrival_ns >= 0])
+    if len(arrived) < 2 or arrived[-1] - arrived[0] < NS_PER_S:
+        return None
+    start, last = int(arrived[0]), int(arrived[-1])
+    minutes = max(4, min(60, round((last - start) / 60e9)))
+    waiting = StepFunction.fleet(timeline, timeline.sample_waiting).means(
+        np.linspace(start, last, minutes + 1)
+    )
+    grew = int((np.diff(waiting, prepend=0.0) > 0).sum())
+    backlog = float(waiting[-1])
+    running = StepFunction.fleet(timeline, timeline.sample_running).means(
+        np.array([start, last], np.float64)
+    )[0]
+    if (
+        grew < 0.6 * minutes
+        or backlog < max(10.0, float(running))
+        or backlog < 2 * float(waiting[minutes // 2 - 1])
+    ):
+        return None
+    served = int(((timeline.finish_ns >= 0) & (timeline.finish_ns <= last)).sum())
+    enough = math.ceil(timeline.num_workers * len(arrived) / max(served, 1))
+    each = duration((last - start) / minutes / NS_PER_S)
+    return Verdict(
+        "overloaded",
+        f"Overloaded: the queue grew in {grew} of {minutes} parts of {each}, to {backlog:,.0f} waiting requests; "
+        f"{served:,} of {len(arrived):,} were served while they came.",
+        f"At this rate about {max(enough, timeline.num_workers + 1):,} workers would hold it "
+        f"(now {timeline.num_workers:,}).",
+    )
+
+
+def cache_too_small(report: Report) -> Verdict | None:
+    """Blocks were evicted, and a cache that forgets nothing would find much more."""
+    best = report.run.get("unlimited_hit_ratio")
+    found = report.prefix_hit_ratio.first_admission
+    if best is None or not report.kv.evictions or not best - found >= 0.05 or found >= 0.8 * best:
+        return None
+    tiers = "or host memory below it (--g2)" if report.tiers is None else "or larger tiers"
+    return Verdict(
+        "cache_too_small",
+        f"The cache is too small: hits are {quantity(found, 'ratio')} where one without limits gives "
+        f"{quantity(best, 'ratio')}, and {report.kv.evictions:,} blocks were evicted.",
+        f"More blocks (num_gpu_blocks, now {report.columns.blocks_per_worker:,} a worker), {tiers}, keep them.",
+    )
+
+
+def tier_hurts(report: Report) -> Verdict | None:
+    """Requests waited for bytes to leave, or the run without tiers was faster."""
+    tiers, without = report.tiers, report.without_tiers
+    if tiers is None:
+        return None
+    working_s = report.duration_s * report.columns.num_workers
+    remedy = "Try write_through (--offload-mode), more bandwidth to the host, or min_reuse."
+    if str(report.run.get("tiers", {}).get("offload", {}).get("mode")) == "write_through":
+        remedy = (
+            "More bandwidth to the host, or copies of reused blocks only (offload.min_reuse), would help."
+        )
+    if without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean:
+        return Verdict(
+            "tier_hurts",
+            f"The tiers hurt: TTFT is {report.ttft_ms.mean / without.ttft_ms.mean - 1:+.0%} against none; "
+            f"requests waited {duration(tiers.room_wait_s)} for room.",
+            remedy,
+        )
+    if tiers.room_wait_s < 0.05 * working_s or not working_s:
+        return None
+    return Verdict(
+        "tier_hurts",
+        f"Copies are in the way: requests waited {duration(tiers.room_wait_s)} for slots whose bytes were still leaving "
+        f"({quantity(tiers.room_wait_s / working_s, 'ratio')} of the workers' time).",
+        remedy,
+    )
+
+
+def hot_worker(report: Report) -> Verdict | None:
+    """One worker got far more than its share."""
+    timeline = report.columns
+    served = timeline.worker >= 0
+    if timeline.num_workers < 2 or served.sum() < 20 * timeline.num_workers:
+        return None
+    tokens = timeline.prompt_tokens.astype(np.int64) - timeline.cached_tokens_first + timeline.output_tokens
+    by_worker = np.bincount(timeline.worker[served], tokens[served], timeline.num_workers)
+    hottest = int(by_worker.argmax())
+    if by_worker.mean() == 0 or by_worker[hottest] < 1.5 * by_worker.mean():
+        return None
+    return Verdict(
+        "hot_worker",
+        f"Worker {hottest} is hot: it computed {by_worker[hottest] / by_worker.mean():.1f}× the tokens of the mean "
+        "worker.",
+        "Another routing (--routing least_loaded) would spread them.",
+    )
+
+
+def preemption_storm(report: Report) -> Verdict | None:
+    """Preemptions are no exception."""
+    requests = report.requests.completed
+    if report.preemptions <= max(10, 0.1 * requests):
+        return None
+    return Verdict(
+        "preemption_storm",
+        f"{report.preemptions:,} preemptions for {requests:,} requests: each one's tokens are computed again.",
+        "More blocks (num_gpu_blocks), fewer requests at a time (max_num_seqs) or a watermark would calm them.",
+    )
+
+
+def link_at_its_limit(report: Report) -> Verdict | None:
+    """A link had no room to spare for a fifth of the run or more."""
+    if report.tiers is None:
+        return None
+    for link in report.tiers.links:
+        full = sum(share >= 0.95 for share in link.window_utilisation) / max(len(link.window_utilisation), 1)
+        if full >= 0.2:
+            return Verdict(
+                "link_at_its_limit",
+                f"The link {arrow(link)} is at its limit of {link.bandwidth_gbps:g} GB/s for {quantity(full, 'ratio')} "
+                "of the time.",
+                "More bandwidth, or fewer copies (offload.min_reuse), would free it.",
+            )
+    return None
+
+
+def steps_too_long(report: Report) -> Verdict | None:
+    """Most gaps meet the ITL goal, but steps that also prefill do not."""
+    goal = None if report.goodput is None else report.goodput.slo.itl_ms
+    timeline = report.columns
+    if goal is None or not len(timeline.itl_ns) or report.itl_ms.p50 > goal:
+        return None
+    late = int(timeline.itl_count[timeline.itl_ns > goal * 1e6].sum()) / int(timeline.itl_count.sum())
+    if late < 0.01:
+        return None
+    budget = report.run.get("engine", {}).get("max_num_batched_tokens")
+    now = "" if budget is None else f" (now {budget:,})"
+    return Verdict(
+        "steps_too_long",
+        f"{quantity(late, 'ratio')} of the gaps are longer than the goal of {goal:g} ms, though half are within "
+        f"{report.itl_ms.p50:.1f} ms: prefills share the steps.",
+        f"A smaller budget of tokens a step (max_num_batched_tokens{now}) would shorten them.",
+    )
+
+
+RULES: tuple[Callable[[Report], Verdict | None], ...] = (
+    nothing_completed,
+    rejected,
+    overloaded,
+    cache_too_small,
+    tier_hurts,
+    hot_worker,
+    preemption_storm,
+    link_at_its_limit,
+    steps_too_long,
+)
+
+
+def _fates(report: Report) -> str:
+    requests = report.requests
+    named = {
+        "rejected": requests.rejected,
+        "cancelled": requests.cancelled,
+        "unfinished": requests.unfinished,
+    }
+    return ", ".join(f"{count:,} {name}" for name, count in named.items() if count)
+
+
+def _reason(report: Report) -> str:
+    for row, reason in report.columns.reject_reasons.items():
+        return f"The first, request {row}: {reason}."
+    return "Look at the requests (--requests-jsonl)."
