@@ -80,9 +80,7 @@ def main() -> None:
     options = EngineOptions(random_weights=1, max_model_len=16384, num_blocks=20_000)
     real = build_engine(args.model, options)
     vocab = config.vocab_size
-    play(
-        real, fresh(workload("fit", 8, vocab)), WallClock()
-    )  # warm: kernels are compiled for the shapes they meet
+    play(real, fresh(workload("fit", args.requests // 2, vocab)), WallClock())  # warm
 
     def twin(rows: list[tuple[float, Request]], time_of: StepTime, clock: VirtualClock) -> Played:
         manager = KvCacheManager(real.scheduler.manager.total_blocks, real.scheduler.manager.layout)

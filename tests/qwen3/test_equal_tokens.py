@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
-from qwen3.building import PAGE, alone, engine_of, generate, prompt_of, whole
+from qwen3.building import (
+    CPU,
+    PAGE,
+    TINY,
+    alone,
+    engine_of,
+    executor_of,
+    generate,
+    manager_of,
+    prompt_of,
+    whole,
+)
+from understudy.qwen3.batch import Chunk
+from understudy.qwen3.executor import Step, as_decodes
+from understudy.qwen3.forward import batch_decode, batch_prefill
 from understudy.qwen3.request import Request
+from understudy.qwen3.sampling import Draw
+from understudy.qwen3.weights import random_weights
 
 
 def test_batched_requests_answer_as_they_do_alone() -> None:
@@ -98,3 +116,28 @@ def test_more_page_references_than_pages_are_no_matter() -> None:
     engine = engine_of(page=16, blocks=16, seqs=12)
     generate(engine, prompt, max_tokens=2)
     assert generate(engine, *[prompt] * 12, max_tokens=14) == [alone(prompt, 14, page=16)] * 12
+
+
+def test_a_short_chunk_is_as_many_decodes_of_the_same_pages() -> None:
+    """What a captured step makes of it."""
+    weights = random_weights(TINY, 7, CPU)
+    manager = manager_of(TINY, 32)
+    executors = [executor_of(TINY, manager, weights) for _ in range(2)]
+    prompt = prompt_of(3, 21)
+    with manager.request(prompt, 4) as kv, torch.inference_mode():
+        kv.schedule_prefill(10)
+        history = Step([Chunk(np.array(prompt[:10]), kv.view())], [], [Draw()])
+        for executor in executors:
+            executor.begin(history)
+            executor.finish()
+        kv.apply_prefill()
+        kv.schedule_prefill(11)
+        step = Step([Chunk(np.array(prompt[10:]), kv.view())], [], [Draw()])
+        rows = as_decodes(step)
+        assert rows is not None
+        assert rows.wanted == [10]
+        one, other = (executor.buffer for executor in executors)
+        a = batch_prefill(weights, step.chunks, one, executors[0].backend)
+        b = batch_decode(weights, rows.decodes, other, executors[1].backend)[rows.wanted]
+        assert (a - b).abs().max() <= 1e-5
+        assert (one.pages.nan_to_num(9) - other.pages.nan_to_num(9)).abs().max() <= 1e-5

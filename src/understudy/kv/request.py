@@ -20,4 +20,4 @@ class RequestKv(_core.RequestKv):
 
     def view(self) -> KvView:
         """Pages and length of the scheduled step. WrongState unless a step is scheduled."""
-        return KvView(self.page_ids, self.view_length, self.block_size)
+        return KvView.of_step(self.page_ids, self.view_length, self.block_size)

@@ -52,6 +52,18 @@ class KvView:
         # Over bytes, which nobody can make writable again.
         object.__setattr__(self, "page_ids", np.frombuffer(given.astype(np.int32).tobytes(), np.int32))
 
+    @classmethod
+    def of_step(cls, page_ids: npt.NDArray[np.int32], seq_len: int, page_size: int) -> KvView:
+        """What a scheduled request says of itself, unchecked but for the one rule: a step makes one view a request."""
+        if len(page_ids) != -(-seq_len // page_size):
+            raise InvalidArgument(f"{len(page_ids)} pages of {page_size} tokens for seq_len={seq_len}")
+        page_ids.flags.writeable = False
+        view = object.__new__(cls)
+        object.__setattr__(view, "page_ids", page_ids)
+        object.__setattr__(view, "seq_len", seq_len)
+        object.__setattr__(view, "page_size", page_size)
+        return view
+
     @property
     def num_pages(self) -> int:
         """Pages of the request."""

@@ -89,12 +89,15 @@ def build_engine(
                 if progress is None
                 else lambda done, of: progress("capturing graphs", done, of),
             )
+    executor = TorchExecutor(weights, buffer, backend, graphs=graphs)
+    if device.type == "cuda":
+        _warm(executor, options, manager.padding_block, progress)
     scheduler = Scheduler(
         manager,
         SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions),
         seed=options.seed,
     )
-    return Engine(scheduler, TorchExecutor(weights, buffer, backend, graphs=graphs))
+    return Engine(scheduler, executor)
 
 
 def make_backend(config: Qwen3Config, device: torch.device, name: str | None = None) -> Backend:
@@ -109,6 +112,23 @@ def make_backend(config: Qwen3Config, device: torch.device, name: str | None = N
     from understudy.qwen3.triton_backend import TritonBackend
 
     return TritonBackend(config, device)
+
+
+def _warm(executor: TorchExecutor, options: EngineOptions, page: int, progress: Progress | None) -> None:
+    """Steps of every size once, on the padding block: kernels are compiled and loaded before the first request."""
+    sizes = [16 << shift for shift in range(20) if 16 << shift < options.max_batched_tokens]
+    sizes.append(options.max_batched_tokens)
+    for number, tokens in enumerate(sizes):
+        pages = np.full(-(-tokens // options.page_size), page, np.int32)
+        for history in (False, True):  # behind a history other kernels run
+            chunk = tokens // 2 if history else tokens
+            view = KvView(pages, tokens, options.page_size)
+            for decodes in ([], [Decode(0, KvView(pages[:1], 1, options.page_size))]):
+                step = Step([Chunk(np.zeros(chunk, np.int32), view)], decodes, [Draw()] * (1 + len(decodes)))
+                executor.begin(step)
+                executor.finish()
+        if progress is not None:
+            progress("warming up", number + 1, len(sizes))
 
 
 def _weights(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from understudy.kv import KvView
 from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.forward import Reduce, alone, forward
 from understudy.qwen3.sampling import Draw, Logprobs, Sampled, sample
@@ -74,8 +75,12 @@ class TorchExecutor:
     @torch.inference_mode()
     def begin(self, step: Step) -> None:
         greedy = None
-        if self._graphs is not None and not step.chunks and self._graphs.fits(len(step.decodes)):
-            logits, greedy = self._graphs.replay(step.decodes)
+        rows = None if self._graphs is None else as_decodes(step)
+        if self._graphs is not None and rows is not None and self._graphs.fits(len(rows.decodes)):
+            logits, greedy = self._graphs.replay(rows.decodes)
+            if rows.wanted is not None:
+                wanted = torch.tensor(rows.wanted).to(logits.device, non_blocking=True)
+                logits, greedy = logits[wanted], greedy[wanted]
         else:
             batch = Batch.build(step.chunks, step.decodes, self.buffer.pages.device)
             logits = forward(self.weights, batch, self.buffer, self.backend, self._reduce)
@@ -88,6 +93,39 @@ class TorchExecutor:
 
     def close(self) -> None:
         self._running = None
+
+
+SHORT_CHUNK = 64
+"""Tokens of a chunk that are worth computing as so many decodes: a captured step has no kernels to launch."""
+
+
+class Rows(NamedTuple):
+    """A step as decodes alone, and which of them the step asks for (None: all)."""
+
+    decodes: list[Decode]
+    wanted: list[int] | None
+
+
+def as_decodes(step: Step) -> Rows | None:
+    """Short chunks as decodes of the same pages, one token further each; None when a chunk is long.
+
+    Within a layer all rows are written before any is read, so each token sees those before it.
+    """
+    if not step.chunks:
+        return Rows(step.decodes, None)
+    if any(len(chunk.tokens) > SHORT_CHUNK for chunk in step.chunks):
+        return None
+    decodes: list[Decode] = []
+    wanted: list[int] = []
+    for tokens, view in step.chunks:
+        start = view.seq_len - len(tokens)
+        for offset, token in enumerate(tokens.tolist()):
+            length = start + offset + 1
+            pages = view.page_ids[: -(-length // view.page_size)]
+            decodes.append(Decode(token, KvView.of_step(pages, length, view.page_size)))
+        wanted.append(len(decodes) - 1)
+    wanted += range(len(decodes), len(decodes) + len(step.decodes))
+    return Rows(decodes + step.decodes, wanted)
 
 
 def collect(draws: Sequence[Draw], sampled: Sampled) -> Computed:

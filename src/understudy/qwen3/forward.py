@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 from understudy.errors import InvalidArgument
 from understudy.qwen3.batch import Batch, Chunk, Decode
@@ -68,7 +69,7 @@ def forward(
     weights: Weights, batch: Batch, buffer: KvBuffer, backend: Backend, reduce: Reduce = alone
 ) -> torch.Tensor:
     """One pass. In each layer the rows of this step are written before any row is read."""
-    residual = weights.embed[batch.tokens]
+    residual = F.embedding(batch.tokens, weights.embed)
     x: torch.Tensor | None = None
     for index, layer in enumerate(weights.layers):
         keys, values = buffer.layer(index)

@@ -58,6 +58,8 @@ class Request:
 
     def draw(self) -> Draw:
         """For its next token."""
+        if self.sampling.greedy:
+            return Draw(self.sampling)
         return Draw(self.sampling, uniform_of(self.seed, len(self.output)))
 
 

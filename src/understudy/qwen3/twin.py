@@ -97,7 +97,9 @@ class SimulatedExecutor:
 class Clock(Protocol):
     """What `play` needs of time."""
 
-    now_ms: float
+    @property
+    def now_ms(self) -> float:
+        """Milliseconds since the run began."""
 
     def wait_until(self, ms: float) -> None:
         """Return when it is so late."""

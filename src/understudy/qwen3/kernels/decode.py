@@ -82,8 +82,8 @@ def _merge(partial, stats, out, splits: tl.constexpr, ways: tl.constexpr, dim: t
 
 def splits_for(batch: int, kv_heads: int, multiprocessors: int) -> int:
     """Parts of a context: known from the batch alone, so that a captured graph serves every length."""
-    wanted = triton.cdiv(multiprocessors * 2, batch * kv_heads)
-    return min(64, max(1, triton.next_power_of_2(wanted)))
+    wanted = multiprocessors * 2 // (batch * kv_heads)
+    return min(32, 1 << max(0, wanted.bit_length() - 1))
 
 
 def decode_attention(
