@@ -20,7 +20,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint conformance sanitize interop bench soak clean
+.PHONY: help demo test lint conformance sanitize interop bench soak clients-ci clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
@@ -31,6 +31,7 @@ help:
 	@echo 'make interop   our events read by Dynamo'"'"'s own router, in an environment of its own'
 	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
 	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations, and SOAK_SECONDS=$(SOAK_SECONDS) of scenarios'
+	@echo 'make clients-ci  openai and aiperf, unmodified, against a live server'
 	@echo 'make clean     remove environments, builds and caches'
 
 # --- targets ------------------------------------------------------------------------------------------
@@ -71,8 +72,12 @@ soak: .venv/installed-dev
 	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak
 	$(BIN)/python tests/soak.py --seconds $(SOAK_SECONDS)
 
+# Load generators are heavy, so they live in an environment of their own.
+clients-ci: .venv/installed-dev .venv-clients/installed
+	$(BIN)/python tests/server/clients.py --clients .venv-clients/bin
+
 clean:
-	rm -rf .venv .venv-sanitize .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-sanitize .venv-clients .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------
@@ -114,4 +119,9 @@ clean:
 	@echo 'building understudy under ASan and UBSan (a minute or two the first time)'
 	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_SANITIZE=ON \
 	  -C build-dir=build/sanitize -C install.strip=false '.[dev]'
+	@touch $@
+
+.venv-clients/installed:
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) openai 'aiperf==0.13.0'
 	@touch $@

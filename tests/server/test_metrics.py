@@ -125,6 +125,23 @@ def test_lateness_knows_its_quantiles_to_a_bucket() -> None:
     assert late.quantile(1.0) <= 0.001
 
 
+def test_sglangs_names_stand_in_place_of_vllms() -> None:
+    types, samples = asyncio.run(page_after_some_requests(metrics="sglang"))
+    assert not any(name.startswith("vllm:num_requests") for name in types)
+    values = {name: value for (name, labels), value in samples.items() if "_bucket" not in name}
+    assert values["sglang:generation_tokens_total"] == 6
+    assert values["sglang:page_size"] == 16
+    assert values["sglang:time_to_first_token_seconds_count"] == 2
+
+
+def test_old_names_and_adapters_appear_when_they_are_wanted() -> None:
+    types, samples = asyncio.run(page_after_some_requests(old_metric_names=True, runtime_lora=True))
+    assert samples["vllm:gpu_prefix_cache_hits_total", (("model_name", "stub-model"),)] == 32
+    assert types["vllm:gpu_cache_usage_perc"] == "gauge"
+    (info,) = (dict(labels) for name, labels in samples if name == "vllm:lora_requests_info")
+    assert info == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+
+
 async def _scrape(client: Client) -> bytes:
     return (await client.get("/metrics/")).body
 

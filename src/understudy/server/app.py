@@ -16,6 +16,7 @@ from understudy.server.api.routes import Routes
 from understudy.server.faults import FaultOrder, Faults, apply_order
 from understudy.server.knobs import Knobs
 from understudy.server.metrics.families import CONTENT_TYPE
+from understudy.server.metrics.others import add_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,8 @@ class App:
         self.before: list[Callable[[Request, Connection], bool]] = []
         """Asked first, in order; one that answers itself returns True."""
         self.faults = Faults(self)
+        if self.settings.enable_lora or worker.loras or self.settings.runtime_lora:
+            add_adapters(worker.registry, self.settings.max_loras, self._adapters)
         self.knobs = Knobs(self)
         if self.settings.knobs:
             self.knobs.turn(self.settings.knobs)
@@ -71,6 +74,17 @@ class App:
             log.exception("a request failed that nobody foresaw")
             connection.on_close = None
             connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
+
+    def _adapters(self) -> tuple[list[str], list[str]]:
+        """Adapters of requests that run, and of those that wait."""
+        running: list[str] = []
+        waiting: list[str] = []
+        for generation in self.endpoints.in_flight:
+            if generation.model in self.worker.loras:
+                request = generation.choices[0].request
+                admitted = request is not None and request.admitted_ns >= 0
+                (running if admitted else waiting).append(generation.model)
+        return running, waiting
 
     def malformed(self, status: int, why: str) -> bytes:
         """The body of the answer to bytes that are no request."""

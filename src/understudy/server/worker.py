@@ -12,6 +12,7 @@ from understudy.server.knobs import Latency
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.server.lateness import BOUNDS_S
 from understudy.server.metrics import Registry
+from understudy.server.metrics.others import SglangMetrics, add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.vllm import VllmMetrics
 
@@ -121,10 +122,13 @@ class Worker:
         self.registry = Registry()
         add_process(self.registry)
         name = settings.names[0]
-        self.metrics = [
-            VllmMetrics(self.registry, core, name, rank, settings.max_model_len)
+        kind = SglangMetrics if settings.metrics == "sglang" else VllmMetrics
+        self.metrics: list[VllmMetrics] = [
+            kind(self.registry, core, name, rank, settings.max_model_len)
             for rank, core in enumerate(self.cores)
         ]
+        if settings.old_metric_names:
+            add_old_names(self.registry, self.metrics[0], name)
         self.admission_rejections = {
             reason: self.registry.counter(
                 "vllm:admission_rejections", "Requests turned away, by why.", model_name=name, reason=reason

@@ -133,6 +133,9 @@ def settings_of(line: CommandLine) -> ServerSettings:
     given: dict[str, Any] = {
         field: values[name] for name, field in _PLAIN.items() if values.get(name) is not None
     }
+    for field in ("host", "tool_call_parser", "tokenizer"):
+        if field in given:
+            given[field] = str(given[field])
     given["model"] = line.words[0] if line.words else values.get("model") or "understudy/tok"
     if (
         isinstance(given.get("tokenizer"), str | None)

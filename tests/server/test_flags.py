@@ -1,0 +1,121 @@
+"""vLLM's command line: its grammar, its defaults, what is refused and what says that it changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from understudy.errors import ConfigError
+from understudy.server.flags import vllm_flags
+from understudy.server.flags.serving import read_serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_every_flag_of_the_release_is_accepted() -> None:
+    flags = {flag.name: flag for flag in vllm_flags().values()}
+    assert len(flags) == 316
+    for flag in flags.values():
+        if flag.name in ("config", "help", "model"):
+            continue
+        value = {"bool": [], "int": ["1"], "float": ["0.5"], "size": ["4k"], "json": ["{}"]}.get(
+            flag.kind, ["1"]
+        )
+        if flag.choices:
+            value = [str(flag.choices[0])]
+        if flag.name in ("kv-events-config", "kv-transfer-config"):
+            value = ["{}"]
+        if flag.name in (
+            "watermark",
+            "block-size",
+            "tokenizer",
+            "lora-modules",
+            "async-scheduling",
+            "kv-cache-metrics",
+        ):
+            continue
+        read_serve(["m", flag.names[0], *value])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (["--max-model-len", "32k"], "max_model_len", 32000),
+        (["--max_model_len=1K"], "max_model_len", 1024),
+        (["--served-model-name", "a", "b", "--port", "9"], "served_model_name", ("a", "b")),
+        (["--port=9"], "port", 9),
+        (["--api-key", "k1", "k2"], "api_keys", ("k1", "k2")),
+        (["--enable-request-id-headers"], "enable_request_id_headers", True),
+        (["--allowed-origins", '["http://a"]'], "allowed_origins", ("http://a",)),
+        (["--kv-events-config", '{"topic": "t"}'], "kv_events_config", {"topic": "t"}),
+        (
+            ["--kv-events-config.topic", "t", "--kv-events-config.buffer-steps=5"],
+            "kv_events_config",
+            {"topic": "t", "buffer_steps": 5},
+        ),
+        (["-dp", "2"], "data_parallel_size", 2),
+        (["--shutdown-timeout", "3"], "shutdown_timeout_s", 3.0),
+        (["--time-to-first-token", "20"], "latency_ms", (20.0, 0.0)),
+    ],
+)
+def test_what_a_flag_means(arguments: list[str], field: str, value: object) -> None:
+    assert getattr(read_serve(["m", *arguments]).settings, field) == value
+
+
+def test_the_engine_gets_its_own() -> None:
+    words = (
+        "m --block-size 32 --no-enable-prefix-caching --max-num-seqs 7 --scheduling-policy priority "
+        "--num-gpu-blocks-override 4096 --set timing.kind=constant timing.prefill_ms=3 timing.decode_ms=4"
+    )
+    plan = read_serve(words.split())
+    engine = plan.settings.engine
+    assert (engine.block_size, engine.max_num_seqs, engine.num_gpu_blocks) == (32, 7, 4096)
+    assert engine.enable_prefix_caching is False
+    assert engine.scheduling_policy == "priority"
+    assert type(engine.timing).__name__ == "Constant"
+    assert plan.idle == []
+
+
+def test_flags_that_change_nothing_are_named() -> None:
+    plan = read_serve(
+        ["m", "--tensor-parallel-size", "4", "--dtype", "auto", "--enforce-eager", "--port", "1"]
+    )
+    assert plan.idle == ["tensor-parallel-size", "dtype", "enforce-eager"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-modle-len", "1"], "did you mean --max-model-len"),
+        (["--disable-log-requests"], "gone"),
+        (["--port"], "needs a value"),
+        (["--port", "x"], "not a int"),
+        (["--max-model-len", "many"], "not a size"),
+        (["a", "b"], "one model"),
+        (["--scheduling-policy", "chaos"], "must be one of"),
+        (["--speedup", "0"], "positive"),
+        (["--set", "colour=red"], "colour"),
+        (["--config", "/nowhere.yaml"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_serve(arguments)
+
+
+def test_a_file_of_flags_gives_way_to_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "model: from-file\nport: 1\nmax_num_seqs: 3\nenable-prefix-caching: false\nserved-model-name: [x, y]\n"
+        "kv-events-config: {topic: t}\n"
+    )
+    settings = read_serve(["--config", str(file), "--port", "2"]).settings
+    assert (settings.model, settings.port, settings.engine.max_num_seqs) == ("from-file", 2, 3)
+    assert settings.served_model_name == ("x", "y")
+    assert settings.engine.enable_prefix_caching is False
+    assert settings.kv_events_config == {"topic": "t"}
+    file.write_text("colour: red\n")
+    with pytest.raises(ConfigError, match="--colour is not a flag"):
+        read_serve(["--config", str(file)])
