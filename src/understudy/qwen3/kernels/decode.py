@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Slices of one array, wherever they begin: one kernel for all of them.
+@triton.jit(do_not_specialize_on_alignment=["page_ids", "page_indptr", "seq_lens"])
 def _decode(  # type: ignore[no-untyped-def]
     queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, scale, page_stride, row_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, splits: tl.constexpr,

@@ -45,7 +45,8 @@ def _tile(  # type: ignore[no-untyped-def]
     return top, total, mixed
 
 
-@triton.jit
+# Slices of one array, wherever they begin: one kernel for all of them.
+@triton.jit(do_not_specialize_on_alignment=["page_ids", "page_indptr", "seq_lens", "chunk_indptr"])
 def _prefill(  # type: ignore[no-untyped-def]
     queries, keys, values, page_ids, page_indptr, seq_lens, chunk_indptr, out, scale, page_stride, row_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, rows: tl.constexpr,

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     import torch
 
 
-@triton.jit
+# Slices of one array, wherever they begin: one kernel for all of them.
+@triton.jit(do_not_specialize_on_alignment=["positions", "owners", "page_ids", "page_indptr"])
 def _store(  # type: ignore[no-untyped-def]
     qkv, q_norm, k_norm, cos, sin, positions, owners, page_ids, page_indptr, queries, keys, values, eps,
     page_stride, row_stride, heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr,
