@@ -132,7 +132,7 @@ def test_a_tier_that_hurts_is_named() -> None:
     assert "TTFT is +" in said
     assert "write_through" in said
     alone = found(rules.tier_hurts(replace(bad, without_tiers=None)))
-    assert "for slots whose bytes were still leaving" in alone
+    assert "for slots whose bytes were leaving" in alone
     fast = TiersConfig.from_dict(
         {
             "kv_bytes_per_token": 16,

@@ -188,7 +188,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the columns as plain JSON values, with definitions; NaN becomes None."""
-        metrics = {}
+        metrics: dict[str, Any] = {}
         for metric in METRICS:
             root = metric.key.partition(".")[0]
             if root not in metrics:

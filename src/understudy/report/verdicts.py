@@ -133,7 +133,7 @@ def tier_hurts(report: Report) -> Verdict | None:
         return None
     return Verdict(
         "tier_hurts",
-        f"Copies are in the way: requests waited {duration(tiers.room_wait_s)} for slots whose bytes were still leaving "
+        f"Copies are in the way: requests waited {duration(tiers.room_wait_s)} for slots whose bytes were leaving "
         f"({quantity(tiers.room_wait_s / working_s, 'ratio')} of the workers' time).",
         remedy,
     )
