@@ -62,6 +62,7 @@ class Part:
     prompt: list[int]
     outputs: int
     cancel_ms: float | None = None
+    eos_at: int | None = None
 
 
 def script(seed: int, count: int = 60) -> list[Part]:
@@ -77,7 +78,8 @@ def script(seed: int, count: int = 60) -> list[Part]:
         )
         cancel = at_ms + draw.uniform(0, 40) if draw.random() < 0.2 and number >= 12 else None
         outputs = draw.randrange(1, 40) if cancel is None and number >= 12 else 40
-        parts.append(Part(f"r{number}", at_ms, prompt, outputs, cancel))
+        eos_at = draw.randrange(1, outputs + 1) if draw.random() < 0.2 and number >= 12 else None
+        parts.append(Part(f"r{number}", at_ms, prompt, outputs, cancel, eos_at))
     return parts
 
 
@@ -110,7 +112,9 @@ def core_of(asynchronous: bool, tiers: bool) -> EngineCore:
 def live_request(part: Part, diary: Diary) -> LiveRequest:
     outputs = [7_000_000 + index for index in range(part.outputs)]
     blocks = _core.TokenBlocks(np.array(part.prompt + outputs, dtype=np.uint32), 16)
-    return LiveRequest(part.name, len(part.prompt), part.outputs, blocks.identities, diary)
+    return LiveRequest(
+        part.name, len(part.prompt), part.outputs, blocks.identities, diary, eos_at=part.eos_at
+    )
 
 
 async def play_live(parts: list[Part], core: EngineCore, speedup: float) -> tuple[Diary, Driver]:

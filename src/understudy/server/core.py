@@ -38,6 +38,7 @@ class LiveRequest:
         "emitted",
         "ended",
         "engine_id",
+        "eos_at",
         "finish_ns",
         "first_token_ns",
         "identities",
@@ -61,8 +62,10 @@ class LiveRequest:
         listener: Listener,
         *,
         priority: int = 0,
+        eos_at: int | None = None,
     ) -> None:
         self.name = name
+        self.eos_at = eos_at
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.identities = identities
@@ -133,6 +136,7 @@ class EngineCore:
             request.identities,
             priority=request.priority,
             arrival_time=float(request.arrival_ns),
+            eos_at=request.eos_at,
         )
         request.identities = None  # the engine has its own
         request.rank = self

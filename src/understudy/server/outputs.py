@@ -28,6 +28,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     tokens: npt.NDArray[np.uint32]
     stops: bool
+    room: int
+    """Tokens that it might have had."""
 
 
 class Outputs:
@@ -77,7 +79,7 @@ class Outputs:
             natural = max(_natural_length(key), min_tokens, 1)
             stops = natural <= limit
             count = min(limit, natural)
-        return Answer(self._filler(key, count), stops)
+        return Answer(self._filler(key, count), stops, limit)
 
     def text_tokens(self, text: str) -> npt.NDArray[np.uint32]:
         """The tokens of a text that is to be said as it is."""
@@ -99,7 +101,7 @@ def _natural_length(key: int) -> int:
 def _fit(tokens: npt.NDArray[np.uint32], limit: int, *, ends: bool, repeat: bool, at_least: int) -> Answer:
     wanted = limit if repeat else min(limit, max(len(tokens), at_least))
     fitted = tokens[:wanted] if wanted <= len(tokens) else np.resize(tokens, wanted)
-    return Answer(fitted, ends and len(tokens) <= limit)
+    return Answer(fitted, ends and len(tokens) <= limit, limit)
 
 
 def _read_answers(path: Path, tokenizer: Tokenizer) -> dict[str, npt.NDArray[np.uint32]]:

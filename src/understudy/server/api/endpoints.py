@@ -200,7 +200,7 @@ class Endpoints:
         outputs = self.worker.outputs
         if sampling.structure is not None:
             said = outputs.text_tokens(structured_text(sampling.structure, self._key(tokens, index)))
-            answer = Answer(said[:room], len(said) <= room)
+            answer = Answer(said[:room], len(said) <= room, room)
         else:
             seed = None if sampling.seed is None else sampling.seed & (2**32 - 1)
             answer = outputs.answer(

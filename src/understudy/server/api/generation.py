@@ -100,7 +100,7 @@ class Choice:
             generation.worker.diary.on_end(generation.worker.index, request)
         if self.emitted >= self.plan.total:
             generation.worker.metrics_of(request).on_finished(
-                request, self.plan.finish, self.emitted, self.plan.engine_tokens
+                request, self.plan.finish, self.emitted, self.plan.limit
             )
         generation.one_ended(self, request.ended)
 
@@ -169,6 +169,7 @@ class Generation:
                 identities,
                 choice,
                 priority=sampling.priority,
+                eos_at=choice.plan.eos_at,
             )
             requests.append(choice.request)
         self.connection.on_close = self.client_gone

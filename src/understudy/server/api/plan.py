@@ -24,6 +24,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     engine_tokens: int
     finish: str
+    limit: int
+    """Tokens that it was allowed to have."""
+    ends_itself: bool = False
+    """The engine sees the token that ends it: it need not be told to drop it."""
     stop_reason: str | int | None = None
     pieces: list[str] | None = None
     """Text that becomes visible with each token; None: the token's own, all of them plain."""
@@ -31,7 +35,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stopped(self) -> bool:
         """Whether the engine is to drop it."""
-        return self.total < self.engine_tokens
+        return self.total < self.engine_tokens and not self.ends_itself
+
+    @property
+    def eos_at(self) -> int | None:
+        """Which output ends it, where one does."""
+        return self.total if self.ends_itself else None
 
     def text(self, texts: TokenTexts, count: int) -> str:
         """What can be seen of its first `count` tokens."""
@@ -45,29 +54,41 @@ def plan_answer(answer: Answer, sampling: Sampling, texts: TokenTexts) -> Plan:
     tokens: list[int] = answer.tokens.tolist()
     total = len(tokens)
     finish, reason = ("stop", None) if answer.stops else ("length", None)
-    plan = Plan(tokens=tokens, total=total, engine_tokens=total, finish=finish, stop_reason=reason)
+    # A token behind the end, which nobody gets to see: the length is not what ends it.
+    beyond = tokens[-1:] if answer.stops and answer.room > total else []
+    plan = Plan(
+        tokens=tokens + beyond,
+        total=total,
+        engine_tokens=total + len(beyond),
+        finish=finish,
+        limit=answer.room,
+        stop_reason=reason,
+        ends_itself=bool(beyond),
+    )
     if sampling.stop_token_ids:
         stops = set(sampling.stop_token_ids)
         for place, token in enumerate(tokens):
             if token in stops and place + 1 >= max(sampling.min_tokens, 1):
                 plan = Plan(
-                    tokens=tokens[: place + 1],
+                    tokens=tokens[: place + 2],
                     total=place + 1,
-                    engine_tokens=place + 1,
+                    engine_tokens=len(tokens[: place + 2]),
                     finish="stop",
+                    limit=answer.room,
                     stop_reason=token,
+                    ends_itself=place + 1 < len(tokens),
                 )
                 break
     if sampling.stop:
         return _stop_at_text(plan, sampling, texts)
     if texts.is_plain(plan.tokens):
         return plan
-    pieces = texts.pieces(plan.tokens, skip_special=sampling.skip_special)
+    pieces = texts.pieces(plan.tokens[: plan.total], skip_special=sampling.skip_special)
     return msgspec.structs.replace(plan, pieces=pieces)
 
 
 def _stop_at_text(plan: Plan, sampling: Sampling, texts: TokenTexts) -> Plan:
-    pieces = texts.pieces(plan.tokens, skip_special=sampling.skip_special)
+    pieces = texts.pieces(plan.tokens[: plan.total], skip_special=sampling.skip_special)
     ends = list(accumulate(len(piece) for piece in pieces))
     text = "".join(pieces)
     start = ends[sampling.min_tokens - 1] if 0 < sampling.min_tokens <= len(ends) else 0
@@ -86,7 +107,7 @@ def _stop_at_text(plan: Plan, sampling: Sampling, texts: TokenTexts) -> Plan:
         last, _, place, stop = best
         total = last + 1
         cut = place + len(stop) if sampling.include_stop else place
-        plan = msgspec.structs.replace(plan, total=total, finish="stop", stop_reason=stop)
+        plan = msgspec.structs.replace(plan, total=total, finish="stop", stop_reason=stop, ends_itself=False)
     seen = 0
     visible: list[str] = []
     for index in range(total):

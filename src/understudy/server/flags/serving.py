@@ -66,20 +66,10 @@ _PLAIN = {
     "tokenizer": "tokenizer",
 }
 _ENGINE = {
-    "block-size": "block_size",
+    **{field.replace("_", "-"): field for field in VllmConfig.__struct_fields__},
     "num-gpu-blocks-override": "num_gpu_blocks",
-    "num-gpu-blocks": "num_gpu_blocks",
-    "max-num-seqs": "max_num_seqs",
-    "max-num-batched-tokens": "max_num_batched_tokens",
-    "enable-prefix-caching": "enable_prefix_caching",
-    "enable-chunked-prefill": "enable_chunked_prefill",
-    "scheduling-policy": "scheduling_policy",
-    "async-scheduling": "async_scheduling",
-    "watermark": "watermark",
-    "scheduler-reserve-full-isl": "scheduler_reserve_full_isl",
-    "long-prefill-token-threshold": "long_prefill_token_threshold",
-    "vllm-version": "vllm_version",
 }
+"""Flags that are settings of the engine, where vLLM (or we) have a flag of that name."""
 _HANDLED = frozenset(
     (
         *(
@@ -189,7 +179,9 @@ def _engine(values: dict[str, Any], max_model_len: int) -> VllmConfig:
     from understudy.run.settings import _merge, _parse_assignment
 
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
-    settings |= {field: values[name] for name, field in _ENGINE.items() if values.get(name) is not None}
+    for name, field in _ENGINE.items():
+        if name not in ("tiers", "timing", "max-model-len") and values.get(name) is not None:
+            settings[field] = values[name]
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
     return VllmConfig.from_dict(settings)
