@@ -68,6 +68,26 @@ def fresh(rows: list[tuple[float, Request]]) -> list[tuple[float, Request]]:
     return [(at, Request(r.id, r.prompt, r.max_tokens)) for at, r in rows]
 
 
+def compositions(played: Played) -> list[tuple[Composition, float]]:
+    return [
+        (Composition(tuple((t, h) for _, t, h in s["chunks"]), tuple(c for _, c in s["decodes"])), s["ms"])
+        for s in played.steps
+    ]
+
+
+def _show_residuals(name: str, played: Played, model: FittedStepTime) -> None:
+    for kind, wanted in (("decode", False), ("mixed", True)):
+        rows = [(model.ms(c) / ms - 1, ms, c) for c, ms in compositions(played) if bool(c.chunks) is wanted]
+        errors = np.array([abs(error) for error, _, _ in rows])
+        lost = sum(ms - model.ms(c) for error, ms, c in rows if error < -0.5)
+        print(
+            f"  {name}: {len(rows)} {kind} steps, median error {np.median(errors):.1%}, 95th percentile "
+            f"{np.quantile(errors, 0.95):.1%}, {lost:.0f} ms in steps that took more than twice their time"
+        )
+        for error, ms, step in sorted(rows, key=lambda row: row[0])[:3]:
+            print(f"    {ms:.1f} ms ({error:+.0%}): chunks {step.chunks}, {len(step.decodes)} decodes")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,14 +117,8 @@ def main() -> None:
         real.scheduler.manager.blocks.clear_inactive()
         measured = play(real, fresh(rows), WallClock())
         if model is None:
-            steps = [
-                (
-                    Composition(tuple((t, h) for _, t, h in s["chunks"]), tuple(c for _, c in s["decodes"])),
-                    s["ms"],
-                )
-                for s in measured.steps
-            ]
-            model = FittedStepTime.fit(steps)
+            model = FittedStepTime.fit(compositions(measured))
+        _show_residuals(name, measured, model)
         predicted = twin(rows, model, VirtualClock())
         recorded = RecordedTime(measured.steps)
         imposed = twin(rows, recorded, recorded)

@@ -104,10 +104,18 @@ class TritonBackend:
 def _flash(queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """One whole prompt, which begins at position 0: plain causal attention over its gathered pages."""
     tokens = queries.shape[0]
+    padded = -(-tokens // FLASH_TOKENS) * FLASH_TOKENS  # torch plans anew for every length, which takes long
     pages = batch.page_ids[: -(-tokens // keys.shape[1])]
-    k = keys[pages].flatten(0, 1)[:tokens].transpose(0, 1)
-    v = values[pages].flatten(0, 1)[:tokens].transpose(0, 1)
+
+    def lengthened(x: torch.Tensor) -> torch.Tensor:
+        more = F.pad(x, (0, 0, 0, 0, 0, padded - tokens)) if padded > tokens else x
+        return more.transpose(0, 1)[None]
+
     attended = F.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None], k[None], v[None], is_causal=True, enable_gqa=True
+        lengthened(queries),
+        lengthened(keys[pages].flatten(0, 1)[:tokens]),
+        lengthened(values[pages].flatten(0, 1)[:tokens]),
+        is_causal=True,
+        enable_gqa=True,
     )
-    return attended[0].transpose(0, 1)
+    return attended[0, :, :tokens].transpose(0, 1)
