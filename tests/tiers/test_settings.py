@@ -10,7 +10,7 @@ import pytest
 from understudy.errors import ConfigError
 from understudy.kv import BlockManager, EvictionPolicy, Tier
 from understudy.tiers import Links, PlannedLink, TierPlan, TiersConfig, take_dynamo_names
-from understudy.tiers.settings import POLICIES
+from understudy.tiers.settings import POLICIES, OffloadSettings
 from understudy.tiers.sizes import parse_bytes
 
 
@@ -298,3 +298,11 @@ def test_dynamo_settings_that_cannot_work_are_refused_by_their_own_name(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         dynamo(**settings)
+
+
+def test_blocks_are_copied_as_they_are_completed_unless_told_otherwise() -> None:
+    assert OffloadSettings().mode == "write_through"
+    # The mocker's names keep the mocker's meaning.
+    _, staged = take_dynamo_names({"num_g2_blocks": 5})
+    _, host = take_dynamo_names({"native_host_offload": {"num_host_blocks": 5}})
+    assert (staged.offload.mode, host.offload.mode) == ("evict", "write_through")

@@ -47,7 +47,7 @@ def add_tier_flags(verb: argparse.ArgumentParser) -> None:
             group.add_argument("--g2-h2d-gbps", metavar="X", help="only up, from the host to the GPU")
         group.add_argument(f"--{tier}-latency-ms", metavar="MS", help="added to each transfer (default: 0)")
         group.add_argument(f"--{tier}-eviction", metavar="NAME", help="eviction policy (default: lru)")
-    group.add_argument("--offload-mode", metavar="NAME", help="evict (default) or write_through")
+    group.add_argument("--offload-mode", metavar="NAME", help="write_through (default) or evict")
     group.add_argument("--offload-batch-size", metavar="N", help="blocks of one copy down (default: 32)")
     group.add_argument("--kv-bytes-per-token", metavar="N", help="what a token weighs in the KV cache")
     group.add_argument("--model", metavar="NAME", help="or a model that says so: a name, or a config.json")

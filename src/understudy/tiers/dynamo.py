@@ -41,8 +41,8 @@ def take_dynamo_names(settings: dict[str, Any]) -> tuple[dict[str, Any], TiersCo
         if not tiers:
             raise ConfigError("offload_batch_size needs a tier to offload to: set num_g2_blocks")
         config["offload"]["offload_batch_size"] = given["offload_batch_size"]
-    if "native_host_offload" in given:
-        config["offload"]["mode"] = "write_through"
+    if tiers:  # the mocker copies what is evicted, but for its host tier
+        config["offload"]["mode"] = "write_through" if "native_host_offload" in given else "evict"
     return rest, TiersConfig.from_dict(config)
 
 

@@ -98,8 +98,8 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     offload_batch_size: int = 32
     """Blocks of one transfer down, at most."""
-    mode: Literal["evict", "write_through"] = "evict"
-    """Copy a block down when the GPU evicts it, or as soon as it is complete."""
+    mode: Literal["evict", "write_through"] = "write_through"
+    """Copy a block down as soon as it is complete, as vLLM and KVBM do, or only when the GPU evicts it."""
     placement: Literal["inclusive", "exclusive"] = "inclusive"
     """Whether a block that comes back to the GPU also stays where it was."""
     min_reuse: int = 0
@@ -130,7 +130,8 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigError(f"min_reuse must not be negative, got {self.min_reuse}")
         if self.mode == "write_through" and self.placement == "exclusive":
             raise ConfigError(
-                "placement=exclusive contradicts mode=write_through, which keeps a copy below from the start"
+                "placement=exclusive contradicts mode=write_through, which keeps a copy below from the start: give "
+                "mode=evict with it"
             )
 
 
