@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
-from understudy.cli import conformance, convert, demo, events, fleet, qwen3, replay, serve, tokenizer
+from understudy.cli import compare, conformance, convert, demo, events, fleet, qwen3, replay, serve, tokenizer
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 EXAMPLES = """\
 examples:
   understudy replay trace.jsonl --workers 4 --html report.html
+  understudy compare four.json eight.json
   understudy convert requests.jsonl trace.jsonl --format openai
   understudy serve my-model --port 8000
   understudy conformance vllm tests/golden/vllm
@@ -49,6 +50,7 @@ class Verb(Protocol):
 
 VERBS: dict[str, Verb] = {
     "replay": replay,
+    "compare": compare,
     "convert": convert,
     "serve": serve,
     "fleet": fleet,

@@ -1,0 +1,58 @@
+"""`understudy compare A.json B.json …`: saved reports side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from understudy.outputs import check_outputs, create, is_stdout
+
+if TYPE_CHECKING:
+    import argparse
+
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy replay trace.jsonl --workers 4 --json four.json
+  understudy replay trace.jsonl --workers 8 --json eight.json
+  understudy compare four.json eight.json --html difference.html
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy compare`."""
+    import argparse
+
+    verb = verbs.add_parser(
+        "compare",
+        help="show saved reports side by side",
+        description="Show what differed in the configuration of saved reports, and what came of it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="files that --json wrote")
+    verb.add_argument(
+        "--html", type=Path, metavar="PATH", help="write one self-contained page; -: standard output"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table, and write the page if that was asked for."""
+    import sys
+
+    from rich.console import Console
+
+    from understudy.report.compare import Comparison
+
+    check_outputs({"--html": args.html}, {f"REPORT {path}": path for path in args.reports})
+    comparison = Comparison.read(args.reports)
+    if args.html is not None:
+        with create(args.html) as file:
+            file.write(comparison.to_html().encode())
+        if not is_stdout(args.html):
+            print(f"written: {args.html}", file=sys.stderr)
+    to_stdout = args.html is not None and is_stdout(args.html)
+    Console(highlight=False, stderr=to_stdout).print(comparison.table())
+    return 0

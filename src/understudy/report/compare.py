@@ -1,0 +1,198 @@
+"""Saved reports side by side: what differed in the configuration, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from understudy.errors import InvalidArgument
+from understudy.report.metrics import BY_KEY
+from understudy.report.text import NONE, quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from rich.console import RenderableType
+
+COMPARED = (
+    "ttft_ms.mean",
+    "ttft_ms.p50",
+    "ttft_ms.p99",
+    "itl_ms.mean",
+    "itl_ms.p99",
+    "e2e_ms.mean",
+    "e2e_ms.p99",
+    "queue_ms.mean",
+    "throughput.requests_per_s",
+    "throughput.output_tokens_per_s",
+    "goodput.ratio",
+    "prefix_hit_ratio.first_admission",
+    "prefix_hit_ratio.total",
+    "kv.usage_mean",
+    "kv.evictions",
+    "preemptions",
+    "requests.completed",
+    "requests.rejected",
+    "duration_s",
+)
+"""Paths in a report, in the order of the table."""
+
+_NO_SETTINGS = ("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Reports by name; the first is what the others are compared with."""
+
+    names: tuple[str, ...]
+    reports: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def read(cls, paths: Sequence[str | PathLike[str]]) -> Comparison:
+        """Read reports that `--json` wrote. InvalidArgument names a file that is none."""
+        if len(paths) < 2:
+            raise InvalidArgument("compare needs two reports at least")
+        names = [Path(path).stem for path in paths]
+        if len(set(names)) < len(names):
+            names = [str(path) for path in paths]
+        return cls(tuple(names), tuple(_read(path) for path in paths))
+
+    def settings(self) -> list[tuple[str, list[Any]]]:
+        """Facts about the runs that are not the same in all, by dotted name."""
+        flat = [_flat(report["run"]) for report in self.reports]
+        names = dict.fromkeys(name for one in flat for name in one)
+        rows = [(name, [one.get(name) for one in flat]) for name in names]
+        return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
+
+    def metrics(self) -> list[tuple[str, str, list[float]]]:
+        """Label, unit and one value a report, NaN where it has none; rows that nobody has are left out."""
+        rows = []
+        for path in COMPARED:
+            values = [_value(report, path) for report in self.reports]
+            if all(math.isnan(value) for value in values):
+                continue
+            metric = BY_KEY.get(path) or BY_KEY[path.rpartition(".")[0]]
+            statistic = "" if path in BY_KEY else f", {path.rpartition('.')[2]}"
+            rows.append((f"{metric.name}{statistic}", metric.unit, values))
+        return rows
+
+    def table(self) -> RenderableType:
+        """What differed, then every number with its change against the first report."""
+        settings = self._rich("Configuration")
+        for name, values in self.settings():
+            settings.add_row(name, *(Text(_said(value)) for value in values))
+        metrics = self._rich("Metric")
+        for label, unit, values in self.metrics():
+            shown = label if unit == "ratio" else f"{label} ({unit})"
+            metrics.add_row(shown, *(Text(text) for text in _cells(values, unit)))
+        same = Text(" the runs have the same configuration", style="dim")
+        return Group(settings if settings.row_count else same, metrics, *self._verdicts())
+
+    def to_html(self) -> str:
+        """One self-contained page with the same."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.names)
+        settings = "".join(
+            f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(_said(value))}</td>' for value in values)}</tr>"
+            for name, values in self.settings()
+        )
+        metrics = "".join(
+            f"<tr><td>{escape(label)} <span>{'' if unit == 'ratio' else escape(unit)}</span></td>"
+            f"{''.join(f'<td>{escape(text)}</td>' for text in _cells(values, unit))}</tr>"
+            for label, unit, values in self.metrics()
+        )
+        verdicts = "".join(f"<li>{escape(verdict.plain)}</li>" for verdict in self._verdicts())
+        title = escape(" · ".join(self.names))
+        return (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{title} · Understudy</title><style>{_STYLE}</style></head><body><main><h1>{title}</h1>"
+            f"<h2>What differed</h2><div><table><thead><tr><th>Configuration</th>{head}</tr></thead>"
+            f"<tbody>{settings}</tbody></table></div><h2>What came of it</h2><div><table><thead><tr><th>Metric</th>"
+            f"{head}</tr></thead><tbody>{metrics}</tbody></table></div>"
+            f"{f'<h2>Verdicts</h2><ul>{verdicts}</ul>' if verdicts else ''}</main></body></html>\n"
+        )
+
+    def _rich(self, title: str) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")
+        table.add_column(title, style="cyan", overflow="fold")
+        for name in self.names:
+            table.add_column(Text(name), justify="right", overflow="fold")
+        return table
+
+    def _verdicts(self) -> list[Text]:
+        return [
+            Text.assemble((f" {name}: ", "bold"), f"{verdict['finding']} {verdict['remedy']}")
+            for name, report in zip(self.names, self.reports, strict=True)
+            for verdict in report.get("verdicts", ())
+        ]
+
+
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:0}"
+    "main{max-width:1100px;margin:0 auto;padding:24px}h1{font-size:22px}h2{font-size:16px;margin-top:28px}"
+    "div{overflow-x:auto}"
+    "table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
+    "th,td{padding:5px 10px;text-align:right;border-bottom:1px solid #8884;white-space:nowrap}"
+    "th:first-child,td:first-child{text-align:left;white-space:normal}td span{color:#888}"
+)
+
+
+def _read(path: str | PathLike[str]) -> dict[str, Any]:
+    try:
+        report = msgspec.json.decode(Path(path).read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"cannot read report {path}: {error}") from error
+    if not isinstance(report, dict) or not str(report.get("schema", "")).startswith("understudy.report/"):
+        raise InvalidArgument(f"{path} is no report: write one with `understudy replay … --json {path}`")
+    return report
+
+
+def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        if not prefix and name in _NO_SETTINGS:
+            continue
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _value(report: dict[str, Any], path: str) -> float:
+    value: Any = report
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _cells(values: list[float], unit: str) -> list[str]:
+    first = values[0]
+    return [
+        quantity(value, unit) + ("" if at == 0 else f"  {_change(value, first, unit)}")
+        for at, value in enumerate(values)
+    ]
+
+
+def _change(now: float, before: float, unit: str) -> str:
+    if math.isnan(now) or math.isnan(before):
+        return NONE
+    if unit == "ratio":
+        return f"{100 * (now - before):+.1f} points"
+    if now == before:
+        return "="
+    return f"{now / before - 1:+.1%}".replace("%", " %") if before else f"+{now:,.0f}"
+
+
+def _said(value: Any) -> str:
+    return NONE if value is None else str(value)

@@ -1,0 +1,92 @@
+"""`understudy compare`: what differed between saved reports, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.cli import main
+from understudy.report.compare import Comparison
+
+TRACE = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    paths = [folder / "one.json", folder / "two.json"]
+    for path, workers in zip(paths, ("1", "2"), strict=True):
+        argv = [
+            "replay",
+            str(TRACE),
+            "--quiet",
+            "--num-gpu-blocks",
+            "600",
+            "--workers",
+            workers,
+            "--json",
+            str(path),
+        ]
+        assert main(argv) == 0
+    return paths
+
+
+def test_only_what_differed_is_shown(reports: list[Path]) -> None:
+    assert Comparison.read(reports).settings() == [("workers", [1, 2])]
+    same = Comparison.read([reports[0], reports[0]])
+    assert same.settings() == []
+    assert same.names == (str(reports[0]), str(reports[0]))
+
+
+def test_numbers_are_those_of_the_reports_with_their_change(
+    reports: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["compare", *map(str, reports)]) == 0
+    out = capsys.readouterr().out
+    one, two = (json.loads(path.read_text()) for path in reports)
+    change = two["ttft_ms"]["mean"] / one["ttft_ms"]["mean"] - 1
+    line = next(line for line in out.splitlines() if "(TTFT), mean" in line)
+    assert f"{change:+.1%}".replace("%", " %") in line
+    points = 100 * (two["prefix_hit_ratio"]["total"] - one["prefix_hit_ratio"]["total"])
+    assert f"{points:+.1f} points" in next(line for line in out.splitlines() if "all admissions" in line)
+    assert "workers" in out
+
+
+def test_three_reports_are_compared_with_the_first(reports: list[Path], tmp_path: Path) -> None:
+    changed: dict[str, Any] = json.loads(reports[0].read_text())
+    changed["ttft_ms"]["mean"] *= 3
+    third = tmp_path / "three.json"
+    third.write_text(json.dumps(changed))
+    rows = Comparison.read([*reports, third]).metrics()
+    values = next(values for label, _, values in rows if label.endswith("(TTFT), mean"))
+    assert values[2] == pytest.approx(3 * values[0])
+
+
+def test_the_page_stands_alone_and_escapes(reports: list[Path], tmp_path: Path) -> None:
+    odd = tmp_path / "<b>.json"
+    odd.write_bytes(reports[1].read_bytes())
+    page = tmp_path / "page.html"
+    assert main(["compare", str(reports[0]), str(odd), "--html", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "&lt;b&gt;" in text
+    assert "<b>" not in text
+    assert "http" not in text
+
+
+def test_what_is_no_report_is_refused(
+    reports: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    for content in ("{}", "[1", '{"schema": "else"}'):
+        other.write_text(content)
+        assert main(["compare", str(reports[0]), str(other)]) == 2
+        assert "other.json" in capsys.readouterr().err
+    assert main(["compare", str(reports[0])]) == 2
+    assert "two reports at least" in capsys.readouterr().err
+    assert main(["compare", *map(str, reports), "--html", str(reports[0])]) == 2
+    assert "would overwrite" in capsys.readouterr().err
