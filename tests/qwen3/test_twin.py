@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qwen3.building import OPEN, TINY, engine_of, prompt_of
@@ -67,18 +68,22 @@ def test_with_the_measured_durations_the_twin_decides_as_the_engine_did() -> Non
 
 
 def test_a_fit_finds_the_times_that_made_the_steps() -> None:
-    engine = engine_of(TINY, budget=24, seqs=8, blocks=64)
-    clock = VirtualClock()
-    played = play(twin_of(engine, Measured(), clock), workload(40), clock)
-    steps = [
-        (Composition(tuple((t, h) for _, t, h in s["chunks"]), tuple(c for _, c in s["decodes"])), s["ms"])
-        for s in played.steps
-    ]
+    rng = np.random.default_rng(1)
+    steps = []
+    for number in range(400):
+        decodes = tuple(rng.integers(50, 900, rng.integers(1, 80)).tolist())
+        chunks = ((int(rng.integers(300, 2000)), int(rng.integers(0, 3) * 512)),) if number % 2 else ()
+        step = Composition(chunks, decodes)
+        steps.append((step, Measured().ms(step)))
     fitted = FittedStepTime.fit(steps)
     for step, ms in steps:
         assert fitted.ms(step) == pytest.approx(ms, rel=0.02)
-    assert played.mean_ttft_ms > 2
-    assert played.mean_tpot_ms > 2
+
+
+def test_a_short_prompt_costs_what_as_many_decodes_cost() -> None:
+    fitted = FittedStepTime((1.0, 0.0, 0.0, 0.0, 0.01), (5.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 512.0)
+    assert fitted.ms(Composition(((3, 10),), (20,))) == pytest.approx(1.0 + 0.01 * (11 + 12 + 13 + 20))
+    assert fitted.ms(Composition(((300, 0),), ())) == fitted.ms(Composition(((512, 0),), ()))
 
 
 def test_a_fit_without_a_kind_of_step_is_refused() -> None:

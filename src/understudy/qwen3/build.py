@@ -116,9 +116,9 @@ def make_backend(config: Qwen3Config, device: torch.device, name: str | None = N
 
 def _warm(executor: TorchExecutor, options: EngineOptions, page: int, progress: Progress | None) -> None:
     """Steps of every size once, on the padding block: kernels are compiled and loaded before the first request."""
-    sizes = {16 << shift for shift in range(20)} | set(range(1024, 16385, 1024))
+    known = {16 << shift for shift in range(20)} | set(range(1024, 16385, 1024))
     sizes = sorted(
-        {size for size in sizes if size < options.max_batched_tokens} | {options.max_batched_tokens}
+        {size for size in known if size < options.max_batched_tokens} | {options.max_batched_tokens}
     )
     for number, tokens in enumerate(sizes):
         pages = np.full(-(-tokens // options.page_size), page, np.int32)

@@ -95,7 +95,7 @@ class TorchExecutor:
         self._running = None
 
 
-SHORT_CHUNK = 64
+SHORT_CHUNK = 256
 """Tokens of a chunk that are worth computing as so many decodes: a captured step has no kernels to launch."""
 
 

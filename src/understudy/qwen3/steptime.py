@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from understudy.qwen3.twin import Composition
 
+SHORT_STEP = 256
+"""Tokens up to which prompts are computed as decodes, in a captured step."""
 _BUCKETS = np.array((1, 2, 4, 8, *range(16, 257, 16)))  # batch sizes that a captured step comes in
 
 
@@ -25,26 +27,41 @@ class FittedStepTime:
 
     decode: tuple[float, ...]
     mixed: tuple[float, ...]
+    floor_tokens: float
+    """A step with prompts costs no less than one of so many tokens: launching its kernels takes the host that long."""
 
     @classmethod
     def fit(cls, steps: Sequence[tuple[Composition, float]]) -> FittedStepTime:
         """Least squares of relative errors, none negative. InvalidArgument when a kind of step is missing."""
         kinds: tuple[list[tuple[Composition, float]], list[tuple[Composition, float]]] = ([], [])
         for step in steps:
-            kinds[1 if step[0].chunks else 0].append(step)
+            if not step[0].chunks:
+                kinds[0].append(step)
+            elif _tokens(step[0]) > SHORT_STEP:
+                kinds[1].append(step)
         for name, kind in zip(("that only decode", "with prompts"), kinds, strict=True):
             if len(kind) < 8:
                 raise InvalidArgument(f"a fit needs at least 8 steps {name}, got {len(kind)}")
-        return cls(
-            _least_squares([_decode_terms(step) for step, _ in kinds[0]], [ms for _, ms in kinds[0]]),
-            _least_squares([_mixed_terms(step) for step, _ in kinds[1]], [ms for _, ms in kinds[1]]),
-        )
+        decode = _least_squares([_decode_terms(step) for step, _ in kinds[0]], [ms for _, ms in kinds[0]])
+        fits = []
+        for floor in (0.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0):
+            mixed = _least_squares([_mixed_terms(s, floor) for s, _ in kinds[1]], [ms for _, ms in kinds[1]])
+            guesses = [float(np.dot(mixed, _mixed_terms(s, floor))) for s, _ in kinds[1]]
+            error = float(np.median([abs(g / ms - 1) for g, (_, ms) in zip(guesses, kinds[1], strict=True)]))
+            fits.append((error, floor, mixed))
+        _, floor, mixed = min(fits)
+        return cls(decode, mixed, floor)
 
     def ms(self, step: Composition) -> float:
         """Of one step."""
-        if step.chunks:
-            return float(np.dot(self.mixed, _mixed_terms(step)))
-        return float(np.dot(self.decode, _decode_terms(step)))
+        if step.chunks and _tokens(step) > SHORT_STEP:
+            return float(np.dot(self.mixed, _mixed_terms(step, self.floor_tokens)))
+        rows = (history + i + 1 for tokens, history in step.chunks for i in range(tokens))
+        return float(np.dot(self.decode, _decode_terms(step._replace(decodes=(*rows, *step.decodes)))))
+
+
+def _tokens(step: Composition) -> int:
+    return sum(tokens for tokens, _ in step.chunks) + len(step.decodes)
 
 
 def _decode_terms(step: Composition) -> list[float]:
@@ -54,12 +71,12 @@ def _decode_terms(step: Composition) -> list[float]:
     return [1.0, min(bucket, 64.0), max(0.0, bucket - 64.0), float(count), float(sum(step.decodes))]
 
 
-def _mixed_terms(step: Composition) -> list[float]:
-    tokens = float(sum(chunk for chunk, _ in step.chunks) + len(step.decodes))
+def _mixed_terms(step: Composition, floor_tokens: float) -> list[float]:
+    tokens = max(floor_tokens, float(_tokens(step)))
     behind = float(sum(chunk * history for chunk, history in step.chunks))
     own = float(sum(chunk * chunk for chunk, _ in step.chunks)) / 2
     read = float(sum(history for _, history in step.chunks))
-    terms = [1.0, min(tokens, 256.0), max(0.0, tokens - 256.0), behind, own, read]
+    terms = [1.0, tokens, behind, own, read]
     return [*terms, float(len(step.chunks)), float(len(step.decodes)), float(sum(step.decodes))]
 
 
