@@ -28,13 +28,22 @@ class Lateness:
         self.sum_s += late_s * weight
         self.max_s = max(self.max_s, late_s)
 
-    def quantile(self, share: float) -> float:
-        """The bound that at least this share stayed within; 0 before anything was recorded."""
-        if self.count == 0:
+    def quantile(self, share: float, since: list[int] | None = None) -> float:
+        """The bound that at least this share stayed within; 0 before anything was recorded.
+
+        `since`: only what was recorded after `counts` had these values.
+        """
+        counts = (
+            self.counts
+            if since is None
+            else [now - then for now, then in zip(self.counts, since, strict=True)]
+        )
+        total = sum(counts)
+        if total == 0:
             return 0.0
-        wanted = share * self.count
+        wanted = share * total
         passed = 0
-        for index, count in enumerate(self.counts):
+        for index, count in enumerate(counts):
             passed += count
             if passed >= wanted:
                 return min(BOUNDS_S[index], self.max_s) if index < len(BOUNDS_S) else self.max_s

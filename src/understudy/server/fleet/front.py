@@ -42,6 +42,8 @@ class FrontDoor:
         self._watchers: set[Connection] = set()
         self._shower: asyncio.TimerHandle | None = None
         self._last_tokens = [0.0] * len(servers)
+        self._rates = [0.0] * len(servers)
+        self._token_counts: deque[list[int]] = deque(maxlen=20)
         self._last_shown_s = time.monotonic()
         self.registry = Registry()
         add_process(self.registry)
@@ -158,8 +160,7 @@ class FrontDoor:
 
     def state(self) -> dict[str, Any]:
         """The fleet in columns, a number a worker."""
-        now_s = time.monotonic()
-        passed_s = max(now_s - self._last_shown_s, 1e-3)
+        self._measure_rates()
         columns: dict[str, list[float]] = {
             name: [] for name in ("running", "waiting", "usage", "host", "hit", "rate", "tokens", "dead")
         }
@@ -173,23 +174,35 @@ class FrontDoor:
             columns["usage"].append(round(max(core.usage for core in cores), 4))
             columns["host"].append(round(max(core.host_usage for core in cores), 4))
             columns["hit"].append(round(found / queried, 4) if queried else 0.0)
-            columns["rate"].append(round((tokens - self._last_tokens[index]) / passed_s, 1))
+            columns["rate"].append(self._rates[index])
             columns["tokens"].append(tokens)
             columns["dead"].append(int(server.app.dead))
-            self._last_tokens[index] = tokens
-        self._last_shown_s = now_s
         stage = self.servers[0].stage
+        since = self._token_counts[0] if self._token_counts else None
         return {
             "workers": columns,
             "ports": [server.port for server in self.servers],
             "routing": self.routing,
             "late_ms": {
-                "token_p50": round(stage.token_lateness.quantile(0.5) * 1e3, 3),
-                "token_p99": round(stage.token_lateness.quantile(0.99) * 1e3, 3),
+                "token_p50": round(stage.token_lateness.quantile(0.5, since) * 1e3, 3),
+                "token_p99": round(stage.token_lateness.quantile(0.99, since) * 1e3, 3),
                 "step_p99": round(stage.driver.step_lateness.quantile(0.99) * 1e3, 3),
             },
             "decisions": list(self._decisions)[-24:],
         }
+
+    def _measure_rates(self) -> None:
+        """Tokens a second since the last time, for however many watch."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._last_shown_s
+        if passed_s < 0.8 * SHOWN_EVERY_S:
+            return
+        for index, server in enumerate(self.servers):
+            tokens = sum(one.generation_tokens.value for one in server.worker.metrics)
+            self._rates[index] = round((tokens - self._last_tokens[index]) / passed_s, 1)
+            self._last_tokens[index] = tokens
+        self._last_shown_s = now_s
+        self._token_counts.append(list(self.servers[0].stage.token_lateness.counts))
 
     def _worker(self, name: str) -> dict[str, Any]:
         if not (name.isdigit() and len(name) < 7 and int(name) < len(self.servers)):
