@@ -12,7 +12,10 @@ import pytest
 
 import understudy
 from replay.building import single_turns
+from understudy.engines.config import VllmConfig
+from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
+from understudy.tiers import TiersConfig
 
 AFTER_ROOMS = """
 import understudy.run.offline, understudy.report.report, understudy.cli
@@ -33,6 +36,15 @@ def test_replay_is_a_plain_function_with_a_signature() -> None:
 
 def test_it_stays_one_after_its_rooms_were_imported() -> None:
     subprocess.run([sys.executable, "-c", AFTER_ROOMS], check=True)
+
+
+def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
+    tiers = TiersConfig.from_dict({"model": "Llama-3.1-8B", "tiers": [{"tier": "g2", "blocks": 9}]})
+    (note,) = understudy.replay(single_turns([16]), tiers=tiers).run["notes"]
+    assert note.startswith("Llama-3.1-8B sets what a token weighs, not how long a step takes")
+    measured = VllmConfig(timing=Constant(prefill_ms=1.0, decode_ms=1.0))
+    assert "notes" not in understudy.replay(single_turns([16]), measured, tiers=tiers).run
+    assert "notes" not in understudy.replay(single_turns([16])).run
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import msgspec
 
 from understudy import __version__
 from understudy.engines.config import VllmConfig
+from understudy.engines.timing import Polynomial
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs
 from understudy.report.goodput import Slo
@@ -113,12 +114,13 @@ def replay(
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if run.kv is not None:
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)
+    notes = [*workload.notes, *_about_model(tiers, engine, timing)]
     facts = {
         "understudy": __version__,
         "workload": name,
         "workload_digest": workload.digest,
         "trace_block_size": workload.trace_block_size,
-        **({"notes": workload.notes} if workload.notes else {}),
+        **({"notes": notes} if notes else {}),
         **run.facts,
         **limit,
     }
@@ -136,6 +138,19 @@ def replay(
     run = run_offline(workload, bare, **how)
     without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
     return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))
+
+
+def _about_model(
+    tiers: TiersConfig | None, engine: VllmConfig | None, timing: TimingModel | None
+) -> list[str]:
+    """A model's name makes blocks weigh what they do, not steps last as long as they would."""
+    model = None if tiers is None else tiers.model
+    if model is None or timing is not None or not isinstance((engine or VllmConfig()).timing, Polynomial):
+        return []
+    return [
+        f"{model} sets what a token weighs, not how long a step takes: times are those of the polynomial timing model, "
+        "whatever the model and the hardware (engine.timing)"
+    ]
 
 
 _PARAMETERS = list(inspect.signature(replay).parameters)

@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
-    with _progress(args) as progress:
+    with _progress(args, len(workload)) as progress:
         report: Report = (
             _online(args, settings, workload, progress)
             if args.online
@@ -288,27 +288,29 @@ def _slo(args: argparse.Namespace) -> Slo | None:
 class _progress:
     """A progress bar on a terminal, nothing elsewhere; counts requests that have ended."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, requests: int) -> None:
         import sys
 
+        self._requests = requests
         self._show = sys.stderr.isatty() and not (args.quiet or args.digest)
 
     def __enter__(self) -> Any:
         if not self._show:
             return None
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
             TextColumn("replaying"),
             BarColumn(),
-            TextColumn("{task.completed:,} requests"),
-            TimeElapsedColumn(),
+            MofNCompleteColumn(),
+            TextColumn("requests, left"),
+            TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )
         self._bar.start()
-        task = self._bar.add_task("replay", total=None)
+        task = self._bar.add_task("replay", total=self._requests)
         return lambda ended: self._bar.update(task, completed=ended)
 
     def __exit__(self, *_: object) -> None:

@@ -233,6 +233,26 @@ class Report:
 
         (console or Console(highlight=False)).print(self.table())
 
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row a request, as `requests_jsonl` has them. ConfigError without pandas."""
+        from understudy.report.requests import request_frame
+
+        return request_frame(self)
+
+    def __repr__(self) -> str:
+        """One line with the numbers that matter."""
+        return (
+            f"<Report {self.run.get('workload', '')}: {self.requests.completed:,} of {self.requests.total:,} requests "
+            f"in {self.duration_s:,.1f} s, TTFT p50 {self.ttft_ms.p50:,.0f} ms, p99 {self.ttft_ms.p99:,.0f} ms, "
+            f"{self.throughput.output_tokens_per_s:,.0f} output tokens/s, {len(self.verdicts)} verdicts>"
+        )
+
+    def _repr_html_(self) -> str:
+        """A small table, for notebooks."""
+        from understudy.report.html.notebook import summary
+
+        return summary(self)
+
     def to_html(self, path: str | PathLike[str], baseline: Report | None = None) -> None:
         """Write one self-contained page with plots; `baseline` is a run to compare with (else `without_tiers`)."""
         from understudy.report.html import page

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from understudy._core import Tier
+from understudy.errors import ConfigError
 from understudy.outputs import create
 from understudy.report.latency import NS_PER_MS, Latencies
 from understudy.report.tiers import hits_of
@@ -43,6 +44,15 @@ def write_requests(report: Report, path: str | PathLike[str]) -> None:
             file.write(encoder.encode_lines(rows))  # NaN is written as null
 
 
+def request_frame(report: Report) -> Any:
+    """A pandas DataFrame of the same rows. ConfigError where pandas is not there."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ConfigError("to_pandas needs pandas: pip install pandas") from error
+    return pd.DataFrame(_rows_as_columns(report, slice(0, len(report.columns))))
+
+
 def key_of(declared: Column, part: int = 0) -> str:
     """What a line calls a column: nanoseconds are told in milliseconds, and parts are those of the lower tiers."""
     name = (
@@ -54,6 +64,11 @@ def key_of(declared: Column, part: int = 0) -> str:
 
 
 def _rows(report: Report, part: slice) -> list[Any]:
+    values = _rows_as_columns(report, part)
+    return list(map(_row_type(tuple(values)), *values.values()))
+
+
+def _rows_as_columns(report: Report, part: slice) -> dict[str, Any]:
     timeline = report.columns
     numbers = range(len(timeline))[part]
     ids = timeline.request_ids
@@ -66,7 +81,7 @@ def _rows(report: Report, part: slice) -> list[Any]:
     }
     if timeline.tiers is not None:
         values |= _columns(timeline.tiers, part) | _found(timeline, part)
-    return list(map(_row_type(tuple(values)), *values.values()))
+    return values
 
 
 @cache

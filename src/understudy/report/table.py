@@ -119,6 +119,14 @@ def summary(facts: list[tuple[str, str]], width: int) -> Table:
     return table
 
 
+def timing_model(report: Report) -> str | None:
+    """Which model the times stand on, by name; None where nothing tells."""
+    if "timing" in report.run:
+        return str(report.run["timing"])
+    timing = report.run.get("engine", {}).get("timing", {})
+    return str(timing["kind"]) if isinstance(timing, dict) and "kind" in timing else None
+
+
 def _facts(report: Report) -> list[tuple[str, str]]:
     requests = report.requests
     facts = [("Completed requests", f"{requests.completed:,} of {requests.total:,}")]
@@ -128,6 +136,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         if getattr(requests, name)
     ]
     facts.append(("Duration", duration(report.duration_s)))
+    if (timing := timing_model(report)) is not None:
+        facts.append(("Timing model", timing))
     if "wall_time_s" in report.run:
         facts.append(("Wall time", duration(report.run["wall_time_s"])))
     throughput = report.throughput

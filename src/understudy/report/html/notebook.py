@@ -1,0 +1,33 @@
+"""A report as a small table, for notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from understudy.report.metrics import DISTRIBUTIONS
+from understudy.report.text import duration, fixed
+
+if TYPE_CHECKING:
+    from understudy.report.report import Report
+
+_SHOWN = ("mean", "p50", "p90", "p99", "max")
+
+
+def summary(report: Report) -> str:
+    """Latencies by statistic, headline counts and the verdicts."""
+    head = "".join(f"<th>{name}</th>" for name in _SHOWN)
+    rows = "".join(
+        f"<tr><td>{escape(metric.name)} ({escape(metric.unit)})</td>"
+        + "".join(f"<td>{fixed(getattr(getattr(report, metric.key), name))}</td>" for name in _SHOWN)
+        + "</tr>"
+        for metric in DISTRIBUTIONS
+        if metric.unit == "ms"
+    )
+    verdicts = "".join(f"<li>{escape(str(verdict))}</li>" for verdict in report.verdicts)
+    return (
+        f"<b>{escape(str(report.run.get('workload', 'Replay')))}</b>: {report.requests.completed:,} of "
+        f"{report.requests.total:,} requests in {duration(report.duration_s)}"
+        f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        + (f"<ul>{verdicts}</ul>" if verdicts else "")
+    )

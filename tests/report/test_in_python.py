@@ -1,0 +1,55 @@
+"""A report at a prompt, in a notebook and as a data frame."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from report.building import Row, crowd, timeline
+from report.tier_building import tiered
+from understudy.errors import ConfigError
+from understudy.report import Report
+from understudy.report.requests import _rows_as_columns
+from understudy.report.table import timing_model
+
+
+def test_a_report_at_a_prompt_is_one_line() -> None:
+    shown = repr(Report.build(timeline(Row([10, 20, 30])), {"workload": "t.jsonl"}))
+    assert shown == (
+        "<Report t.jsonl: 1 of 1 requests in 0.0 s, TTFT p50 10 ms, p99 10 ms, 100 output tokens/s, 0 verdicts>"
+    )
+    assert "\n" not in repr(Report.build(crowd(300)))
+
+
+def test_a_notebook_shows_a_table_and_escapes_names() -> None:
+    html = Report.build(timeline(Row([10, 20])), {"workload": "<script>"})._repr_html_()
+    assert "&lt;script&gt;" in html
+    assert "Time to first token" in html
+    assert html.count("<td>") == 6 * 6
+
+
+@pytest.mark.parametrize("columns", [crowd(50), tiered()])
+def test_a_data_frame_has_a_row_a_request(monkeypatch: pytest.MonkeyPatch, columns: Any) -> None:
+    report = Report.build(columns)
+    made: list[dict[str, Any]] = []
+    fake: Any = SimpleNamespace(DataFrame=lambda data: made.append(data) or data)
+    monkeypatch.setitem(sys.modules, "pandas", fake)
+    frame = report.to_pandas()
+    assert {len(values) for values in frame.values()} == {len(columns)}
+    assert frame == _rows_as_columns(report, slice(None))
+    assert list(frame["prompt_tokens"]) == columns.prompt_tokens.tolist()
+
+
+def test_without_pandas_a_data_frame_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        Report.build(timeline()).to_pandas()
+
+
+def test_the_report_says_which_timing_model_ran() -> None:
+    assert timing_model(Report.build(timeline(), {"engine": {"timing": {"kind": "constant"}}})) == "constant"
+    assert timing_model(Report.build(timeline(), {"timing": "MyModel", "engine": {}})) == "MyModel"
+    assert timing_model(Report.build(timeline())) is None
