@@ -40,9 +40,10 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
                  bool async_scheduling, const std::string& kv_manager, const std::string& eviction_policy,
-                 const std::vector<double>& accept_rates, nb::handle burst_seed, const std::string& free_order,
-                 bool phantom_hits, bool caps_lone_prefill, nb::handle max_num_active_seqs,
-                 bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace, bool check) {
+                 const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation& speculation,
+                 const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
+                 nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
+                 bool check) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -62,6 +63,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   config.async_scheduling = async_scheduling;
   config.accept_rates = accept_rates;
   config.burst_seed = read_uint(burst_seed, "burst_seed");
+  config.speculation = speculation;
   config.free_order = read_choice<FreeOrder>(free_order, "free_order",
                                              {{"unkeyed_first", FreeOrder::UnkeyedFirst},
                                               {"all_last", FreeOrder::AllLast},
@@ -82,7 +84,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
 }
 
 RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
-                 const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at) {
+                 const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
+                 const std::optional<std::vector<std::uint32_t>>& accepts) {
   RequestSpec spec;
   spec.name = name;
   spec.prompt_tokens = static_cast<std::uint32_t>(read_uint(prompt_tokens, "prompt_tokens", 1u << 30));
@@ -90,6 +93,10 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
   if (!eos_at.is_none()) {
     spec.eos_at = static_cast<std::uint32_t>(read_uint(eos_at, "eos_at", 1u << 30));
     if (spec.eos_at == 0) throw Error(ErrorKind::InvalidArgument, "request ", name, ": eos_at counts from 1");
+  }
+  if (accepts) {
+    if (accepts->empty()) throw Error(ErrorKind::InvalidArgument, "request ", name, ": accepts must not be empty");
+    spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(*accepts);
   }
   spec.priority = priority;
   spec.arrival_time = arrival_time;
@@ -172,6 +179,26 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> tier_bloc
 }  // namespace
 
 void bind_engine(nb::module_& m) {
+  nb::class_<Speculation>(m, "Speculation", "What speculative decoding asks of the scheduler, and its acceptance.")
+      .def(
+          "__init__",
+          [](Speculation* self, std::uint32_t tokens, std::uint32_t lookahead, std::uint32_t draft_slots,
+             std::uint32_t reserved_slots, bool drops_last_hit, bool pads_admissions, bool admission_lookahead,
+             std::vector<double> accept_rates, std::uint64_t seed) {
+            new (self) Speculation{tokens,
+                                   lookahead,
+                                   draft_slots,
+                                   reserved_slots,
+                                   drops_last_hit,
+                                   pads_admissions,
+                                   admission_lookahead,
+                                   std::move(accept_rates),
+                                   seed};
+          },
+          nb::kw_only(), "tokens"_a = 0, "lookahead"_a = 0, "draft_slots"_a = 0, "reserved_slots"_a = 0,
+          "drops_last_hit"_a = false, "pads_admissions"_a = true, "admission_lookahead"_a = true,
+          "accept_rates"_a = nb::list(), "seed"_a = 42);
+
   nb::class_<EngineConfig>(m, "EngineConfig", "Settings of a vLLM-style engine, with vLLM's names.")
       .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
            "max_num_seqs"_a.none() = 256, "max_num_batched_tokens"_a.none() = 8192,
@@ -179,10 +206,10 @@ void bind_engine(nb::module_& m) {
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
            "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a = "lineage",
-           "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "free_order"_a = "unkeyed_first",
-           "phantom_hits"_a = true, "caps_lone_prefill"_a = true, "max_num_active_seqs"_a.none() = nb::none(),
-           "long_prefill_token_threshold_adaptive"_a = false, "events"_a = false, "kv_trace"_a = false,
-           "check"_a = false);
+           "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "speculation"_a = Speculation(),
+           "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
+           "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
+           "events"_a = false, "kv_trace"_a = false, "check"_a = false);
 
   nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
       .def(nb::init<>())
@@ -248,6 +275,7 @@ void bind_engine(nb::module_& m) {
            "With `tiers`, and `run` where several engines share them.")
       .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
            nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(),
+           "accepts"_a.none() = nb::none(),
            "Queue a request; returns its index. `identities` name the blocks that prompt and output fill; the "
            "output token with number `eos_at` ends it before `max_tokens` does.")
       .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
@@ -321,6 +349,19 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
       .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
       .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })
+      .def_prop_ro(
+          "drafts",
+          [](const VllmEngine& self) {
+            std::vector<std::pair<RequestId, std::uint32_t>> out;
+            for (const StepLog::Scheduled& turn : self.log().scheduled) {
+              if (turn.drafts > 0) out.emplace_back(turn.request, turn.drafts);
+            }
+            return out;
+          },
+          "(request, drafts) that the last step verifies, in order.")
+      .def_prop_ro("draft_rounds", [](const VllmEngine& self) { return self.totals().draft_rounds; })
+      .def_prop_ro("drafted_tokens", [](const VllmEngine& self) { return self.totals().drafted_tokens; })
+      .def_prop_ro("accepted_tokens", [](const VllmEngine& self) { return self.totals().accepted_tokens; })
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
       .def_prop_ro("asleep", &VllmEngine::asleep, "Nothing to compute until a transfer lands; no step is open.")
       .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")

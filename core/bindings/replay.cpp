@@ -72,6 +72,15 @@ void check_links(const WorkloadColumns& w) {
   }
 }
 
+void check_offsets(std::span<const std::int64_t> offsets, std::size_t end, const char* name) {
+  for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
+    if (offsets[i] < 0 || offsets[i + 1] < offsets[i] || offsets[i + 1] > static_cast<std::int64_t>(end)) {
+      throw Error(ErrorKind::InvalidArgument, name, "[", i + 1, "] is ", offsets[i + 1], ", expected ", offsets[i],
+                  " to ", end);
+    }
+  }
+}
+
 FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Column<std::int64_t> arrival_ns,
                       Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens,
                       Column<std::int32_t> max_tokens, Column<std::int32_t> priority, Column<std::int32_t> turn,
@@ -81,7 +90,9 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
                       nb::handle trace_block_size, nb::handle workers, const std::string& routing, nb::handle seed,
                       nb::handle concurrency, nb::handle threads, bool leaping, bool check, nb::object progress,
                       Column<std::int64_t> queue_order, const std::vector<std::string>& names, nb::handle lockstep_ns,
-                      nb::object on_step, const TierConfig* tiers) {
+                      nb::object on_step, const TierConfig* tiers,
+                      std::optional<Column<std::int64_t>> accepted_draft_offsets,
+                      std::optional<Column<std::uint32_t>> accepted_drafts) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
   workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
@@ -102,6 +113,11 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
   workload.trace_block_size = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
   if (workload.trace_block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
   check_links(workload);
+  if (accepted_draft_offsets && accepted_drafts) {
+    workload.accepted_draft_offsets = view(*accepted_draft_offsets, rows + 1, "accepted_draft_offsets");
+    workload.accepted_drafts = {accepted_drafts->data(), accepted_drafts->size()};
+    check_offsets(workload.accepted_draft_offsets, accepted_drafts->size(), "accepted_draft_offsets");
+  }
   if (queue_order.size() != 0) workload.queue_order = view(queue_order, rows, "queue_order");
   if (!names.empty() && names.size() != rows) {
     throw Error(ErrorKind::InvalidArgument, "names has ", names.size(), " rows, expected ", rows);
@@ -271,7 +287,10 @@ void bind_replay(nb::module_& m) {
       .def_ro("stored_blocks", &FleetResult::stored_blocks)
       .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks)
       .def_ro("burst_steps", &FleetResult::burst_steps)
-      .def_ro("burst_tokens", &FleetResult::burst_tokens);
+      .def_ro("burst_tokens", &FleetResult::burst_tokens)
+      .def_ro("draft_rounds", &FleetResult::draft_rounds)
+      .def_ro("drafted_tokens", &FleetResult::drafted_tokens)
+      .def_ro("accepted_tokens", &FleetResult::accepted_tokens);
 
   m.def("read_plain_rows", &plain_rows, "lines"_a,
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
@@ -283,6 +302,7 @@ void bind_replay(nb::module_& m) {
         "workers"_a = 1, "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1,
         "leaping"_a = true, "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a,
         "lockstep_ns"_a = 0, "on_step"_a.none() = nb::none(), "tiers"_a.none() = nb::none(),
+        "accepted_draft_offsets"_a.none() = nb::none(), "accepted_drafts"_a.none() = nb::none(),
         "Replay a workload through a fleet of simulated workers.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a,

@@ -25,6 +25,19 @@ enum class FreeOrder : std::uint8_t {
   UncachedLast,  // at the end if prefix caching is off, else in front
 };
 
+// vLLM's speculative decoding: what a method asks of the scheduler, and how many of its drafts turn out right.
+struct Speculation {
+  std::uint32_t tokens = 0;          // drafts that follow a sampled token; 0: off
+  std::uint32_t lookahead = 0;       // positions behind those scheduled that the drafter writes
+  std::uint32_t draft_slots = 0;     // of the budget, taken by every request besides
+  std::uint32_t reserved_slots = 0;  // of the budget, taken whoever is there
+  bool drops_last_hit = false;       // it needs hidden states, which the cache does not hold
+  bool pads_admissions = true;       // a request that joins decodes with one token to compute gets blank drafts
+  bool admission_lookahead = true;   // an admission takes the lookahead too
+  std::vector<double> accept_rates;  // of draft i, if all before it were accepted
+  std::uint64_t seed = 42;
+};
+
 struct EngineConfig {
   static constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
 
@@ -47,6 +60,7 @@ struct EngineConfig {
   PolicyKind eviction_policy = PolicyKind::Lineage;  // Kvbm only: the native free list is vLLM's
   std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
   std::uint64_t burst_seed = 42;
+  Speculation speculation;
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;

@@ -32,8 +32,11 @@ struct StepEffects {
 struct EngineTotals {
   std::uint64_t steps = 0;
   std::uint64_t preemptions = 0;
-  std::uint64_t burst_steps = 0;         // turns that ended in a burst
-  std::uint64_t burst_tokens = 0;        // and its tokens
+  std::uint64_t burst_steps = 0;   // turns that ended in a burst
+  std::uint64_t burst_tokens = 0;  // and its tokens
+  std::uint64_t draft_rounds = 0;  // turns that verified drafts
+  std::uint64_t drafted_tokens = 0;
+  std::uint64_t accepted_tokens = 0;
   std::uint64_t phantom_hit_blocks = 0;  // hits on blocks that no step ever computed
 };
 

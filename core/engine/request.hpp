@@ -51,6 +51,10 @@ struct RequestSpec {
   double arrival_time = 0;
   std::shared_ptr<const IdentitySource> identities;  // null: nothing of it is ever found again
 
+  // With speculation: how many drafts are accepted in the step whose first output has number p (from 0), at p modulo
+  // its length; null: by rates.
+  std::shared_ptr<const std::vector<std::uint32_t>> accepts;
+
   // How many output tokens it ends with, unless max_model_len cuts it. The scheduler knows only `max_tokens`.
   std::uint32_t outputs() const noexcept { return eos_at > 0 && eos_at < max_tokens ? eos_at : max_tokens; }
 };

@@ -41,6 +41,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
 void Fleet::make_engine(std::size_t index) {
   EngineConfig config = config_.engine;
   config.burst_seed += index;  // streams of their own
+  config.speculation.seed += index;
   std::string name = "worker ";
   name += std::to_string(index);
   const TierConfig* tiers = config_.tiers ? &*config_.tiers : nullptr;
@@ -263,6 +264,12 @@ void Fleet::submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns) {
   spec.max_tokens = workload_.limit(row);
   if (!workload_.max_tokens.empty() && workload_.max_tokens[row] >= 0 && output <= spec.max_tokens)
     spec.eos_at = output;
+  if (!workload_.accepted_draft_offsets.empty() && config_.engine.speculation.tokens > 0) {
+    const auto begin = static_cast<std::size_t>(workload_.accepted_draft_offsets[row]);
+    const auto end = static_cast<std::size_t>(workload_.accepted_draft_offsets[row + 1]);
+    const auto own = workload_.accepted_drafts.subspan(begin, end - begin);
+    if (!own.empty()) spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(own.begin(), own.end());
+  }
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
   spec.arrival_time =
       workload_.queue_order.empty() ? static_cast<double>(arrival_ns) : static_cast<double>(workload_.queue_order[row]);

@@ -43,6 +43,8 @@ struct WorkloadColumns {
   std::span<const bool> output_in_next;                // empty: nowhere
   std::span<const std::int64_t> output_token_offsets;  // empty: no row has exact outputs
   std::span<const std::uint32_t> output_token_ids;
+  std::span<const std::int64_t> accepted_draft_offsets;  // empty: no row says how many drafts are accepted
+  std::span<const std::uint32_t> accepted_drafts;
   std::uint32_t trace_block_size = 512;
   std::span<const std::int64_t> queue_order;  // orders equal priorities; empty: by arrival
   std::span<const std::string> names;         // empty: row numbers
@@ -125,6 +127,9 @@ struct FleetResult {
   std::uint64_t phantom_hit_blocks = 0;
   std::uint64_t burst_steps = 0;
   std::uint64_t burst_tokens = 0;
+  std::uint64_t draft_rounds = 0;
+  std::uint64_t drafted_tokens = 0;
+  std::uint64_t accepted_tokens = 0;
 };
 
 class Fleet {

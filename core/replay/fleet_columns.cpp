@@ -45,6 +45,9 @@ void Fleet::collect(std::size_t index) {
   out.phantom_hit_blocks += end.totals.phantom_hit_blocks;
   out.burst_steps += end.totals.burst_steps;
   out.burst_tokens += end.totals.burst_tokens;
+  out.draft_rounds += end.totals.draft_rounds;
+  out.drafted_tokens += end.totals.drafted_tokens;
+  out.accepted_tokens += end.totals.accepted_tokens;
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
   if (config_.tiers) collect_tiers(worker);

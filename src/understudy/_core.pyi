@@ -463,6 +463,21 @@ class _TimingModel(Protocol):
         self, requests: int, context_tokens: int, mean_context: int, capacity_tokens: int, /
     ) -> float: ...
 
+class Speculation:
+    def __init__(
+        self,
+        *,
+        tokens: int = 0,
+        lookahead: int = 0,
+        draft_slots: int = 0,
+        reserved_slots: int = 0,
+        drops_last_hit: bool = False,
+        pads_admissions: bool = True,
+        admission_lookahead: bool = True,
+        accept_rates: Sequence[float] = ...,
+        seed: int = 42,
+    ) -> None: ...
+
 class EngineConfig:
     def __init__(
         self,
@@ -484,6 +499,7 @@ class EngineConfig:
         eviction_policy: str = "lineage",
         accept_rates: Sequence[float] = ...,
         burst_seed: int = 42,
+        speculation: Speculation = ...,
         free_order: str = "unkeyed_first",
         phantom_hits: bool = True,
         caps_lone_prefill: bool = True,
@@ -599,6 +615,7 @@ class Engine:
         priority: int = 0,
         arrival_time: float = 0.0,
         eos_at: int | None = None,
+        accepts: Sequence[int] | None = None,
     ) -> int: ...
     def never_fits(self, prompt_tokens: int, max_tokens: int) -> str | None: ...
     def cancel(self, request: int, now_ns: int) -> RequestRecord | None: ...
@@ -645,6 +662,14 @@ class Engine:
     def stuck(self) -> bool: ...
     @property
     def scheduled(self) -> list[tuple[int, int]]: ...
+    @property
+    def drafts(self) -> list[tuple[int, int]]: ...
+    @property
+    def draft_rounds(self) -> int: ...
+    @property
+    def drafted_tokens(self) -> int: ...
+    @property
+    def accepted_tokens(self) -> int: ...
     @property
     def admitted(self) -> list[tuple[int, bool, int]]: ...
     @property
@@ -770,6 +795,12 @@ class FleetResult:
     def events(self, worker: int) -> tuple[EventBatch, npt.NDArray[np.int64]]: ...
     def kv_trace(self, worker: int) -> list[_KvTraceRow]: ...
     @property
+    def draft_rounds(self) -> int: ...
+    @property
+    def drafted_tokens(self) -> int: ...
+    @property
+    def accepted_tokens(self) -> int: ...
+    @property
     def burst_steps(self) -> int: ...
     @property
     def burst_tokens(self) -> int: ...
@@ -817,6 +848,8 @@ def run_fleet(
     lockstep_ns: int = 0,
     on_step: Callable[[int, Engine, bool], None] | None = None,
     tiers: TierConfig | None = None,
+    accepted_draft_offsets: npt.NDArray[np.int64] | None = None,
+    accepted_drafts: npt.NDArray[np.uint32] | None = None,
 ) -> FleetResult: ...
 def trace_identities(
     stream: npt.NDArray[np.uint32],

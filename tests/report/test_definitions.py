@@ -209,6 +209,8 @@ NUMBERS: dict[str, Callable[[], float]] = {
     "kv.phantom_hit_blocks": lambda: 0,
     "preemptions": lambda: sum(r.preempted for r in requests()),
     "accept_length": lambda: math.nan,
+    "drafted_tokens": lambda: 0,
+    "wasted_drafts": lambda: 0,
     "steps": lambda: len(played()[3]),
     "tiers.parked_s": lambda: sum(VALUES["tiers.parked_ms"]()) / 1e3,
     "tiers.room_wait_s": lambda: sum(VALUES["tiers.room_wait_ms"]()) / 1e3,

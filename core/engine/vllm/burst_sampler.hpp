@@ -26,6 +26,13 @@ class BurstSampler {
   bool on() const noexcept { return !rates_.empty(); }
   std::uint32_t longest() const noexcept { return static_cast<std::uint32_t>(rates_.size()) + 1; }
 
+  // How many of the first `drafts` are accepted.
+  std::uint32_t accept(std::uint32_t drafts) noexcept {
+    std::uint32_t accepted = 0;
+    while (accepted < std::min<std::size_t>(drafts, rates_.size()) && uniform() < rates_[accepted]) ++accepted;
+    return accepted;
+  }
+
   // Tokens of one step for a request that may still get `remaining`.
   std::uint32_t draw(std::uint32_t remaining) noexcept {
     if (remaining == 0) return 0;

@@ -33,6 +33,21 @@ const EngineConfig& checked(const EngineConfig& c) {
     throw Error(ErrorKind::ConfigError,
                 "accept_rates contradict async_scheduling: the next step is scheduled before the burst is known");
   }
+  if (c.speculation.tokens > 0 && !c.accept_rates.empty()) {
+    throw Error(ErrorKind::ConfigError,
+                "accept_rates contradict num_speculative_tokens: one is the mocker's way of "
+                "speculation, the other vLLM's");
+  }
+  if (c.speculation.tokens > 0 && c.kv_manager == KvBackend::Kvbm) {
+    throw Error(ErrorKind::ConfigError,
+                "num_speculative_tokens needs kv_manager native: rejected drafts stay in their "
+                "blocks");
+  }
+  if (c.speculation.reserved_slots >= c.max_num_batched_tokens ||
+      c.speculation.draft_slots >= c.max_num_batched_tokens) {
+    throw Error(ErrorKind::ConfigError, "max_num_batched_tokens=", c.max_num_batched_tokens,
+                " leaves nothing beside the slots of the draft model");
+  }
   return c;
 }
 
@@ -91,6 +106,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       // vLLM's own count of blocks has one more, and the watermark is taken of that.
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
+      acceptance_(config.speculation.accept_rates, config.speculation.seed),
       waiting_(config.policy, requests_) {
   if (tiers_ && emits_) tiers_->set_on_change([this](std::int64_t time_ns) { show_events(time_ns); });
 }
@@ -128,7 +144,11 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
   const std::uint64_t end =
       std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
   // The last token is never computed; a burst reserves room for it all the same.
-  const std::uint64_t stored = bursts_.on() ? end : end - 1;
+  const Speculation& drafts = config_.speculation;
+  const std::uint64_t stored =
+      bursts_.on()        ? end
+      : drafts.tokens > 0 ? std::min<std::uint64_t>(end - 1 + drafts.tokens + drafts.lookahead, config_.max_model_len)
+                          : end - 1;
   const std::uint64_t blocks = (stored + config_.block_size - 1) / config_.block_size;
   const bool capped = config_.long_prefill_token_threshold > 0 && config_.caps_lone_prefill;
   const std::uint32_t chunk = capped ? std::min(prompt_tokens, config_.long_prefill_token_threshold) : prompt_tokens;
@@ -348,11 +368,13 @@ void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
     if (!turn.samples || request.status == RequestStatus::Finished) continue;
     if (bursts_.on()) {
       receive_burst(request);
+    } else if (config_.speculation.tokens > 0) {
+      receive_drafts(request, turn);
     } else if (request.spec.max_tokens > 0) {
       ++request.known;
     }
     if (request.status == RequestStatus::Running && config_.async_scheduling) {
-      --request.ahead;
+      if (config_.speculation.tokens == 0) --request.ahead;
       if (!shared_) key_blocks(request, request.computed - request.ahead);
     }
     if (shared_ && request.status == RequestStatus::Running) seal_blocks(request, named_blocks(request));
@@ -384,7 +406,8 @@ void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t 
     if (!turn.samples || request.record.finish_ns >= 0) continue;
     const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.record.output_tokens;
     if (request.record.output_tokens < request.spec.outputs() && length < config_.max_model_len) {
-      const std::uint32_t tokens = bursts_.on() ? request.outputs() - request.record.output_tokens : 1;
+      const bool several = bursts_.on() || config_.speculation.tokens > 0;
+      const std::uint32_t tokens = several ? request.outputs() - request.record.output_tokens : 1;
       if (request.record.output_tokens == 0) request.first_burst = tokens;
       request.record.output_tokens += tokens;
       effects_.tokens.push_back({turn.request, tokens});
@@ -421,7 +444,7 @@ StepLoad VllmEngine::measure() const {
       load.prefill_cached_tokens += request.computed;
     }
     const std::uint32_t length = request.known + request.ahead;
-    if (request.computed + turn.tokens == length && request.spec.max_tokens > 0) {
+    if (request.computed + turn.tokens >= length && request.spec.max_tokens > 0) {
       ++load.decode_requests;
       load.decode_context_tokens += length;
     }

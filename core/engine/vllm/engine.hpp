@@ -36,6 +36,8 @@ struct StepLog {
     RequestId request;
     std::uint32_t tokens;
     bool samples;
+    std::uint32_t drafts = 0;  // of the tokens, to be verified
+    bool blank = false;        // none of the drafts can be right
   };
   std::vector<Scheduled> scheduled;
   std::vector<RequestId> admitted;  // with `resumed` and `cached` of the same length
@@ -222,6 +224,10 @@ class VllmEngine final : public Engine {
 
   // vllm_burst.cpp
   std::uint32_t burst_room(const EngineRequest& request, std::uint32_t total) const noexcept;
+  std::uint32_t lookahead(std::uint32_t total, bool admission) const noexcept;
+  bool can_add() const noexcept { return budget_ > 0 && input_budget_ > config_.speculation.draft_slots; }
+  void charge(std::uint32_t tokens) noexcept;
+  void receive_drafts(EngineRequest& request, const StepLog::Scheduled& turn);
   void receive_burst(EngineRequest& request);
 
   // vllm_leap.cpp
@@ -245,11 +251,13 @@ class VllmEngine final : public Engine {
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
   BurstSampler bursts_;
+  BurstSampler acceptance_;
 
   std::vector<EngineRequest> requests_;
   std::vector<RequestId> running_;
   WaitingQueue waiting_;
   std::uint64_t budget_ = 0;
+  std::uint64_t input_budget_ = 0;  // less than the budget where a draft model takes slots of its own
   std::uint32_t prefill_cap_ = EngineConfig::kUnlimited;  // in the schedule at hand
   StepLog log_;
   std::optional<std::vector<StepLog::Scheduled>> unreceived_;  // asynchronous: scheduled, outputs not yet received

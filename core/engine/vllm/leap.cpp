@@ -8,8 +8,9 @@ namespace understudy {
 
 // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
 bool VllmEngine::can_leap() const {
-  if (shared_ && tiers_) return false;              // sealed blocks go down a step later than a leap would send them
-  if (config_.check || bursts_.on()) return false;  // requests are settled where a leap ends, not after each step
+  if (shared_ && tiers_) return false;  // sealed blocks go down a step later than a leap would send them
+  if (config_.check || bursts_.on() || config_.speculation.tokens > 0)
+    return false;  // requests are settled where a leap ends, not after each step
   if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
     return false;
   }

@@ -25,6 +25,8 @@ struct EngineRequest {
   std::uint32_t known = 0;         // prompt and the outputs that the scheduler has received
   std::uint32_t computed = 0;      // of them (and of those in flight), with KV or being given it
   std::uint32_t ahead = 0;         // sampled, not yet received (asynchronous scheduling)
+  std::uint32_t drafts = 0;        // that wait to be verified
+  bool prefilling = false;         // its last turn did not reach the end of its tokens
   std::uint32_t keyed = 0;         // leading blocks of `table` that are registered
   std::uint32_t keyed_before = 0;  // `keyed` before this step's allocation
   std::vector<SlotId> table;

@@ -15,7 +15,8 @@ constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
 void VllmEngine::schedule(std::int64_t now_ns) {
   log_.clear();
   blocked_ = {};
-  budget_ = config_.max_num_batched_tokens;
+  budget_ = config_.max_num_batched_tokens - config_.speculation.reserved_slots;
+  input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
   schedule_running(now_ns);
   if (log_.preempted.empty()) admit(now_ns);
@@ -24,8 +25,11 @@ void VllmEngine::schedule(std::int64_t now_ns) {
   for (StepLog::Scheduled& turn : log_.scheduled) {
     EngineRequest& request = requests_[turn.request];
     request.computed += turn.tokens;
-    turn.samples = request.computed == request.known + request.ahead;
-    if (turn.samples && config_.async_scheduling) ++request.ahead;
+    turn.samples = request.computed >= request.known + request.ahead;
+    request.prefilling = !turn.samples;
+    if (!turn.samples || !config_.async_scheduling) continue;
+    request.ahead += 1 + turn.drafts;
+    request.drafts = config_.speculation.tokens;  // whatever they will be
   }
   log_.free_after_schedule = store_.available(0);
 }
@@ -34,7 +38,7 @@ void VllmEngine::schedule(std::int64_t now_ns) {
 
 void VllmEngine::schedule_running(std::int64_t now_ns) {
   std::size_t cursor = 0;
-  while (cursor < running_.size() && budget_ > 0) {
+  while (cursor < running_.size() && can_add()) {
     const RequestId id = running_[cursor];
     EngineRequest& request = requests_[id];
     const std::uint32_t tokens = tiers_ && tiers_->waiting(id) ? 0 : next_tokens(request);
@@ -57,8 +61,11 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
       continue;
     }
     request.keyed_before = keyed_before;
-    log_.scheduled.push_back({id, tokens, false});
-    budget_ -= tokens;
+    const std::uint32_t end = request.computed + tokens;
+    const std::uint32_t real = request.known + request.ahead;
+    log_.scheduled.push_back({id, tokens, false, end > real ? end - real : 0});
+    request.drafts = 0;
+    charge(tokens);
     ++cursor;
   }
 }
@@ -67,9 +74,11 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
   const std::uint64_t end = std::uint64_t{request.spec.prompt_tokens} + request.spec.max_tokens;
   if (request.ahead > 0 && std::uint64_t{request.computed} + 2 - request.ahead >= end)
     return 0;  // its last is in flight
-  const std::uint32_t tokens = std::min(request.known + request.ahead - request.computed, prefill_cap_);
-  const std::uint32_t room = config_.max_model_len - request.computed - 1;
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, room}));
+  const std::uint32_t tokens =
+      std::min(request.known + request.drafts + request.ahead - request.computed, prefill_cap_);
+  const std::uint32_t room = config_.max_model_len - std::min(request.computed + 1, config_.max_model_len);
+  const std::uint64_t input = input_budget_ - config_.speculation.draft_slots;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>({tokens, budget_, input, room}));
 }
 
 // Of a prompt in one step. Since v0.31 a request that is alone has nobody to starve, and the cap is off.
@@ -107,6 +116,7 @@ void VllmEngine::preempt(std::size_t position) {
     // Its turn is undone, but (in versions with the defect) not the keys that its allocation registered: those blocks
     // can be hit though nobody will ever compute them.
     budget_ += turn->tokens;
+    input_budget_ += turn->tokens + config_.speculation.draft_slots;
     log_.scheduled.erase(turn);
     // Not under kvbm, where what is acquired is visible, computed or not, and others may hold it by now.
     const auto fresh = std::span<const SlotId>(victim.table)
@@ -121,6 +131,7 @@ void VllmEngine::preempt(std::size_t position) {
   free_blocks(victim);
   victim.computed = 0;
   victim.ahead = 0;
+  victim.drafts = 0;
   victim.status = RequestStatus::Preempted;
   ++victim.record.preemptions;
   ++totals_.preemptions;
@@ -131,7 +142,12 @@ void VllmEngine::preempt(std::size_t position) {
 // ── Phase 2: admissions from the head of the queue; nobody overtakes ──
 
 void VllmEngine::admit(std::int64_t now_ns) {
-  while (!waiting_.empty() && budget_ > 0 && running_.size() < max_running()) {
+  const Speculation& speculation = config_.speculation;
+  const bool pads = speculation.tokens > 0 && speculation.pads_admissions && !log_.scheduled.empty() &&
+                    std::ranges::none_of(log_.scheduled, [this](const StepLog::Scheduled& turn) {
+                      return requests_[turn.request].prefilling;
+                    });
+  while (!waiting_.empty() && can_add() && running_.size() < max_running()) {
     const RequestId id = waiting_.head();
     EngineRequest& request = requests_[id];
     if (tiers_ && tiers_->waiting(id)) {
@@ -149,15 +165,21 @@ void VllmEngine::admit(std::int64_t now_ns) {
       hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
                                 &unreferenced);
       // The draft needs hidden states that the cache does not hold: the last block found is computed again.
-      if (bursts_.on() && hits > 0) {
+      if ((bursts_.on() || speculation.drops_last_hit) && hits > 0) {
         hits = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(hits - 1), hits_.data(),
                                   &unreferenced);
       }
     }
     const auto hit_tokens = static_cast<std::uint32_t>(hits * config_.block_size);
-    const std::uint32_t wanted = std::min(request.known - hit_tokens, prefill_cap_);
-    const bool too_long = !config_.enable_chunked_prefill && wanted > budget_;
-    const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, budget_));
+    const std::uint64_t budget = std::min(budget_, input_budget_ - speculation.draft_slots);
+    // Among decodes that all verify drafts, one token to compute is made as many, or waits.
+    const bool padded = pads && request.known - hit_tokens == 1;
+    if (padded && (1 + speculation.tokens > budget || hit_tokens + 1 + speculation.tokens > config_.max_model_len))
+      return;
+    const std::uint32_t left = padded ? 1 + speculation.tokens : request.known - hit_tokens;
+    const std::uint32_t wanted = std::min(left, prefill_cap_);
+    const bool too_long = !config_.enable_chunked_prefill && wanted > budget;
+    const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, budget));
     const bool fitting = !too_long && fits(request, tokens, hits, unreferenced);
     WorkerTiers::Onboard loading = WorkerTiers::Onboard::Miss;
     if (tiers_ && fitting) loading = onboard(id, hits, limit, now_ns);
@@ -196,8 +218,8 @@ void VllmEngine::admit(std::int64_t now_ns) {
     log_.admitted.push_back(id);
     log_.resumed.push_back(resumed);
     log_.cached.push_back(hit_tokens);
-    log_.scheduled.push_back({id, tokens, false});
-    budget_ -= tokens;
+    log_.scheduled.push_back({id, tokens, false, padded ? tokens - 1 : 0, padded});
+    charge(tokens);
   }
 }
 
@@ -206,7 +228,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
 // Room for a running request's first `total` tokens, or nothing changed.
 VllmEngine::Room VllmEngine::grow(RequestId id, std::uint32_t total, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
-  const std::uint32_t needed = blocks_for(total + burst_room(request, total));
+  const std::uint32_t needed = blocks_for(total + burst_room(request, total) + lookahead(total, false));
   if (needed > request.table.size()) {
     if (shared_) return take_shared(id, needed, now_ns);
     const Room room = take_blocks(id, needed - request.table.size(), now_ns);
@@ -224,7 +246,7 @@ bool VllmEngine::fits(EngineRequest& request, std::uint32_t tokens, std::size_t 
   const auto beyond_hits = [hits](std::uint64_t blocks) { return blocks > hits ? blocks - hits : 0; };
   if (config_.scheduler_reserve_full_isl && beyond_hits(blocks_for(request.known)) + extra > free) return false;
   const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
-  const std::uint32_t room = blocks_for(total + burst_room(request, total));
+  const std::uint32_t room = blocks_for(total + burst_room(request, total) + lookahead(total, true));
   // Exact: blocks behind the first that is missing may be here too.
   if (shared_) return cost_of_shared(request, room) + extra - unreferenced <= free;
   return beyond_hits(room) + extra <= free;
@@ -234,7 +256,7 @@ bool VllmEngine::fits(EngineRequest& request, std::uint32_t tokens, std::size_t 
 VllmEngine::Room VllmEngine::place(RequestId id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
-  const std::uint64_t blocks = blocks_for(total + burst_room(request, total));
+  const std::uint64_t blocks = blocks_for(total + burst_room(request, total) + lookahead(total, true));
   if (shared_) return take_shared(id, blocks, now_ns);
   const std::span<const SlotId> found(hits_.data(), hits);
   store_.reference(0, found);

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, NamedTuple
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"is not JSON: {error}") from None
 
 
 class Flag(NamedTuple):
     """A setting of the engine as a flag; `kind` bool means --name and --no-name."""
 
     name: str
-    kind: type
+    kind: Callable[[str], Any]
     help: str
     metavar: str = "N"
 
@@ -35,6 +46,12 @@ SETTINGS = (
     Flag("async_scheduling", bool, "schedule one step ahead (default: no)"),
     Flag("kv_manager", str, "native (vLLM's, the default) or kvbm (one block a hash)", "NAME"),
     Flag("eviction_policy", str, "of kvbm: lineage (default), lru or multi_lru", "NAME"),
+    Flag(
+        "speculative_config",
+        _json,
+        'vLLM\'s, as {"method": "mtp", "num_speculative_tokens": 3} (default: none)',
+        "JSON",
+    ),
     Flag("vllm_version", str, "a release of vLLM, as 0.26.0 (default: the newest known)", "VERSION"),
     Flag("speedup_ratio", float, "divide the times of all steps (default: 1)", "X"),
     Flag("decode_speedup_ratio", float, "divide the times of decode steps (default: 1)", "X"),

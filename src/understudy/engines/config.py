@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from understudy._core import EngineConfig, StepTiming, python_timing
+from understudy._core import EngineConfig, Speculation, StepTiming, python_timing
 from understudy.checks import read_as, whole_number
 from understudy.engines.profiles import NEWEST, VersionProfile, profile_named
+from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
 from understudy.tiers.dynamo import take_dynamo_names
@@ -94,6 +95,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     probability each is accepted if those before it were ("0.85,0.3"; missing ones are 0, more than `aic_nextn` are cut
     off). Worker i draws from the stream `aic_mtp_seed` + i.
 
+    `speculative_config` is speculation as vLLM does it; the mocker's, above, is another.
+
     `vllm_version` is a release, as 0.26.0 or v0.30; the newest that is known unless told otherwise.
     """
 
@@ -117,6 +120,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aic_nextn: int | None = None
     aic_nextn_accept_rates: str | None = None
     aic_mtp_seed: int = 42
+    speculative_config: SpeculativeConfig | None = None
     vllm_version: str = NEWEST
     timing: Timing = Polynomial()
     speedup_ratio: float = 1.0
@@ -170,6 +174,21 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def _check_speculation(self) -> None:
         if not 0 <= self.aic_mtp_seed < 2**64:
             raise ConfigError(f"aic_mtp_seed must be in 0 … 2^64−1, got {self.aic_mtp_seed}")
+        if self.speculative_config is not None:
+            if self.aic_nextn is not None:
+                raise ConfigError(
+                    "aic_nextn contradicts speculative_config: one is the mocker's, one vLLM's; give one"
+                )
+            if self.async_scheduling:
+                raise ConfigError(
+                    "async_scheduling contradicts speculative_config: the next step would be scheduled before the "
+                    "drafts of this one are verified, which this version does not have yet"
+                )
+            if self.kv_manager == "kvbm":
+                raise ConfigError(
+                    "speculative_config needs kv_manager=native: rejected drafts stay in their blocks"
+                )
+            self.speculative_config.native(profile_named(self.vllm_version), self.max_num_seqs)
         if self.aic_nextn is None:
             if self.aic_nextn_accept_rates is not None:
                 raise ConfigError("aic_nextn_accept_rates needs aic_nextn, the number of draft tokens")
@@ -287,6 +306,9 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             eviction_policy=self.eviction_policy or "lineage",
             accept_rates=self.accept_rates,
             burst_seed=self.aic_mtp_seed,
+            speculation=Speculation()
+            if self.speculative_config is None
+            else Speculation(**self.speculative_config.native(profile, self.max_num_seqs)),
             free_order=profile.free_order,
             phantom_hits=profile.phantom_hits,
             caps_lone_prefill=profile.caps_lone_prefill,

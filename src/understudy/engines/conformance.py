@@ -7,11 +7,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from understudy.engines.profiles import profile_recorded
+from understudy.engines.profiles import PROFILES, profile_recorded
 from understudy.engines.recorder import run_scenario
-from understudy.engines.recordings import Recording, find_recordings, read_lines
+from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair
 from understudy.engines.scenario import read_scenario
-from understudy.errors import UnderstudyError
+from understudy.engines.spec_recording import read_spec_scenario, run_spec_scenario
+from understudy.errors import InvalidArgument, UnderstudyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,6 +69,10 @@ def compare_recording(
     recording: Recording, profile: VersionProfile | None = None, *, check: bool = False
 ) -> Outcome:
     """Run one scenario against its recording, under the version that was recorded or the profile given."""
+    if recording.kind == "speculation":
+        return compare_speculation(recording.golden, profile, check=check)
+    if recording.kind == "clock":
+        raise InvalidArgument(f"{recording.golden}: recordings on a clock are not compared here")
     return compare(recording.scenario, recording.golden, profile, check=check)
 
 
@@ -85,6 +90,16 @@ def compare(
     ours = run_scenario(read_scenario(scenario), profile, check=check)
     steps, difference = first_difference(ours, expected)
     return Outcome(scenario.stem, steps, difference, str(version), profile.name)
+
+
+def compare_speculation(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
+    """Run a scenario with speculation against what stands in the same file."""
+    pair = read_pair(path)
+    scenario = read_spec_scenario(pair["scenario"], path)
+    profile = profile or PROFILES["recorded"]
+    ours = run_spec_scenario(scenario, profile, check=check)
+    steps, difference = first_difference(ours, pair["recorded"])
+    return Outcome(scenario.name, steps, difference, "vllm-src", profile.name)
 
 
 def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[int, Difference | None]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from understudy.engines.speculation import SpeculativeConfig
+
 OUTPUT_BASE = 1_000_000
 OUTPUT_STRIDE = 100_000
 
@@ -54,12 +56,19 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         settings["scheduling_policy"] = settings.pop("policy")
         return settings
 
-    def engine_config(self, profile: VersionProfile, *, check: bool = False) -> EngineConfig:
+    def engine_config(
+        self,
+        profile: VersionProfile,
+        *,
+        check: bool = False,
+        speculative_config: SpeculativeConfig | None = None,
+    ) -> EngineConfig:
         """The engine's settings under a version profile; ConfigError for a setting that the version lacks.
 
         With `check`, the engine verifies conservation and its events at the end of every step.
         """
-        return VllmConfig(**self.settings()).native(events=True, check=check, profile=profile)
+        config = VllmConfig(**self.settings(), speculative_config=speculative_config)
+        return config.native(events=True, check=check, profile=profile)
 
 
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -169,7 +169,19 @@ SCALARS = (
         "accept_length",
         "Accept length",
         "tokens",
-        "With speculation: tokens ÷ turns that sampled, 1 and the draft tokens that were accepted.",
+        "With speculation: tokens ÷ turns that verified drafts, 1 and the draft tokens that were accepted.",
+    ),
+    Metric(
+        "drafted_tokens",
+        "Drafted tokens",
+        "tokens",
+        "Drafts that steps verified, with vLLM's speculation.",
+    ),
+    Metric(
+        "wasted_drafts",
+        "Wasted drafts",
+        "tokens",
+        "Of them, those that were not accepted: computed in vain.",
     ),
     Metric("steps", "Steps", "steps", "Engine steps over all workers."),
 )

@@ -115,6 +115,8 @@ class Report:
     kv: KvUsage
     preemptions: int
     accept_length: float
+    drafted_tokens: int
+    wasted_drafts: int
     steps: int
     tiers: TiersReport | None = None
     """None when there were no tiers."""
@@ -165,7 +167,12 @@ class Report:
             prefix_hit_ratio=_prefix_hit_ratio(timeline),
             kv=_kv_usage(timeline),
             preemptions=int(timeline.preemptions.sum(dtype=np.int64)),
-            accept_length=ratio(timeline.burst_tokens, timeline.burst_steps),
+            accept_length=ratio(
+                timeline.burst_tokens + timeline.draft_rounds + timeline.accepted_tokens,
+                timeline.burst_steps + timeline.draft_rounds,
+            ),
+            drafted_tokens=timeline.drafted_tokens,
+            wasted_drafts=timeline.drafted_tokens - timeline.accepted_tokens,
             steps=timeline.steps,
             tiers=TiersReport.of(timeline),
         )

@@ -153,8 +153,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     usage = f"{quantity(report.kv.usage_mean, 'ratio')} / {quantity(report.kv.usage_max, 'ratio')}"
     facts.append(("KV usage, mean / max", usage))
     facts.append(("Preemptions", f"{report.preemptions:,}"))
-    if report.columns.burst_steps:
+    if report.columns.burst_steps or report.columns.draft_rounds:
         facts.append(("Accept length", f"{fixed(report.accept_length)} tok"))
+    if report.drafted_tokens:
+        facts.append(("Wasted drafts", f"{report.wasted_drafts:,} of {report.drafted_tokens:,}"))
     facts.append(("Evicted blocks", f"{report.kv.evictions:,}"))
     if report.kv.phantom_hit_blocks:
         facts.append(("Phantom hit blocks", f"{report.kv.phantom_hit_blocks:,}"))

@@ -131,6 +131,8 @@ def run_offline(
         progress=progress,
         queue_order=_NO_OFFSETS if workload.queue_order is None else workload.queue_order,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
+        accepted_draft_offsets=workload.accepted_draft_offsets,
+        accepted_drafts=workload.accepted_drafts,
         tiers=None if plan is None else to_core(plan, _blocks_of(workload, engine), seed=seed),
     )
     if record_steps is None:

@@ -168,6 +168,12 @@ class Timeline:
     """Turns that sampled with speculation."""
     burst_tokens: int = 0
     """Tokens that came of them."""
+    draft_rounds: int = 0
+    """Turns that verified drafts (vLLM's speculation)."""
+    drafted_tokens: int = 0
+    """Drafts that they verified."""
+    accepted_tokens: int = 0
+    """Of those, the ones that were right."""
     request_ids: Sequence[str] | None = None
     """The workload's own names of its requests, where it has them."""
     reject_reasons: Mapping[int, str] = field(default_factory=dict)

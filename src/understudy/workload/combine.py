@@ -44,6 +44,7 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
     session_bases = _bases([part.sessions for part in workloads])
     policy_class, policy_classes = _concat_policy_classes(workloads)
     output_offsets, output_ids = _concat_outputs(workloads, token_bases)
+    draft_offsets, drafts = _concat_drafts(workloads)
     return Workload(
         arrival_ns=np.concatenate([part.arrival_ns for part in workloads]),
         prompt_tokens=np.concatenate([part.prompt_tokens for part in workloads]),
@@ -66,6 +67,8 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         max_tokens=_concat_limits(workloads),
         output_token_offsets=output_offsets,
         output_token_ids=output_ids,
+        accepted_draft_offsets=draft_offsets,
+        accepted_drafts=drafts,
         output_in_next=_concat_flags(workloads),
         queue_order=_concat_order(workloads),
         strict_priority=_concat_strict(workloads),
@@ -151,6 +154,21 @@ def _concat_outputs(
             ids.append(part.output_token_ids + np.uint32(base))
             end += len(part.output_token_ids)
     return np.concatenate(offsets), np.concatenate(ids)
+
+
+def _concat_drafts(workloads: Sequence[Workload]) -> tuple[Int64Column | None, UInt32Column | None]:
+    if all(part.accepted_drafts is None for part in workloads):
+        return None, None
+    offsets, drafts = [np.zeros(1, np.int64)], [np.empty(0, np.uint32)]
+    end = 0
+    for part in workloads:
+        if part.accepted_drafts is None or part.accepted_draft_offsets is None:
+            offsets.append(np.full(len(part), end))
+        else:
+            offsets.append(part.accepted_draft_offsets[1:] + end)
+            drafts.append(part.accepted_drafts)
+            end += len(part.accepted_drafts)
+    return np.concatenate(offsets), np.concatenate(drafts)
 
 
 def _concat_flags(workloads: Sequence[Workload]) -> BoolColumn | None:

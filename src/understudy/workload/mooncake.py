@@ -2,7 +2,8 @@
 
 Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_length` (or `input_tokens`),
 `timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
-`output_token_ids`, `max_tokens`, `priority`, `strict_priority`, `policy_class` are optional; so is our own
+`output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `strict_priority`, `policy_class` are optional;
+so is our own
 `output_in_next_turn` (the next turn's prompt is this prompt, this output, and more). null means absent. Any
 other key is an error.
 
@@ -11,7 +12,8 @@ session. Either every first turn has a timestamp or none has (then the workload 
 first turn has no delay; a later turn waits for its explicit delay, else for the difference of its timestamp
 and that of the turn before, else not at all. Times are rounded once, to whole nanoseconds. A missing
 `input_length` means that the prompt fills its blocks. `output_length` is what the model says before it ends;
-`max_tokens` is the request's limit, which may cut it (a missing one is no limit).
+`max_tokens` is the request's limit, which may cut it (a missing one is no limit). `accepted_drafts` says, for a run
+with speculation, how many drafts are accepted in the step whose first output has number p: entry p modulo its length.
 """
 
 from __future__ import annotations
@@ -188,6 +190,7 @@ class _Trace:
         output = _join([chunk.output_length for chunk in self._chunks], np.int64)
         priority = self._ints("priority")
         output_offsets, output_ids = self._output_tokens()
+        draft_offsets, drafts = self._accepted_drafts()
         policy_class, policy_classes = self._policy_classes()
         try:
             return Workload(
@@ -207,6 +210,8 @@ class _Trace:
                 ),
                 output_token_offsets=output_offsets,
                 output_token_ids=output_ids,
+                accepted_draft_offsets=draft_offsets,
+                accepted_drafts=drafts,
                 output_in_next=self._output_in_next(),
                 strict_priority=self._ints("strict_priority"),
                 policy_class=policy_class,
@@ -262,6 +267,15 @@ class _Trace:
             row = int(np.searchsorted(offsets, bad, side="right")) - 1
             self._fail(row, f"output_token_ids must lie in 0 … 2^32−1, got {ids[bad]}")
         return offsets, ids.astype(np.uint32)
+
+    def _accepted_drafts(self) -> tuple[Int64Column | None, UInt32Column | None]:
+        counts = _join_optional(
+            [chunk.accepted_draft_counts for chunk in self._chunks], self._chunks, np.int64
+        )
+        if counts is None:
+            return None, None
+        drafts = _join([c.accepted_drafts for c in self._chunks if c.accepted_drafts is not None], np.uint64)
+        return offsets_of(counts), np.minimum(drafts, 2**32 - 1).astype(np.uint32)
 
     def _policy_classes(self) -> tuple[Int32Column | None, tuple[str, ...]]:
         names = self._names("policy_class")

@@ -45,6 +45,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     session_id: str | None = None
     request_id: str | None = None
     output_token_ids: msgspec.Raw = _ABSENT
+    accepted_drafts: msgspec.Raw = _ABSENT
     priority: int | None = None
     strict_priority: int | None = None
     policy_class: str | None = None
@@ -83,6 +84,8 @@ class TraceChunk:
     output_in_next: BoolColumn | None
     output_token_counts: Int64Column | None
     output_token_ids: NDArray[np.uint64] | None
+    accepted_draft_counts: Int64Column | None = None
+    accepted_drafts: NDArray[np.uint64] | None = None
 
 
 def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
@@ -164,6 +167,11 @@ class _Decoding:
         outputs = self._raws("output_token_ids")
         if any(raw is not _ABSENT for raw in outputs):
             output_counts, output_ids = self._id_lists("output_token_ids", outputs, required=False)
+        draft_counts: Int64Column | None = None
+        drafts: NDArray[np.uint64] | None = None
+        accepted = self._raws("accepted_drafts")
+        if any(raw is not _ABSENT for raw in accepted):
+            draft_counts, drafts = self._id_lists("accepted_drafts", accepted, required=False)
         in_next = self._values("output_in_next_turn")
         return TraceChunk(
             lines=self._lines,
@@ -182,6 +190,8 @@ class _Decoding:
             output_in_next=None if in_next is None else np.array([bool(flag) for flag in in_next]),
             output_token_counts=output_counts,
             output_token_ids=output_ids,
+            accepted_draft_counts=draft_counts,
+            accepted_drafts=drafts,
         )
 
     def _line_numbers(self) -> Int64Column:

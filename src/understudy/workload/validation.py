@@ -36,6 +36,12 @@ def check_workload(workload: Workload) -> None:
             (limit < 1) & (limit != -1),
             lambda row: f"must be at least 1 (or −1: none), got {limit[row]}",
         )
+    if (workload.accepted_draft_offsets is None) != (workload.accepted_drafts is None):
+        raise InvalidArgument("accepted_draft_offsets and accepted_drafts go together: give both or none")
+    if workload.accepted_draft_offsets is not None and workload.accepted_drafts is not None:
+        check_offsets(
+            "accepted_draft_offsets", workload.accepted_draft_offsets, len(workload.accepted_drafts)
+        )
     _check_minimum("arrival_ns", workload.arrival_ns, 0)
     _check_minimum("delay_ns", workload.delay_ns, 0)
     _check_hash_ids(workload)

@@ -84,6 +84,10 @@ class Workload:
     """CSR offsets into `output_token_ids`; a row has either none or exactly `output_tokens`."""
     output_token_ids: UInt32Column | None = None
     """Exact output tokens, where the source has them."""
+    accepted_draft_offsets: Int64Column | None = None
+    """CSR offsets into `accepted_drafts`; a row without any goes by rates."""
+    accepted_drafts: UInt32Column | None = None
+    """With speculation: drafts accepted in the step whose first output has number p, at p modulo the row's count."""
     output_in_next: BoolColumn | None = None
     """Where true, the next turn's prompt is this prompt, this output, and more."""
     queue_order: Int64Column | None = None
@@ -127,6 +131,8 @@ class Workload:
         self._set_optional("max_tokens", np.int32, rows)
         self._set_optional("output_token_offsets", np.int64, rows + 1)
         self._set_optional("output_token_ids", np.uint32, None)
+        self._set_optional("accepted_draft_offsets", np.int64, rows + 1)
+        self._set_optional("accepted_drafts", np.uint32, None)
         self._set_optional("output_in_next", np.bool_, rows)
         self._set_optional("queue_order", np.int64, rows)
         self._set_optional("strict_priority", np.int64, rows)
@@ -274,6 +280,9 @@ class Workload:
         output_offsets, output_ids = self.output_token_offsets, self.output_token_ids
         if output_offsets is not None and output_ids is not None:
             output_offsets, output_ids = take_ragged(output_offsets, output_ids, index)
+        draft_offsets, drafts = self.accepted_draft_offsets, self.accepted_drafts
+        if draft_offsets is not None and drafts is not None:
+            draft_offsets, drafts = take_ragged(draft_offsets, drafts, index)
         output_in_next = _pick(self.output_in_next, index)
         if (
             output_in_next is not None
@@ -300,6 +309,8 @@ class Workload:
             max_tokens=_pick(self.max_tokens, index),
             output_token_offsets=output_offsets,
             output_token_ids=output_ids,
+            accepted_draft_offsets=draft_offsets,
+            accepted_drafts=drafts,
             output_in_next=output_in_next,
             queue_order=_pick(self.queue_order, index),
             strict_priority=_pick(self.strict_priority, index),

@@ -80,6 +80,10 @@ class _Rows:
             tokens = self._output_ids[w.output_token_offsets[row] : w.output_token_offsets[row + 1]]
             if len(tokens):
                 result["output_token_ids"] = tokens.tolist()
+        if w.accepted_drafts is not None and w.accepted_draft_offsets is not None:
+            drafts = w.accepted_drafts[w.accepted_draft_offsets[row] : w.accepted_draft_offsets[row + 1]]
+            if len(drafts):
+                result["accepted_drafts"] = drafts.tolist()
         if w.output_in_next is not None and w.output_in_next[row]:
             result["output_in_next_turn"] = True
         return result

@@ -1,0 +1,98 @@
+"""Recordings of speculative decoding: a scenario in which requests say how many drafts are accepted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy._core import Engine, constant_timing
+from understudy.engines.recorder import STEP_NS
+from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.engines.speculation import Method, SpeculativeConfig
+from understudy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from understudy.engines.profiles import VersionProfile
+
+
+class SpecRequest(ScenarioRequest, frozen=True, forbid_unknown_fields=True):
+    """A request. In the step whose first new output has number p (from 0), `accept[p mod len]` drafts are right."""
+
+    accept: list[int] = msgspec.field(default_factory=list)
+
+
+class SpecScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A scenario with `k` drafts a step."""
+
+    name: str
+    method: Method
+    k: int
+    config: ScenarioConfig
+    max_steps: int
+    requests: list[SpecRequest]
+    lookahead_tokens: int | None = None
+    """What vLLM reserved; it follows from the method."""
+
+
+def read_spec_scenario(scenario: object, path: Path) -> SpecScenario:
+    """Check what a file holds; InvalidArgument names the file and the field at fault."""
+    try:
+        read = msgspec.convert(scenario, SpecScenario)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{path}: scenario: {error}") from error
+    for request in read.requests:
+        if not request.accept or min(request.accept) < 0:
+            raise InvalidArgument(f"{path}: request {request.id}: accept must be numbers of at least 0")
+    return read
+
+
+def run_spec_scenario(
+    scenario: SpecScenario, profile: VersionProfile, *, check: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The lines of the scenario's recording, one a step."""
+    speculation = SpeculativeConfig(method=scenario.method, num_speculative_tokens=scenario.k)
+    config = scenario.config
+    engine = Engine(
+        config.engine_config(profile, check=check, speculative_config=speculation), constant_timing(1.0, 1.0)
+    )
+    to_come = list(enumerate(scenario.requests))
+    finished = 0
+    for step in range(scenario.max_steps):
+        for index, request in to_come:
+            if request.arrival_step > step:
+                continue
+            identities, _ = blocks_of(request.tokens(index, config.max_model_len), config.block_size)
+            engine.submit(
+                request.id,
+                len(request.prompt_tokens()),
+                request.max_tokens,
+                identities,
+                priority=request.priority,
+                arrival_time=index if request.arrival_time is None else request.arrival_time,
+                eos_at=request.eos_at,
+                accepts=request.accept,
+            )
+        to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
+        engine.begin_step(step * STEP_NS)
+        effects = engine.end_step((step + 1) * STEP_NS)
+        if check:
+            engine.check()
+        finished += len(effects.finished)
+        name = engine.name
+        yield {
+            "step": step,
+            "scheduled": {name(r): tokens for r, tokens in engine.scheduled},
+            "drafts": {name(r): drafts for r, drafts in engine.drafts},
+            "cached": {name(r): cached for r, resumed, cached in engine.admitted if not resumed},
+            "emitted": {name(r): tokens for r, tokens in effects.tokens},
+            "running": [name(r) for r in engine.running],
+            "waiting": engine.num_waiting,
+            "free_after_schedule": engine.free_after_schedule,
+            "free_blocks": engine.free_blocks,
+        }
+        if finished == len(scenario.requests):
+            return

@@ -1,0 +1,72 @@
+"""Speculative decoding as vLLM does it: what a method asks of the scheduler, and how many drafts turn out right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.engines.profiles import VersionProfile
+
+Method = Literal["mtp", "eagle", "eagle3", "ngram", "draft_model"]
+
+DEFAULT_RATES = (0.85, 0.3)
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's `speculative_config`, and how often its drafts are right.
+
+    Every step that samples is followed by `num_speculative_tokens` drafts, which the next verifies: the step is charged
+    1 + k tokens and yields one and the drafts up to the first that is wrong. Draft i is right with probability
+    `accept_rates[i]` if those before it were (missing rates are 0), unless the request says itself how many are
+    accepted. Worker i draws from the stream `seed` + i.
+
+    mtp, eagle and eagle3 read hidden states, which the prefix cache does not hold: the last block of a hit is computed
+    again. They and draft_model write KV of the drafts, in blocks ahead of what is scheduled; ngram does not.
+    """
+
+    method: Method
+    num_speculative_tokens: int
+    accept_rates: tuple[float, ...] = DEFAULT_RATES
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens < 1:
+            raise ConfigError(
+                f"num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}; "
+                "leave speculative_config out for none"
+            )
+        for index, rate in enumerate(self.accept_rates):
+            if not 0 <= rate <= 1:
+                raise ConfigError(f"speculative_config.accept_rates[{index}] must be in [0, 1], got {rate}")
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"speculative_config.seed must be in 0 … 2^64−1, got {self.seed}")
+
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Whether the drafter needs the hidden states of the model."""
+        return self.method in ("mtp", "eagle", "eagle3")
+
+    def native(self, profile: VersionProfile, max_num_seqs: int | None) -> dict[str, Any]:
+        """The core's form of these settings under a version."""
+        own_slots = int(
+            self.method == "draft_model"
+        )  # the model's input keeps one token more than it is given
+        if own_slots and not profile.spec_slots_by_request and max_num_seqs is None:
+            raise ConfigError(
+                f"method draft_model: vLLM {profile.name} keeps a slot for each of max_num_seqs; give it"
+            )
+        return {
+            "tokens": self.num_speculative_tokens,
+            "lookahead": 0 if self.method == "ngram" else self.num_speculative_tokens,
+            "draft_slots": own_slots if profile.spec_slots_by_request else 0,
+            "reserved_slots": 0 if profile.spec_slots_by_request else own_slots * (max_num_seqs or 0),
+            "drops_last_hit": self.reads_hidden_states,
+            "pads_admissions": profile.spec_pads_admissions,
+            "admission_lookahead": profile.spec_admission_lookahead,
+            "accept_rates": list(self.accept_rates[: self.num_speculative_tokens]),
+            "seed": self.seed,
+        }
