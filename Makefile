@@ -20,11 +20,12 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint conformance sanitize interop bench soak clients-ci clean
+.PHONY: help demo test torch lint conformance sanitize interop bench soak clients-ci clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
 	@echo 'make test      the test suite'
+	@echo 'make torch     PyTorch for the tests of the real engine, which are skipped without it'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make conformance  every recorded schedule of vLLM, step by step, as a table'
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
@@ -42,6 +43,9 @@ demo: .venv/installed
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto
+
+# What the tests of the real engine want; without it they are skipped.
+torch: .venv/installed-torch
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -112,6 +116,12 @@ clean:
 	@$(@D)/bin/python $(PIP_INSTALL) ai-dynamo-runtime==1.6.1
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
 	  "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
+	@touch $@
+
+.venv/installed-torch: .venv/created
+	@echo 'installing PyTorch'
+	@$(BIN)/python $(PIP_INSTALL) torch==2.13.0
+	@$(BIN)/python $(PIP_INSTALL) safetensors transformers triton
 	@touch $@
 
 .venv-sanitize/installed: WERROR = ON
