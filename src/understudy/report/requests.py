@@ -47,7 +47,7 @@ def write_requests(report: Report, path: str | PathLike[str]) -> None:
 def request_frame(report: Report) -> Any:
     """A pandas DataFrame of the same rows. ConfigError where pandas is not there."""
     try:
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise ConfigError("to_pandas needs pandas: pip install pandas") from error
     return pd.DataFrame(_rows_as_columns(report, slice(0, len(report.columns))))
