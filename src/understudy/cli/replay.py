@@ -127,6 +127,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay, then print and write what was asked for."""
     import time
+    from dataclasses import replace
 
     from understudy.api import replay
     from understudy.errors import InvalidArgument
@@ -170,6 +171,8 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     report = report.with_run(workload=args.trace.name, wall_time_s=time.perf_counter() - started)
+    if (without := report.without_tiers) is not None:
+        report = replace(report, without_tiers=without.with_run(workload=f"{args.trace.name} without tiers"))
     if args.json:
         report.to_json(args.json)
     if args.requests_jsonl:

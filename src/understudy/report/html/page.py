@@ -12,6 +12,7 @@ from understudy import __version__
 from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
+from understudy.report.html.phase_chart import where_time_goes
 from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
 from understudy.report.html.tier_charts import tier_cards
 from understudy.report.html.tier_tables import tier_tables
@@ -95,6 +96,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
     balance = worker_balance(report)
     hits = charts.prefix_hits(report, baseline, "half" if balance is not None else "full")
     rest = [
+        where_time_goes(report, baseline),
         charts.ttft_over_time(report),
         charts.running_waiting(report),
         charts.kv_usage(report),

@@ -41,7 +41,7 @@ button {
 }
 button:hover { color: var(--ink); }
 .verdicts { list-style: none; margin: 0 0 12px; padding: 10px 16px; background: var(--card); border-radius: 8px;
-  border-left: 4px solid #d9480f; }
+  border-left: 4px solid var(--bad); }
 .verdicts li { margin: 4px 0; } .verdicts .note { color: var(--soft); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(260px, 1fr)); gap: 12px; margin-bottom: 12px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; min-width: 0; }

@@ -32,7 +32,8 @@ def tiles(report: Report, baseline: Report | None) -> str:
     others = _tiles(baseline) if baseline is not None else {}
     out = []
     for name, tile in _tiles(report).items():
-        delta = change(tile.number, others[name].number, tile.better) if name in others else ""
+        compare = points if tile.value.endswith("%") else change
+        delta = compare(tile.number, others[name].number, tile.better) if name in others else ""
         unit = f" <small>{escape(tile.unit)}</small>" if tile.unit else ""
         out.append(
             f'<div class="tile"><div class="what">{escape(tile.what)}</div>'
@@ -52,6 +53,18 @@ def change(now: float, before: float, better: int = 0) -> str:
     sign = "+" if share > 0 else "−"
     style = "" if better == 0 else " good" if share * better > 0 else " bad"
     return f'<span class="delta{style}">{sign}{abs(100 * share):,.1f} %</span>'
+
+
+def points(now: float, before: float, better: int = 0) -> str:
+    """The same of two ratios, in points: a share of a share would mislead."""
+    if math.isnan(now) or math.isnan(before):
+        return ""
+    difference = 100 * (now - before)
+    if abs(difference) < 0.05:
+        return '<span class="delta">± 0 points</span>'
+    sign = "+" if difference > 0 else "−"
+    style = "" if better == 0 else " good" if difference * better > 0 else " bad"
+    return f'<span class="delta{style}">{sign}{abs(difference):,.1f} points</span>'
 
 
 def _tiles(report: Report) -> dict[str, Tile]:
