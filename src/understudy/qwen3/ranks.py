@@ -1,0 +1,182 @@
+"""Tensor parallelism: one process a rank, one manager for all. Ranks know views, and nothing about requests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from understudy.errors import UnderstudyError, WrongState
+from understudy.qwen3.buffer import KvBuffer
+from understudy.qwen3.executor import Computed, Step, TorchExecutor
+
+if TYPE_CHECKING:
+    from understudy.qwen3.config import Qwen3Config
+
+
+class RankFailed(UnderstudyError):
+    """A rank raised, died or did not answer in time. The message says which; the step did not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSettings:
+    """What every rank is told when it starts."""
+
+    config: Qwen3Config
+    ranks: int
+    page_size: int
+    num_blocks: int
+    device: str = "cpu"
+    backend: str | None = None
+    folder: str | None = None
+    random_weights: int | None = None
+    deadline_s: float = 60.0
+
+
+class RankedExecutor:
+    """See `Executor`. The same step goes to every rank; the first one's tokens count, once all have answered.
+
+    A rank that fails takes the others along, since they may wait for it in a sum: every later step is refused.
+    """
+
+    def __init__(self, settings: RankSettings) -> None:
+        settings.config.shard(settings.ranks)  # refuses what does not divide, before a process is started
+        self.settings = settings
+        self._folder = tempfile.TemporaryDirectory(prefix="understudy-ranks-")
+        spawn = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection[Any, Any]] = []
+        self._processes = []
+        for rank in range(settings.ranks):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(
+                target=_serve, args=(settings, rank, theirs, f"{self._folder.name}/meeting"), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._closed = False
+        self._broken = ""
+        try:
+            self._answers("did not start")
+        except RankFailed:
+            self.close()
+            raise
+
+    def begin(self, step: Step) -> None:
+        if self._broken or self._closed:
+            raise WrongState(f"the ranks are gone ({self._broken or 'closed'}); build the engine anew")
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send(step)
+            except OSError as error:
+                raise self._fail(f"rank {rank} has died") from error
+
+    def finish(self) -> Computed:
+        computed = self._answers("did not answer")[0]
+        assert isinstance(computed, Computed)
+        return computed
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for pipe in self._pipes:
+            pipe.close()  # a rank that reads finds the end and leaves
+        for process in self._processes:
+            process.join(timeout=5 if not self._broken else 0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def _answers(self, what: str) -> list[object]:
+        """One of each rank, within the deadline; all are given up when one fails."""
+        answers: dict[int, object] = {}
+        while len(answers) < len(self._pipes):
+            open_ones = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
+            ready = wait(open_ones, self.settings.deadline_s)
+            if not ready:
+                late = next(rank for rank in range(len(self._pipes)) if rank not in answers)
+                raise self._fail(f"rank {late} {what} within {self.settings.deadline_s:g} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = self._pipes.index(pipe)
+                try:
+                    answer = pipe.recv()
+                except (EOFError, OSError) as error:
+                    raise self._fail(f"rank {rank} has died") from error
+                if isinstance(answer, str):
+                    raise self._fail(f"rank {rank}: {answer}")
+                answers[rank] = answer
+        return [answers[rank] for rank in range(len(self._pipes))]
+
+    def _fail(self, why: str) -> RankFailed:
+        self._broken = why
+        for process in self._processes:
+            process.kill()
+        return RankFailed(why)
+
+
+def _serve(settings: RankSettings, rank: int, pipe: Connection[Any, Any], meeting: str) -> None:
+    """The life of a rank: load a shard, then one answer for every step."""
+    try:
+        executor = _start(settings, rank, meeting)
+        pipe.send(True)
+    except Exception as error:  # told to who can do something about it
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    while True:
+        try:
+            step = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            executor.begin(step)
+            pipe.send(executor.finish() if rank == 0 else True)
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _start(settings: RankSettings, rank: int, meeting: str) -> TorchExecutor:
+    from understudy.qwen3.build import make_backend
+    from understudy.qwen3.weights import load_weights, random_weights
+
+    cuda = settings.device == "cuda"
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=Path(meeting).as_uri(),
+        rank=rank,
+        world_size=settings.ranks,
+        timeout=timedelta(seconds=settings.deadline_s),
+    )
+    config, ranks = settings.config, settings.ranks
+    if settings.random_weights is not None:
+        weights = random_weights(config, settings.random_weights, device, rank=rank, ranks=ranks)
+    else:
+        assert settings.folder is not None, "a folder or a seed"
+        weights = load_weights(config, settings.folder, device, rank=rank, ranks=ranks)
+    layout = config.layout(settings.page_size).shard(ranks)
+    buffer = KvBuffer(settings.num_blocks, layout, getattr(torch, config.dtype), device)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x
+
+    return TorchExecutor(
+        weights, buffer, make_backend(config.shard(ranks), device, settings.backend), reduce=total
+    )
