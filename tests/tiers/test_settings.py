@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.kv import BlockManager, EvictionPolicy, Tier
+from understudy.kv import BUILT_IN_POLICIES, BlockManager, EvictionPolicy, Tier
 from understudy.tiers import Links, PlannedLink, TierPlan, TiersConfig, take_dynamo_names
-from understudy.tiers.settings import POLICIES, OffloadSettings
+from understudy.tiers.settings import OffloadSettings
 from understudy.tiers.sizes import parse_bytes
 
 
@@ -131,12 +131,12 @@ def test_every_planned_link_is_one_that_the_core_takes() -> None:
 
 
 def test_the_policies_are_those_of_the_block_manager() -> None:
-    for name in POLICIES:
+    for name in BUILT_IN_POLICIES:
         BlockManager(2, policy=name)  # type: ignore[arg-type]
         assert plan(tiers=[{"tier": "g2", "blocks": 1, "eviction": name}], kv_bytes_per_token=1)
     with pytest.raises(ConfigError) as refusal:
         BlockManager(2, policy="nonsense")  # type: ignore[arg-type]
-    assert f"choose one of {', '.join(POLICIES)}, or" in str(refusal.value)
+    assert f"choose one of {', '.join(BUILT_IN_POLICIES)}, or" in str(refusal.value)
 
 
 def test_a_policy_may_be_a_class_but_not_one_object_for_all_workers() -> None:

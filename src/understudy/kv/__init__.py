@@ -16,11 +16,12 @@ from understudy._core import (
 )
 from understudy.kv.cache_manager import KvCacheManager
 from understudy.kv.layout import KvLayout
-from understudy.kv.policy import EvictionPolicy
+from understudy.kv.policy import BUILT_IN_POLICIES, EvictionPolicy
 from understudy.kv.request import RequestKv
 from understudy.kv.view import KvView, KvViewDesc
 
 __all__ = [
+    "BUILT_IN_POLICIES",
     "BlockGuard",
     "BlockManager",
     "BlockStore",

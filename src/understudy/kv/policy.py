@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+BUILT_IN_POLICIES = ("lineage", "lineage_fifo", "lru", "multi_lru", "fifo", "vllm", "vllm_append")
+"""By name, for the embeddable manager and every tier. Those that run the simulated `kvbm` pool are fewer:
+`VllmConfig.eviction_policy`."""
+
+
 class EvictionPolicy(ABC):
     """Owns one order over all unreferenced blocks of a pool, cached or empty, and says which go next.
 

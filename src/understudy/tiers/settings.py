@@ -9,11 +9,11 @@ import msgspec
 
 from understudy.checks import read_as
 from understudy.errors import ConfigError
+from understudy.kv.policy import BUILT_IN_POLICIES
 from understudy.tiers.sizes import parse_bytes
 
 TierName = Literal["g2", "g3", "g4"]
 Gbps = float | Literal["inf"]
-POLICIES = ("lineage", "lineage_fifo", "lru", "multi_lru", "fifo", "vllm", "vllm_append")
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,9 +73,10 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.bytes is not None:
             msgspec.structs.force_setattr(self, "bytes", parse_bytes(f"{self.tier}: bytes", self.bytes))
         if isinstance(self.eviction, str):
-            if self.eviction not in POLICIES:
+            if self.eviction not in BUILT_IN_POLICIES:
                 raise ConfigError(
-                    f"{self.tier}: eviction {self.eviction!r} is not known; choose one of {', '.join(POLICIES)}, "
+                    f"{self.tier}: eviction {self.eviction!r} is not known; choose one of "
+                    f"{', '.join(BUILT_IN_POLICIES)}, "
                     "or pass a class that makes an EvictionPolicy"
                 )
         elif not callable(self.eviction):
