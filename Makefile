@@ -3,6 +3,7 @@
 PYTHON ?= python3
 WERROR ?= OFF  # ON: a compiler warning in core/ fails the build
 SANITIZE_CXX ?= g++
+CLANG ?= clang++
 SOAK_OPS ?= 1000000
 SOAK_SECONDS ?= 3600
 # What exercises the core; pure Python (report, workload, the reference models) has nothing to sanitize.
@@ -20,7 +21,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torch lint conformance sanitize interop bench soak clients-ci clean
+.PHONY: help demo test torch lint conformance sanitize clang mutants interop bench soak clients-ci clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
@@ -30,6 +31,8 @@ help:
 	@echo 'make conformance  every recorded schedule of vLLM, step by step, as a table'
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop   our events read by Dynamo'"'"'s own router, in an environment of its own'
+	@echo 'make clang     the core compiled by clang, warnings as errors (CLANG=clang++-16 names another one)'
+	@echo 'make mutants   one-line faults put into the core, each of which a test must notice (a minute each)'
 	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
 	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations, and SOAK_SECONDS=$(SOAK_SECONDS) of scenarios'
 	@echo 'make clients-ci  openai and aiperf, unmodified, against a live server'
@@ -67,6 +70,16 @@ sanitize: .venv-sanitize/installed
 # Dynamo has wishes of its own about packages: it sees ours, and ours does not see it.
 interop: .venv/installed-dev .venv-interop/installed
 	DYN_LOG=error .venv-interop/bin/python -m pytest -p no:cacheprovider tests/interop
+
+# GCC builds what is tested; this says that clang can. 14 and 16 are known to.
+clang: .venv/created
+	@command -v $(CLANG) > /dev/null || { echo 'make clang needs $(CLANG) (Debian and Ubuntu: apt-get install clang)'; exit 1; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/clang -DCMAKE_CXX_COMPILER=$(CLANG) -DUNDERSTUDY_WERROR=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python > /dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/clang --target understudy_core --parallel
+
+mutants: .venv/installed-dev
+	$(BIN)/python tests/mutants.py
 
 # replay_vs_dynamo.py installs its peer and wants a trace: it is run by hand.
 bench: .venv/installed-dev

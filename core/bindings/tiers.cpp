@@ -128,6 +128,15 @@ void bind_tiers(nb::module_& m) {
            "exclusive"_a = false, "min_reuse"_a = 0, "offload_filter"_a.none() = nb::none(),
            "offload_batch_size"_a = 32, "onboard_preempted"_a = true, "recompute_fallback"_a = true,
            "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none());
+  nb::class_<TransferEstimate>(m, "TransferEstimate",
+                               "How long a transfer takes in ns, beside those that are under way when it starts.")
+      .def(nb::init<const TierConfig&>(), "config"_a, nb::keep_alive<1, 2>())
+      .def("copy_ns", &TransferEstimate::copy_ns, "num_bytes"_a, "copies"_a, "Device to host.")
+      .def("lower_copy_ns", &TransferEstimate::lower_copy_ns, "tier"_a, "num_bytes"_a, "copies"_a,
+           "Host to a shared tier.")
+      .def("stage_ns", &TransferEstimate::stage_ns, "tier"_a, "num_bytes"_a, "loads"_a, "copies"_a,
+           "A shared tier to the host.")
+      .def("load_ns", &TransferEstimate::load_ns, "num_bytes"_a, "loads"_a, "copies"_a, "Host to device.");
   TurnClass<TierRun>(m, "TierRun",
                      "What the workers of a run share: links and the tiers below the host. One call at a time, theirs "
                      "included: WrongState.")

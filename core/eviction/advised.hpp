@@ -1,7 +1,6 @@
 // The order of a pool whose policy lives outside the lock: membership, and what the advisor has yet to be told.
 #pragma once
 
-#include <ranges>
 #include <unordered_map>
 
 #include "eviction/policy.hpp"
@@ -38,7 +37,8 @@ class AdvisedOrder final : public EvictionPolicy {
     return out;
   }
   void untold(std::span<const PolicyChange> changes) {
-    for (const PolicyChange& change : changes | std::views::reverse) known_[change.slot - space_.first] = !change.freed;
+    for (auto change = changes.rbegin(); change != changes.rend(); ++change)
+      known_[change->slot - space_.first] = !change->freed;
     changes_.insert(changes_.begin(), changes.begin(), changes.end());
   }
   bool has_pending() const noexcept { return !changes_.empty(); }

@@ -1,8 +1,6 @@
 // vLLM's free list: one queue over empty and cached slots alike.
 #pragma once
 
-#include <ranges>
-
 #include "eviction/policy.hpp"
 #include "eviction/slot_queue.hpp"
 
@@ -25,13 +23,13 @@ class VllmOrder final : public EvictionPolicy {
         in_front = i + 1;
       }
     }
-    for (const SlotId id : slots.first(in_front) | std::views::reverse) {
-      if (slots_[id].state != SlotState::Inactive) queue_.push_front(id);
+    for (std::size_t i = in_front; i > 0; --i) {
+      if (slots_[slots[i - 1]].state != SlotState::Inactive) queue_.push_front(slots[i - 1]);
     }
   }
   void give_back(std::span<const SlotId> slots) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
-    for (const SlotId id : slots | std::views::reverse) queue_.push_front(id);
+    for (std::size_t i = slots.size(); i > 0; --i) queue_.push_front(slots[i - 1]);
   }
   void remove(SlotId id) override {
     queue_.remove(id);

@@ -177,6 +177,8 @@ class BlockStore final : public Residency {
   std::size_t num_events() const;                                        // not drained yet
   std::size_t num_hashes() const override;                               // distinct, over all tiers
   std::vector<BlockIdentity> resident(std::size_t pool) const override;  // each hash once. O(slots)
+  // The same, of which somebody references a copy (`active`) or nobody any. O(slots)
+  std::vector<BlockIdentity> resident(std::size_t pool, bool active) const;
   std::vector<SlotId> eviction_order(std::size_t pool, std::size_t limit) const;
   unsigned frequency(const LineageHash& lineage) const;
   std::size_t memory_bytes() const;

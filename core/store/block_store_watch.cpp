@@ -76,6 +76,23 @@ std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index) const {
   return out;
 }
 
+std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index, bool active) const {
+  const Lock lock(*this);
+  const Pool& pool = *pools_[pool_index];
+  std::vector<BlockIdentity> out;
+  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
+    const Slot& slot = slots_[id];
+    if (!slot.registered() || (slot.twinned && pool.map.find(slot.lineage) != id)) continue;
+    bool referenced = slot.refs > 0;
+    if (slot.twinned) {
+      for (SlotId copy = details_[id].twin_next; copy != id; copy = details_[copy].twin_next)
+        referenced = referenced || slots_[copy].refs > 0;
+    }
+    if (referenced == active) out.push_back(identity(id));
+  }
+  return out;
+}
+
 std::vector<SlotId> BlockStore::eviction_order(std::size_t pool_index, std::size_t limit) const {
   const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];

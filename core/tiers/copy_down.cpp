@@ -34,6 +34,7 @@ WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::spa
     if (out.size() > available) {
       if (out.size() > available + held_) return Room::Short;
       wait_for_held(who, now_ns, out.size() - available);
+      if (who != kNobody) ++totals_.room_waits;
       return Room::Wait;
     }
     const std::uint64_t held_before = held_;
@@ -56,7 +57,12 @@ WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::spa
     }
     // What left at once makes room at once, in front of everything else.
     hub().run_until(now_ns);
-    if (who == kNobody ? held_ > held_before : waiting(who)) return Room::Wait;
+    if (who == kNobody) {
+      if (held_ > held_before) return Room::Wait;
+    } else if (waiting(who)) {
+      ++totals_.room_waits;
+      return Room::Wait;
+    }
   }
 }
 
@@ -103,7 +109,6 @@ bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> 
   store_.give_back(kG1, rest_);
   set_held(held_ + evicted_.size(), now_ns);
   g1_references_ += evicted_.size();
-  ++totals_.room_waits;
   make_copies(now_ns, true, who, evicted_slots_, evicted_);
   return true;
 }
@@ -250,9 +255,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who, 
     keep(copy.from, slots);
     keep(copy.to, to);
     if (!run_.shared().empty()) keep(copy.blocks, blocks);
-    copy.eta_ns =
-        now_ns + config_.host.down.fixed_ns +
-        config_.host.flow_ns(config_.host.down, count * config_.bytes_per_block, copying_ + queued_.size() + 1, 0);
+    copy.eta_ns = now_ns + estimate_.copy_ns(count * config_.bytes_per_block, copying_ + queued_.size());
     for (const SlotId slot : copy.to) copy_of_[slot] = index;
     wait_for(who, now_ns, copy);
     queued_.push_back(index);
@@ -314,13 +317,9 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     SharedTier& shared = *run_.shared()[tier];
     std::vector<BlockIdentity> wanted(blocks.begin(), blocks.end());
-    const std::uint64_t bytes = wanted.size() * config_.bytes_per_block;
-    const WayConfig& worker = shared.config().worker;
-    const WayConfig& backend = shared.config().backend;
-    const std::uint64_t sharers = 1 + copying_lower_[tier];
     const std::int64_t eta_ns =
-        now_ns + worker.down.fixed_ns + backend.down.fixed_ns +
-        std::max(worker.flow_ns(worker.down, bytes, sharers, 0), backend.flow_ns(backend.down, bytes, sharers, 0));
+        now_ns +
+        estimate_.lower_copy_ns(shared.config(), wanted.size() * config_.bytes_per_block, copying_lower_[tier]);
     const std::vector<SlotId> to = shared.expect(wanted, now_ns, eta_ns);
     std::vector<SlotId> from;
     for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {

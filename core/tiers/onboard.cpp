@@ -124,17 +124,10 @@ std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
   for (std::size_t tier = 0; tier < staged.size(); ++tier) {
     if (staged[tier] == 0) continue;
     SharedTier& shared = *run_.shared()[tier];
-    const std::uint64_t bytes = staged[tier] * config_.bytes_per_block;
-    const WayConfig& worker = shared.config().worker;
-    const WayConfig& backend = shared.config().backend;
-    const std::uint64_t copies = config_.demand_first ? 0 : copying_lower_[tier];
-    const std::int64_t flow_ns = std::max(worker.flow_ns(worker.up, bytes, 1, copies),
-                                          backend.flow_ns(backend.up, bytes, 1 + shared.loads_under_way(), copies));
-    stage_ns = std::max(stage_ns, worker.up.fixed_ns + backend.up.fixed_ns + flow_ns);
+    stage_ns = std::max(stage_ns, estimate_.stage_ns(shared.config(), staged[tier] * config_.bytes_per_block,
+                                                     shared.loads_under_way(), copying_lower_[tier]));
   }
-  const std::int64_t load_ns =
-      config_.host.up.fixed_ns + config_.host.flow_ns(config_.host.up, blocks * config_.bytes_per_block,
-                                                      1 + loading_now_, config_.demand_first ? 0 : copying_);
+  const std::int64_t load_ns = estimate_.load_ns(blocks * config_.bytes_per_block, loading_now_, copying_);
   return std::max(joined_ns, ready_ns + stage_ns + load_ns);
 }
 

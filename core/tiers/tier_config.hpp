@@ -1,8 +1,6 @@
 // What the tiers below the device are, how fast they are reached, and what goes there.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -39,23 +37,11 @@ struct LinkSettings {
   std::int64_t fixed_ns = 0;                                        // per transfer, before its bytes flow
 };
 
-// What `bytes` take at an equal share among `sharers`; nothing where bandwidth has no limit.
-inline std::int64_t flow_ns(double bandwidth_gbps, std::uint64_t bytes, std::uint64_t sharers) {
-  return std::llround(std::ceil(static_cast<double>(bytes) * static_cast<double>(sharers) / bandwidth_gbps));
-}
-
 // The way to a tier and back.
 struct WayConfig {
   LinkSettings down;
   LinkSettings up;
   double duplex_gbps = std::numeric_limits<double>::infinity();  // both directions together
-
-  // The same in one direction, among `sharers` of that and `across` of the other.
-  std::int64_t flow_ns(const LinkSettings& link, std::uint64_t bytes, std::uint64_t sharers,
-                       std::uint64_t across) const {
-    return std::max(understudy::flow_ns(link.bandwidth_gbps, bytes, sharers),
-                    understudy::flow_ns(duplex_gbps, bytes, sharers + across));
-  }
 };
 
 inline constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();

@@ -16,6 +16,7 @@
 #include "tiers/in_flight.hpp"
 #include "tiers/shared_tier.hpp"
 #include "tiers/tier_config.hpp"
+#include "tiers/transfer_estimate.hpp"
 #include "tiers/transfer_hub.hpp"
 
 namespace understudy {
@@ -139,7 +140,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   bool idle() const noexcept;
   std::uint64_t landings() const noexcept { return landings_; }  // of its transfers, so far
   const TierTotals& totals() const noexcept { return totals_; }
-  const std::vector<std::int64_t>& onboard_ns() const noexcept { return onboard_ns_; }  // of each load that ended
+  // How long each load took that ended, failed ones included.
+  const std::vector<std::int64_t>& onboard_ns() const noexcept { return onboard_ns_; }
   void check() const;
 
   // ── Called by transfers ──
@@ -275,6 +277,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   }
 
   TierConfig config_;
+  TransferEstimate estimate_{config_};
   BlockStore& store_;
   TierRun& run_;
   std::function<void(std::int64_t)> on_change_;
