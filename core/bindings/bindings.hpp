@@ -21,6 +21,7 @@ void bind_forward_pass(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
 void bind_kv_manager(nanobind::module_& m);
 void bind_prefix_index(nanobind::module_& m);
+void bind_router(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 
 }  // namespace understudy

@@ -12,6 +12,7 @@
 #include "replay/fleet.hpp"
 #include "replay/plain_rows.hpp"
 #include "replay/trace_identities.hpp"
+#include "router.hpp"
 
 namespace understudy {
 
@@ -28,13 +29,6 @@ std::span<const T> view(const Column<T>& column, std::size_t rows, const char* n
     throw Error(ErrorKind::InvalidArgument, name, " has ", column.size(), " rows, expected ", rows);
   }
   return {column.data(), column.size()};
-}
-
-Routing read_routing(const std::string& name) {
-  if (name == "round_robin") return Routing::RoundRobin;
-  if (name == "random") return Routing::Random;
-  if (name == "least_loaded") return Routing::LeastLoaded;
-  throw Error(ErrorKind::ConfigError, "routing must be round_robin, random or least_loaded; got '", name, "'");
 }
 
 // Offsets and links are followed without further checks, so they are checked here.
@@ -81,17 +75,16 @@ void check_offsets(std::span<const std::int64_t> offsets, std::size_t end, const
   }
 }
 
-FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Column<std::int64_t> arrival_ns,
+FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t> arrival_ns,
                       Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens,
                       Column<std::int32_t> max_tokens, Column<std::int32_t> priority, Column<std::int32_t> turn,
                       Column<std::int64_t> next_turn, Column<std::int64_t> delay_ns, Column<std::int64_t> hash_offsets,
                       Column<std::uint32_t> hash_ids, Column<bool> output_in_next,
                       Column<std::int64_t> output_token_offsets, Column<std::uint32_t> output_token_ids,
-                      nb::handle trace_block_size, nb::handle workers, const std::string& routing, nb::handle seed,
-                      nb::handle concurrency, nb::handle threads, bool leaping, bool check, nb::object progress,
+                      nb::handle trace_block_size, nb::handle routing, nb::handle seed, nb::handle concurrency,
+                      nb::handle threads, bool leaping, bool check, nb::object progress,
                       Column<std::int64_t> queue_order, const std::vector<std::string>& names, nb::handle lockstep_ns,
-                      nb::object on_step, const TierConfig* tiers,
-                      std::optional<Column<std::int64_t>> accepted_draft_offsets,
+                      nb::object on_step, std::optional<Column<std::int64_t>> accepted_draft_offsets,
                       std::optional<Column<std::uint32_t>> accepted_drafts) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
@@ -125,12 +118,8 @@ FleetResult run_fleet(const EngineConfig& engine, const StepTiming& timing, Colu
   workload.names = names;
 
   FleetConfig config;
-  config.engine = engine;
-  config.timing = timing;
-  if (tiers != nullptr) config.tiers = *tiers;
-  config.num_workers = static_cast<std::uint32_t>(read_uint(workers, "workers", 1u << 20));
-  config.routing = read_routing(routing);
-  config.seed = read_uint(seed, "seed");
+  config.pools = pools;
+  config.router = read_router(routing, read_uint(seed, "seed"));
   config.concurrency = static_cast<std::uint32_t>(read_uint(concurrency, "concurrency", 0xFFFFFFFFu));
   config.leaping = leaping;
   config.check = check;
@@ -292,18 +281,27 @@ void bind_replay(nb::module_& m) {
       .def_ro("drafted_tokens", &FleetResult::drafted_tokens)
       .def_ro("accepted_tokens", &FleetResult::accepted_tokens);
 
+  nb::class_<WorkerPool>(m, "Pool", "Workers that are alike.")
+      .def(
+          "__init__",
+          [](WorkerPool* self, const EngineConfig& engine, const StepTiming& timing, nb::handle workers,
+             const TierConfig* tiers, const std::string& name) {
+            const auto count = static_cast<std::uint32_t>(read_uint(workers, "workers", 0xFFFFFFFFu));
+            new (self) WorkerPool{name, engine, timing, tiers == nullptr ? std::nullopt : std::optional(*tiers), count};
+          },
+          nb::kw_only(), "engine"_a, "timing"_a, "workers"_a = 1, "tiers"_a.none() = nb::none(), "name"_a = "workers");
+
   m.def("read_plain_rows", &plain_rows, "lines"_a,
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
         "else None.");
 
-  m.def("run_fleet", &run_fleet, nb::kw_only(), "engine"_a, "timing"_a, "arrival_ns"_a, "prompt_tokens"_a,
-        "output_tokens"_a, "max_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a,
-        "hash_ids"_a, "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a,
-        "workers"_a = 1, "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1,
-        "leaping"_a = true, "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a,
-        "lockstep_ns"_a = 0, "on_step"_a.none() = nb::none(), "tiers"_a.none() = nb::none(),
-        "accepted_draft_offsets"_a.none() = nb::none(), "accepted_drafts"_a.none() = nb::none(),
-        "Replay a workload through a fleet of simulated workers.");
+  m.def("run_fleet", &run_fleet, nb::kw_only(), "pools"_a, "arrival_ns"_a, "prompt_tokens"_a, "output_tokens"_a,
+        "max_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,
+        "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a,
+        "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
+        "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
+        "on_step"_a.none() = nb::none(), "accepted_draft_offsets"_a.none() = nb::none(),
+        "accepted_drafts"_a.none() = nb::none(), "Replay a workload through a fleet of simulated workers.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a,
         "Identities of the first `count` blocks of a trace row, as a fleet sees them.");

@@ -89,6 +89,7 @@ void make_tiers(TierConfig* self, nb::handle bytes_per_block, nb::handle g2_bloc
   config.bytes_per_block = read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 40);
   config.g2_blocks = read_uint(g2_blocks, "g2_blocks", BlockStore::kMaxBlocks);
   config.g2_policy = read_policy_maker(g2_policy);
+  config.g2_policy_is_users = !nb::isinstance<nb::str>(g2_policy);
   config.host = host;
   config.offload_concurrency = read_concurrency(offload_concurrency);
   config.demand_first = demand_first;

@@ -55,6 +55,12 @@ InterpolatedTiming::InterpolatedTiming(std::vector<double> prefill_isl, std::vec
   check_axis(decode_context_, "decode_context_length");
   check_values(prefill_ttft_ms_, prefill_isl_.size(), "prefill_ttft_ms");
   check_values(decode_itl_ms_, decode_active_kv_.size() * decode_context_.size(), "decode_itl");
+  const std::size_t columns = decode_context_.size();
+  for (std::size_t i = 0; i < decode_itl_ms_.size(); ++i) {
+    const bool rises = (i % columns == 0 || decode_itl_ms_[i] >= decode_itl_ms_[i - 1]) &&
+                       (i < columns || decode_itl_ms_[i] >= decode_itl_ms_[i - columns]);
+    rises_ = rises_ && rises;
+  }
 }
 
 double InterpolatedTiming::prefill_ms(std::uint64_t requests, std::uint64_t mean_input,

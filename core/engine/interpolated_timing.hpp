@@ -21,6 +21,10 @@ class InterpolatedTiming final : public TimingModel {
   double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const override;
   double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                    std::uint64_t capacity_tokens) const override;
+  double least_decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
+                         std::uint64_t capacity_tokens) const override {
+    return rises_ ? decode_ms(requests, context_tokens, mean_context, capacity_tokens) : 1.0;
+  }
 
  private:
   std::vector<double> prefill_isl_;
@@ -28,6 +32,7 @@ class InterpolatedTiming final : public TimingModel {
   std::vector<double> decode_active_kv_;
   std::vector<double> decode_context_;
   std::vector<double> decode_itl_ms_;
+  bool rises_ = true;  // decode, along both axes
 };
 
 }  // namespace understudy

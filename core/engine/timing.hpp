@@ -25,6 +25,8 @@ class TimingModel {
   virtual double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const = 0;
   virtual double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                            std::uint64_t capacity_tokens) const = 0;
+  // What every step takes whose decode part is at least this, or 0 where nobody can tell.
+  virtual double least_decode_ms(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t) const { return 0; }
 };
 
 // The mocker's default: prefill quadratic in new tokens, decode quadratic in KV utilisation.
@@ -41,6 +43,11 @@ class PolynomialTiming final : public TimingModel {
                          : std::fmin(1.0, static_cast<double>(context_tokens) / static_cast<double>(capacity_tokens));
     return std::fmax(1.0, -25.74 * u * u + 54.01 * u + 5.74);
   }
+  // It rises with utilisation all the way to 1.
+  double least_decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
+                         std::uint64_t capacity_tokens) const override {
+    return decode_ms(requests, context_tokens, mean_context, capacity_tokens);
+  }
 };
 
 class ConstantTiming final : public TimingModel {
@@ -48,6 +55,7 @@ class ConstantTiming final : public TimingModel {
   ConstantTiming(double prefill, double decode) : prefill_(prefill), decode_(decode) {}
   double prefill_ms(std::uint64_t, std::uint64_t, std::uint64_t) const override { return prefill_; }
   double decode_ms(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t) const override { return decode_; }
+  double least_decode_ms(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t) const override { return decode_; }
 
  private:
   double prefill_;
@@ -73,6 +81,15 @@ struct StepTiming {
                     (speedup_ratio * decode_speedup_ratio));
     }
     return std::llround(ms * 1e6);
+  }
+
+  // No step is shorter that decodes at least so many requests with so much context, and this mean of it; the last
+  // digit of a double may say otherwise, hence the nanosecond.
+  std::int64_t least_ns(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
+                        std::uint64_t capacity_tokens) const {
+    const double ms = model->least_decode_ms(requests, context_tokens, mean_context, capacity_tokens) /
+                      (speedup_ratio * decode_speedup_ratio);
+    return ms > 0 && ms < 4e12 ? std::llround(ms * 1e6) - 1 : 0;
   }
 
  private:

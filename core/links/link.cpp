@@ -105,14 +105,17 @@ LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority)
   if (path.size() == 1 && known) return *known;
   std::array<LinkFlow::PortId, 4> ports{};
   std::size_t num_ports = 0;
+  std::size_t num_own = 0;
   for (const LinkId id : path) {
     ports[num_ports++] = links_[id].port;
     if (const std::optional<DuplexId>& duplex = links_[id].duplex) {
       const LinkFlow::PortId cap = duplexes_[*duplex];
       if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links are under it
     }
+    if (num_own == 0) num_own = num_ports;
   }
-  const LinkFlow::LaneId lane = flow_.lane(path, std::span(ports).first(num_ports), priority);
+  const std::span<const LinkFlow::PortId> all = std::span(ports).first(num_ports);
+  const LinkFlow::LaneId lane = flow_.lane(path, all.first(num_own), all.subspan(num_own), priority);
   if (path.size() == 1) known = lane;
   return lane;
 }
@@ -166,11 +169,19 @@ LinkUsage Links::usage(LinkId id) const {
   LinkFlow::Tick busy = port.busy_ticks;
   if (port.flowing[0] + port.flowing[1] > 0) busy += now - port.busy_since;
   usage.busy_ns = static_cast<std::int64_t>(busy >> LinkFlow::kTickBits);
-  for (const LinkFlow::LaneId lane_id : port.lanes) {
-    const LinkFlow::Lane& lane = flow_.lane_at(lane_id);
-    const LinkFlow::Wide units = LinkFlow::moving(lane, now) * lane.members.size();
-    if (units > 0) usage.spread(ns_of(lane.settled_at), ns_of(now), bytes_of(units));
-  }
+  class Spread final : public LinkFlow::Listener {
+   public:
+    explicit Spread(LinkUsage& usage) : usage_(usage) {}
+    void moved(LinkId, LinkFlow::Tick from, LinkFlow::Tick to, LinkFlow::Wide units) override {
+      usage_.spread(ns_of(from), ns_of(to), bytes_of(units));
+    }
+    void ended(const LinkFlow::Lane&, std::int64_t, std::uint64_t) override {}
+
+   private:
+    LinkUsage& usage_;
+  };
+  Spread spread(usage);
+  flow_.tell_moving(id, link.port, now, spread);
   return usage;
 }
 
@@ -215,9 +226,8 @@ const std::vector<Completion>& Links::forecast() const {
   return *forecast_;
 }
 
-void Links::Ledger::moved(const LinkFlow::Lane& lane, LinkFlow::Tick from, LinkFlow::Tick to, LinkFlow::Wide units) {
-  for (std::uint32_t i = 0; i < lane.num_links; ++i)
-    links_.links_[lane.links[i]].usage.spread(ns_of(from), ns_of(to), bytes_of(units));
+void Links::Ledger::moved(LinkId link, LinkFlow::Tick from, LinkFlow::Tick to, LinkFlow::Wide units) {
+  links_.links_[link].usage.spread(ns_of(from), ns_of(to), bytes_of(units));
 }
 
 void Links::Ledger::ended(const LinkFlow::Lane& lane, std::int64_t time_ns, std::uint64_t bytes) {

@@ -61,7 +61,7 @@ class Links {
   class Ledger final : public LinkFlow::Listener {
    public:
     explicit Ledger(Links& links) : links_(links) {}
-    void moved(const LinkFlow::Lane& lane, LinkFlow::Tick from, LinkFlow::Tick to, LinkFlow::Wide units) override;
+    void moved(LinkId link, LinkFlow::Tick from, LinkFlow::Tick to, LinkFlow::Wide units) override;
     void ended(const LinkFlow::Lane& lane, std::int64_t time_ns, std::uint64_t bytes) override;
 
    private:

@@ -29,8 +29,12 @@ struct Completion {
 // Processor sharing. A port is whatever has a bandwidth: a link, or the cap over both directions of one. A transfer
 // crosses up to four ports and moves at the least of its fair shares. Transfers with the same ports and priority move
 // at the same rate, so they form a lane, which counts the bytes served to each of its members since it was last empty:
-// a transfer ends when that count reaches the count at its start plus its size. An event costs O(log n) and a visit to
-// the other lanes of the same ports.
+// a transfer ends when that count reaches the count at its start plus its size.
+//
+// Many lanes, one a worker, may end in the same ports: a backend's. They form a group. Those of them that the backend
+// holds back, more than their own ports do, all move at its share, so one count serves them all, and a change of that
+// share costs nobody a visit but the few whose own ports are now the narrower ones, or no longer. An event costs
+// O(log n) for each port that it crosses.
 //
 // Shares make thirds and sevenths whose exact fractions grow without end. Time inside is therefore counted in ticks of
 // 2^-40 ns, rounded so that nothing is ever early, and each transfer knows how late its end may come at most for that:
@@ -41,9 +45,11 @@ class LinkFlow {
   __extension__ using Wide = unsigned __int128;
   using PortId = std::uint32_t;
   using LaneId = std::uint32_t;
+  using GroupId = std::uint32_t;
   using Tick = Wide;
 
   static constexpr unsigned kTickBits = 40;
+  static constexpr GroupId kNoGroup = 0xFFFFFFFFu;
   // So that 128 bits suffice: bytes of one transfer, and transfers at once.
   static constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 38;
   static constexpr std::uint64_t kMaxTransfers = std::uint64_t{1} << 19;
@@ -52,8 +58,35 @@ class LinkFlow {
     return static_cast<std::int64_t>((tick + (Tick{1} << kTickBits) - 1) >> kTickBits);
   }
 
+  // What each transfer gets: a bandwidth over a number of sharers.
+  struct Share {
+    std::uint64_t bytes_per_second = 0;  // 0: nothing moves, unless `unlimited`
+    std::uint64_t sharers = 1;
+    bool unlimited = true;
+
+    bool slower_than(const Share& other) const noexcept {
+      if (unlimited || other.unlimited) return !unlimited;
+      return Wide{bytes_per_second} * other.sharers < Wide{other.bytes_per_second} * sharers;
+    }
+    double units_per_tick() const noexcept {
+      return static_cast<double>(bytes_per_second) / static_cast<double>(sharers);
+    }
+    bool operator==(const Share&) const = default;
+  };
+  // Bytes served to each of those who move at one rate, in 10^-9 bytes * 2^-40, at `settled_at`.
+  struct Meter {
+    Share rate;
+    Wide served = 0;
+    Tick settled_at = 0;
+    double lag = 0;  // the most by which rounding has kept `served` behind
+
+    Wide moving(Tick now) const;  // since it was settled
+    Wide settle(Tick now);        // returns that
+    // It moves at `rate` from now on. What is told now may be `late_ticks` late.
+    void set_rate(const Share& rate, double late_ticks);
+  };
   struct Member {
-    Wide ends_at = 0;  // in the lane's `served`
+    Wide ends_at = 0;  // in the lane's count
     TransferId id = 0;
     std::uint64_t bytes = 0;
     double lag = 0;  // of the lane when it joined
@@ -62,24 +95,50 @@ class LinkFlow {
   struct Lane {
     std::array<PortId, 4> ports{};
     std::uint32_t num_ports = 0;
+    std::uint32_t num_own = 0;  // the first of them; the rest are its group's
     std::array<std::uint32_t, 2> links{};
     std::uint32_t num_links = 0;
     Priority priority = Priority::Demand;
-    std::uint64_t least_port = 0;        // bytes per second of its narrowest port; 0: none has a limit
-    std::uint64_t bytes_per_second = 0;  // the rate of each member is this over `sharers`; 0: nothing moves
-    std::uint64_t sharers = 1;
-    Wide served = 0;  // to each member, in 10^-9 bytes * 2^-40, at `settled_at`
-    Tick settled_at = 0;
-    double lag = 0;            // the most by which rounding has kept `served` behind since the lane was empty
-    std::optional<Tick> wake;  // when the first member ends, if nothing changes
-    double late_ticks = 0;     // the most by which that is after its true end
+    GroupId group = kNoGroup;
+    std::uint64_t least_port = 0;  // bytes per second of its narrowest port; 0: none has a limit
+    Share own;                     // of its own ports
+    bool listed = false;           // in its group, with a rate
+    bool held_back = false;        // by its group's ports, whose meter counts for it
+    Meter meter;                   // its own; while it is held back, as of when it was last looked at
+    Wide base = 0;                 // held back: the group's count less the lane's
+    double lag_base = 0;           // the lane's lag less the group's
+    std::optional<Tick> wake;      // when the first member ends, if nothing changes, unless held back
+    double late_ticks = 0;         // the most by which that is after its true end
     std::priority_queue<Member, std::vector<Member>, std::greater<>> members;
+  };
+  struct ByRate {  // the slowest first
+    Share own;
+    LaneId lane;
+    bool operator<(const ByRate& other) const noexcept {
+      if (own.slower_than(other.own)) return true;
+      if (other.own.slower_than(own)) return false;
+      return lane < other.lane;
+    }
+  };
+  struct Group {
+    std::array<PortId, 2> ports{};
+    std::uint32_t num_ports = 0;
+    std::uint32_t link = 0;  // for the listener
+    Priority priority = Priority::Demand;
+    Meter meter;  // of those held back
+    std::set<ByRate> held_back;
+    std::set<ByRate> free;                     // moving at their own share
+    std::set<std::pair<Wide, LaneId>> by_end;  // the count at which each lane held back has its next end
+    std::uint64_t members = 0;                 // of lanes held back
+    std::optional<Tick> wake;
+    double late_ticks = 0;
   };
   struct Port {
     std::uint64_t bytes_per_second = 0;  // 0: no limit
     bool demand_first = false;
     std::array<std::uint64_t, 2> flowing{};  // by priority
-    std::vector<LaneId> lanes;
+    std::vector<LaneId> lanes;               // that have it for their own
+    std::vector<GroupId> groups;
     Tick busy_ticks = 0;
     Tick busy_since = 0;
   };
@@ -88,13 +147,14 @@ class LinkFlow {
   class Listener {
    public:
     virtual ~Listener() = default;
-    virtual void moved(const Lane& lane, Tick from, Tick to, Wide units) = 0;
+    virtual void moved(std::uint32_t link, Tick from, Tick to, Wide units) = 0;
     virtual void ended(const Lane& lane, std::int64_t time_ns, std::uint64_t bytes) = 0;
   };
 
   PortId add_port(std::uint64_t bytes_per_second, bool demand_first);
-  // The lane of these links (for the listener) and ports.
-  LaneId lane(std::span<const std::uint32_t> links, std::span<const PortId> ports, Priority priority);
+  // The lane of these links (for the listener), one or two, with the ports of each.
+  LaneId lane(std::span<const std::uint32_t> links, std::span<const PortId> own, std::span<const PortId> common,
+              Priority priority);
 
   // A transfer whose bytes start to flow at `flow_ns` >= `now_ns`, the time run to so far. Appends it if that is its
   // end.
@@ -124,8 +184,8 @@ class LinkFlow {
     if (rounded_up >> 64 == 0) return static_cast<std::uint64_t>(rounded_up) / lane.least_port;
     return rounded_up / lane.least_port;
   }
-  // What `lane` has moved since it was last settled, up to `now`.
-  static Wide moving(const Lane& lane, Tick now);
+  // Tells what has moved on `link`, whose port is `port`, and was not told yet, up to `now`.
+  void tell_moving(std::uint32_t link, PortId port, Tick now, Listener& listener) const;
   void check() const;
 
  private:
@@ -140,24 +200,46 @@ class LinkFlow {
   void run_until_tick(Tick end, std::vector<Completion>& ended, Listener* listener);
   void join(LaneId id, Tick now, TransferId transfer, std::uint64_t bytes, std::vector<Completion>& ended,
             Listener* listener);
-  void leave(LaneId id, Tick now, std::vector<Completion>& ended, Listener* listener);
-  void settle(Lane& lane, Tick now, Listener* listener);
+  void leave(LaneId id, Tick now, double late_ticks, std::vector<Completion>& ended, Listener* listener);
+  void count(const Lane& lane, Tick now, bool more);
   void reshare(LaneId changed, Tick now, double late_ticks, Listener* listener);
-  std::pair<std::uint64_t, std::uint64_t> share(const Lane& lane) const;
+  Share share(std::span<const PortId> ports, Priority priority) const;
+  std::span<const PortId> own_ports(const Lane& lane) const { return std::span(lane.ports).first(lane.num_own); }
+  std::span<const PortId> ports_of(const Group& group) const { return std::span(group.ports).first(group.num_ports); }
+
+  void settle(Lane& lane, Tick now, Listener* listener);
+  void settle(Group& group, Tick now, Listener* listener);
+  void update(LaneId id, Tick now, double late_ticks, Listener* listener);
+  void update(Group& group, Tick now, double late_ticks, Listener* listener);
+  void enlist(LaneId id, Tick now, double late_ticks, Listener* listener);
+  void withdraw(LaneId id, Tick now, Listener* listener);
+  void hold_back(LaneId id, Group& group);
+  void let_go(LaneId id, Group& group);
+  double lag_of(const Lane& lane) const;
+
   void set_wake(LaneId id);
+  void set_wake(Group& group);
+  std::optional<Tick> wake_of(const Meter& meter, Wide ends_at, double lag, double& late_ticks);
   Tick ticks_for(Wide units, std::uint64_t bytes_per_second);
 
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
+  std::vector<Group> groups_;
   struct Wake {
     Tick tick = 0;
-    LaneId lane = 0;
-    bool operator>(const Wake& other) const { return std::tie(tick, lane) > std::tie(other.tick, other.lane); }
+    bool of_group = false;
+    std::uint32_t id = 0;
+    bool operator>(const Wake& other) const {
+      return std::tie(tick, of_group, id) > std::tie(other.tick, other.of_group, other.id);
+    }
   };
+  const std::optional<Tick>& wake_at(const Wake& wake) const {
+    return wake.of_group ? groups_[wake.id].wake : lanes_[wake.id].wake;
+  }
   void forget_old_wakes();
-  std::size_t max_wakes() const noexcept { return 2 * lanes_.size() + 64; }
+  std::size_t max_wakes() const noexcept { return 2 * (lanes_.size() + groups_.size()) + 64; }
 
-  // The first is a lane's wake, if any lane has one; behind it there may be some that were given up.
+  // The first is a wake of now; behind it there may be some that were given up.
   std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes_;
   std::set<Waiting> waiting_;
   struct Quotient {

@@ -1,69 +1,36 @@
-// A run: a workload, N simulated workers, and one deterministic order of everything that happens.
+// A run: a workload, pools of simulated workers, a router, and one deterministic order of everything that happens.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <queue>
-#include <random>
-#include <span>
+#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "engine/vllm/engine.hpp"
+#include "replay/event_queue.hpp"
+#include "replay/fleet_result.hpp"
+#include "replay/workload_columns.hpp"
+#include "router/router.hpp"
 
 namespace understudy {
 
-enum class Routing : std::uint8_t {
-  RoundRobin,
-  Random,
-  LeastLoaded,  // fewest outstanding tokens, prompt and requested output; ties by index
-};
-
-enum class RequestFate : std::uint8_t { Completed = 0, Rejected = 1, Cancelled = 2, Unfinished = 3 };
-
-// Columns of a workload, one row a request; the arrays outlive the run. Rows stand in the order in which ties are
-// broken. `next_turn` is -1 for the last turn of a session.
-struct WorkloadColumns {
-  std::span<const std::int64_t> arrival_ns;
-  std::span<const std::int32_t> prompt_tokens;
-  std::span<const std::int32_t> output_tokens;
-  std::span<const std::int32_t> max_tokens;  // limits of the output, -1 for none; empty: nobody has one
-  std::span<const std::int32_t> priority;
-  std::span<const std::int32_t> turn;
-  std::span<const std::int64_t> next_turn;
-  std::span<const std::int64_t> delay_ns;  // between the end of the turn before and this one
-  std::span<const std::int64_t> hash_offsets;
-  std::span<const std::uint32_t> hash_ids;
-  std::span<const bool> output_in_next;                // empty: nowhere
-  std::span<const std::int64_t> output_token_offsets;  // empty: no row has exact outputs
-  std::span<const std::uint32_t> output_token_ids;
-  std::span<const std::int64_t> accepted_draft_offsets;  // empty: no row says how many drafts are accepted
-  std::span<const std::uint32_t> accepted_drafts;
-  std::uint32_t trace_block_size = 512;
-  std::span<const std::int64_t> queue_order;  // orders equal priorities; empty: by arrival
-  std::span<const std::string> names;         // empty: row numbers
-
-  std::size_t size() const noexcept { return prompt_tokens.size(); }
-  // The limit of a row that has one, else its length.
-  std::uint32_t limit(std::size_t row) const noexcept {
-    const std::int32_t own = max_tokens.empty() ? -1 : max_tokens[row];
-    return static_cast<std::uint32_t>(own < 0 || output_tokens[row] == 0 ? output_tokens[row] : own);
-  }
-};
-
-struct FleetConfig {
+// Workers that are alike.
+struct WorkerPool {
+  std::string name = "workers";
   EngineConfig engine;
   StepTiming timing;
   std::optional<TierConfig> tiers;
   std::uint32_t num_workers = 1;
-  Routing routing = Routing::RoundRobin;
-  std::uint64_t seed = 0;
+};
+
+struct FleetConfig {
+  std::vector<WorkerPool> pools;  // workers are numbered through them
+  std::shared_ptr<Router> router;
   std::uint32_t concurrency = 0;  // sessions at a time; 0: open loop
   bool leaping = true;
   bool check = false;  // verify conservation and the truth of events after every step
@@ -73,66 +40,9 @@ struct FleetConfig {
   std::function<void(std::size_t worker, VllmEngine& engine, bool ended)> on_step;
 };
 
-// One tier at the end of a run; those of the workers together.
-struct TierSummary {
-  Tier tier = Tier::G1;
-  std::uint64_t capacity_blocks = 0;
-  std::uint64_t resident_blocks = 0;
-  std::uint64_t stored_blocks = 0;
-  std::uint64_t evicted_blocks = 0;
-  // Of a tier that the run shares: blocks over time, and its events if they were kept.
-  std::vector<SharedTier::Residency> residency;
-  TimedEvents events;
-};
+void append(TimedEvents& all, const TimedEvents& more);
 
-struct FleetResult {
-  std::vector<std::int64_t> arrival_ns;
-  std::vector<std::int64_t> first_admit_ns;
-  std::vector<std::int64_t> first_token_ns;
-  std::vector<std::int64_t> second_token_ns;
-  std::vector<std::int64_t> last_token_ns;
-  std::vector<std::int64_t> finish_ns;
-  std::vector<std::int32_t> output_tokens;
-  std::vector<std::int64_t> cached_tokens_first;
-  std::vector<std::int64_t> cached_tokens_total;
-  std::vector<std::int64_t> looked_up_tokens;
-  std::vector<std::int32_t> preemptions;
-  std::vector<std::int32_t> worker;
-  std::vector<std::uint8_t> fate;
-  std::vector<std::uint8_t> finish_reason;  // of what completed: 1 its limit (or the model's), 2 EOS; else 0
-  std::vector<std::pair<std::int64_t, std::string>> rejections;
-
-  // With tiers; else empty.
-  std::array<std::vector<std::int64_t>, 3> below_tokens_first;  // of cached_tokens_first, from G2, G3, G4
-  std::array<std::vector<std::int64_t>, 3> below_tokens_total;
-  std::vector<std::int64_t> parked_ns;     // while its blocks were loaded
-  std::vector<std::int64_t> room_wait_ns;  // while copies left the device
-  std::vector<std::int64_t> onboard_ns;    // of every load
-  std::vector<TierSummary> tiers;
-  TierTotals tier_totals;
-  std::vector<LinkUsage> links;
-
-  std::vector<std::int64_t> gap_ns;  // ascending, with how often each occurred
-  std::vector<std::int64_t> gap_count;
-  std::vector<EngineSample> samples;
-  std::vector<std::int32_t> sample_worker;
-
-  std::vector<TimedEvents> events;  // by worker; empty unless the engines keep them, and so is the trace
-  std::vector<std::vector<TimedKvTrace>> kv_trace;
-
-  std::uint64_t steps = 0;
-  std::uint64_t preempted = 0;
-  std::uint64_t evictions = 0;
-  std::uint64_t stored_blocks = 0;
-  std::uint64_t phantom_hit_blocks = 0;
-  std::uint64_t burst_steps = 0;
-  std::uint64_t burst_tokens = 0;
-  std::uint64_t draft_rounds = 0;
-  std::uint64_t drafted_tokens = 0;
-  std::uint64_t accepted_tokens = 0;
-};
-
-class Fleet {
+class Fleet final : private FleetView {
  public:
   // Called now and then, on the thread that runs the fleet, with the number of requests that have ended; may throw to
   // stop the run.
@@ -148,60 +58,110 @@ class Fleet {
   static constexpr std::size_t kReportEvery = 256;  // requests between two calls of the progress hook
   static constexpr auto kReportAfter = std::chrono::milliseconds(50);  // or this
 
-  struct Arrival {
-    std::int64_t time_ns;
-    std::uint64_t row;
-    bool operator>(const Arrival& other) const { return std::tie(time_ns, row) > std::tie(other.time_ns, other.row); }
+  struct Pool {
+    WorkerPool config;
+    std::unique_ptr<TierRun> tiers;          // that its workers share; null when each has its own
+    std::vector<TimedEvents> shared_events;  // of those tiers, that the router has been told of, if they are kept
+    std::size_t first_worker = 0;
   };
   struct Worker {
     std::unique_ptr<VllmEngine> engine;
-    std::vector<std::uint64_t> rows;  // by the engine's request index
-    std::uint64_t outstanding_tokens = 0;
-    std::vector<GapCount> gaps;  // when it is done
+    std::uint32_t pool = 0;
+    std::vector<std::uint64_t> rows;               // by the engine's request index
+    EventQueue::Handle next = EventQueue::kNone;   // its entry among step ends
+    EventQueue::Handle begin = EventQueue::kNone;  // and among those that begin
+    std::uint64_t ready_round = 0;                 // of beginnings: the last it came too late for
+    std::vector<RequestRecord> finished;           // and not settled
+    TimedEvents events;                            // that the router has been told of, if they are kept
+    std::vector<GapCount> gaps;                    // when it is done
   };
 
   void make_engine(std::size_t index);
+  bool user_policies() const noexcept;
+  bool shares_tiers() const noexcept;
 
-  // fleet_alone.cpp
+  // fleet_alone.cpp: workers that never meet
   void run_independent(unsigned threads, const Progress& progress);
   void play_in_threads(unsigned threads, const std::vector<std::vector<std::uint64_t>>& rows, const Progress& progress);
   void play_alone(std::size_t index, const std::vector<std::uint64_t>& rows, const Progress& progress);
 
-  void report(const Progress& progress);
+  // fleet_together.cpp: workers that meet, in the order of the queue
   void run_together(const Progress& progress);
-  std::uint64_t order_of(std::size_t worker) const;
   void open_arrivals();
-  void arrive(Arrival arrival);
-  void settle(Worker& worker, const StepEffects& effects);
+  void push_next_arrival();
+  void push_arrival(std::int64_t time_ns, std::uint64_t row);
+  void arrive(std::uint64_t row);
+  void settle(std::size_t worker);
   void after(std::uint64_t row, std::int64_t time_ns);
+  std::uint64_t order_of(std::size_t worker) const;
+  void want_begin(std::size_t worker);
+  void forget(EventQueue::Handle& handle);
+  // … step by step,
+  void land();
+  void end_step(std::size_t worker);
+  void begin_all();
+  void begin_step(std::size_t worker);
+  void watch_hub();
+  // … or each as far as nothing can reach it.
+  void take(Worker& worker, const StepEffects& effects);
+  void join(std::size_t worker);
+  void look(std::size_t worker);
+  void plan(std::size_t worker);
+  // What a router is told.
+  bool gather_events();
+  bool gather_events(std::size_t publisher, std::uint64_t owner, TimedEvents events, TimedEvents& kept);
+  void deliver(std::size_t index);
 
-  std::size_t route(std::uint64_t row);
-  bool rejected(std::uint64_t row);
-  void submit(Worker& worker, std::uint64_t row, std::int64_t arrival_ns);
+  // FleetView
+  std::int64_t now_ns() const override { return now_ns_; }
+  std::span<const WorkerLoad> loads() const override { return loads_; }
+  WorkerState state(std::size_t worker) override;
+  std::uint32_t pool_of(std::size_t worker) const override { return workers_.at(worker).pool; }
+
+  void report(const Progress& progress);
+  std::optional<std::size_t> route(std::uint64_t row);
+  std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, std::uint32_t block_size) const;
+  void submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns);
   void require_progress(const Worker& worker) const;
 
   // fleet_columns.cpp
   void prepare_columns();
-  void collect(std::size_t index);                            // what a worker leaves, which has ended; its engine goes
-  void keep(std::uint64_t row, const RequestRecord& record);  // of a request that has ended
+  void collect(std::size_t index);  // what a worker leaves, which has ended; its engine goes
+  void keep(const Worker& worker, const RequestRecord& record);  // of a request that has ended
   void collect_tiers(const Worker& worker);
   void add_tier(Tier tier, const PoolMetrics& metrics);
-  void add_run(TierRun& run);
+  void add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<TimedEvents> told);
+  void add_links(const Links& links);
   FleetResult finish_columns();
   void merge_all_gaps();
 
   FleetConfig config_;
   WorkloadColumns workload_;
-  std::unique_ptr<TierRun> tier_run_;  // unless every worker has its own
+  TransferHub hub_;  // of tiers that workers share
+  std::vector<Pool> pools_;
   std::vector<Worker> workers_;
-  std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
+  std::vector<WorkerLoad> loads_;
+  bool observes_ = false;      // the router wants events
+  bool keeps_events_ = false;  // in the result
+  bool stepping_ = false;      // workers that meet take every step in the order of the queue
+
+  EventQueue queue_;
+  std::int64_t now_ns_ = 0;
+  EventQueue::Handle landing_ = EventQueue::kNone;
+  std::int64_t landing_ns_ = 0;
+  std::vector<std::uint64_t> first_turns_;  // in the order of their arrival, or of their places (closed loop)
+  std::size_t next_first_turn_ = 0;
+  std::vector<std::size_t> sleepers_;
+  std::vector<std::size_t> beginning_;
+  std::uint64_t round_ = 1;  // of beginnings; there may be several at one time
+  std::int64_t round_ns_ = -1;
+  std::vector<KvDelivery> deliveries_;  // on their way
+  std::vector<std::size_t> free_deliveries_;
+  std::int64_t gathered_ns_ = -1;
+
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;
-  std::vector<std::uint64_t> sessions_;  // first turns that wait for a place (closed loop)
-  std::size_t next_session_ = 0;
-  std::size_t next_worker_ = 0;
-  std::mt19937_64 random_;
   FleetResult result_;
   std::atomic<std::size_t> ended_ = 0;
   std::atomic<bool> stop_ = false;

@@ -25,14 +25,14 @@ void Fleet::run_independent(unsigned threads, const Progress& progress) {
   });
   std::vector<std::vector<std::uint64_t>> rows(workers_.size());
   for (const std::uint64_t row : order) {
-    arrival_ns_[row] = workload_.arrival_ns[row];
-    if (rejected(row)) {
+    arrival_ns_[row] = now_ns_ = workload_.arrival_ns[row];
+    const std::optional<std::size_t> worker = route(row);
+    if (!worker) {
       ++ended_;
       continue;
     }
-    const std::size_t worker = route(row);
-    worker_of_[row] = static_cast<std::int32_t>(worker);
-    rows[worker].push_back(row);
+    worker_of_[row] = static_cast<std::int32_t>(*worker);
+    rows[*worker].push_back(row);
   }
 
   if (threads <= 1 || workers_.size() == 1) {
@@ -112,7 +112,7 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
     counted = 0;
     const StepEffects& effects = worker.engine->advance(until_ns, false);
     ended_ += effects.finished.size() - counted;
-    for (const RequestRecord& record : effects.finished) keep(worker.rows[record.id], record);
+    for (const RequestRecord& record : effects.finished) keep(worker, record);
   };
   worker.engine->set_pause(pause);
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -123,7 +123,7 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
     const std::int64_t arrival_ns = workload_.arrival_ns[rows[i]];
     advance(arrival_ns);
     if (!worker.engine->in_step()) worker.engine->skip_to(arrival_ns);
-    submit(worker, rows[i], arrival_ns);
+    submit(index, rows[i], arrival_ns);
   }
   advance(kForever);
   require_progress(worker);

@@ -6,6 +6,11 @@
 
 namespace understudy {
 
+void append(TimedEvents& all, const TimedEvents& more) {
+  all.batch.records.insert(all.batch.records.end(), more.batch.records.begin(), more.batch.records.end());
+  all.time_ns.insert(all.time_ns.end(), more.time_ns.begin(), more.time_ns.end());
+}
+
 void Fleet::prepare_columns() {
   const std::size_t n = workload_.size();
   FleetResult& out = result_;
@@ -20,7 +25,7 @@ void Fleet::prepare_columns() {
   out.preemptions.assign(n, 0);
   out.fate.assign(n, static_cast<std::uint8_t>(RequestFate::Unfinished));
   out.finish_reason.assign(n, 0);
-  if (!config_.tiers) return;
+  if (std::ranges::none_of(pools_, [](const Pool& pool) { return pool.config.tiers.has_value(); })) return;
   for (auto* columns : {&out.below_tokens_first, &out.below_tokens_total}) {
     for (std::vector<std::int64_t>& column : *columns) column.assign(n, 0);
   }
@@ -33,8 +38,11 @@ void Fleet::collect(std::size_t index) {
   VllmEngine& engine = *worker.engine;
   FleetResult& out = result_;
   if (config_.check) engine.check();
-  if (config_.engine.events) out.events.push_back(engine.take_events());
-  if (config_.engine.kv_trace) out.kv_trace.push_back(engine.take_kv_trace());
+  if (keeps_events_) {
+    append(worker.events, engine.take_events());
+    out.events.push_back(std::move(worker.events));
+  }
+  if (pools_[worker.pool].config.engine.kv_trace) out.kv_trace.push_back(engine.take_kv_trace());
   for (const EngineSample& sample : engine.samples()) {
     out.samples.push_back(sample);
     out.sample_worker.push_back(static_cast<std::int32_t>(index));
@@ -50,12 +58,14 @@ void Fleet::collect(std::size_t index) {
   out.accepted_tokens += end.totals.accepted_tokens;
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
-  if (config_.tiers) collect_tiers(worker);
+  if (engine.tiers() != nullptr) collect_tiers(worker);
   worker.engine.reset();
 }
 
-void Fleet::keep(std::uint64_t row, const RequestRecord& record) {
+void Fleet::keep(const Worker& worker, const RequestRecord& record) {
   FleetResult& out = result_;
+  const std::uint64_t row = worker.rows[record.id];
+  const WorkerPool& pool = pools_[worker.pool].config;
   out.first_admit_ns[row] = record.first_admit_ns;
   out.first_token_ns[row] = record.first_token_ns;
   out.second_token_ns[row] = record.second_token_ns;
@@ -70,12 +80,12 @@ void Fleet::keep(std::uint64_t row, const RequestRecord& record) {
   out.finish_reason[row] = record.reason == FinishReason::Stop ? 2 : 1;
   const auto asked = std::min(static_cast<std::uint32_t>(workload_.output_tokens[row]), workload_.limit(row));
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
-  const std::uint32_t expected = std::min(asked, config_.engine.max_model_len - prompt);
+  const std::uint32_t expected = std::min(asked, pool.engine.max_model_len - prompt);
   if (config_.check && record.output_tokens != expected) {
     throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", record.output_tokens, " of ", expected,
                 " tokens");
   }
-  if (!config_.tiers) return;
+  if (!pool.tiers) return;
   for (std::size_t below = 0; below < 3; ++below) {
     out.below_tokens_first[below][row] = record.below_first[below];
     out.below_tokens_total[below][row] = static_cast<std::int64_t>(record.below_total[below]);
@@ -92,7 +102,10 @@ void Fleet::collect_tiers(const Worker& worker) {
   add_tier(Tier::G2, engine.store().metrics(1));
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
   out.tier_totals += tiers.totals();
-  if (engine.own_run() != nullptr) add_run(*engine.own_run());
+  if (engine.own_run() != nullptr) {
+    add_shared(engine.own_run()->shared(), {});
+    add_links(engine.own_run()->hub().links());
+  }
 }
 
 void Fleet::add_tier(Tier tier, const PoolMetrics& metrics) {
@@ -105,13 +118,19 @@ void Fleet::add_tier(Tier tier, const PoolMetrics& metrics) {
   found->evicted_blocks += metrics.evictions;
 }
 
-void Fleet::add_run(TierRun& run) {
-  for (const auto& shared : run.shared()) {
-    add_tier(shared->tier(), shared->store().metrics(0));
-    result_.tiers.back().residency = shared->residency();
-    if (config_.engine.events) result_.tiers.back().events = shared->take_events();
+void Fleet::add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<TimedEvents> told) {
+  for (std::size_t i = 0; i < tiers.size(); ++i) {
+    SharedTier& shared = *tiers[i];
+    add_tier(shared.tier(), shared.store().metrics(0));
+    result_.tiers.back().residency = shared.residency();
+    if (!keeps_events_) continue;
+    TimedEvents& all = result_.tiers.back().events;
+    if (!told.empty()) all = std::move(told[i]);
+    append(all, shared.take_events());
   }
-  const Links& links = run.hub().links();
+}
+
+void Fleet::add_links(const Links& links) {
   for (LinkId id = 0; id < links.num_links(); ++id) result_.links.push_back(links.usage(id));
 }
 
@@ -125,8 +144,12 @@ FleetResult Fleet::finish_columns() {
   result_.arrival_ns = arrival_ns_;
   result_.worker = worker_of_;
   result_.rejections = rejections_;
-  if (tier_run_ && config_.check) tier_run_->check(true);
-  if (tier_run_) add_run(*tier_run_);
+  for (Pool& pool : pools_) {
+    if (!pool.tiers) continue;
+    if (config_.check) pool.tiers->check(true);
+    add_shared(pool.tiers->shared(), pool.shared_events);
+  }
+  add_links(hub_.links());
   merge_all_gaps();
   return std::move(result_);
 }

@@ -123,7 +123,8 @@ void SharedTier::check(bool whole) {
   }
 }
 
-TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check) {
+TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check, TransferHub* hub)
+    : own_hub_(hub == nullptr ? std::make_unique<TransferHub>() : nullptr), hub_(hub == nullptr ? *own_hub_ : *hub) {
   if (config.g3)
     shared_.push_back(std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, check, config.demand_first,
                                                    hub_.links()));

@@ -111,7 +111,9 @@ class SharedTier {
 // What the tiers of a run share: the clock of their transfers, and the tiers below the host.
 class TierRun {
  public:
-  TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check = false);
+  // On `hub`, which outlives it; null: on one of its own.
+  TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check = false,
+          TransferHub* hub = nullptr);
   TierRun(const TierRun&) = delete;
   TierRun& operator=(const TierRun&) = delete;
 
@@ -126,7 +128,8 @@ class TierRun {
 
  private:
   Turns turns_;
-  TransferHub hub_;
+  std::unique_ptr<TransferHub> own_hub_;
+  TransferHub& hub_;
   std::uint64_t links_checked_at_ = 0;               // their operations until then
   std::vector<std::unique_ptr<SharedTier>> shared_;  // G3 before G4
 };

@@ -59,6 +59,7 @@ struct TierConfig {
   std::uint64_t bytes_per_block = 0;
   std::uint64_t g2_blocks = 0;
   std::function<PolicyConfig()> g2_policy;  // of each worker's host; none: LRU
+  bool g2_policy_is_users = false;          // it makes policies of the user's, or one for all workers
   WayConfig host;
   std::uint32_t offload_concurrency = kNoLimit;  // copies that a worker has under way to its host; others queue
   bool demand_first = false;                     // loads that a request waits for go before copies down

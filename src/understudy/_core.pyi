@@ -819,10 +819,69 @@ def read_plain_rows(
     ]
     | None
 ): ...
+
+class Pool:
+    def __init__(
+        self,
+        *,
+        engine: EngineConfig,
+        timing: StepTiming,
+        workers: int = 1,
+        tiers: TierConfig | None = None,
+        name: str = "workers",
+    ) -> None: ...
+
+class NativeRouter: ...
+
+class RouteRequest:
+    @property
+    def row(self) -> int: ...
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def prompt_blocks(self) -> Identities: ...
+
+class FleetView:
+    def __len__(self) -> int: ...
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def outstanding_requests(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def outstanding_tokens(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def pools(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def running(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def waiting(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def used_blocks(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def total_blocks(self) -> npt.NDArray[np.int64]: ...
+
+class KvEventBatch:
+    @property
+    def worker(self) -> int | None: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def events(self) -> EventBatch: ...
+
+class _Router(Protocol):
+    def choose(self, request: RouteRequest, view: FleetView) -> int: ...
+
 def run_fleet(
     *,
-    engine: EngineConfig,
-    timing: StepTiming,
+    pools: Sequence[Pool],
     arrival_ns: npt.NDArray[np.int64],
     prompt_tokens: npt.NDArray[np.int32],
     output_tokens: npt.NDArray[np.int32],
@@ -837,8 +896,7 @@ def run_fleet(
     output_token_offsets: npt.NDArray[np.int64],
     output_token_ids: npt.NDArray[np.uint32],
     trace_block_size: int,
-    workers: int = 1,
-    routing: str = "round_robin",
+    routing: str | NativeRouter | _Router = "round_robin",
     seed: int = 0,
     concurrency: int = 0,
     threads: int = 1,
@@ -849,7 +907,6 @@ def run_fleet(
     names: Sequence[str],
     lockstep_ns: int = 0,
     on_step: Callable[[int, Engine, bool], None] | None = None,
-    tiers: TierConfig | None = None,
     accepted_draft_offsets: npt.NDArray[np.int64] | None = None,
     accepted_drafts: npt.NDArray[np.uint32] | None = None,
 ) -> FleetResult: ...

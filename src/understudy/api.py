@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from understudy.engines.timing import TimingModel
+    from understudy.router import Router
     from understudy.run.offline import Routing
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
@@ -41,7 +42,7 @@ def replay(
     engine: VllmConfig | None = None,
     *,
     workers: int = 1,
-    routing: Routing = "round_robin",
+    routing: Routing | Router = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     max_tokens: int | None = None,

@@ -40,14 +40,15 @@ def crowd_of(
 
 def play(workload: Workload, config: _core.TierConfig | None, **how: Any) -> _core.FleetResult:
     """Replay with every invariant checked after every step, unless told otherwise."""
-    fleet = {"workers", "routing", "seed", "concurrency", "threads", "leaping", "check", "on_step"}
+    fleet = {"routing", "seed", "concurrency", "threads", "leaping", "check", "on_step"}
     given = {"check": True, **{name: value for name, value in how.items() if name in fleet}}
     engine = {"block_size": 4, "num_gpu_blocks": 24} | {k: v for k, v in how.items() if k not in fleet}
     timing = engine.pop("timing", None) or _core.constant_timing(1.0, 1.0)
     w = workload
+    workers = engine.pop("workers", 1)
+    pool = _core.Pool(engine=_core.EngineConfig(**engine), timing=timing, workers=workers, tiers=config)
     return _core.run_fleet(
-        engine=_core.EngineConfig(**engine),
-        timing=timing,
+        pools=[pool],
         arrival_ns=w.arrival_ns,
         prompt_tokens=w.prompt_tokens,
         output_tokens=w.output_tokens,
@@ -64,7 +65,6 @@ def play(workload: Workload, config: _core.TierConfig | None, **how: Any) -> _co
         trace_block_size=w.trace_block_size,
         queue_order=np.zeros(0, np.int64),
         names=[],
-        tiers=config,
         **given,
     )
 

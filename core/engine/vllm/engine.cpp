@@ -454,11 +454,17 @@ StepLoad VllmEngine::measure() const {
 
 const StepEffects& VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
   new_effects();
-  play(until_ns, stop_on_finish);
+  play(until_ns, stop_on_finish, false);
   return hand_out();
 }
 
-void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish) {
+const StepEffects& VllmEngine::advance_lazily(std::int64_t until_ns) {
+  new_effects();
+  play(until_ns, true, true);
+  return hand_out();
+}
+
+void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, bool lazily) {
   for (std::uint32_t turns = 1;; ++turns) {
     if (turns % 64 == 0 && pause_) pause_(effects_);
     const std::size_t finished = effects_.finished.size();
@@ -478,7 +484,9 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish) {
         }
         if (now_ns_ >= until_ns) return;
       }
-      if (!leaping_ || !can_leap() || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
+      const bool leaps = leaping_ && can_leap();
+      if (lazily && leaps && now_ns_ + plain_step_ns() > until_ns) return;
+      if (!leaps || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
       if (stuck_ && in_step_ && log_.scheduled.empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
         release_events(now_ns_);

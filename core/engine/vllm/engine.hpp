@@ -105,6 +105,8 @@ class VllmEngine final : public Engine {
   ForwardPass forward_pass() const;
   // Leaps over runs of plain decode steps.
   const StepEffects& advance(std::int64_t until_ns, bool stop_on_finish) override;
+  const StepEffects& advance_lazily(std::int64_t until_ns) override;
+  std::int64_t no_finish_before() const override;
   std::int64_t now_ns() const noexcept override { return now_ns_; }
   void skip_to(std::int64_t time_ns) noexcept override { now_ns_ = std::max(now_ns_, time_ns); }
   std::int64_t wake_ns() const override;
@@ -207,7 +209,7 @@ class VllmEngine final : public Engine {
   bool leap_has_room(std::uint64_t slots) const;
 
   // vllm_engine.cpp
-  void play(std::int64_t until_ns, bool stop_on_finish);
+  void play(std::int64_t until_ns, bool stop_on_finish, bool lazily);
   void finish_step(std::int64_t end_ns);
   void new_effects();
   const StepEffects& hand_out();
@@ -235,6 +237,11 @@ class VllmEngine final : public Engine {
   bool decodes(RequestId id) const noexcept;
   bool leap(std::int64_t until_ns, bool stop_on_finish);
   std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
+
+  // vllm_forecast.cpp
+  std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
+  bool decodes_undisturbed(std::uint64_t steps) const;
+  std::int64_t plain_step_ns() const;
 
   // vllm_watch.cpp
   void sample(std::size_t running);

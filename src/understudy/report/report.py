@@ -297,10 +297,12 @@ def _prefix_hit_ratio(timeline: Timeline) -> PrefixHitRatio:
 def _kv_usage(timeline: Timeline) -> KvUsage:
     used, cached = timeline.sample_used_blocks, timeline.sample_cached_blocks
     used_mean, cached_mean = (float(means.mean()) for means in worker_means(timeline, used, cached))
+    blocks = timeline.worker_blocks
+    mean = float(blocks.mean())
     return KvUsage(
-        usage_mean=used_mean / timeline.blocks_per_worker,
-        usage_max=int(used.max()) / timeline.blocks_per_worker if len(used) else math.nan,
-        cached_mean=cached_mean / timeline.blocks_per_worker,
+        usage_mean=used_mean / mean,
+        usage_max=float((used / blocks[timeline.sample_worker]).max()) if len(used) else math.nan,
+        cached_mean=cached_mean / mean,
         stored_blocks=timeline.stored_blocks,
         evictions=timeline.evictions,
         phantom_hit_blocks=timeline.phantom_hit_blocks,

@@ -95,7 +95,7 @@ class TiersReport:
         columns = timeline.tiers
         if columns is None:
             return None
-        capacity = timeline.blocks_per_worker
+        capacity = float(timeline.worker_blocks.mean())
         duration_ns = timeline.end_ns - timeline.start_ns
         return cls(
             onboard_ms=Distribution.of(columns.onboard_ns / NS_PER_MS),

@@ -43,11 +43,11 @@ class KvLog:
     A tier that the run shares (G3, G4) is a publisher of its own, beside the workers.
     """
 
-    def __init__(self, result: FleetResult, workers: int, block_size: int, blocks: int) -> None:
+    def __init__(self, result: FleetResult, block_size: int, worker_blocks: npt.NDArray[np.int64]) -> None:
         self._result = result
-        self._workers = workers
+        self._workers = len(worker_blocks)
         self._block_size = block_size
-        self._blocks = blocks
+        self._blocks = worker_blocks.tolist()
 
     def events(self, worker: int, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         """(end of its step in ns, event) in order; the ids of a stream count from 0 by 1."""
@@ -130,8 +130,8 @@ class KvLog:
                 "free_blocks": free,
                 "active_blocks": active,
                 "inactive_blocks": inactive,
-                "total_blocks": self._blocks,
-                "utilization": (active + inactive) / self._blocks,
+                "total_blocks": self._blocks[worker],
+                "utilization": (active + inactive) / self._blocks[worker],
             }
 
 

@@ -8,26 +8,28 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from understudy._core import run_fleet
+from understudy._core import Pool, run_fleet
 from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
 from understudy.run.digest import digests
 from understudy.run.kv_log import KvLog
+from understudy.run.pools import WorkerPool, check_pools
 from understudy.run.timeline import Timeline
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
-from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
 from understudy.workload.arrivals import LOCKSTEP_NS
 from understudy.workload.files import create_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from os import PathLike
 
     from understudy.engines.timing import TimingModel
+    from understudy.router import Router
+    from understudy.tiers.settings import TiersConfig
 
 Routing = Literal["round_robin", "random", "least_loaded"]
 
@@ -50,7 +52,8 @@ def run_offline(
     engine: VllmConfig | None = None,
     *,
     workers: int = 1,
-    routing: Routing = "round_robin",
+    pools: Sequence[WorkerPool] = (),
+    routing: Routing | Router = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
@@ -65,6 +68,8 @@ def run_offline(
 ) -> OfflineRun:
     """Play a workload to its end.
 
+    `pools` describes a fleet whose workers are not all alike, in place of `engine`, `workers` and `tiers`. `routing` is
+    a name, or a `Router` of your own.
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
     engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
@@ -75,19 +80,21 @@ def run_offline(
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
     stuck.
     """
-    engine = VllmConfig() if engine is None else engine
     load = OpenLoop() if load is None else load
-    if not isinstance(engine, VllmConfig):
-        raise ConfigError(f"engine must be a VllmConfig, got {engine!r}")
-    if not isinstance(tiers, TiersConfig | None):
+    if pools and (engine is not None or workers != 1 or tiers is not None):
         raise ConfigError(
-            f"tiers must be a TiersConfig (TiersConfig.from_dict reads settings by name), got {tiers!r}"
+            "pools have engines, workers and tiers of their own: leave engine, workers and tiers out"
         )
+    pools = pools or [
+        WorkerPool(engine=VllmConfig() if engine is None else engine, workers=workers, tiers=tiers)
+    ]
+    check_pools(pools)
+    engine = pools[0].engine
+    workers = sum(pool.workers for pool in pools)
     if isinstance(timing, str | type):
         raise ConfigError(f"timing must be a TimingModel, an object with its methods, got {timing!r}")
     if not isinstance(load, OpenLoop | ClosedLoop | Lockstep):
         raise ConfigError(f"load must be an OpenLoop, ClosedLoop or Lockstep, got {load!r}")
-    workers = whole_number("workers", workers, 1)
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     threads = whole_number("threads", threads, 1, 4096)
     given, order = workload, None
@@ -98,13 +105,21 @@ def run_offline(
         workload = workload if order is None else workload.take(order)
     if isinstance(load, OpenLoop):
         workload = workload.normalised().speed_up(load.speed_up)
-    tiers = _tiers_of(engine, tiers)
-    plan = TierPlan.of(tiers, engine.block_size)
-    _require_memory(engine, plan, workers)
+    plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
+    _require_memory(pools, plans)
+    fleet = [
+        Pool(
+            engine=pool.engine.native(events=events or record_steps is not None, kv_trace=kv_trace),
+            timing=pool.engine.native_timing(timing),
+            workers=pool.workers,
+            tiers=None if plan is None else to_core(plan, _blocks_of(workload, pool.engine), seed=seed),
+            name=pool.name,
+        )
+        for pool, plan in zip(pools, plans, strict=True)
+    ]
     play = partial(
         run_fleet,
-        engine=engine.native(events=events or record_steps is not None, kv_trace=kv_trace),
-        timing=engine.native_timing(timing),
+        pools=fleet,
         arrival_ns=workload.arrival_ns,
         prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
@@ -121,7 +136,6 @@ def run_offline(
         else workload.output_token_offsets,
         output_token_ids=_NO_TOKENS if workload.output_token_ids is None else workload.output_token_ids,
         trace_block_size=workload.trace_block_size,
-        workers=workers,
         routing=routing,
         seed=seed,
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
@@ -133,7 +147,6 @@ def run_offline(
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
         accepted_draft_offsets=workload.accepted_draft_offsets,
         accepted_drafts=workload.accepted_drafts,
-        tiers=None if plan is None else to_core(plan, _blocks_of(workload, engine), seed=seed),
     )
     if record_steps is None:
         by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None
@@ -155,51 +168,53 @@ def run_offline(
         result,
         given,
         order,
-        num_workers=workers,
-        blocks_per_worker=engine.num_gpu_blocks,
+        worker_blocks=[pool.engine.num_gpu_blocks for pool in pools for _ in range(pool.workers)],
         block_size=engine.block_size,
     )
     kept = events or kv_trace
-    kv = KvLog(result, workers, engine.block_size, engine.num_gpu_blocks) if kept else None
+    kv = KvLog(result, engine.block_size, timeline.worker_blocks) if kept else None
+    described = [
+        {
+            "engine": pool.engine.described(),
+            **({} if plan is None else {"tiers": pool.below().described()}),
+        }
+        for pool, plan in zip(pools, plans, strict=True)
+    ]
     facts = {
         "workers": workers,
-        "routing": routing,
+        "routing": routing if isinstance(routing, str) else type(routing).__qualname__,
         "seed": seed,
         "load": msgspec.to_builtins(load),
-        "engine": engine.described(),
-        **({} if plan is None else {"tiers": tiers.described()}),
+        **(
+            described[0]
+            if len(pools) == 1
+            else {
+                "pools": [
+                    {"name": pool.name, "workers": pool.workers, **settings}
+                    for pool, settings in zip(pools, described, strict=True)
+                ]
+            }
+        ),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
         **digests(timeline, kv if events else None),
     }
     return OfflineRun(timeline, facts, kv)
 
 
-def _tiers_of(engine: VllmConfig, tiers: TiersConfig | None) -> TiersConfig:
-    """The tiers that were given, or those of the engine's settings. What a token weighs may stand with either."""
-    if tiers is None or tiers == TiersConfig():
-        return engine.tiers
-    if engine.tiers.tiers:
-        raise ConfigError(
-            "tiers are given twice: under Dynamo's names in the engine's settings, and beside it"
-        )
-    weight = engine.tiers.kv_bytes_per_token
-    if weight is None:
-        return tiers
-    if tiers.model is not None or tiers.kv_bytes_per_token not in (None, weight):
-        raise ConfigError(
-            "what a token weighs is given twice: in the engine's settings, and beside the tiers"
-        )
-    return msgspec.structs.replace(tiers, kv_bytes_per_token=weight)
-
-
-def _require_memory(engine: VllmConfig, plan: TierPlan | None, workers: int) -> None:
+def _require_memory(pools: Sequence[WorkerPool], plans: Sequence[TierPlan | None]) -> None:
     """Refuse at once what cannot fit, with an estimate. A tier without a limit is as large as its content."""
-    tiers = () if plan is None else plan.tiers
-    own = engine.num_gpu_blocks + sum(tier.blocks or 0 for tier in tiers if not tier.shared)
-    shared = sum(tier.blocks or 0 for tier in tiers if tier.shared)
+    what, need = [], 0
+    for pool, plan in zip(pools, plans, strict=True):
+        tiers = () if plan is None else plan.tiers
+        own = pool.engine.num_gpu_blocks + sum(tier.blocks or 0 for tier in tiers if not tier.shared)
+        shared = sum(tier.blocks or 0 for tier in tiers if tier.shared)
+        what.append(
+            f"{pool.workers:,} workers of {own:,} blocks" + (f" and {shared:,} shared ones" if shared else "")
+        )
+        need += pool.workers * (WORKER_BYTES + own * SLOT_BYTES) + shared * SLOT_BYTES
     require_memory(
-        f"{workers:,} workers of {own:,} blocks" + (f" and {shared:,} shared ones" if shared else ""),
-        workers * (WORKER_BYTES + own * SLOT_BYTES) + shared * SLOT_BYTES,
+        ", ".join(what),
+        need,
         "fewer workers, or fewer blocks (num_gpu_blocks, and those of the tiers), need less",
     )
 

@@ -153,7 +153,7 @@ class Timeline:
     num_workers: int
     """Workers in the run, ≥ 1."""
     blocks_per_worker: int
-    """Usable KV blocks of each, ≥ 1."""
+    """Usable KV blocks of each, ≥ 1; the most that one has where pools differ."""
     block_size: int
     """Tokens in a block, ≥ 1."""
     steps: int
@@ -178,6 +178,8 @@ class Timeline:
     """The workload's own names of its requests, where it has them."""
     reject_reasons: Mapping[int, str] = field(default_factory=dict)
     """Why, for rows that were rejected."""
+    own_blocks: Sequence[int] = ()
+    """KV blocks of each worker, where pools differ; empty where all have `blocks_per_worker`."""
     tiers: TierColumns | None = None
     """What lay below the device; None where nothing did."""
 
@@ -188,8 +190,7 @@ class Timeline:
         workload: Workload,
         order: Int64Column | None,
         *,
-        num_workers: int,
-        blocks_per_worker: int,
+        worker_blocks: Sequence[int],
         block_size: int,
     ) -> Timeline:
         """What a run of the core left, whose rows are those of `workload` in `order` (None: as they are)."""
@@ -198,8 +199,9 @@ class Timeline:
         return cls(
             **take_columns(cls, result, workload, order),
             **totals,
-            num_workers=num_workers,
-            blocks_per_worker=blocks_per_worker,
+            num_workers=len(worker_blocks),
+            blocks_per_worker=max(worker_blocks),
+            own_blocks=() if len(set(worker_blocks)) == 1 else worker_blocks,
             block_size=block_size,
             request_ids=workload.request_ids,
             reject_reasons=rejections,
@@ -218,6 +220,12 @@ class Timeline:
     def __len__(self) -> int:
         """Return the number of requests."""
         return len(self.arrival_ns)
+
+    @property
+    def worker_blocks(self) -> Int64Column:
+        """Usable KV blocks of each worker."""
+        blocks = self.own_blocks or [self.blocks_per_worker] * self.num_workers
+        return np.asarray(blocks, dtype=np.int64)
 
     @property
     def completed(self) -> BoolColumn:
@@ -306,5 +314,5 @@ class Timeline:
         refuse("sample_worker", bad, "is not a worker")
         for name in ("sample_running", "sample_waiting", "sample_used_blocks", "sample_cached_blocks"):
             refuse(name, getattr(self, name) < 0, "must not be negative")
-        bad = self.sample_used_blocks + self.sample_cached_blocks > self.blocks_per_worker
+        bad = self.sample_used_blocks + self.sample_cached_blocks > self.worker_blocks[self.sample_worker]
         refuse("sample_used_blocks", bad, "and sample_cached_blocks are more than blocks_per_worker")

@@ -35,7 +35,7 @@ def worker_balance(report: Report) -> Card | None:
     output = np.bincount(worker, timeline.output_tokens[rows], workers)
     cached = np.bincount(worker, timeline.cached_tokens_first[rows], workers)
     hit = 100 * np.divide(cached, prompt, out=np.zeros(workers), where=prompt > 0)
-    usage = 100 * worker_means(timeline, timeline.sample_used_blocks)[0] / timeline.blocks_per_worker
+    usage = 100 * worker_means(timeline, timeline.sample_used_blocks)[0] / timeline.worker_blocks
     strips = [
         ("requests", requests, "", "s1"),
         ("tokens", prompt + output, "", "s1"),

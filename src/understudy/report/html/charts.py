@@ -154,7 +154,7 @@ def kv_usage(report: Report) -> Card | None:
     if not len(timeline.sample_time_ns):
         return None
     edges = windows(timeline, SAMPLE_WINDOWS)
-    capacity = timeline.num_workers * timeline.blocks_per_worker
+    capacity = int(timeline.worker_blocks.sum())
     active = StepFunction.fleet(timeline, timeline.sample_used_blocks).means(edges) / capacity
     cached = StepFunction.fleet(timeline, timeline.sample_cached_blocks).means(edges) / capacity
     x, seconds = _time_axis(report, HALF)

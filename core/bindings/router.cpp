@@ -1,0 +1,157 @@
+// Routers in Python: what they are asked, what they see, and what they are told.
+#include "router.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+
+namespace understudy {
+
+namespace {
+
+// The fleet as seen by a router of Python's, which may keep the object longer than it holds.
+class ViewHandle {
+ public:
+  explicit ViewHandle(FleetView& view) : view_(&view) {}
+  void close() noexcept { view_ = nullptr; }
+  FleetView& operator*() const {
+    if (view_ == nullptr) throw Error(ErrorKind::WrongState, "a view of the fleet is good for one call of choose()");
+    return *view_;
+  }
+  FleetView* operator->() const { return &**this; }
+
+ private:
+  FleetView* view_;
+};
+
+struct AskedRequest {
+  RouteRequest request;
+  Identities prompt_blocks;
+};
+
+template <typename T, typename Read>
+nb::object by_worker(const ViewHandle& self, Read read) {
+  std::vector<T> out;
+  for (std::size_t worker = 0; worker < self->loads().size(); ++worker) out.push_back(static_cast<T>(read(worker)));
+  return to_array(std::move(out));
+}
+
+template <auto Field>
+nb::object loads_of(const ViewHandle& self) {
+  return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->loads()[worker].*Field; });
+}
+
+template <auto Field>
+nb::object states_of(const ViewHandle& self) {
+  return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->state(worker).*Field; });
+}
+
+// Asks an object with choose(request, view) and, if it has one of its own, observe(batch).
+class PythonRouter final : public Router {
+ public:
+  PythonRouter(nb::handle router, bool observes) : router_(nb::borrow(router)), observes_(observes) {}
+  ~PythonRouter() override {
+    if (Py_IsInitialized() == 0) {
+      router_.release();
+      return;
+    }
+    nb::gil_scoped_acquire gil;
+    router_.reset();
+  }
+
+  std::size_t choose(const RouteRequest& request, FleetView& view) override {
+    nb::gil_scoped_acquire gil;
+    std::vector<BlockIdentity> blocks;
+    if (request.identities != nullptr) request.identities->extend(blocks, request.prompt_tokens / request.block_size);
+    const nb::object asked = nb::cast(AskedRequest{request, Identities(std::move(blocks))});
+    nb::inst_ptr<AskedRequest>(asked)->request.identities = nullptr;  // it does not outlive this call
+    const nb::object seen = nb::cast(ViewHandle(view));
+    const nb::object answer = router_.attr("choose")(asked, seen);
+    nb::inst_ptr<ViewHandle>(seen)->close();
+    std::int64_t worker = -1;
+    if (!nb::try_cast(answer, worker) || worker < 0) {
+      throw Error(ErrorKind::PolicyError, "the router's choose() must return the number of a worker, got ",
+                  nb::repr(answer).c_str());
+    }
+    return static_cast<std::size_t>(worker);
+  }
+
+  bool observes() const noexcept override { return observes_; }
+  void observe(const KvDelivery& delivery) override {
+    nb::gil_scoped_acquire gil;
+    router_.attr("observe")(nb::cast(delivery));
+  }
+
+ private:
+  nb::object router_;
+  bool observes_;
+};
+
+}  // namespace
+
+std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
+  if (nb::isinstance<nb::str>(router)) {
+    const std::string name = nb::cast<std::string>(router);
+    if (auto known = make_router(name, seed)) return known;
+    throw Error(ErrorKind::ConfigError, "routing must be round_robin, random or least_loaded, or a Router; got '", name,
+                "'");
+  }
+  std::shared_ptr<Router> native;
+  if (nb::try_cast(router, native) && native) return native;
+  if (!nb::hasattr(router, "choose")) {
+    throw Error(ErrorKind::ConfigError,
+                "routing must be round_robin, random or least_loaded, or a Router with choose(request, view); got ",
+                nb::repr(router).c_str());
+  }
+  // The base class has one that does nothing, and says so.
+  const bool observes = nb::hasattr(router, "observe") && !nb::hasattr(router.attr("observe"), "does_nothing");
+  return std::make_shared<PythonRouter>(router, observes);
+}
+
+void bind_router(nb::module_& m) {
+  nb::class_<Router>(m, "NativeRouter", "A router of the core's.");
+  nb::class_<AskedRequest>(m, "RouteRequest", "What a router knows of a request.")
+      .def_prop_ro(
+          "row", [](const AskedRequest& self) { return self.request.row; }, "Its row of the workload.")
+      .def_prop_ro("arrival_ns", [](const AskedRequest& self) { return self.request.arrival_ns; })
+      .def_prop_ro("prompt_tokens", [](const AskedRequest& self) { return self.request.prompt_tokens; })
+      .def_prop_ro(
+          "output_tokens", [](const AskedRequest& self) { return self.request.output_tokens; }, "As requested.")
+      .def_prop_ro("priority", [](const AskedRequest& self) { return self.request.priority; })
+      .def_prop_ro(
+          "block_size", [](const AskedRequest& self) { return self.request.block_size; }, "Of the first pool.")
+      .def_prop_ro(
+          "prompt_blocks", [](const AskedRequest& self) { return self.prompt_blocks; },
+          "Identities of the full blocks of its prompt; empty without prefix caching.");
+  nb::class_<ViewHandle>(m, "FleetView", "The fleet as its router sees it, for one call of choose().")
+      .def_prop_ro("now_ns", [](const ViewHandle& self) { return self->now_ns(); })
+      .def("__len__", [](const ViewHandle& self) { return self->loads().size(); })
+      .def_prop_ro("outstanding_requests", &loads_of<&WorkerLoad::outstanding_requests>,
+                   "By worker: sent there and not ended.")
+      .def_prop_ro("outstanding_tokens", &loads_of<&WorkerLoad::outstanding_tokens>,
+                   "By worker: prompt and requested output of those.")
+      .def_prop_ro(
+          "pools",
+          [](const ViewHandle& self) {
+            return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->pool_of(worker); });
+          },
+          "By worker: the number of its pool.")
+      .def_prop_ro("running", &states_of<&WorkerState::running>, "By worker: requests that have been admitted.")
+      .def_prop_ro("waiting", &states_of<&WorkerState::waiting>, "By worker: requests that have not.")
+      .def_prop_ro("used_blocks", &states_of<&WorkerState::used_blocks>, "By worker: referenced blocks.")
+      .def_prop_ro("total_blocks", &states_of<&WorkerState::total_blocks>);
+  nb::class_<KvDelivery>(m, "KvEventBatch", "What happened to blocks in one step of a worker, or on a shared tier.")
+      .def_prop_ro(
+          "worker",
+          [](const KvDelivery& self) -> nb::object {
+            return self.worker == KvDelivery::kShared ? nb::none() : nb::object(nb::int_(self.worker));
+          },
+          "None: a tier that the run shares.")
+      .def_ro("time_ns", &KvDelivery::time_ns, "When it became visible where it happened.")
+      .def_ro("events", &KvDelivery::events);
+}
+
+}  // namespace understudy

@@ -1,0 +1,80 @@
+// What can be said of steps that have not been played.
+#include <algorithm>
+
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+// Every one of them ends with a token of the request, or with several if it speculates.
+std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const noexcept {
+  const std::uint64_t left =
+      expected_outputs(request) - std::min(request.record.output_tokens, expected_outputs(request));
+  const std::uint64_t most = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens) + 1;
+  return std::max<std::uint64_t>(1, (left + most - 1) / most);
+}
+
+// What one decode step of all that run takes, now.
+std::int64_t VllmEngine::plain_step_ns() const {
+  std::uint64_t alive = 0;
+  std::uint64_t context = 0;
+  for (const RequestId id : running_) {
+    if (tiers_ && tiers_->waiting(id)) continue;
+    ++alive;
+    context += requests_[id].known;
+  }
+  return timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
+}
+
+// Whether all that run get a token in each of so many steps, if nobody comes: there is room for what they add, and
+// nobody else who could take it.
+bool VllmEngine::decodes_undisturbed(std::uint64_t steps) const {
+  if (running_.empty() || !waiting_.empty() || parked_ > 0 || bursts_.on() || config_.speculation.tokens > 0 ||
+      config_.async_scheduling || running_.size() > config_.max_num_batched_tokens) {
+    return false;
+  }
+  std::uint64_t blocks = 0;
+  for (const RequestId id : running_) {
+    const EngineRequest& request = requests_[id];
+    if (request.spec.max_tokens == 0 || request.computed + (in_step_ ? 0 : 1) != request.known) return false;
+    if (tiers_ && tiers_->waiting(id)) return false;
+    const std::uint64_t room = request.table.size() * std::uint64_t{config_.block_size};
+    const std::uint64_t end = request.known + steps;
+    if (end > room) blocks += (end - room + config_.block_size - 1) / config_.block_size;
+  }
+  return leap_has_room(blocks);
+}
+
+std::int64_t VllmEngine::no_finish_before() const {
+  if (idle() && !in_step_) return kNever;
+  std::int64_t from_ns = now_ns_;
+  if (!in_step_ && sleeping_ && !roused()) {
+    from_ns = std::max(from_ns, tiers_->hub().next_wake_ns().value_or(from_ns));
+  }
+  // The step that is open may be the first of them.
+  const auto after = [&](std::uint64_t steps, std::int64_t step_ns) {
+    if (in_step_) --steps;
+    const std::int64_t most = (kNever - from_ns) / std::max<std::int64_t>(step_ns, 1);
+    return from_ns + std::min(static_cast<std::int64_t>(std::min<std::uint64_t>(steps, 1u << 31)), most) * step_ns;
+  };
+  std::uint64_t fewest = kNever;
+  for (const RequestId id : running_) fewest = std::min(fewest, steps_to_finish(requests_[id]));
+  if (decodes_undisturbed(fewest)) {
+    std::uint64_t context = 0;
+    for (const RequestId id : running_) context += requests_[id].known;
+    return after(fewest, timing_.least_ns(running_.size(), context, context / running_.size(), capacity_tokens_));
+  }
+  // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
+  std::int64_t least_ns = kNever;
+  const auto consider = [&](RequestId id) {
+    const EngineRequest& request = requests_[id];
+    const std::int64_t step_ns =
+        request.spec.max_tokens == 0 ? 0 : timing_.least_ns(1, request.known, 1, capacity_tokens_);
+    least_ns = std::min(least_ns, after(steps_to_finish(request), step_ns));
+  };
+  for (const RequestId id : running_) consider(id);
+  for (const RequestId id : waiting_.ids()) consider(id);
+  if (parked_ > 0 || least_ns == kNever) return from_ns;
+  return least_ns;
+}
+
+}  // namespace understudy

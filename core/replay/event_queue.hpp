@@ -1,0 +1,111 @@
+// Everything that will happen in a run, in one order: by time, then class, then owner, then who was first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace understudy {
+
+// What happens at one time happens in this order.
+enum class EventClass : std::uint8_t {
+  Landing,   // transfers end
+  StepEnd,   // a worker's step ends, or a worker is looked at because it may have
+  Delivery,  // a router learns what happened to blocks
+  HandOff,   // a request moves from one pool to another
+  Tick,      // somebody who looks at the fleet now and then
+  Arrival,   // a request comes
+  Begin,     // workers that are free begin a step, with all that came before
+};
+
+// A heap whose entries know their place, so that one can be taken back.
+class EventQueue {
+ public:
+  using Handle = std::uint32_t;
+  static constexpr Handle kNone = 0xFFFFFFFFu;
+
+  struct Entry {
+    std::int64_t time_ns = 0;
+    EventClass kind = EventClass::Landing;
+    std::uint64_t owner = 0;     // orders equals; never how workers are numbered
+    std::uint64_t sequence = 0;  // and then who was pushed first
+    std::uint64_t subject = 0;   // whom it is about, for whoever pushed it
+
+    bool operator<(const Entry& other) const noexcept {
+      return std::tie(time_ns, kind, owner, sequence) <
+             std::tie(other.time_ns, other.kind, other.owner, other.sequence);
+    }
+  };
+
+  bool empty() const noexcept { return heap_.empty(); }
+  std::size_t size() const noexcept { return heap_.size(); }
+  const Entry& top() const noexcept { return heap_.front().entry; }
+
+  Handle push(std::int64_t time_ns, EventClass kind, std::uint64_t owner, std::uint64_t subject) {
+    if (free_.empty()) {
+      free_.push_back(static_cast<Handle>(place_.size()));
+      place_.push_back(0);
+    }
+    const Handle handle = free_.back();
+    free_.pop_back();
+    heap_.push_back({{time_ns, kind, owner, next_sequence_++, subject}, handle});
+    rise(heap_.size() - 1);
+    return handle;
+  }
+
+  Entry pop() {
+    const Entry first = heap_.front().entry;
+    take_back(heap_.front().handle);
+    return first;
+  }
+
+  // The entry never was. Its handle must not be used again.
+  void take_back(Handle handle) {
+    const std::size_t at = place_[handle];
+    free_.push_back(handle);
+    const Node last = heap_.back();
+    heap_.pop_back();
+    if (at == heap_.size()) return;
+    heap_[at] = last;
+    place_[last.handle] = static_cast<std::uint32_t>(at);
+    rise(sink(at));
+  }
+
+ private:
+  struct Node {
+    Entry entry;
+    Handle handle;
+  };
+
+  void put(std::size_t at, const Node& node) {
+    heap_[at] = node;
+    place_[node.handle] = static_cast<std::uint32_t>(at);
+  }
+
+  void rise(std::size_t at) {
+    const Node node = heap_[at];
+    for (; at > 0 && node.entry < heap_[(at - 1) / 2].entry; at = (at - 1) / 2) put(at, heap_[(at - 1) / 2]);
+    put(at, node);
+  }
+
+  std::size_t sink(std::size_t at) {
+    const Node node = heap_[at];
+    for (std::size_t child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
+      if (child + 1 < heap_.size() && heap_[child + 1].entry < heap_[child].entry) ++child;
+      if (!(heap_[child].entry < node.entry)) break;
+      put(at, heap_[child]);
+      at = child;
+    }
+    put(at, node);
+    return at;
+  }
+
+  std::vector<Node> heap_;
+  std::vector<std::uint32_t> place_;  // in the heap, by handle
+  std::vector<Handle> free_;
+  std::uint64_t next_sequence_ = 0;
+};
+
+}  // namespace understudy

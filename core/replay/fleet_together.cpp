@@ -1,0 +1,311 @@
+// Workers that meet: in sessions, under a cap on concurrency, in a router's eyes, on tiers that they share.
+//
+// What a worker does concerns others when it finishes a request, when a router looks at it, or on a tier that they
+// share. Where they share none, each is played only as far as somebody needs to know: its entry in the queue is a time
+// before which it cannot finish a request. Else every step has its place in the queue.
+#include <algorithm>
+#include <limits>
+
+#include "replay/fleet.hpp"
+
+namespace understudy {
+
+void Fleet::run_together(const Progress& progress) {
+  std::uint64_t rounds = 0;
+  open_arrivals();
+  for (std::size_t index = 0; config_.lockstep_ns > 0 && index < workers_.size(); ++index) want_begin(index);
+  while (!queue_.empty()) {
+    const EventQueue::Entry next = queue_.pop();
+    now_ns_ = std::max(now_ns_, next.time_ns);
+    const auto subject = static_cast<std::size_t>(next.subject);
+    switch (next.kind) {
+      case EventClass::Landing:
+        landing_ = EventQueue::kNone;
+        land();
+        break;
+      case EventClass::StepEnd:
+        workers_[subject].next = EventQueue::kNone;
+        stepping_ ? end_step(subject) : look(subject);
+        break;
+      case EventClass::Delivery:
+        deliver(subject);
+        break;
+      case EventClass::Arrival:
+        if (observes_ && gathered_ns_ != now_ns_ && gather_events()) {
+          push_arrival(next.time_ns, next.subject);  // when the router has been told
+        } else {
+          arrive(next.subject);
+        }
+        break;
+      case EventClass::Begin:
+        workers_[subject].begin = EventQueue::kNone;
+        beginning_.assign(1, subject);
+        begin_all();
+        break;
+      case EventClass::HandOff:
+      case EventClass::Tick:
+        break;  // nobody asks for them yet
+    }
+    watch_hub();
+    if (++rounds % 64 == 0) report(progress);
+    if (queue_.empty() && observes_) gather_events();  // the rest
+  }
+  for (Worker& worker : workers_) {
+    require_progress(worker);
+    worker.engine->drain_transfers();
+    worker.gaps = worker.engine->take_gaps();
+  }
+  for (std::size_t index = 0; index < workers_.size(); ++index) collect(index);
+}
+
+// ── Requests come and go ──
+
+void Fleet::open_arrivals() {
+  for (std::uint64_t row = 0; row < workload_.size(); ++row) {
+    if (workload_.turn[row] == 0) first_turns_.push_back(row);
+  }
+  if (config_.concurrency == 0) {
+    std::ranges::stable_sort(first_turns_, {}, [this](std::uint64_t row) { return workload_.arrival_ns[row]; });
+    push_next_arrival();
+    return;
+  }
+  while (next_first_turn_ < std::min<std::size_t>(config_.concurrency, first_turns_.size())) {
+    push_arrival(0, first_turns_[next_first_turn_++]);
+  }
+}
+
+void Fleet::push_next_arrival() {
+  if (next_first_turn_ == first_turns_.size()) return;
+  const std::uint64_t row = first_turns_[next_first_turn_++];
+  push_arrival(workload_.arrival_ns[row], row);
+}
+
+void Fleet::push_arrival(std::int64_t time_ns, std::uint64_t row) {
+  queue_.push(time_ns, EventClass::Arrival, row, row);
+}
+
+void Fleet::arrive(std::uint64_t row) {
+  if (config_.concurrency == 0 && workload_.turn[row] == 0) push_next_arrival();
+  arrival_ns_[row] = now_ns_;
+  const std::optional<std::size_t> chosen = route(row);
+  if (!chosen) return after(row, now_ns_);
+  worker_of_[row] = static_cast<std::int32_t>(*chosen);
+  if (!stepping_) {
+    join(*chosen);
+    if (!workers_[*chosen].engine->in_step()) workers_[*chosen].engine->skip_to(now_ns_);
+    workers_[*chosen].ready_round = round_;
+  }
+  submit(*chosen, row, now_ns_);
+  stepping_ ? want_begin(*chosen) : plan(*chosen);
+}
+
+void Fleet::take(Worker& worker, const StepEffects& effects) {
+  worker.finished.insert(worker.finished.end(), effects.finished.begin(), effects.finished.end());
+}
+
+void Fleet::settle(std::size_t index) {
+  Worker& worker = workers_[index];
+  for (const RequestRecord& record : worker.finished) {
+    const std::uint64_t row = worker.rows[record.id];
+    keep(worker, record);
+    --loads_[index].outstanding_requests;
+    loads_[index].outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
+                                        static_cast<std::uint64_t>(workload_.output_tokens[row]);
+    after(row, record.finish_ns);
+  }
+  worker.finished.clear();
+}
+
+// A turn has ended: its session goes on, or makes room for another.
+void Fleet::after(std::uint64_t row, std::int64_t time_ns) {
+  ++ended_;
+  if (workload_.next_turn[row] >= 0) {
+    const auto next = static_cast<std::uint64_t>(workload_.next_turn[row]);
+    push_arrival(time_ns + workload_.delay_ns[next], next);
+  } else if (config_.concurrency > 0 && next_first_turn_ < first_turns_.size()) {
+    push_arrival(time_ns, first_turns_[next_first_turn_++]);
+  }
+}
+
+// Among workers at one time, whoever got the earliest request goes first: not a matter of how workers are numbered.
+std::uint64_t Fleet::order_of(std::size_t worker) const {
+  const std::vector<std::uint64_t>& rows = workers_[worker].rows;
+  return rows.empty() ? workload_.size() + worker : rows.front();
+}
+
+void Fleet::want_begin(std::size_t index) {
+  Worker& worker = workers_[index];
+  if (worker.begin != EventQueue::kNone || worker.engine->in_step()) return;
+  worker.begin = queue_.push(now_ns_, EventClass::Begin, order_of(index), index);
+}
+
+void Fleet::forget(EventQueue::Handle& handle) {
+  if (handle != EventQueue::kNone) queue_.take_back(handle);
+  handle = EventQueue::kNone;
+}
+
+// ── Step by step ──
+
+void Fleet::land() {
+  hub_.run_until(now_ns_);
+  for (const std::size_t index : sleepers_) {
+    if (workers_[index].engine->landed(now_ns_)) want_begin(index);
+  }
+}
+
+void Fleet::end_step(std::size_t index) {
+  take(workers_[index], workers_[index].engine->end_step(now_ns_));
+  settle(index);
+  want_begin(index);
+}
+
+// All that begin now, together: what one of them starts may end at once, which the others are not to see before.
+void Fleet::begin_all() {
+  while (!queue_.empty() && queue_.top().time_ns == now_ns_ && queue_.top().kind == EventClass::Begin) {
+    beginning_.push_back(static_cast<std::size_t>(queue_.pop().subject));
+    workers_[beginning_.back()].begin = EventQueue::kNone;
+  }
+  std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of(index); });
+  ++round_;
+  round_ns_ = now_ns_;
+  for (const std::size_t index : beginning_) {
+    if (stepping_) {
+      begin_step(index);
+    } else {
+      if (!workers_[index].engine->in_step()) workers_[index].engine->begin_step(now_ns_);
+      plan(index);
+    }
+  }
+  if (!config_.check) return;
+  for (const Pool& pool : pools_) {
+    if (pool.tiers) pool.tiers->check();
+  }
+}
+
+void Fleet::begin_step(std::size_t index) {
+  Worker& worker = workers_[index];
+  VllmEngine& engine = *worker.engine;
+  const bool lockstep = config_.lockstep_ns > 0;
+  if (engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) return;
+  if (engine.asleep()) std::erase(sleepers_, index);
+  const std::int64_t duration_ns = engine.begin_step(now_ns_);
+  if (engine.stuck()) require_progress(worker);
+  if (engine.asleep()) {
+    sleepers_.push_back(index);
+  } else {
+    worker.next = queue_.push(now_ns_ + (lockstep ? config_.lockstep_ns : duration_ns), EventClass::StepEnd,
+                              order_of(index), index);
+  }
+}
+
+// The queue has one entry for the transfers of the run: when the next may end.
+void Fleet::watch_hub() {
+  const std::optional<std::int64_t>& wake = hub_.next_wake_ns();
+  if (landing_ != EventQueue::kNone && (!wake || *wake != landing_ns_)) forget(landing_);
+  if (landing_ != EventQueue::kNone || !wake) return;
+  landing_ns_ = *wake;
+  landing_ = queue_.push(landing_ns_, EventClass::Landing, 0, 0);
+}
+
+// ── Each as far as nothing can reach it ──
+
+// The worker is where it has to be for a request to come, or for a router to look. Where steps take no time, others may
+// have begun theirs now, and so has this one, unless it was not ready then.
+void Fleet::join(std::size_t index) {
+  Worker& worker = workers_[index];
+  Engine& engine = *worker.engine;
+  take(worker, engine.advance(now_ns_, false));
+  if (round_ns_ == now_ns_ && worker.ready_round < round_ && !engine.in_step() && !engine.idle() && !engine.asleep() &&
+      worker.finished.empty()) {
+    engine.begin_step(now_ns_);
+  }
+}
+
+// It may have finished a request now, and not before.
+void Fleet::look(std::size_t index) {
+  take(workers_[index], workers_[index].engine->advance_lazily(now_ns_));
+  workers_[index].ready_round = round_;
+  settle(index);
+  plan(index);
+}
+
+// When to look next.
+void Fleet::plan(std::size_t index) {
+  Worker& worker = workers_[index];
+  Engine& engine = *worker.engine;
+  forget(worker.next);
+  if (engine.stuck()) require_progress(worker);
+  if (worker.finished.empty() && engine.idle() && !engine.in_step()) return;
+  const auto when = [&] { return worker.finished.empty() ? engine.no_finish_before() : engine.now_ns(); };
+  const auto overdue = [&](std::int64_t time_ns) {
+    return time_ns <= now_ns_ && worker.finished.empty() && !engine.in_step();
+  };
+  std::int64_t next_ns = when();
+  if (overdue(next_ns)) {
+    take(worker, engine.advance(now_ns_, false));
+    next_ns = when();
+  }
+  if (overdue(next_ns)) return want_begin(index);
+  worker.next = queue_.push(next_ns, EventClass::StepEnd, order_of(index), index);
+}
+
+WorkerState Fleet::state(std::size_t index) {
+  if (!stepping_) join(index);
+  const EngineSnapshot now = workers_.at(index).engine->snapshot();
+  return {now.running, now.waiting + now.loading, now.active_blocks,
+          now.active_blocks + now.cached_blocks + now.free_blocks};
+}
+
+// ── What a router is told ──
+
+// What has become visible by now is on its way to the router. Whether any of it has to reach it before it is asked.
+bool Fleet::gather_events() {
+  gathered_ns_ = now_ns_;
+  bool due = false;
+  for (std::size_t index = 0; index < workers_.size(); ++index) {
+    Worker& worker = workers_[index];
+    if (!stepping_) join(index);
+    due = gather_events(index, order_of(index), worker.engine->take_events(), worker.events) || due;
+  }
+  for (Pool& pool : pools_) {
+    for (std::size_t tier = 0; pool.tiers && tier < pool.tiers->shared().size(); ++tier) {
+      due = gather_events(KvDelivery::kShared, workload_.size() + workers_.size() + tier,
+                          pool.tiers->shared()[tier]->take_events(), pool.shared_events[tier]) ||
+            due;
+    }
+  }
+  return due;
+}
+
+bool Fleet::gather_events(std::size_t publisher, std::uint64_t owner, TimedEvents events, TimedEvents& kept) {
+  const std::vector<EventRecord>& records = events.batch.records;
+  bool due = false;
+  for (std::size_t first = 0; first < records.size();) {
+    const std::int64_t time_ns = events.time_ns[first];
+    std::size_t last = first;
+    while (last < records.size() && events.time_ns[last] == time_ns) ++last;
+    if (free_deliveries_.empty()) {
+      free_deliveries_.push_back(deliveries_.size());
+      deliveries_.emplace_back();
+    }
+    KvDelivery& delivery = deliveries_[free_deliveries_.back()];
+    delivery.worker = publisher;
+    delivery.time_ns = time_ns;
+    delivery.events.records.assign(records.begin() + static_cast<std::ptrdiff_t>(first),
+                                   records.begin() + static_cast<std::ptrdiff_t>(last));
+    const std::int64_t at_ns = time_ns + config_.router->event_delay_ns();
+    queue_.push(at_ns, EventClass::Delivery, owner, free_deliveries_.back());
+    free_deliveries_.pop_back();
+    due = due || at_ns <= now_ns_;
+    first = last;
+  }
+  if (keeps_events_) append(kept, events);
+  return due;
+}
+
+void Fleet::deliver(std::size_t index) {
+  free_deliveries_.push_back(index);
+  config_.router->observe(deliveries_[index]);
+}
+
+}  // namespace understudy

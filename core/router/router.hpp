@@ -1,0 +1,79 @@
+// Who gets which request. A router is told what workers say of themselves, and chooses.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "engine/request.hpp"
+#include "events/event_ring.hpp"
+
+namespace understudy {
+
+// What a router knows of a request.
+struct RouteRequest {
+  std::uint64_t row = 0;  // of the workload
+  std::int64_t arrival_ns = 0;
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t output_tokens = 0;  // as requested
+  std::int64_t priority = 0;
+  std::uint32_t block_size = 0;                // of the first pool
+  const IdentitySource* identities = nullptr;  // of its blocks of that size; null without prefix caching
+};
+
+// What a router itself counts of a worker, by what it sent there and what came back.
+struct WorkerLoad {
+  std::uint64_t outstanding_requests = 0;
+  std::uint64_t outstanding_tokens = 0;  // prompt and requested output
+};
+
+// What a worker says of itself.
+struct WorkerState {
+  std::uint64_t running = 0;
+  std::uint64_t waiting = 0;
+  std::uint64_t used_blocks = 0;  // referenced
+  std::uint64_t total_blocks = 0;
+};
+
+// The fleet as its router sees it, for the length of one call.
+class FleetView {
+ public:
+  virtual ~FleetView() = default;
+  virtual std::int64_t now_ns() const = 0;
+  virtual std::span<const WorkerLoad> loads() const = 0;  // by worker
+  // As of now. Costs more than a load: the worker is played up to this moment.
+  virtual WorkerState state(std::size_t worker) = 0;
+  virtual std::uint32_t pool_of(std::size_t worker) const = 0;
+};
+
+// What happened to blocks in one step of a worker, or on a tier that the run shares.
+struct KvDelivery {
+  static constexpr std::size_t kShared = ~std::size_t{0};
+
+  std::size_t worker = 0;    // kShared: a tier of the run
+  std::int64_t time_ns = 0;  // when it became visible where it happened
+  DrainedEvents events;
+};
+
+class Router {
+ public:
+  virtual ~Router() = default;
+
+  // The worker of a request, below view.loads().size().
+  virtual std::size_t choose(const RouteRequest& request, FleetView& view) = 0;
+
+  // Whether it wants to be told what happens to blocks, and how long that takes to reach it.
+  virtual bool observes() const noexcept { return false; }
+  virtual std::int64_t event_delay_ns() const noexcept { return 0; }
+  virtual void observe(const KvDelivery&) {}
+
+  // Whether its choice is a matter of the requests alone, so that workers may be played one after another.
+  virtual bool blind() const noexcept { return false; }
+};
+
+// By name: round_robin, random, least_loaded (fewest outstanding tokens; of equals the first). Null for any other.
+std::shared_ptr<Router> make_router(const std::string& name, std::uint64_t seed);
+
+}  // namespace understudy

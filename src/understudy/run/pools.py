@@ -1,0 +1,68 @@
+"""Pools of a fleet: workers that are alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from understudy.checks import whole_number
+from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError
+from understudy.tiers.settings import TiersConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
+    """`workers` workers with one engine's settings, and tiers that they share with nobody else.
+
+    The workers of a fleet are numbered through its pools. Pools of one fleet agree on the size of a block, which
+    routers and events go by. ConfigError names what is wrong.
+    """
+
+    engine: VllmConfig = VllmConfig()
+    workers: int = 1
+    tiers: TiersConfig | None = None
+    """Below the device; unless given, those that came with the engine's settings."""
+    name: str = "workers"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, VllmConfig):
+            raise ConfigError(f"engine must be a VllmConfig, got {self.engine!r}")
+        if not isinstance(self.tiers, TiersConfig | None):
+            raise ConfigError(
+                f"tiers must be a TiersConfig (TiersConfig.from_dict reads settings by name), got {self.tiers!r}"
+            )
+        whole_number("workers", self.workers, 1)
+
+    def below(self) -> TiersConfig:
+        """The tiers that were given, or those of the engine's settings. What a token weighs may stand with either."""
+        if self.tiers is None or self.tiers == TiersConfig():
+            return self.engine.tiers
+        if self.engine.tiers.tiers:
+            raise ConfigError(
+                "tiers are given twice: under Dynamo's names in the engine's settings, and beside it"
+            )
+        weight = self.engine.tiers.kv_bytes_per_token
+        if weight is None:
+            return self.tiers
+        if self.tiers.model is not None or self.tiers.kv_bytes_per_token not in (None, weight):
+            raise ConfigError(
+                "what a token weighs is given twice: in the engine's settings, and beside the tiers"
+            )
+        return msgspec.structs.replace(self.tiers, kv_bytes_per_token=weight)
+
+
+def check_pools(pools: Sequence[WorkerPool]) -> None:
+    """Whether they make a fleet."""
+    for pool in pools:
+        if not isinstance(pool, WorkerPool):
+            raise ConfigError(f"pools must be WorkerPools, got {pool!r}")
+    sizes = {pool.engine.block_size for pool in pools}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{pool.engine.block_size} ({pool.name})" for pool in pools)
+        raise ConfigError(f"pools of one fleet need one block_size, got {listed}")
+    if len({pool.engine.scheduling_policy for pool in pools}) > 1:
+        raise ConfigError("pools of one fleet need one scheduling_policy: it says how requests are named")
