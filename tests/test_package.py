@@ -160,10 +160,11 @@ def test_the_readme_example_prints_what_the_readme_says() -> None:
 
 def test_code_in_contributing_is_the_code_of_the_example() -> None:
     quotes = fenced("CONTRIBUTING.md", "python")
-    example = (ROOT / "examples" / "python_policy.py").read_text()
+    names = ("python_policy.py", "python_router.py")
+    examples = "".join((ROOT / "examples" / name).read_text() for name in names)
     assert quotes
     for quote in quotes:
-        assert quote in example, "examples/python_policy.py has changed: quote it anew in CONTRIBUTING.md"
+        assert quote in examples, f"{' or '.join(names)} has changed: quote it anew in CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md"])

@@ -28,12 +28,13 @@ from understudy.workload import Workload, read_trace
 from understudy.workload.reuse import unlimited_hit_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from os import PathLike
 
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.run.offline import Routing
+    from understudy.run.pools import WorkerPool
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
@@ -42,6 +43,7 @@ def replay(
     engine: VllmConfig | None = None,
     *,
     workers: int = 1,
+    pools: Sequence[WorkerPool] = (),
     routing: Routing | Router = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
@@ -81,6 +83,8 @@ def replay(
         "kv_trace": kv_trace,
         "record_steps": record_steps,
     }
+    if pools and compare_without_tiers:
+        raise ConfigError("compare_without_tiers compares fleets of one engine; leave it out, or pools")
     check_outputs(outputs, {} if isinstance(workload, Workload) else {"workload": workload})
     name = "workload"
     if not isinstance(workload, Workload):
@@ -94,6 +98,7 @@ def replay(
         workload = workload.limited(max_tokens)
     how: dict[str, Any] = {
         "workers": workers,
+        "pools": pools,
         "routing": routing,
         "seed": seed,
         "load": load,

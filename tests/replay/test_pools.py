@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from replay.building import ONE_MS, crowd, single_turns
@@ -11,7 +13,11 @@ from understudy.errors import ConfigError
 from understudy.router import FleetView, Router, RouteRequest
 from understudy.run.offline import run_offline
 from understudy.run.pools import WorkerPool
+from understudy.run.settings import ReplaySettings
 from understudy.tiers import TiersConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SMALL = VllmConfig(block_size=16, num_gpu_blocks=20, timing=ONE_MS)
 LARGE = VllmConfig(block_size=16, num_gpu_blocks=200, timing=Constant(prefill_ms=0.0, decode_ms=2.0))
@@ -101,3 +107,36 @@ def test_pools_that_make_no_fleet_are_refused(pools: list[WorkerPool]) -> None:
 def test_pools_and_an_engine_beside_them_are_refused() -> None:
     with pytest.raises(ConfigError, match="leave engine"):
         run_offline(crowd(5), SMALL, pools=[WorkerPool()])
+
+
+def test_a_file_may_list_pools(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        "routing: least_loaded\n"
+        "pools:\n"
+        "  - {name: small, workers: 2, engine: {block_size: 16, num_gpu_blocks: 20}}\n"
+        "  - name: large\n"
+        "    engine: {block_size: 16, num_gpu_blocks: 200}\n"
+        "    kv_bytes_per_token: 16384\n"
+        "    tiers: [{tier: g2, blocks: 50, link: {down_gbps: 1, up_gbps: 1}}]\n"
+    )
+    settings = ReplaySettings.read(path, {}, [])
+    assert [(pool.name, pool.workers) for pool in settings.pools] == [("small", 2), ("large", 1)]
+    run = run_offline(crowd(40), pools=settings.pools, routing=settings.routing)
+    assert run.timeline.worker_blocks.tolist() == [20, 20, 200]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("workers: 2\npools: [{}]", "pools have workers of their own"),
+        ("pools: 3", "pools must be a list"),
+        ("pools: [{size: 3}]", r"pools\[0\].size is not known"),
+        ("pools: [{workers: 0}]", "workers"),
+    ],
+)
+def test_pools_of_a_file_that_make_no_sense_are_refused(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        ReplaySettings.read(path, {}, [])

@@ -151,13 +151,14 @@ def run(args: argparse.Namespace) -> int:
             if args.online
             else replay(
                 workload,
-                settings.engine,
+                None if settings.pools else settings.engine,
                 workers=settings.workers,
+                pools=settings.pools,
                 routing=settings.routing,
                 seed=settings.seed,
                 load=settings.load,
                 max_tokens=args.max_tokens,
-                tiers=settings.tiers,
+                tiers=None if settings.pools else settings.tiers,
                 compare_without_tiers=args.compare_without_tiers,
                 slo=_slo(args),
                 threads=args.threads,

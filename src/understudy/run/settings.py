@@ -11,6 +11,7 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.layers import TIER_FIELDS, superseded, tiers_by_name
 from understudy.run.offline import Routing
+from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ROUTINGS = get_args(Routing)
-_FIELDS = ("workers", "routing", "seed", "load", "engine", "gpu", *TIER_FIELDS)
+_FIELDS = ("workers", "pools", "routing", "seed", "load", "engine", "gpu", *TIER_FIELDS)
+_POOL_FIELDS = ("name", "workers", "engine", *TIER_FIELDS)
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: VllmConfig = VllmConfig()
     tiers: TiersConfig = TiersConfig()
     """In a file: `tiers` (a list), `offload`, `kv_bytes_per_token`, `model` and `kv_dtype`, beside the others."""
+
+    pools: tuple[WorkerPool, ...] = ()
+    """In place of `workers`, `engine` and the tiers: a list, each with `name`, `workers`, `engine` and its tiers."""
 
     gpu: GpuSettings | None = None
     """In place of `engine.num_gpu_blocks`, which then follows from the memory of the GPUs and the model."""
@@ -54,6 +59,11 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             if name not in _FIELDS:
                 raise ConfigError(f"{name} is not a setting of a replay; known are {', '.join(_FIELDS)}")
         _check_routing(merged.get("routing", "round_robin"))
+        if (listed := merged.pop("pools", None)) is not None:
+            alone = [name for name in ("workers", "engine", "gpu", *TIER_FIELDS) if name in merged]
+            if alone:
+                raise ConfigError(f"pools have {alone[0]} of their own: give it to each of them")
+            return msgspec.structs.replace(read_as(cls, merged), pools=_read_pools(listed))
         settings = merged.pop("engine", {})
         if not isinstance(settings, dict):
             raise ConfigError(f"engine must hold settings by name, got {settings!r}")
@@ -86,6 +96,25 @@ def _one_set_of_tiers(engine: VllmConfig, below: dict[str, Any]) -> tuple[VllmCo
     beside = {name: value for name, value in below.items() if value is not None and name != "tiers"}
     merged = _merge(mocker, beside)
     return msgspec.structs.replace(engine, tiers=TiersConfig()), TiersConfig.from_dict(merged)
+
+
+def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
+    if not isinstance(listed, list) or not listed or not all(isinstance(pool, dict) for pool in listed):
+        raise ConfigError(f"pools must be a list of pools, each with settings by name, got {listed!r}")
+    pools = []
+    for number, settings in enumerate(listed):
+        name = settings.get("name", f"pool {number}")
+        for field in settings:
+            if field not in _POOL_FIELDS:
+                raise ConfigError(
+                    f"pools[{number}].{field} is not known; known are {', '.join(_POOL_FIELDS)}"
+                )
+        below = {field: settings[field] for field in TIER_FIELDS if field in settings}
+        engine = VllmConfig.from_dict(settings.get("engine") or {})
+        tiers = TiersConfig.from_dict(below) if below else None
+        pools.append(WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers))
+    check_pools(pools)
+    return tuple(pools)
 
 
 def _check_routing(name: object) -> None:
