@@ -241,6 +241,30 @@ def test_settings_that_came_with_v0_31_are_refused_before_it(setting: dict[str, 
     VllmConfig(**setting)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"watermark": 1.0}, r"watermark must be in \[0, 1\), got 1.0"),
+        (
+            {"max_num_seqs": 9, "max_num_batched_tokens": 8},
+            "max_num_seqs=9 must not be above max_num_batched_tokens=8",
+        ),
+        (
+            {"long_prefill_token_threshold": 101, "max_model_len": 100},
+            "long_prefill_token_threshold=101 must not be above max_model_len=100",
+        ),
+    ],
+)
+def test_limits_that_vllm_refuses_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VllmConfig(**settings)
+
+
+def test_the_default_number_of_requests_follows_a_smaller_budget() -> None:
+    assert VllmConfig(max_num_batched_tokens=8).max_num_seqs == 8
+    assert VllmConfig().max_num_seqs == 256
+
+
 def test_no_more_may_be_active_than_run() -> None:
     with pytest.raises(ConfigError, match="max_num_active_seqs=9 must not be above max_num_seqs=8"):
         VllmConfig(max_num_active_seqs=9, max_num_seqs=8)

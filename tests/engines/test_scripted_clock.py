@@ -73,8 +73,8 @@ def test_asynchronously_the_scheduler_learns_of_a_token_one_step_after_it_was_vi
     assert engine.take_finished() == [0]
     assert (engine.running, engine.idle) == ([0], False)
     assert engine.begin_step(2 * MS) == 0  # nothing to compute: it only receives
-    assert (engine.scheduled, engine.finished, engine.running) == ([], [0], [])
     engine.end_step(2 * MS)
+    assert (engine.scheduled, engine.finished, engine.running) == ([], [0], [])
     assert engine.idle
     assert engine.free_blocks == 32
 

@@ -83,6 +83,12 @@ def random_case(seed: int, *, single_turns: bool = False, **changes: Any) -> Cas
             "decode_speedup_ratio": 1.0,
         }
         config["aic_nextn_accept_rates"] = bursts.choice([None, "1,1", "1,1,1,1,1", "0.5,0,1", "0.9,0.7,0.4"])
+    # vLLM takes no limits that contradict each other.
+    if config["max_num_batched_tokens"] is not None and config["max_num_seqs"] is not None:
+        config["max_num_seqs"] = min(config["max_num_seqs"], config["max_num_batched_tokens"])
+    if "max_model_len" in config and "long_prefill_token_threshold" in config:
+        threshold = min(config["long_prefill_token_threshold"], config["max_model_len"])
+        config["long_prefill_token_threshold"] = threshold
     return Case(workload, VllmConfig(**{**config, **changes}), how)
 
 
@@ -116,7 +122,7 @@ def _random_engine(rng: Random) -> tuple[dict[str, Any], int]:
     if config["scheduling_policy"] == "fcfs" and rng.random() < 0.15:
         config["preemption_mode"] = "fifo"
     if config["vllm_version"] in ("recorded", "v0.27", "v0.24") and rng.random() < 0.3:
-        config["watermark"] = rng.choice([0.01, 0.1, 0.5, 1.0])
+        config["watermark"] = rng.choice([0.01, 0.1, 0.5, 0.9])
     if config["vllm_version"] != "v0.18":
         config["scheduler_reserve_full_isl"] = rng.choice([None, True, False, False])
     if rng.random() < 0.3:

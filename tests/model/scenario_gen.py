@@ -31,7 +31,16 @@ def random_scenario(seed: int, profile: Profile = RECORDED) -> Scenario:
         # Otherwise a prompt beyond the budget starves everybody: worth a few scenarios, not all.
         needed = max(_prompt_tokens(spec["prompt"]) + spec["max_tokens"] for spec in requests)
         config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], needed)
+    _reconcile(config)
     return {"name": f"seed_{seed}", "config": config, "max_steps": MAX_STEPS, "requests": requests}
+
+
+def _reconcile(config: dict[str, Any]) -> None:
+    """VLLM takes no limits that contradict each other."""
+    config["max_num_seqs"] = min(config["max_num_seqs"], config["max_num_batched_tokens"])
+    if "max_model_len" in config and "long_prefill_token_threshold" in config:
+        threshold = min(config["long_prefill_token_threshold"], config["max_model_len"])
+        config["long_prefill_token_threshold"] = threshold
 
 
 def with_bursts(scenario: Scenario, seed: int) -> Scenario:
@@ -74,6 +83,7 @@ def with_caps(scenario: Scenario, seed: int) -> Scenario:
     config["long_prefill_token_threshold_adaptive"] = rng.random() < 0.6
     if rng.random() < 0.6:
         config["max_num_active_seqs"] = rng.randint(1, config["max_num_seqs"])
+    _reconcile(config)
     return {**scenario, "config": config}
 
 
@@ -92,6 +102,7 @@ def _elephant_and_mice(rng: Random, seed: int, profile: Profile) -> Scenario:
     )  # for the mice, until the elephant falls
     config |= {"long_prefill_token_threshold": chunk, "max_num_batched_tokens": chunk + spare}
     config |= {"max_num_seqs": 8, "max_model_len": 10_000}
+    _reconcile(config)
     if profile.has_reserve_full_isl:
         config["scheduler_reserve_full_isl"] = False
     elephant = rng.randint(10, 40)  # blocks
@@ -143,7 +154,7 @@ def _random_config(rng: Random, profile: Profile, pressed: bool) -> dict[str, An
     if profile.has_reserve_full_isl:
         config["scheduler_reserve_full_isl"] = rng.random() < 0.4
     if profile.has_watermark and rng.random() < 0.3:
-        config["watermark"] = rng.choice([0.01, 0.05, 0.1, 0.3, 0.5, 1.0, round(rng.random(), 3)])
+        config["watermark"] = rng.choice([0.01, 0.05, 0.1, 0.3, 0.5, 0.95, round(rng.random(), 3)])
     return config
 
 

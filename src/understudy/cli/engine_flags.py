@@ -29,7 +29,7 @@ class Flag(NamedTuple):
 SETTINGS = (
     Flag("block_size", int, "tokens of a KV block (default: 64)"),
     Flag("num_gpu_blocks", int, "usable KV blocks a worker (default: 16384)"),
-    Flag("max_num_seqs", int, "requests in a batch (default: 256)"),
+    Flag("max_num_seqs", int, "requests in a batch (default: 256, or the tokens of a step if less)"),
     Flag("max_num_batched_tokens", int, "tokens in a step (default: 8192)"),
     Flag("max_num_active_seqs", int, "requests beyond which nobody is admitted (default: none)"),
     Flag("max_model_len", int, "context window (default: none)"),

@@ -84,6 +84,10 @@ _OFF: dict[str, tuple[object, ...]] = {
 _MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
 
 
+DEFAULT_MAX_NUM_SEQS = 256
+"""As in vLLM the default, and only it, follows a budget (`max_num_batched_tokens`) that is smaller."""
+
+
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A vLLM-style worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
 
@@ -102,7 +106,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     block_size: int = 64
     num_gpu_blocks: int = 16384
-    max_num_seqs: int | None = 256
+    max_num_seqs: int | None = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int | None = 8192
     max_num_active_seqs: int | None = None
     max_model_len: int | None = None
@@ -157,8 +161,9 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(
                     f"{field} must be finite and positive (1 leaves times as they are), got {value}"
                 )
-        if not 0 <= self.watermark <= 1:
-            raise ConfigError(f"watermark must be in [0, 1], got {self.watermark}")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
+        self._check_limits()
         self._require(profile)
         if self.eviction_policy is not None and self.kv_manager == "native":
             raise ConfigError(
@@ -170,6 +175,22 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide"
             )
         self._check_speculation()
+
+    def _check_limits(self) -> None:
+        """Limits that contradict each other, which vLLM refuses too."""
+        budget = self.max_num_batched_tokens
+        if budget is not None and self.max_num_seqs is not None and self.max_num_seqs > budget:
+            if self.max_num_seqs != DEFAULT_MAX_NUM_SEQS:
+                raise ConfigError(
+                    f"max_num_seqs={self.max_num_seqs} must not be above max_num_batched_tokens={budget}: "
+                    "every request of a batch computes at least one token"
+                )
+            msgspec.structs.force_setattr(self, "max_num_seqs", budget)
+        if self.max_model_len is not None and self.long_prefill_token_threshold > self.max_model_len:
+            raise ConfigError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} must not be above "
+                f"max_model_len={self.max_model_len}"
+            )
 
     def _check_speculation(self) -> None:
         if not 0 <= self.aic_mtp_seed < 2**64:

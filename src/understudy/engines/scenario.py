@@ -52,6 +52,9 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def settings(self) -> dict[str, Any]:
         """The settings of an engine, by the names of VllmConfig."""
         settings = msgspec.structs.asdict(self)
+        # The default, and only it, follows a budget that is smaller.
+        if self.max_num_seqs == 128:
+            settings["max_num_seqs"] = min(128, self.max_num_batched_tokens)
         settings["num_gpu_blocks"] = settings.pop("num_blocks") - 1
         settings["scheduling_policy"] = settings.pop("policy")
         return settings
