@@ -49,12 +49,13 @@ nb::object wide_to_int(std::uint64_t hi, std::uint64_t lo);
 std::vector<MultimodalRun> read_runs(nb::handle value, const std::string& name);
 
 // Hands the values to numpy without a copy, as a one-dimensional array.
-template <typename T>
-nb::object to_array(std::vector<T> values) {
-  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+template <typename T, typename Allocator>
+nb::object to_array(std::vector<T, Allocator> values) {
+  using Values = std::vector<T, Allocator>;
+  auto owned = std::make_unique<Values>(std::move(values));
   T* const data = owned->data();
   const std::size_t size = owned->size();
-  nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<Values*>(p); });
   (void)owned.release();
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner));
 }

@@ -191,6 +191,12 @@ nb::object sample_column(const FleetResult& self) {
   return to_array(std::move(out));
 }
 
+// The rows themselves, which live as long as the result does, and their times.
+nb::tuple timed_events(nb::handle owner, const TimedEvents& events) {
+  return nb::make_tuple(nb::cast(&events.batch, nb::rv_policy::reference_internal, owner),
+                        to_array(std::vector(events.time_ns)));
+}
+
 }  // namespace
 
 void bind_replay(nb::module_& m) {
@@ -214,9 +220,7 @@ void bind_replay(nb::module_& m) {
           "(time in ns, blocks) of a tier that the run shares; else empty.")
       .def_prop_ro(
           "events",
-          [](const TierSummary& self) {
-            return nb::make_tuple(self.events.batch, to_array(std::vector<std::int64_t>(self.events.time_ns)));
-          },
+          [](nb::handle_t<TierSummary> self) { return timed_events(self, nb::cast<const TierSummary&>(self).events); },
           "Its own events, with the time of each row in ns, if it is shared and they were kept; else empty.");
   nb::class_<FleetResult>(m, "FleetResult", "Columns of a run, one row a request in workload order.")
       .def_prop_ro("arrival_ns", &column_of<&FleetResult::arrival_ns>)
@@ -244,9 +248,8 @@ void bind_replay(nb::module_& m) {
       .def_prop_ro("sample_cached_blocks", &sample_column<std::int32_t, &EngineSample::cached_blocks>)
       .def(
           "events",
-          [](const FleetResult& self, std::size_t worker) {
-            const TimedEvents& events = self.events.at(worker);
-            return nb::make_tuple(events.batch, to_array(std::vector<std::int64_t>(events.time_ns)));
+          [](nb::handle_t<FleetResult> self, std::size_t worker) {
+            return timed_events(self, nb::cast<const FleetResult&>(self).events.at(worker));
           },
           "worker"_a, "A worker's events, with the end of its step in ns for each row.")
       .def(

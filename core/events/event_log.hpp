@@ -14,7 +14,7 @@ namespace understudy {
 // Visible rows. Those that are not `sole` belong to the raw stream alone.
 struct TimedEvents {
   DrainedEvents batch;
-  std::vector<std::int64_t> time_ns;  // for each record
+  std::vector<std::int64_t, HugeAllocator<std::int64_t>> time_ns;  // for each record
 };
 
 // Rows of the device are visible at the end of the step that they belong to, those of tiers below when they happen. So
@@ -40,7 +40,7 @@ class EngineEventLog {
 
   // What has been added is visible from `now_ns` on: all of it, or what is not the device's. Returns that.
   std::span<const EventRecord> show(std::int64_t now_ns, bool device) {
-    std::vector<EventRecord>& visible = visible_.batch.records;
+    EventRecords& visible = visible_.batch.records;
     const std::size_t before = visible.size();
     if (device) {
       visible.insert(visible.end(), hidden_.begin(), hidden_.end());
@@ -85,9 +85,9 @@ class EngineEventLog {
     record.id = happened_++;
     hidden_.push_back(record);
   }
-  std::vector<EventRecord> since(std::uint64_t first) const {
-    std::vector<EventRecord> out;
-    for (const std::vector<EventRecord>* rows : {&visible_.batch.records, &hidden_}) {
+  EventRecords since(std::uint64_t first) const {
+    EventRecords out;
+    for (const EventRecords* rows : {&visible_.batch.records, &hidden_}) {
       for (const EventRecord& record : *rows) {
         if (record.id >= first) out.push_back(record);
       }
@@ -95,12 +95,12 @@ class EngineEventLog {
     std::ranges::sort(out, {}, &EventRecord::id);
     return out;
   }
-  void number(std::vector<EventRecord>& records) {
+  void number(EventRecords& records) {
     for (EventRecord& record : records) record.id = next_id_++;
   }
 
   TimedEvents visible_;
-  std::vector<EventRecord> hidden_;  // of a step that has not ended
+  EventRecords hidden_;  // of a step that has not ended
   std::uint64_t happened_ = 0;
   std::uint64_t peeked_ = 0;
   std::uint64_t next_id_ = 0;

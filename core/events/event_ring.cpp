@@ -1,6 +1,7 @@
 #include "events/event_ring.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace understudy {
 
@@ -15,11 +16,8 @@ void EventRing::removed(const BlockIdentity& block, std::uint64_t generation, Ti
 }
 
 void EventRing::push(const EventRecord& record) {
-  if (capacity_ != 0 && records_.size() == capacity_) {
-    if (tokens_per_block_ != 0 && records_.front().kind == EventKind::Stored) {
-      tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(tokens_per_block_));
-    }
-    records_.pop_front();
+  if (capacity_ != 0 && size() == capacity_) {
+    forget(1);
     ++lost_;
   }
   records_.push_back(record);
@@ -27,17 +25,38 @@ void EventRing::push(const EventRecord& record) {
   ++next_id_;
 }
 
+// The oldest go. Their room is taken back when it is half of all.
+void EventRing::forget(std::size_t count) {
+  if (tokens_per_block_ != 0) {
+    const auto begin = records_.begin() + static_cast<std::ptrdiff_t>(head_);
+    const auto stored = std::count_if(begin, begin + static_cast<std::ptrdiff_t>(count),
+                                      [](const EventRecord& r) { return r.kind == EventKind::Stored; });
+    tokens_head_ += static_cast<std::size_t>(stored) * tokens_per_block_;
+  }
+  head_ += count;
+  if (head_ * 2 < records_.size()) return;
+  records_.erase(records_.begin(), records_.begin() + static_cast<std::ptrdiff_t>(head_));
+  tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(tokens_head_));
+  head_ = tokens_head_ = 0;
+}
+
 DrainedEvents EventRing::drain(std::size_t limit) {
   DrainedEvents out;
-  const auto count = static_cast<std::ptrdiff_t>(std::min(limit, records_.size()));
-  out.records.assign(records_.begin(), records_.begin() + count);
-  records_.erase(records_.begin(), records_.begin() + count);
-  if (tokens_per_block_ != 0) {
-    const auto stored = std::count_if(out.records.begin(), out.records.end(),
-                                      [](const EventRecord& r) { return r.kind == EventKind::Stored; });
-    const auto tokens = stored * static_cast<std::ptrdiff_t>(tokens_per_block_);
-    out.tokens.assign(tokens_.begin(), tokens_.begin() + tokens);
-    tokens_.erase(tokens_.begin(), tokens_.begin() + tokens);
+  if (head_ == 0 && limit >= records_.size()) {  // all of them, without a copy
+    out.records = std::exchange(records_, {});
+    out.tokens = std::exchange(tokens_, {});
+  } else {
+    const std::size_t count = std::min(limit, size());
+    const std::size_t tokens_before = tokens_head_;
+    const auto begin = records_.begin() + static_cast<std::ptrdiff_t>(head_);
+    out.records.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
+    if (tokens_per_block_ != 0) {
+      const auto stored = std::count_if(out.records.begin(), out.records.end(),
+                                        [](const EventRecord& r) { return r.kind == EventKind::Stored; });
+      const auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(tokens_before);
+      out.tokens.assign(first, first + stored * static_cast<std::ptrdiff_t>(tokens_per_block_));
+    }
+    forget(count);
   }
   out.lost = lost_;
   lost_ = 0;

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <span>
 #include <vector>
 
+#include "base/huge_allocator.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
@@ -24,9 +24,11 @@ struct EventRecord {
   bool sole = true;    // Stored: the first copy on the tier. Removed: the last one. Others are raw-stream only.
 };
 
+using EventRecords = std::vector<EventRecord, HugeAllocator<EventRecord>>;
+
 // What one drain returned.
 struct DrainedEvents {
-  std::vector<EventRecord> records;
+  EventRecords records;
   std::vector<Token> tokens;  // block_size for every Stored record, when token ids were asked for
   std::uint64_t lost = 0;     // records overwritten since the drain before, all older than `records`
 };
@@ -44,15 +46,18 @@ class EventRing {
   DrainedEvents drain(std::size_t limit);
 
   std::uint64_t next_id() const noexcept { return next_id_; }
-  std::size_t size() const noexcept { return records_.size(); }
+  std::size_t size() const noexcept { return records_.size() - head_; }
 
  private:
   void push(const EventRecord& record);
+  void forget(std::size_t count);
 
   std::size_t capacity_;          // 0: unbounded
   std::size_t tokens_per_block_;  // 0: no token ids
-  std::deque<EventRecord> records_;
-  std::deque<Token> tokens_;
+  EventRecords records_;          // those before `head_` were forgotten or drained, and so were their tokens
+  std::vector<Token> tokens_;
+  std::size_t head_ = 0;
+  std::size_t tokens_head_ = 0;
   std::uint64_t next_id_ = 0;
   std::uint64_t lost_ = 0;
   bool starts_ = true;

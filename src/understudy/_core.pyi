@@ -282,6 +282,19 @@ class WeakBlocks:
 
 class EventBatch:
     def __len__(self) -> int: ...
+    def event_columns(
+        self, raw: bool
+    ) -> tuple[
+        npt.NDArray[np.uint8],
+        npt.NDArray[np.uint8],
+        npt.NDArray[np.uint64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.uint64],
+        npt.NDArray[np.uint64],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.uint32],
+        npt.NDArray[np.uint64],
+    ]: ...
     @property
     def lost(self) -> int: ...
     @property

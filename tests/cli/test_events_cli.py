@@ -36,7 +36,7 @@ def emitted(trace: Path, *options: str) -> Path:
 
 @pytest.mark.parametrize("name", ["vllm-0.9.0", "vllm-0.24.0", "sglang-0.5.20"])
 def test_what_is_emitted_verifies(trace: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = emitted(trace, "--dialect", name, "--workers", "2")
+    out = emitted(trace, "--dialect", name, "--workers", "2", "--synthesize-tokens")
     assert main(["events", "verify", str(out), "--stream", "raw", "--dialect", name]) == 0
     assert "0 breaches" in capsys.readouterr().out
 

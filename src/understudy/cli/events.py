@@ -67,6 +67,9 @@ def add_parser(verbs: Verbs) -> None:
     emit.add_argument(
         "--trace-block-size", type=int, metavar="N", help="tokens of one hash id (default: 512)"
     )
+    emit.add_argument(
+        "--synthesize-tokens", action="store_true", help="token ids too, made from the trace's ids"
+    )
     emit.add_argument("--out", type=Path, metavar="PATH", help="write the messages, a line each")
     emit.add_argument("--bind", metavar="ADDRESS", help="publish over ZMQ: tcp://*:PORT, a rank a port")
     emit.add_argument(
@@ -135,6 +138,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.errors import ConfigError
     from understudy.events.dialects import dialect
     from understudy.events.emit import wire_batches
+    from understudy.events.synthesize import TokenSource
     from understudy.run.offline import run_offline
     from understudy.run.settings import ReplaySettings
     from understudy.workload.formats import read_trace
@@ -152,8 +156,9 @@ def _emit(args: argparse.Namespace) -> int:
         flags["workers"] = args.workers
     settings = ReplaySettings.read(args.config, flags, args.set)
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
+    workload = read_trace(args.trace, args.format, **reading)
     played = run_offline(
-        read_trace(args.trace, args.format, **reading),
+        workload,
         settings.engine,
         workers=settings.workers,
         routing=settings.routing,
@@ -164,6 +169,9 @@ def _emit(args: argparse.Namespace) -> int:
     )
     assert played.kv is not None
     streams: list[Any] = [played.kv.events(worker, args.stream) for worker in range(settings.workers)]
+    if args.synthesize_tokens:
+        source = TokenSource(workload, settings.engine.block_size)
+        streams = [source.spoken(events) for events in streams]
     batches = wire_batches(streams, rules, block_size=settings.engine.block_size)
     sent = _send(args, rules, settings.workers, batches)
     print(f"{sent:,} messages of {settings.workers} publishers, {rules.name}, {args.stream}")

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.errors import InvalidArgument
-from understudy.events.decode import event_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,21 +50,7 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, batch: EventBatch, stream: Stream) -> EventColumns:
         """The events that `decode` makes of a store's drained rows, without making them."""
-        return cls._of(batch, grouped(batch, stream))
-
-    @classmethod
-    def _of(cls, batch: EventBatch, groups: Groups) -> EventColumns:
-        first = groups.first
-        kinds = batch.kinds
-        stored, heads = groups.blocks(kinds) == STORED, kinds[first]
-        return cls(
-            heads,
-            batch.tiers[first],
-            np.where(heads == STORED, batch.parent_hashes[first], np.uint64(0)),
-            groups.bounds,
-            groups.blocks(batch.sequence_hashes),
-            np.where(stored, groups.blocks(batch.local_hashes), np.uint64(0)),
-        )
+        return cls(*batch.event_columns(stream == "raw")[:6])
 
     @classmethod
     def concatenate(cls, parts: Sequence[EventColumns]) -> EventColumns:
@@ -132,28 +117,3 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
             raise InvalidArgument("tiers must be from 1 to 4; 0 is for cleared events")
         if np.diff(self.offsets)[cleared].any():
             raise InvalidArgument("a cleared event has no blocks")
-
-
-class Groups(msgspec.Struct, frozen=True, eq=False):
-    """Which rows of a drained batch a stream has (None: all), and where its events begin among them."""
-
-    rows: npt.NDArray[np.intp] | None
-    bounds: I64
-
-    @property
-    def first(self) -> npt.NDArray[np.intp]:
-        """The first row of every event."""
-        heads = self.bounds[:-1]
-        return heads if self.rows is None else self.rows[heads]
-
-    def blocks(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The rows of a column that the stream has."""
-        return column if self.rows is None else column[self.rows]
-
-
-def grouped(batch: EventBatch, stream: Stream) -> Groups:
-    """Cut a batch into the events that `decode` makes of it."""
-    sole = None if stream == "raw" else batch.sole
-    rows = None if sole is None or sole.all() else np.flatnonzero(sole)
-    bounds = event_bounds(batch, np.arange(len(batch)) if rows is None else rows)
-    return Groups(rows, np.asarray(bounds or [0], np.int64))

@@ -42,7 +42,7 @@ def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) 
 
     events: list[KvEvent] = [EventsLost(batch.lost, dp_rank)] if batch.lost else []
     rows = np.arange(len(batch)) if stream == "raw" else np.flatnonzero(batch.sole)
-    bounds = event_bounds(batch, rows)
+    bounds = _bounds(batch, rows)
     tokens = _token_ids(batch, block_size)
     ids, kinds, tiers = batch.ids[rows].tolist(), batch.kinds[rows].tolist(), batch.tiers[rows].tolist()
     hashes, parents = batch.sequence_hashes[rows].tolist(), batch.parent_hashes[rows].tolist()
@@ -63,7 +63,7 @@ def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) 
     return events
 
 
-def event_bounds(batch: EventBatch, rows: npt.NDArray[np.intp]) -> list[int]:
+def _bounds(batch: EventBatch, rows: npt.NDArray[np.intp]) -> list[int]:
     """Where the events begin among `rows`, and the end of the last."""
     if len(rows) == 0:
         return []

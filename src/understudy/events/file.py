@@ -10,7 +10,7 @@ import numpy as np
 
 from understudy._core import Tier
 from understudy.errors import InvalidArgument
-from understudy.events.columns import STORED, EventColumns, grouped
+from understudy.events.columns import STORED, EventColumns
 from understudy.events.events import Removed, RemovedBlock, Stored, StoredBlock
 from understudy.outputs import create
 
@@ -39,13 +39,9 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, batch: EventBatch, times: npt.NDArray[np.int64], stream: Stream) -> PublisherEvents:
         """What a store or an engine told, with the time of every row."""
-        groups = grouped(batch, stream)
-        return cls(
-            EventColumns._of(batch, groups),
-            times[groups.first],
-            groups.blocks(batch.positions),
-            groups.blocks(batch.generations),
-        )
+        told = batch.event_columns(stream == "raw")
+        first, positions, generations = told[6:]
+        return cls(EventColumns(*told[:6]), times[first], positions, generations)
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -1,0 +1,56 @@
+"""Synthesised tokens: equal content has equal tokens, and every block of a run has its own."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay.building import crowd, single_turns
+from understudy.engines.config import VllmConfig
+from understudy.events import Stored
+from understudy.events.synthesize import TokenSource
+from understudy.run.offline import run_offline
+from understudy.tokens import TokenBlocks
+
+
+@pytest.mark.parametrize("size", [4, 8, 16, 32])
+def test_a_prompts_blocks_have_the_tokens_that_its_ids_stand_for(size: int) -> None:
+    content = [[7, 8, 9], [7, 8, 5], [7, 7, 7]]
+    workload = single_turns([48, 47, 48], 1, content=content, trace_block_size=16)
+    run = run_offline(workload, VllmConfig(block_size=size, num_gpu_blocks=100), events=True)
+    assert run.kv is not None
+    told: dict[int, Any] = {}
+    for _, event in TokenSource(workload, size).spoken(run.kv.events(0, "consolidated")):
+        if isinstance(event, Stored):
+            told |= {block.sequence_hash: (block, event) for block in event.blocks}
+    plain = [event for _, event in run.kv.events(0, "consolidated") if isinstance(event, Stored)]
+    prompts = [
+        np.repeat(ids, 16)[:length].tolist() for ids, length in zip(content, (48, 47, 48), strict=True)
+    ]
+    expected = {
+        tuple(prompt[at : at + size]) for prompt in prompts for at in range(0, len(prompt) - size + 1, size)
+    }
+    assert {block.token_ids for block, _ in told.values()} >= expected
+    assert len(told) == sum(len(event.blocks) for event in plain)
+    for block, _ in told.values():
+        assert block.local_hash == TokenBlocks(block.token_ids, size).identities.local_hashes[0]
+
+
+def test_blocks_of_outputs_have_tokens_of_their_own() -> None:
+    run = run_offline(crowd(), VllmConfig(block_size=16, num_gpu_blocks=100), events=True)
+    assert run.kv is not None
+    events = list(TokenSource(crowd(), 16).spoken(run.kv.events(0, "raw")))
+    blocks = {
+        block.sequence_hash: block
+        for _, event in events
+        if isinstance(event, Stored)
+        for block in event.blocks
+    }
+    assert all(block.token_ids is not None and len(block.token_ids) == 16 for block in blocks.values())
+    again = list(TokenSource(crowd(), 16).spoken(run.kv.events(0, "raw")))
+    assert events == again
+    assert [time_ns for time_ns, _ in events] == sorted(time_ns for time_ns, _ in events)
+    assert all(a <= b for a, b in pairwise(time_ns for time_ns, _ in events))
