@@ -117,3 +117,16 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
             raise InvalidArgument("tiers must be from 1 to 4; 0 is for cleared events")
         if np.diff(self.offsets)[cleared].any():
             raise InvalidArgument("a cleared event has no blocks")
+
+
+def cleared() -> EventColumns:
+    """One Cleared: whatever was known of the publisher is void."""
+    none = np.zeros(0, np.uint64)
+    return EventColumns(
+        np.array([CLEARED], np.uint8),
+        np.array([ALL_TIERS], np.uint8),
+        np.zeros(1, np.uint64),
+        np.zeros(2, np.int64),
+        none,
+        none,
+    )

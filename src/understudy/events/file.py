@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from understudy.events.events import Stream
 
 FORMAT = 1
-_OF_EVENTS = ("time_ns", "kinds", "tiers", "parents")
-_OF_BLOCKS = ("sequence_hashes", "local_hashes", "positions", "generations")
 
 
 class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
@@ -70,27 +68,33 @@ def write_columns(
     path: str | PathLike[str], publishers: Mapping[str, PublisherEvents], *, stream: Stream, block_size: int
 ) -> None:
     """Write the events of every publisher. InvalidArgument when the file cannot be written."""
-    parts = list(publishers.values())
-
-    def joined(name: str, kind: Any) -> Any:
-        holders = (part if hasattr(part, name) else part.columns for part in parts)
-        return np.concatenate([np.zeros(0, kind), *(getattr(holder, name) for holder in holders)])
-
-    kinds = {"time_ns": np.int64, "kinds": np.uint8, "tiers": np.uint8, "positions": np.uint32}
-    arrays = {name: joined(name, kinds.get(name, np.uint64)) for name in (*_OF_EVENTS, *_OF_BLOCKS)}
+    arrays: dict[str, Any] = {
+        "format": np.array(FORMAT),
+        "stream": np.array(stream),
+        "block_size": np.array(block_size),
+        "publishers": np.array(list(publishers), np.str_),
+    }
+    for number, told in enumerate(publishers.values()):
+        columns = told.columns
+        stored = np.repeat(columns.kinds == STORED, np.diff(columns.offsets))
+        parts = {
+            "time_ns": told.time_ns,
+            "kinds": columns.kinds,
+            "tiers": columns.tiers,
+            "parents": columns.parents,
+            "offsets": columns.offsets,
+            "sequence_hashes": columns.sequence_hashes,
+            "stored_local_hashes": columns.local_hashes[stored],  # of a Removed there are none
+            "positions": told.positions,
+            "generations": _narrow(told.generations),
+        }
+        arrays |= {f"{number}/{name}": part for name, part in parts.items()}
     with create(path) as file:
-        np.savez(
-            file,
-            format=np.array(FORMAT),
-            stream=np.array(stream),
-            block_size=np.array(block_size),
-            publishers=np.array(list(publishers), np.str_),
-            events=np.array([len(part) for part in parts], np.int64),
-            lengths=np.concatenate(
-                [np.zeros(0, np.int64), *(np.diff(part.columns.offsets) for part in parts)]
-            ),
-            **arrays,
-        )
+        np.savez(file, **arrays)
+
+
+def _narrow(column: npt.NDArray[np.uint64]) -> npt.NDArray[np.unsignedinteger[Any]]:
+    return column.astype(np.uint32) if not len(column) or column.max() < 1 << 32 else column
 
 
 class EventFile(msgspec.Struct, frozen=True, eq=False):
@@ -111,26 +115,24 @@ def read_columns(path: str | PathLike[str]) -> EventFile:
     try:
         if int(arrays["format"]) != FORMAT:
             raise InvalidArgument(f"{path} has format {int(arrays['format'])}; this version reads {FORMAT}")
-        starts = np.concatenate([[0], np.cumsum(arrays["events"])])
-        blocks = np.concatenate([np.zeros(1, np.int64), np.cumsum(arrays["lengths"])])
-        publishers = {}
-        for i, name in enumerate(arrays["publishers"].tolist()):
-            events = slice(int(starts[i]), int(starts[i + 1]))
-            first, last = int(blocks[events.start]), int(blocks[events.stop])
-            of_events = {key: arrays[key][events] for key in _OF_EVENTS}
-            of_blocks = {key: arrays[key][first:last] for key in _OF_BLOCKS}
-            columns = EventColumns(
-                of_events["kinds"],
-                of_events["tiers"],
-                of_events["parents"],
-                blocks[events.start : events.stop + 1] - first,
-                of_blocks["sequence_hashes"],
-                of_blocks["local_hashes"],
-            )
-            columns.check()
-            publishers[name] = PublisherEvents(
-                columns, of_events["time_ns"], of_blocks["positions"], of_blocks["generations"]
-            )
+        names = arrays["publishers"].tolist()
+        publishers = {name: _publisher(arrays, number) for number, name in enumerate(names)}
         return EventFile(str(arrays["stream"]), int(arrays["block_size"]), publishers)
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
         raise InvalidArgument(f"{path} is no file of KV events: {error!r}") from error
+
+
+def _publisher(arrays: dict[str, Any], number: int) -> PublisherEvents:
+    def part(name: str) -> Any:
+        return arrays[f"{number}/{name}"]
+
+    kinds, offsets = part("kinds"), part("offsets")
+    local_hashes = np.zeros(len(part("sequence_hashes")), np.uint64)
+    local_hashes[np.repeat(kinds == STORED, np.diff(offsets))] = part("stored_local_hashes")
+    columns = EventColumns(
+        kinds, part("tiers"), part("parents"), offsets, part("sequence_hashes"), local_hashes
+    )
+    columns.check()
+    return PublisherEvents(columns, part("time_ns"), part("positions"), part("generations").astype(np.uint64))

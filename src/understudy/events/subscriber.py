@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from understudy._core import read_wire
 from understudy.errors import ConfigError, MalformedBatch
-from understudy.events.columns import ALL_TIERS, CLEARED, EventColumns
+from understudy.events.columns import EventColumns, cleared
 from understudy.events.consolidate import columns_of
 from understudy.events.counters import Counters
 from understudy.events.replay_client import ReplayClient
@@ -321,13 +321,7 @@ class Subscriber:
     # --- handing out ----------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        one = np.zeros(1, np.uint8)
-        none = np.zeros(0, np.uint64)
-        self._out.append(
-            EventColumns(
-                one + CLEARED, one + ALL_TIERS, np.zeros(1, np.uint64), np.zeros(2, np.int64), none, none
-            )
-        )
+        self._out.append(cleared())
 
     def _apply(self, payloads: list[bytes]) -> None:
         if not payloads:
