@@ -49,7 +49,9 @@ async def connect(servers: str | list[str]) -> Any:
     except ImportError as error:
         raise ConfigError("NATS needs its client: pip install 'understudy[nats]'") from error
     try:
-        return await nats.connect(servers, connect_timeout=5, max_reconnect_attempts=5, reconnect_time_wait=0.1)
+        return await nats.connect(
+            servers, connect_timeout=5, max_reconnect_attempts=5, reconnect_time_wait=0.1
+        )
     except (OSError, nats.errors.Error) as error:
         raise ConfigError(f"cannot connect to NATS at {servers}: {error}") from error
 

@@ -79,7 +79,9 @@ class Publisher:
             if replay is not None:
                 router = self._open(zmq.ROUTER, rank_endpoint(replay, offset), max(hwm, buffer_steps + 1))
                 self.replay = router.getsockopt_string(zmq.LAST_ENDPOINT)
-                self._thread = threading.Thread(target=self._serve, args=(router,), name="kv-event-replay")
+                self._thread = threading.Thread(
+                    target=self._serve, args=(router,), name="kv-event-replay", daemon=True
+                )
                 self._thread.start()
         except BaseException:
             self._context.destroy(linger=0)
