@@ -99,7 +99,9 @@ def test_what_the_server_has_dropped_leaves_a_partial_view(server: str) -> None:
                 source._subject, b"\x92\x01\x90", headers={"Kv-Sequence": str(i), "Kv-Epoch": "a"}
             )
         last = {"Kv-Sequence": "10050", "Kv-Epoch": "a"}
-        await source._stream.publish(source._subject, b"\x92\x01\x90", headers=last)  # the server has them all
+        await source._stream.publish(
+            source._subject, b"\x92\x01\x90", headers=last
+        )  # the server has them all
         view = View(await JetStreamSubscriber.open(server, "long"))
         await view.hear(10_000)
         assert view.follower.state == "partial"
