@@ -77,6 +77,8 @@ def script(seed: int, count: int = 60) -> list[Part]:
             range(100_000), k=draw.randrange(1, 60)
         )
         cancel = at_ms + draw.uniform(0, 40) if draw.random() < 0.2 and number >= 12 else None
+        if number % 15 == 14:
+            cancel = at_ms  # gone at once, however late this machine is
         outputs = draw.randrange(1, 40) if cancel is None and number >= 12 else 40
         eos_at = draw.randrange(1, outputs + 1) if draw.random() < 0.2 and number >= 12 else None
         parts.append(Part(f"r{number}", at_ms, prompt, outputs, cancel, eos_at))
