@@ -278,7 +278,7 @@ bool Fleet::gather_events() {
 }
 
 bool Fleet::gather_events(std::size_t publisher, std::uint64_t owner, TimedEvents events, TimedEvents& kept) {
-  const std::vector<EventRecord>& records = events.batch.records;
+  const EventRecords& records = events.batch.records;
   bool due = false;
   for (std::size_t first = 0; first < records.size();) {
     const std::int64_t time_ns = events.time_ns[first];
