@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from understudy.kv import BlockManager
@@ -28,7 +30,9 @@ def test_keys_are_active_while_somebody_references_them() -> None:
 
 
 @pytest.mark.parametrize("duplicates", ["allow", "reject", "keep"])
-def test_a_hash_with_several_copies_is_listed_once_and_active_if_any_is(duplicates: str) -> None:
+def test_a_hash_with_several_copies_is_listed_once_and_active_if_any_is(
+    duplicates: Literal["allow", "reject", "keep"],
+) -> None:
     blocks = Identities.from_local_hashes([1])
     manager = BlockManager(4, block_size=4, duplicates=duplicates)
     first = manager.allocate(1).register(blocks)
