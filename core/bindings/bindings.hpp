@@ -22,6 +22,7 @@ void bind_engine(nanobind::module_& m);
 void bind_kv_manager(nanobind::module_& m);
 void bind_prefix_index(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
+void bind_kv_router(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 
 }  // namespace understudy

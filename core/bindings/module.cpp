@@ -21,5 +21,6 @@ NB_MODULE(_core, m) {
   understudy::bind_kv_manager(m);
   understudy::bind_prefix_index(m);
   understudy::bind_router(m);
+  understudy::bind_kv_router(m);
   understudy::bind_replay(m);
 }

@@ -85,7 +85,7 @@ FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t>
                       nb::handle threads, bool leaping, bool check, nb::object progress,
                       Column<std::int64_t> queue_order, const std::vector<std::string>& names, nb::handle lockstep_ns,
                       nb::object on_step, std::optional<Column<std::int64_t>> accepted_draft_offsets,
-                      std::optional<Column<std::uint32_t>> accepted_drafts) {
+                      std::optional<Column<std::uint32_t>> accepted_drafts, bool route_rejected) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
   workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
@@ -123,6 +123,7 @@ FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t>
   config.concurrency = static_cast<std::uint32_t>(read_uint(concurrency, "concurrency", 0xFFFFFFFFu));
   config.leaping = leaping;
   config.check = check;
+  config.route_rejected = route_rejected;
   config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
   if (!on_step.is_none()) {
     config.on_step = [&on_step](std::size_t worker, VllmEngine& stepped, bool ended) {
@@ -304,7 +305,8 @@ void bind_replay(nb::module_& m) {
         "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
         "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
         "on_step"_a.none() = nb::none(), "accepted_draft_offsets"_a.none() = nb::none(),
-        "accepted_drafts"_a.none() = nb::none(), "Replay a workload through a fleet of simulated workers.");
+        "accepted_drafts"_a.none() = nb::none(), "route_rejected"_a = false,
+        "Replay a workload through a fleet of simulated workers.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a,
         "Identities of the first `count` blocks of a trace row, as a fleet sees them.");

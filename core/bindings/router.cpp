@@ -96,15 +96,16 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
   if (nb::isinstance<nb::str>(router)) {
     const std::string name = nb::cast<std::string>(router);
     if (auto known = make_router(name, seed)) return known;
-    throw Error(ErrorKind::ConfigError, "routing must be round_robin, random or least_loaded, or a Router; got '", name,
-                "'");
+    throw Error(ErrorKind::ConfigError,
+                "routing must be round_robin, random, least_loaded, power_of_two, session_affinity, kv ",
+                "or a Router; got '", name, "'");
   }
   std::shared_ptr<Router> native;
   if (nb::try_cast(router, native) && native) return native;
   if (!nb::hasattr(router, "choose")) {
     throw Error(ErrorKind::ConfigError,
-                "routing must be round_robin, random or least_loaded, or a Router with choose(request, view); got ",
-                nb::repr(router).c_str());
+                "routing must be round_robin, random, least_loaded, power_of_two, session_affinity, kv or a Router ",
+                "with choose(request, view); got ", nb::repr(router).c_str());
   }
   // The base class has one that does nothing, and says so.
   const bool observes = nb::hasattr(router, "observe") && !nb::hasattr(router.attr("observe"), "does_nothing");

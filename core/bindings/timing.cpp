@@ -54,13 +54,19 @@ StepTiming with_speedups(std::shared_ptr<const TimingModel> model, double speedu
                   ratio);
     }
   }
-  return {std::move(model), speedup_ratio, decode_speedup_ratio};
+  StepTiming timing;
+  timing.model = std::move(model);
+  timing.speedup_ratio = speedup_ratio;
+  timing.decode_speedup_ratio = decode_speedup_ratio;
+  return timing;
 }
 
 }  // namespace
 
 void bind_timing(nb::module_& m) {
-  nb::class_<StepTiming>(m, "StepTiming", "A timing model with its speed-ups.");
+  nb::class_<StepTiming>(m, "StepTiming", "A timing model with its speed-ups.")
+      .def_rw("charges_first_token", &StepTiming::charges_first_token,
+              "Whether a request whose prompt ends in a step is among those that decode in it.");
   m.def(
       "polynomial_timing",
       [](double speedup, double decode_speedup) {

@@ -67,6 +67,9 @@ struct StepTiming {
   std::shared_ptr<const TimingModel> model = std::make_shared<PolynomialTiming>();
   double speedup_ratio = 1.0;
   double decode_speedup_ratio = 1.0;
+  // Whether a request whose prompt ends in a step is among those that decode in it. Dynamo's mocker of 1.6.1 charges
+  // no decode time for it.
+  bool charges_first_token = true;
 
   std::int64_t duration_ns(const StepLoad& load, std::uint64_t capacity_tokens) const {
     double ms = 0;

@@ -10,6 +10,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     : config_(std::move(config)),
       workload_(workload),
       observes_(config_.router->observes()),
+      tracks_(config_.router->tracks()),
+      started_(tracks_ ? workload.size() : 0),
       arrival_ns_(workload.size(), -1),
       worker_of_(workload.size(), -1) {
   if (config_.pools.empty()) throw Error(ErrorKind::ConfigError, "a fleet needs at least one pool");
@@ -30,7 +32,18 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     }
   }
   loads_.resize(workers_.size());
-  stepping_ = !config_.leaping || config_.lockstep_ns > 0 || config_.on_step || user_policies() || shares_tiers();
+  config_.router->begin(workers_.size());
+  if (std::ranges::any_of(workload_.next_turn, [](std::int64_t next) { return next >= 0; })) {
+    session_.resize(workload_.size());
+    for (std::uint64_t row = 0; row < workload_.size(); ++row) {
+      if (workload_.turn[row] != 0) continue;
+      for (auto at = static_cast<std::int64_t>(row); at >= 0; at = workload_.next_turn[static_cast<std::size_t>(at)]) {
+        session_[static_cast<std::size_t>(at)] = row;
+      }
+    }
+  }
+  stepping_ = !config_.leaping || config_.lockstep_ns > 0 || config_.on_step || user_policies() || shares_tiers() ||
+              (config_.check && observes_);
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;
@@ -122,13 +135,13 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
     if (!why) break;
   }
   std::size_t worker = 0;
-  if (!why) {
+  if (!why || config_.route_rejected) {
     const EngineConfig& first = pools_[0].config.engine;
     const auto identities = config_.router->blind() ? nullptr : identities_of(row, first.block_size);
-    worker = config_.router->choose(
-        {row, arrival_ns_[row], prompt, output, workload_.priority.empty() ? 0 : workload_.priority[row],
-         first.block_size, first.enable_prefix_caching ? identities.get() : nullptr},
-        *this);
+    worker = config_.router->choose({row, session_of(row), arrival_ns_[row], prompt, output,
+                                     workload_.priority.empty() ? 0 : workload_.priority[row], first.block_size,
+                                     first.enable_prefix_caching ? identities.get() : nullptr},
+                                    *this);
     if (worker >= workers_.size()) {
       throw Error(ErrorKind::PolicyError, "the router chose worker ", worker, " for row ", row, "; there are ",
                   workers_.size());
@@ -136,6 +149,7 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
     why = why_not(pools_[workers_[worker].pool]);
   }
   if (!why) return worker;
+  if (tracks_) config_.router->ended(row);
   rejections_.emplace_back(static_cast<std::int64_t>(row), *why);
   return std::nullopt;
 }

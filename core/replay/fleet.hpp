@@ -33,7 +33,8 @@ struct FleetConfig {
   std::shared_ptr<Router> router;
   std::uint32_t concurrency = 0;  // sessions at a time; 0: open loop
   bool leaping = true;
-  bool check = false;  // verify conservation and the truth of events after every step
+  bool route_rejected = false;  // a router is asked about what fits nowhere, too, as in Dynamo's replay
+  bool check = false;           // verify conservation and the truth of events after every step
   // Above 0: every worker takes a step of this length after another, busy or not, until all requests have ended.
   std::int64_t lockstep_ns = 0;
   // Told of every step in the order of time; see VllmEngine::Observer. Turns leaping off.
@@ -119,6 +120,7 @@ class Fleet final : private FleetView {
   std::uint32_t pool_of(std::size_t worker) const override { return workers_.at(worker).pool; }
 
   void report(const Progress& progress);
+  std::uint64_t session_of(std::uint64_t row) const { return session_.empty() ? row : session_[row]; }
   std::optional<std::size_t> route(std::uint64_t row);
   std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, std::uint32_t block_size) const;
   void submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns);
@@ -141,9 +143,12 @@ class Fleet final : private FleetView {
   std::vector<Pool> pools_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
-  bool observes_ = false;      // the router wants events
-  bool keeps_events_ = false;  // in the result
-  bool stepping_ = false;      // workers that meet take every step in the order of the queue
+  bool observes_ = false;               // the router wants events
+  bool tracks_ = false;                 // and to know of first tokens and ends
+  std::vector<bool> started_;           // rows with a first token, if the router tracks them
+  std::vector<std::uint64_t> session_;  // of each row; empty: its own
+  bool keeps_events_ = false;           // in the result
+  bool stepping_ = false;               // workers that meet take every step in the order of the queue
 
   EventQueue queue_;
   std::int64_t now_ns_ = 0;

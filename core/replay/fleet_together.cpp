@@ -101,6 +101,13 @@ void Fleet::arrive(std::uint64_t row) {
 
 void Fleet::take(Worker& worker, const StepEffects& effects) {
   worker.finished.insert(worker.finished.end(), effects.finished.begin(), effects.finished.end());
+  if (!tracks_) return;
+  for (const NewTokens& tokens : effects.tokens) {
+    const std::uint64_t row = worker.rows[tokens.request];
+    if (started_[row]) continue;
+    started_[row] = true;
+    config_.router->first_token(row);
+  }
 }
 
 void Fleet::settle(std::size_t index) {
@@ -111,6 +118,7 @@ void Fleet::settle(std::size_t index) {
     --loads_[index].outstanding_requests;
     loads_[index].outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
                                         static_cast<std::uint64_t>(workload_.output_tokens[row]);
+    if (tracks_) config_.router->ended(row);
     after(row, record.finish_ns);
   }
   worker.finished.clear();
@@ -156,6 +164,10 @@ void Fleet::land() {
 void Fleet::end_step(std::size_t index) {
   take(workers_[index], workers_[index].engine->end_step(now_ns_));
   settle(index);
+  if (config_.check && observes_) {
+    (void)gather_events(index, order_of(index), workers_[index].engine->take_events(), workers_[index].events);
+    config_.router->check(index, workers_[index].engine->store());
+  }
   want_begin(index);
 }
 
@@ -280,6 +292,10 @@ bool Fleet::gather_events() {
 bool Fleet::gather_events(std::size_t publisher, std::uint64_t owner, TimedEvents events, TimedEvents& kept) {
   const EventRecords& records = events.batch.records;
   bool due = false;
+  if (config_.router->gather(publisher, events)) {
+    if (keeps_events_) append(kept, events);
+    return false;
+  }
   for (std::size_t first = 0; first < records.size();) {
     const std::int64_t time_ns = events.time_ns[first];
     std::size_t last = first;

@@ -7,10 +7,11 @@ namespace understudy {
 BlockTable::Entry& BlockTable::find_or_make(std::uint64_t hash) {
   Place from = place(hash);
   Shard& shard = shards_[from.shard];
-  // Full at two thirds, so that a search mostly ends where it begins.
-  if ((shard.used + 1) * 3 > shard.entries.size() * 2) {
+  // Small ones are full at a half and double; large ones must not stand that empty.
+  const std::size_t size = shard.entries.size();
+  if (size < kLarge ? (shard.used + 1) * 2 > size : (shard.used + 1) * 3 > size * 2) {
     if (Entry* known = find(hash)) return *known;
-    resize(shard, std::max(kFewest, shard.entries.size() + shard.entries.size() / 3));
+    resize(shard, std::max(kFewest, size < kLarge ? 2 * size : size + size / 3));
     from = place(hash);
   }
   for (std::size_t at = from.at;; at = at + 1 == shard.entries.size() ? 0 : at + 1) {
@@ -46,10 +47,8 @@ void BlockTable::erase(Shard& shard, std::size_t hole) noexcept {
 
 void BlockTable::shrink() {
   for (Shard& shard : shards_) {
-    if (shard.used == 0) {
-      shard.entries = {};
-    } else if (shard.entries.size() > kFewest && shard.used * 5 < shard.entries.size()) {
-      resize(shard, std::max(kFewest, shard.used * 2));
+    if (shard.entries.size() > kFewest && shard.used * 8 < shard.entries.size()) {
+      resize(shard, std::max(kFewest, shard.used * 3));
     }
   }
 }

@@ -95,6 +95,7 @@ class BlockTable {
  private:
   static constexpr unsigned kShardBits = 4;
   static constexpr std::size_t kFewest = 64;
+  static constexpr std::size_t kLarge = std::size_t{1} << 15;
   struct Shard {
     PageArray<Entry> entries;
     std::size_t used = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <unordered_map>
 
 namespace understudy {
 
@@ -37,12 +38,45 @@ class LeastLoaded final : public Router {
   }
 };
 
+// The better of two that are drawn.
+class PowerOfTwo final : public Router {
+ public:
+  explicit PowerOfTwo(std::uint64_t seed) : random_(seed) {}
+  std::size_t choose(const RouteRequest&, FleetView& view) override {
+    const std::span<const WorkerLoad> loads = view.loads();
+    const auto one = static_cast<std::size_t>(random_() % loads.size());
+    if (loads.size() == 1) return one;
+    const std::size_t other = (one + 1 + static_cast<std::size_t>(random_() % (loads.size() - 1))) % loads.size();
+    return loads[other].outstanding_tokens < loads[one].outstanding_tokens ? other : one;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// A session stays where it began: with whoever had the least to do then.
+class SessionAffinity final : public Router {
+ public:
+  void begin(std::size_t) override { worker_of_.clear(); }
+  std::size_t choose(const RouteRequest& request, FleetView& view) override {
+    const auto [at, fresh] = worker_of_.try_emplace(request.session, 0);
+    if (fresh) at->second = least_.choose(request, view);
+    return at->second;
+  }
+
+ private:
+  LeastLoaded least_;
+  std::unordered_map<std::uint64_t, std::size_t> worker_of_;
+};
+
 }  // namespace
 
 std::shared_ptr<Router> make_router(const std::string& name, std::uint64_t seed) {
   if (name == "round_robin") return std::make_shared<RoundRobin>();
   if (name == "random") return std::make_shared<Random>(seed);
   if (name == "least_loaded") return std::make_shared<LeastLoaded>();
+  if (name == "power_of_two") return std::make_shared<PowerOfTwo>(seed);
+  if (name == "session_affinity") return std::make_shared<SessionAffinity>();
   return nullptr;
 }
 

@@ -8,13 +8,15 @@
 #include <string>
 
 #include "engine/request.hpp"
-#include "events/event_ring.hpp"
+#include "events/event_log.hpp"
+#include "events/event_truth.hpp"
 
 namespace understudy {
 
 // What a router knows of a request.
 struct RouteRequest {
-  std::uint64_t row = 0;  // of the workload
+  std::uint64_t row = 0;      // of the workload
+  std::uint64_t session = 0;  // the row of its first turn
   std::int64_t arrival_ns = 0;
   std::uint32_t prompt_tokens = 0;
   std::uint32_t output_tokens = 0;  // as requested
@@ -61,6 +63,9 @@ class Router {
  public:
   virtual ~Router() = default;
 
+  // A run begins with so many workers; what was known of another is forgotten.
+  virtual void begin(std::size_t /*workers*/) {}
+
   // The worker of a request, below view.loads().size().
   virtual std::size_t choose(const RouteRequest& request, FleetView& view) = 0;
 
@@ -68,12 +73,26 @@ class Router {
   virtual bool observes() const noexcept { return false; }
   virtual std::int64_t event_delay_ns() const noexcept { return 0; }
   virtual void observe(const KvDelivery&) {}
+  // All that a worker has told since the last time, for a router that itself holds back what has not reached it yet.
+  // False: it wants deliveries.
+  virtual bool gather(std::size_t /*worker*/, const TimedEvents&) { return false; }
+
+  // A step of the worker has ended, and all of its events have been gathered. InvariantViolated when what the router
+  // should know exactly is not what is there.
+  virtual void check(std::size_t /*worker*/, const Residency& /*store*/) {}
+
+  // Whether it wants to know which requests have their first token, and which have ended: told before it is asked
+  // again.
+  virtual bool tracks() const noexcept { return false; }
+  virtual void first_token(std::uint64_t /*row*/) {}
+  virtual void ended(std::uint64_t /*row*/) {}
 
   // Whether its choice is a matter of the requests alone, so that workers may be played one after another.
   virtual bool blind() const noexcept { return false; }
 };
 
-// By name: round_robin, random, least_loaded (fewest outstanding tokens; of equals the first). Null for any other.
+// By name: round_robin, random, least_loaded (fewest outstanding tokens; of equals the first), power_of_two (the
+// less loaded of two that are drawn), session_affinity (where its session began). Null for any other.
 std::shared_ptr<Router> make_router(const std::string& name, std::uint64_t seed);
 
 }  // namespace understudy

@@ -23,6 +23,7 @@ from understudy.outputs import check_outputs
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
 from understudy.run.offline import run_offline
+from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
 from understudy.workload.reuse import unlimited_hit_tokens
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from understudy.engines.timing import TimingModel
-    from understudy.router import Router
+    from understudy.router import KvRouting, Router
     from understudy.run.offline import Routing
     from understudy.run.pools import WorkerPool
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
@@ -44,7 +45,7 @@ def replay(
     *,
     workers: int = 1,
     pools: Sequence[WorkerPool] = (),
-    routing: Routing | Router = "round_robin",
+    routing: Routing | KvRouting | Router = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     max_tokens: int | None = None,
@@ -60,13 +61,15 @@ def replay(
     kv_trace: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
     record_steps: str | PathLike[str] | None = None,
+    route_rejected: bool = False,
+    decisions: str | PathLike[str] | None = None,
     **trace_options: Any,
 ) -> Report:
     """Replay a workload, or a trace file, and report what would have happened.
 
-    The arguments are those of `understudy.run.offline.run_offline`, except for three files to write, a JSON line
-    each: `events` gets the consolidated KV events, `raw_events` those that such engines would send, and `kv_trace`
-    allocations and evictions. `slo` sets goals for goodput, and
+    The arguments are those of `understudy.run.offline.run_offline`, except for files to write, a JSON line each:
+    `events` gets the consolidated KV events, `raw_events` those that such engines would send, `kv_trace` allocations
+    and evictions, and `decisions` why a KV-aware router chose as it did. `slo` sets goals for goodput, and
     `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
     finished report. `max_tokens` is the limit of every request that has none of its own: what the model would say
     beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
@@ -82,6 +85,7 @@ def replay(
         "raw_events": raw_events,
         "kv_trace": kv_trace,
         "record_steps": record_steps,
+        "decisions": decisions,
     }
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers compares fleets of one engine; leave it out, or pools")
@@ -100,6 +104,7 @@ def replay(
         "workers": workers,
         "pools": pools,
         "routing": routing,
+        "route_rejected": route_rejected,
         "seed": seed,
         "load": load,
         "timing": timing,
@@ -117,6 +122,10 @@ def replay(
         record_steps=record_steps,
         **how,
     )
+    if decisions is not None:
+        if run.decisions is None:
+            raise ConfigError("decisions are kept by KV-aware routing only: choose routing kv")
+        write_decisions(decisions, run.decisions, run.timeline)
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if run.kv is not None:
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)

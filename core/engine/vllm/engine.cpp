@@ -444,7 +444,8 @@ StepLoad VllmEngine::measure() const {
       load.prefill_cached_tokens += request.computed;
     }
     const std::uint32_t length = request.known + request.ahead;
-    if (request.computed + turn.tokens >= length && request.spec.max_tokens > 0) {
+    const bool decodes = request.computed >= prompt || timing_.charges_first_token;
+    if (decodes && request.computed + turn.tokens >= length && request.spec.max_tokens > 0) {
       ++load.decode_requests;
       load.decode_context_tokens += length;
     }

@@ -69,7 +69,13 @@ std::int64_t VllmEngine::no_finish_before() const {
     const EngineRequest& request = requests_[id];
     const std::int64_t step_ns =
         request.spec.max_tokens == 0 ? 0 : timing_.least_ns(1, request.known, 1, capacity_tokens_);
-    least_ns = std::min(least_ns, after(steps_to_finish(request), step_ns));
+    std::uint64_t steps = steps_to_finish(request);
+    // The step that ends a prompt may take no time for the token that it gives.
+    if (request.computed < request.spec.prompt_tokens && !timing_.charges_first_token && --steps == 0) {
+      least_ns = from_ns;
+    } else {
+      least_ns = std::min(least_ns, after(steps, step_ns));
+    }
   };
   for (const RequestId id : running_) consider(id);
   for (const RequestId id : waiting_.ids()) consider(id);

@@ -13,7 +13,19 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
-from understudy.cli import compare, conformance, convert, demo, events, fleet, qwen3, replay, serve, tokenizer
+from understudy.cli import (
+    compare,
+    conformance,
+    convert,
+    demo,
+    events,
+    fleet,
+    qwen3,
+    replay,
+    serve,
+    tokenizer,
+    workload,
+)
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -51,6 +63,7 @@ class Verb(Protocol):
 VERBS: dict[str, Verb] = {
     "replay": replay,
     "compare": compare,
+    "workload": workload,
     "convert": convert,
     "serve": serve,
     "fleet": fleet,

@@ -55,6 +55,11 @@ SETTINGS = (
     Flag("vllm_version", str, "a release of vLLM, as 0.26.0 (default: the newest known)", "VERSION"),
     Flag("speedup_ratio", float, "divide the times of all steps (default: 1)", "X"),
     Flag("decode_speedup_ratio", float, "divide the times of decode steps (default: 1)", "X"),
+    Flag(
+        "charge_first_token",
+        bool,
+        "decode time in the step that ends a prompt (default: yes; Dynamo 1.6.1: no)",
+    ),
     Flag("aic_nextn", int, "draft tokens of speculation, 1 to 5 (default: none)"),
     Flag("aic_nextn_accept_rates", str, "of each draft token (default: 0.85,0.3)", "X,X"),
     Flag("aic_mtp_seed", int, "of accepted drafts (default: 42)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli import engine_flags, tier_flags, trace_flags
+from understudy.cli import engine_flags, router_flags, tier_flags, trace_flags
 from understudy.outputs import check_outputs, is_stdout
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_parser(verbs: Verbs) -> None:
         "replay",
         help="replay a trace through simulated workers",
         description="Replay a trace through simulated workers on a virtual clock and report what would have happened.",
-        epilog=EXAMPLES + tier_flags.EXAMPLES,
+        epilog=EXAMPLES + router_flags.EXAMPLES + tier_flags.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -50,7 +50,11 @@ def add_parser(verbs: Verbs) -> None:
 
     fleet = verb.add_argument_group("fleet")
     fleet.add_argument("--workers", type=int, metavar="N", help="simulated workers (default: 1)")
-    fleet.add_argument("--routing", metavar="NAME", help="round_robin (default), random or least_loaded")
+    fleet.add_argument(
+        "--routing",
+        metavar="NAME",
+        help="round_robin (default), random, least_loaded, power_of_two, session_affinity or kv",
+    )
     fleet.add_argument("--seed", type=int, metavar="N", help="of random routing (default: 0)")
     fleet.add_argument(
         "--concurrency", type=int, metavar="N", help="closed loop: at most N sessions at a time"
@@ -60,6 +64,7 @@ def add_parser(verbs: Verbs) -> None:
     )
 
     engine_flags.add_engine_flags(verb)
+    router_flags.add_router_flags(verb)
     tier_flags.add_tier_flags(verb)
     verb.add_argument("--config", type=Path, metavar="YAML", help="settings from a file; flags win over it")
     verb.add_argument(
@@ -92,6 +97,9 @@ def add_parser(verbs: Verbs) -> None:
         type=Path,
         metavar="PATH",
         help="write every step as `conformance` reads it (.gz: zipped)",
+    )
+    out.add_argument(
+        "--decisions", type=Path, metavar="PATH", help="write a line a choice of the KV-aware router, and why"
     )
     out.add_argument("--digest", action="store_true", help="print only the digest of the run")
     out.add_argument("--quiet", action="store_true", help="no table, no progress bar")
@@ -134,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.run.settings import ReplaySettings
     from understudy.workload import read_trace
 
-    flags = {**_flags(args), **tier_flags.tier_settings(args)}
+    flags = {**_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
     if not settings.tiers.tiers:
         tier_flags.refuse_idle_flags(args)
@@ -154,7 +162,8 @@ def run(args: argparse.Namespace) -> int:
                 None if settings.pools else settings.engine,
                 workers=settings.workers,
                 pools=settings.pools,
-                routing=settings.routing,
+                routing=settings.policy,
+                route_rejected=settings.route_rejected,
                 seed=settings.seed,
                 load=settings.load,
                 max_tokens=args.max_tokens,
@@ -169,6 +178,7 @@ def run(args: argparse.Namespace) -> int:
                 kv_trace=args.kv_trace,
                 progress=progress,
                 record_steps=args.record_steps,
+                decisions=args.decisions,
             )
         )
     report = report.with_run(workload=args.trace.name, wall_time_s=time.perf_counter() - started)
@@ -191,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-_OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps")
+_OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")
 
 
 def _online(args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any) -> Report:
@@ -203,9 +213,11 @@ def _online(args: argparse.Namespace, settings: ReplaySettings, workload: Worklo
 
     if not isinstance(settings.load, OpenLoop):
         raise ConfigError("--online plays timestamps; it has no closed loop")
-    for name in ("events", "raw_events", "kv_trace", "record_steps"):
+    for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")
+    if settings.routing == "kv" or settings.route_rejected:
+        raise ConfigError("KV-aware routing and --route-rejected are for offline runs; leave out --online")
     report = replay_online(
         workload if args.max_tokens is None else workload.limited(args.max_tokens),
         args.trace.name,

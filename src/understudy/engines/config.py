@@ -129,6 +129,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timing: Timing = Polynomial()
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
+    charge_first_token: bool = True
+    """False: a step charges no decode time for requests whose prompt ends in it, as Dynamo's mocker of 1.6.1."""
     tiers: TiersConfig = TiersConfig()
     """Tiers that came with the engine's settings, under Dynamo's names."""
 
@@ -341,8 +343,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:
         """The timing model, or the given one written in Python, with the speed-ups."""
         if model is not None:
-            return python_timing(model, self.speedup_ratio, self.decode_speedup_ratio)
-        return self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)
+            built = python_timing(model, self.speedup_ratio, self.decode_speedup_ratio)
+        else:
+            built = self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)
+        built.charges_first_token = self.charge_first_token
+        return built
 
 
 def _read_rates(text: str | None, count: int) -> list[float]:

@@ -13,9 +13,11 @@ from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
+from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.digest import digests
 from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, check_pools
+from understudy.run.routed import summarise
 from understudy.run.timeline import Timeline
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
@@ -27,11 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
 
+    from understudy._core import NativeRouter
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.tiers.settings import TiersConfig
 
-Routing = Literal["round_robin", "random", "least_loaded"]
+Routing = Literal["round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv"]
 
 _NOWHERE = np.zeros(0, dtype=np.bool_)
 _NO_LIMITS = np.zeros(0, dtype=np.int32)
@@ -45,6 +48,8 @@ class OfflineRun(msgspec.Struct, frozen=True):
     timeline: Timeline
     facts: dict[str, Any]
     kv: KvLog | None = None
+    decisions: Decisions | None = None
+    """Of a KV-aware router, with the rows of the workload as it was given."""
 
 
 def run_offline(
@@ -53,7 +58,7 @@ def run_offline(
     *,
     workers: int = 1,
     pools: Sequence[WorkerPool] = (),
-    routing: Routing | Router = "round_robin",
+    routing: Routing | KvRouting | Router | NativeRouter = "round_robin",
     seed: int = 0,
     load: OpenLoop | ClosedLoop | Lockstep | None = None,
     timing: TimingModel | None = None,
@@ -65,11 +70,13 @@ def run_offline(
     kv_trace: bool = False,
     progress: Callable[[int], None] | None = None,
     record_steps: str | PathLike[str] | None = None,
+    route_rejected: bool = False,
 ) -> OfflineRun:
     """Play a workload to its end.
 
     `pools` describes a fleet whose workers are not all alike, in place of `engine`, `workers` and `tiers`. `routing` is
-    a name, or a `Router` of your own.
+    a name, settings of the KV-aware router (`KvRouting`), or a `Router` of your own; `route_rejected` asks it about
+    requests that can never fit, too, before they are rejected, as Dynamo's replay does.
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
     engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
@@ -105,6 +112,9 @@ def run_offline(
         workload = workload if order is None else workload.take(order)
     if isinstance(load, OpenLoop):
         workload = workload.normalised().speed_up(load.speed_up)
+    if routing == "kv":
+        routing = KvRouting()
+    router = routing.build(seed) if isinstance(routing, KvRouting) else routing
     plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
     _require_memory(pools, plans)
     fleet = [
@@ -136,7 +146,7 @@ def run_offline(
         else workload.output_token_offsets,
         output_token_ids=_NO_TOKENS if workload.output_token_ids is None else workload.output_token_ids,
         trace_block_size=workload.trace_block_size,
-        routing=routing,
+        routing=router,
         seed=seed,
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
         threads=threads,
@@ -147,6 +157,7 @@ def run_offline(
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
         accepted_draft_offsets=workload.accepted_draft_offsets,
         accepted_drafts=workload.accepted_drafts,
+        route_rejected=route_rejected,
     )
     if record_steps is None:
         by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None
@@ -182,7 +193,7 @@ def run_offline(
     ]
     facts = {
         "workers": workers,
-        "routing": routing if isinstance(routing, str) else type(routing).__qualname__,
+        "routing": _described(routing),
         "seed": seed,
         "load": msgspec.to_builtins(load),
         **(
@@ -198,7 +209,19 @@ def run_offline(
         **({} if timing is None else {"timing": type(timing).__qualname__}),
         **digests(timeline, kv if events else None),
     }
-    return OfflineRun(timeline, facts, kv)
+    decisions = None
+    if isinstance(router, KvRouter):
+        decisions = router.decisions
+        if order is not None:
+            decisions = msgspec.structs.replace(decisions, rows=order[decisions.rows])
+        facts["router"] = summarise(decisions, timeline, engine.block_size)
+    return OfflineRun(timeline, facts, kv, decisions)
+
+
+def _described(routing: Routing | KvRouting | Router | NativeRouter) -> Any:
+    if isinstance(routing, KvRouting):
+        return {"kind": "kv", **msgspec.to_builtins(routing)}
+    return routing if isinstance(routing, str) else type(routing).__qualname__
 
 
 def _require_memory(pools: Sequence[WorkerPool], plans: Sequence[TierPlan | None]) -> None:

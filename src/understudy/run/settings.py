@@ -9,6 +9,7 @@ import msgspec
 from understudy.checks import read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.run.layers import TIER_FIELDS, superseded, tiers_by_name
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
@@ -20,7 +21,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ROUTINGS = get_args(Routing)
-_FIELDS = ("workers", "pools", "routing", "seed", "load", "engine", "gpu", *TIER_FIELDS)
+_FIELDS = (
+    "workers",
+    "pools",
+    "routing",
+    "router",
+    "route_rejected",
+    "seed",
+    "load",
+    "engine",
+    "gpu",
+    *TIER_FIELDS,
+)
 _POOL_FIELDS = ("name", "workers", "engine", *TIER_FIELDS)
 
 
@@ -29,6 +41,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int = 1
     routing: Routing = "round_robin"
+    router: KvRouting | None = None
+    """Of routing `kv`."""
+    route_rejected: bool = False
     seed: int = 0
     load: OpenLoop | ClosedLoop | Lockstep = OpenLoop()
     engine: VllmConfig = VllmConfig()
@@ -40,6 +55,11 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     gpu: GpuSettings | None = None
     """In place of `engine.num_gpu_blocks`, which then follows from the memory of the GPUs and the model."""
+
+    @property
+    def policy(self) -> Routing | KvRouting:
+        """What to give to a replay as its routing."""
+        return self.routing if self.router is None else self.router
 
     @classmethod
     def read(
@@ -71,6 +91,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
         engine, tiers = _one_set_of_tiers(engine, below)
         read = msgspec.structs.replace(read_as(cls, merged), engine=engine, tiers=tiers)
+        if read.router is not None and read.routing != "kv":
+            raise ConfigError(f"router has settings of KV-aware routing, but routing is {read.routing}")
         if read.gpu is None:
             return read
         if settings.get("num_gpu_blocks") is not None:
@@ -118,8 +140,8 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
 
 
 def _check_routing(name: object) -> None:
-    if name in ("kv", "kv_router"):
-        raise ConfigError(f"routing {name} belongs to KV-aware routing, which this version does not have yet")
+    if name == "kv_router":
+        raise ConfigError("routing kv_router is Dynamo's name for it; here it is kv")
     if name not in _ROUTINGS:
         raise ConfigError(f"routing {name!r} is not known; choose one of {', '.join(_ROUTINGS)}")
 

@@ -1,0 +1,160 @@
+// The KV-aware router in Python: its settings in, its decisions out.
+#include "router/kv_router.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+std::int64_t to_ns(double ms, const char* name) {
+  const double ns = std::round(ms * 1e6);
+  if (!(ns >= 0 && ns < 9.2e18)) throw Error(ErrorKind::ConfigError, name, " must not be negative, got ", ms);
+  return static_cast<std::int64_t>(ns);
+}
+
+void require_begun(const KvRouter& self) {
+  if (self.view() == nullptr) throw Error(ErrorKind::WrongState, "the router has no workers: call begin() first");
+}
+
+template <typename T, auto Field>
+nb::object column(const KvRouter& self) {
+  std::vector<T> out;
+  out.reserve(self.decisions().size());
+  for (const KvDecision& decision : self.decisions()) out.push_back(static_cast<T>(decision.*Field));
+  return to_array(std::move(out));
+}
+
+}  // namespace
+
+void bind_kv_router(nb::module_& m) {
+  nb::class_<KvRouter, Router>(m, "KvRouter", "The native KV-aware router.")
+      .def(
+          "__init__",
+          [](KvRouter* self, double overlap_score_credit, double overlap_score_credit_decay, double prefill_load_scale,
+             double decode_active_request_weight, double host_cache_hit_weight, double disk_cache_hit_weight,
+             double external_cache_hit_weight, double temperature, bool use_events, double event_delay_ms,
+             double event_period_ms, double event_loss, double predict_ttl_ms, double approximate_ttl_ms,
+             std::uint64_t approximate_blocks, std::uint64_t seed, bool keep_decisions,
+             std::vector<std::int32_t> imposed) {
+            KvRouterConfig config;
+            config.overlap_score_credit = overlap_score_credit;
+            config.overlap_score_credit_decay = overlap_score_credit_decay;
+            config.prefill_load_scale = prefill_load_scale;
+            config.decode_active_request_weight = decode_active_request_weight;
+            config.host_cache_hit_weight = host_cache_hit_weight;
+            config.disk_cache_hit_weight = disk_cache_hit_weight;
+            config.external_cache_hit_weight = external_cache_hit_weight;
+            config.temperature = temperature;
+            config.use_events = use_events;
+            config.event_delay_ns = to_ns(event_delay_ms, "event_delay_ms");
+            config.event_period_ns = to_ns(event_period_ms, "event_period_ms");
+            config.event_loss = event_loss;
+            config.predict_ttl_ns = to_ns(predict_ttl_ms, "predict_ttl_ms");
+            config.approximate_ttl_ns = to_ns(approximate_ttl_ms, "approximate_ttl_ms");
+            config.approximate_blocks = approximate_blocks;
+            config.seed = seed;
+            config.keep_decisions = keep_decisions;
+            config.imposed = std::move(imposed);
+            new (self) KvRouter(std::move(config));
+          },
+          nb::kw_only(), "overlap_score_credit"_a, "overlap_score_credit_decay"_a, "prefill_load_scale"_a,
+          "decode_active_request_weight"_a, "host_cache_hit_weight"_a, "disk_cache_hit_weight"_a,
+          "external_cache_hit_weight"_a, "temperature"_a, "use_events"_a, "event_delay_ms"_a, "event_period_ms"_a,
+          "event_loss"_a, "predict_ttl_ms"_a, "approximate_ttl_ms"_a, "approximate_blocks"_a, "seed"_a,
+          "keep_decisions"_a, "imposed"_a)
+      .def(
+          "begin",
+          [](KvRouter& self, nb::handle workers) {
+            const std::uint64_t count = read_uint(workers, "workers", 1u << 20);
+            if (count == 0) throw Error(ErrorKind::InvalidArgument, "workers must be at least 1");
+            self.begin(static_cast<std::size_t>(count));
+          },
+          "workers"_a, "Start anew with so many workers.")
+      .def(
+          "decide",
+          [](KvRouter& self, nb::handle row, nb::handle hashes, nb::handle prompt_tokens, nb::handle block_size,
+             double now_ms) {
+            const IntArray<std::uint64_t> blocks(hashes, "hashes");
+            RouteRequest request;
+            request.row = read_uint(row, "row");
+            request.prompt_tokens = static_cast<std::uint32_t>(read_uint(prompt_tokens, "prompt_tokens", 0xFFFFFFFFu));
+            request.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", 1u << 30));
+            if (request.block_size == 0 || blocks.span().size() > request.prompt_tokens / request.block_size) {
+              throw Error(ErrorKind::InvalidArgument, "hashes name ", blocks.span().size(),
+                          " blocks, more full ones than ", request.prompt_tokens, " tokens have");
+            }
+            require_begun(self);
+            return self.choose(request, {blocks.span().begin(), blocks.span().end()}, to_ns(now_ms, "now_ms"));
+          },
+          "row"_a, "hashes"_a, "prompt_tokens"_a, "block_size"_a, "now_ms"_a,
+          "The worker of a request, by the sequence hashes of its prompt's full blocks.")
+      .def(
+          "first_token",
+          [](KvRouter& self, nb::handle row) {
+            require_begun(self);
+            self.first_token(read_uint(row, "row"));
+          },
+          "row"_a, "The request has its first token: its prompt is no longer before others.")
+      .def(
+          "ended",
+          [](KvRouter& self, nb::handle row) {
+            require_begun(self);
+            self.ended(read_uint(row, "row"));
+          },
+          "row"_a, "The request is gone.")
+      .def_prop_ro(
+          "index",
+          [](KvRouter& self) -> PrefixIndex& {
+            require_begun(self);
+            return self.view()->index();
+          },
+          nb::rv_policy::reference_internal, "What events have told it; worker i has this number there.")
+      .def_prop_ro("rows", &column<std::int64_t, &KvDecision::row>)
+      .def_prop_ro("time_ns", &column<std::int64_t, &KvDecision::time_ns>)
+      .def_prop_ro("worker", &column<std::int32_t, &KvDecision::worker>)
+      .def_prop_ro("cost", &column<double, &KvDecision::cost>)
+      .def_prop_ro("overlap_blocks", &column<std::int32_t, &KvDecision::overlap>)
+      .def_prop_ro("lower_overlap_blocks", &column<std::int32_t, &KvDecision::lower_overlap>)
+      .def_prop_ro("best_overlap_blocks", &column<std::int32_t, &KvDecision::best_overlap>)
+      .def_prop_ro("true_overlap_blocks", &column<std::int32_t, &KvDecision::true_overlap>)
+      .def_prop_ro("best_true_overlap_blocks", &column<std::int32_t, &KvDecision::best_true_overlap>)
+      .def_prop_ro("cost_regret", &column<double, &KvDecision::cost_regret>)
+      .def_prop_ro("ties", &column<std::int32_t, &KvDecision::ties>)
+      .def_prop_ro(
+          "prefill_tokens",
+          [](const KvRouter& self) {
+            require_begun(self);
+            const auto tokens = self.load()->prefill_tokens();
+            return to_array(std::vector<std::int64_t>(tokens.begin(), tokens.end()));
+          },
+          "By worker: prompt tokens that were sent there uncached and have no first token yet.")
+      .def_prop_ro(
+          "active_blocks",
+          [](const KvRouter& self) {
+            require_begun(self);
+            std::vector<std::int64_t> out;
+            for (std::size_t worker = 0; worker < self.load()->requests().size(); ++worker) {
+              out.push_back(static_cast<std::int64_t>(self.load()->blocks(worker)));
+            }
+            return to_array(std::move(out));
+          },
+          "By worker: distinct prompt blocks of its live requests.")
+      .def_prop_ro("lost_deliveries",
+                   [](const KvRouter& self) { return self.view() == nullptr ? 0 : self.view()->lost(); })
+      .def_prop_ro("unknown_removals",
+                   [](const KvRouter& self) { return self.view() == nullptr ? 0 : self.view()->unknown_removals(); });
+}
+
+}  // namespace understudy

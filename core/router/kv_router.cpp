@@ -1,0 +1,176 @@
+#include "router/kv_router.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/errors.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::size_t kTiers = PrefixIndex::kTiers;
+
+void require(bool sound, const char* what) {
+  if (!sound) throw Error(ErrorKind::ConfigError, what);
+}
+
+bool is_weight(double value) { return std::isfinite(value) && value >= 0; }
+
+}  // namespace
+
+KvRouter::KvRouter(KvRouterConfig config) : config_(std::move(config)), random_(config_.seed) {
+  require(is_weight(config_.overlap_score_credit), "overlap_score_credit must be finite and not negative");
+  require(is_weight(config_.overlap_score_credit_decay), "overlap_score_credit_decay must be finite and not negative");
+  require(is_weight(config_.prefill_load_scale), "prefill_load_scale must be finite and not negative");
+  require(is_weight(config_.decode_active_request_weight),
+          "decode_active_request_weight must be finite and not negative");
+  require(is_weight(config_.host_cache_hit_weight) && is_weight(config_.disk_cache_hit_weight) &&
+              is_weight(config_.external_cache_hit_weight),
+          "host_, disk_ and external_cache_hit_weight must be finite and not negative");
+  require(is_weight(config_.temperature), "temperature must be finite and not negative");
+  require(config_.event_delay_ns >= 0 && config_.event_period_ns >= 0 && config_.predict_ttl_ns >= 0,
+          "event_delay_ms, event_period_ms and predict_ttl_ms must not be negative");
+  require(config_.event_loss >= 0 && config_.event_loss < 1, "event_loss must be from 0 to below 1");
+  require(config_.use_events || (config_.event_delay_ns == 0 && config_.event_period_ns == 0 &&
+                                 config_.event_loss == 0 && config_.predict_ttl_ns == 0),
+          "without events (use_events false) nothing delays, bundles, loses or precedes them: event_delay_ms, "
+          "event_period_ms, event_loss and predict_ttl_ms must be 0");
+  require(config_.approximate_ttl_ns > 0, "approximate_ttl_ms must be above 0");
+}
+
+void KvRouter::begin(std::size_t workers) {
+  random_.seed(config_.seed);
+  view_ = std::make_unique<KvView>(config_, workers);
+  load_ = std::make_unique<KvLoad>(workers);
+  decisions_.clear();
+}
+
+bool KvRouter::observes() const noexcept { return config_.use_events || config_.keep_decisions; }
+
+bool KvRouter::gather(std::size_t worker, const TimedEvents& events) {
+  // A tier that everybody reaches tells no worker from another.
+  if (worker != KvDelivery::kShared) view_->observe(worker, events);
+  return true;
+}
+
+void KvRouter::check(std::size_t worker, const Residency& store) { view_->check(worker, store); }
+
+void KvRouter::first_token(std::uint64_t row) { load_->first_token(row); }
+
+void KvRouter::ended(std::uint64_t row) { load_->ended(row); }
+
+std::size_t KvRouter::choose(const RouteRequest& request, FleetView& view) {
+  identities_.clear();
+  if (request.identities != nullptr) {
+    request.identities->extend(identities_, request.prompt_tokens / request.block_size);
+  }
+  std::vector<std::uint64_t> prompt(identities_.size());
+  std::ranges::transform(identities_, prompt.begin(), &BlockIdentity::sequence_hash);
+  return choose(request, std::move(prompt), view.now_ns());
+}
+
+std::size_t KvRouter::choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns) {
+  const std::size_t workers = load_->requests().size();
+  const std::size_t blocks = request.prompt_tokens / request.block_size;
+  view_->match(prompt, now_ns, held_);
+  load_->shared(prompt, active_);
+  price(request, blocks, held_, costs_);
+  KvDecision decision;
+  std::size_t worker = config_.temperature > 0 ? pick_softly() : pick(decision.ties);
+  if (!config_.imposed.empty()) {
+    if (request.row >= config_.imposed.size() || config_.imposed[request.row] < 0 ||
+        static_cast<std::size_t>(config_.imposed[request.row]) >= workers) {
+      throw Error(ErrorKind::InvalidArgument, "imposed names no worker of this fleet for row ", request.row);
+    }
+    worker = static_cast<std::size_t>(config_.imposed[request.row]);
+  }
+  if (config_.keep_decisions) {
+    decision.row = request.row;
+    decision.time_ns = now_ns;
+    decision.worker = static_cast<std::int32_t>(worker);
+    note(decision, request, prompt);
+  }
+  const std::uint64_t cached = std::uint64_t{held_[worker * kTiers]} * request.block_size;
+  view_->sent(worker, prompt, now_ns);
+  load_->book(request.row, worker, request.prompt_tokens - std::min<std::uint64_t>(cached, request.prompt_tokens),
+              std::move(prompt));
+  return worker;
+}
+
+// In blocks: prompts before it, its own that are not cached there, and what decodes there with it.
+void KvRouter::price(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
+                     std::vector<double>& costs) const {
+  const std::span<const std::uint64_t> prefill = load_->prefill_tokens();
+  const auto size = static_cast<double>(request.block_size);
+  const std::uint64_t least = *std::ranges::min_element(prefill);
+  const double request_blocks = std::ceil(static_cast<double>(request.prompt_tokens) / size);
+  costs.resize(prefill.size());
+  for (std::size_t worker = 0; worker < prefill.size(); ++worker) {
+    const std::uint32_t* const tiers = &held[worker * kTiers];
+    const double cached = tiers[0] * size;
+    const double raw =
+        (static_cast<double>(prefill[worker]) + std::max(0.0, request.prompt_tokens - cached) + cached) / size;
+    const double above = static_cast<double>(prefill[worker] - least) / size;
+    const double decay = 1.0 / (1.0 + config_.overlap_score_credit_decay * above / request_blocks);
+    const double credit = config_.overlap_score_credit * decay * tiers[0] + config_.host_cache_hit_weight * tiers[1] +
+                          config_.disk_cache_hit_weight * tiers[2] + config_.external_cache_hit_weight * tiers[3];
+    costs[worker] = config_.prefill_load_scale * std::max(0.0, raw - credit) +
+                    static_cast<double>(load_->blocks(worker)) +
+                    static_cast<double>(blocks - active_[worker * kTiers]) +
+                    config_.decode_active_request_weight * static_cast<double>(load_->requests()[worker]);
+  }
+}
+
+std::size_t KvRouter::pick(std::uint32_t& ties) {
+  std::size_t best = 0;
+  ties = 1;
+  for (std::size_t worker = 1; worker < costs_.size(); ++worker) {
+    if (costs_[worker] < costs_[best]) {
+      best = worker;
+      ties = 1;
+    } else if (costs_[worker] == costs_[best] && random_() % ++ties == 0) {
+      best = worker;
+    }
+  }
+  return best;
+}
+
+// Likelier the cheaper: the weight of a worker falls by e where its cost is a `temperature` of the range above the
+// least.
+std::size_t KvRouter::pick_softly() {
+  const auto [least, most] = std::ranges::minmax(costs_);
+  const double range = most - least;
+  double sum = 0;
+  std::vector<double> upto(costs_.size());
+  for (std::size_t worker = 0; worker < costs_.size(); ++worker) {
+    sum += range > 0 ? std::exp(-(costs_[worker] - least) / (range * config_.temperature)) : 1.0;
+    upto[worker] = sum;
+  }
+  const double drawn = static_cast<double>(random_() >> 11) * 0x1.0p-53 * sum;
+  const auto at = std::ranges::lower_bound(upto, drawn);
+  return static_cast<std::size_t>(std::min(at, upto.end() - 1) - upto.begin());
+}
+
+void KvRouter::note(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt) {
+  const auto worker = static_cast<std::size_t>(decision.worker);
+  const auto longest = [](const std::vector<std::uint32_t>& held) {
+    std::uint32_t most = 0;
+    for (std::size_t row = 0; row < held.size(); row += kTiers) most = std::max(most, held[row]);
+    return most;
+  };
+  decision.cost = costs_[worker];
+  decision.overlap = held_[worker * kTiers];
+  for (std::size_t tier = 1; tier < kTiers; ++tier) decision.lower_overlap += held_[worker * kTiers + tier];
+  decision.best_overlap = longest(held_);
+  const bool differs = view_->match_truth(prompt, truly_held_);
+  const std::vector<std::uint32_t>& truth = differs ? truly_held_ : held_;
+  decision.true_overlap = truth[worker * kTiers];
+  decision.best_true_overlap = longest(truth);
+  if (differs) price(request, request.prompt_tokens / request.block_size, truth, true_costs_);
+  const std::vector<double>& costs = differs ? true_costs_ : costs_;
+  decision.cost_regret = costs[worker] - *std::ranges::min_element(costs);
+  decisions_.push_back(decision);
+}
+
+}  // namespace understudy

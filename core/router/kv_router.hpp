@@ -1,0 +1,75 @@
+// The KV-aware router: the worker with the least work for a request, its cache and its load considered.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "router/kv_config.hpp"
+#include "router/kv_load.hpp"
+#include "router/kv_view.hpp"
+#include "router/router.hpp"
+
+namespace understudy {
+
+// Why a request went where it went.
+struct KvDecision {
+  std::uint64_t row = 0;
+  std::int64_t time_ns = 0;
+  std::int32_t worker = 0;
+  double cost = 0;                  // of that worker, in blocks
+  std::uint32_t overlap = 0;        // leading blocks that it was believed to hold on the device
+  std::uint32_t lower_overlap = 0;  // and, behind those, on slower tiers
+  std::uint32_t best_overlap = 0;   // the longest that any worker was believed to hold on the device
+  std::uint32_t true_overlap = 0;   // what it really held there, and the next what any did
+  std::uint32_t best_true_overlap = 0;
+  double cost_regret = 0;  // of the choice, in the eyes of a router that knows the truth
+  std::uint32_t ties = 1;  // workers of that cost
+};
+
+// The cost is Dynamo 1.6.1's: see docs/routing.md. Ties are broken by a seed, uniformly.
+class KvRouter final : public Router {
+ public:
+  explicit KvRouter(KvRouterConfig config);
+
+  void begin(std::size_t workers) override;
+  std::size_t choose(const RouteRequest& request, FleetView& view) override;
+  // The same for who has the sequence hashes of the prompt's full blocks at hand.
+  std::size_t choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns);
+  bool observes() const noexcept override;
+  bool gather(std::size_t worker, const TimedEvents& events) override;
+  void check(std::size_t worker, const Residency& store) override;
+  bool tracks() const noexcept override { return true; }
+  void first_token(std::uint64_t row) override;
+  void ended(std::uint64_t row) override;
+
+  const KvRouterConfig& config() const noexcept { return config_; }
+  const std::vector<KvDecision>& decisions() const noexcept { return decisions_; }
+  // Null before the first run.
+  const KvView* view() const noexcept { return view_.get(); }
+  KvView* view() noexcept { return view_.get(); }
+  const KvLoad* load() const noexcept { return load_.get(); }
+
+ private:
+  void price(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
+             std::vector<double>& costs) const;
+  std::size_t pick(std::uint32_t& ties);
+  std::size_t pick_softly();
+  void note(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt);
+
+  KvRouterConfig config_;
+  std::mt19937_64 random_;
+  std::unique_ptr<KvView> view_;
+  std::unique_ptr<KvLoad> load_;
+  std::vector<KvDecision> decisions_;
+  std::vector<BlockIdentity> identities_;  // scratch, and so are the rest
+  std::vector<std::uint32_t> held_;
+  std::vector<std::uint32_t> active_;
+  std::vector<double> costs_;
+  std::vector<std::uint32_t> truly_held_;
+  std::vector<double> true_costs_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,67 @@
+// A router's knowledge of its workers' caches: from events that come late or not at all, from what it sent, or both.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "router/kv_config.hpp"
+#include "router/prefix_index.hpp"
+#include "router/router.hpp"
+
+namespace understudy {
+
+class KvView {
+ public:
+  KvView(const KvRouterConfig& config, std::size_t workers);
+
+  // ── What it is told ──
+  // Events of a worker, in the order of time. What the configuration delays or loses is not known before, or ever.
+  void observe(std::size_t worker, const TimedEvents& events);
+  // A prompt was sent to a worker.
+  void sent(std::size_t worker, std::span<const std::uint64_t> prompt, std::int64_t now_ns);
+  void forget(std::size_t worker);  // all that was known of it
+
+  // ── What it knows ──
+  // Leading blocks of a prompt that each worker holds, by tier: as a router believes it at this time.
+  void match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out);
+  // And as it is, where that is not the same. False: it is.
+  bool match_truth(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
+
+  // InvariantViolated when a view that nothing delays or loses is not what the worker's store holds. The number of
+  // blocks every time, each of them now and then.
+  void check(std::size_t worker, const Residency& store);
+
+  PrefixIndex& index() noexcept { return index_; }
+  std::uint64_t lost() const noexcept { return lost_; }
+  std::uint64_t unknown_removals() const noexcept { return unknown_removals_; }
+
+ private:
+  static constexpr std::uint64_t kWholeEvery = 256;
+  struct Late {
+    std::int64_t due_ns;
+    std::vector<EventRecord> rows;
+  };
+
+  bool punctual() const noexcept {
+    return config_.event_delay_ns == 0 && config_.event_period_ns == 0 && config_.event_loss == 0;
+  }
+  void apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows);
+  void catch_up(std::int64_t now_ns);
+
+  const KvRouterConfig& config_;
+  PrefixIndex index_;
+  std::unique_ptr<PrefixIndex> predicted_;  // null: what was sent does not count
+  std::unique_ptr<PrefixIndex> truth_;      // null: the index is the truth
+  std::vector<std::deque<Late>> late_;      // by worker, in the order in which they come
+  std::mt19937_64 random_;
+  std::vector<std::uint32_t> scratch_;
+  std::uint64_t checks_ = 0;
+  std::uint64_t lost_ = 0;
+  std::uint64_t unknown_removals_ = 0;
+};
+
+}  // namespace understudy

@@ -1,0 +1,76 @@
+"""Flags of KV-aware routing, for every verb that routes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+EXAMPLES = """\
+  understudy replay trace.jsonl --workers 16 --routing kv --event-delay-ms 50 --event-loss 0.01
+  understudy replay trace.jsonl --workers 16 --routing kv --event-delay-ms 500 --predict-ttl-ms 2000
+"""
+
+_SETTINGS = {
+    "event_delay_ms": "event_delay_ms",
+    "event_period_ms": "event_period_ms",
+    "event_loss": "event_loss",
+    "predict_ttl_ms": "predict_ttl_ms",
+    "router_temperature": "temperature",
+}
+
+
+def add_router_flags(verb: argparse.ArgumentParser) -> None:
+    """Describe the flags."""
+    group = verb.add_argument_group("KV-aware routing (--routing kv; any setting: --set router.NAME=VALUE)")
+    group.add_argument(
+        "--event-delay-ms", type=float, metavar="MS", help="KV events reach the router so late (default: 0)"
+    )
+    group.add_argument(
+        "--event-period-ms",
+        type=float,
+        metavar="MS",
+        help="and in bundles, this far apart (default: at once)",
+    )
+    group.add_argument(
+        "--event-loss",
+        type=float,
+        metavar="P",
+        help="share of a step's events that never arrive (default: 0)",
+    )
+    group.add_argument(
+        "--predict-ttl-ms",
+        type=float,
+        metavar="MS",
+        help="what was sent to a worker counts as cached there for so long (default: not)",
+    )
+    group.add_argument(
+        "--no-kv-events",
+        action="store_const",
+        const=True,
+        help="route without events: only what was sent where counts, for 120 s",
+    )
+    group.add_argument(
+        "--router-temperature",
+        type=float,
+        metavar="T",
+        help="0 (default): the lowest cost; above: others too",
+    )
+    group.add_argument(
+        "--route-rejected",
+        action="store_const",
+        const=True,
+        help="ask the router about requests that can never fit, too, as Dynamo's replay does",
+    )
+
+
+def router_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given as flags, nested as in a configuration file."""
+    given = {name: getattr(args, flag) for flag, name in _SETTINGS.items() if getattr(args, flag) is not None}
+    if args.no_kv_events:
+        given["use_events"] = False
+    flags: dict[str, Any] = {"router": given} if given else {}
+    if args.route_rejected:
+        flags["route_rejected"] = True
+    return flags

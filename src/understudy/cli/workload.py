@@ -1,0 +1,65 @@
+"""`understudy workload KIND -o FILE`: write a workload that shows something, as a Mooncake trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy workload fanout -o fanout.jsonl.gz
+  understudy workload turns --count 100 --seed 7 -o turns.jsonl
+  understudy replay fanout.jsonl.gz --workers 16 --routing kv --event-delay-ms 500
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy workload`."""
+    import argparse
+
+    verb = verbs.add_parser(
+        "workload",
+        help="write a workload on which routing matters",
+        description="Write a workload whose prompts are soon needed again, as a Mooncake trace.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument(
+        "kind",
+        choices=("fanout", "turns"),
+        help="fanout: several questions about one context at once; turns: quick conversations",
+    )
+    verb.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help="file (.gz: zipped)")
+    verb.add_argument("--count", type=int, metavar="N", help="contexts (default: 700) or sessions (400)")
+    verb.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the times and lengths (default: 0)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the workload and write it."""
+    from understudy.errors import ConfigError
+    from understudy.workload.families import FanOut, QuickTurns
+    from understudy.workload.write import write_mooncake
+
+    if not args.output.parent.is_dir():
+        raise ConfigError(f"{args.output}: there is no such folder")
+    if args.kind == "fanout":
+        spec = FanOut(seed=args.seed) if args.count is None else FanOut(seed=args.seed, contexts=args.count)
+        workload = spec.build()
+    else:
+        turns = (
+            QuickTurns(seed=args.seed)
+            if args.count is None
+            else QuickTurns(seed=args.seed, sessions=args.count)
+        )
+        workload = turns.build()
+    write_mooncake(workload, args.output)
+    print(f"written: {args.output} ({len(workload):,} requests)")
+    return 0

@@ -1,0 +1,50 @@
+"""How well requests were routed, and why each went where it went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from understudy.workload.files import create_trace
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from understudy.router.kv import Decisions
+    from understudy.run.timeline import Timeline
+
+
+def summarise(decisions: Decisions, timeline: Timeline, block_size: int) -> dict[str, Any]:
+    """Decisions in numbers: believed and real hits as shares of prompt tokens, regret in blocks, and imbalance."""
+    if not len(decisions):
+        return {"decisions": 0}
+    rows = decisions.rows
+    tokens = timeline.prompt_tokens[rows].astype(np.int64)
+    by_worker = np.bincount(decisions.worker, weights=tokens, minlength=timeline.num_workers)
+
+    def share(blocks: Any) -> float:
+        return float((blocks.astype(np.int64) * block_size).sum() / tokens.sum())
+
+    return {
+        "decisions": len(decisions),
+        "predicted_hit": share(decisions.overlap_blocks),
+        "held_hit": share(decisions.true_overlap_blocks),
+        "actual_hit": float(timeline.cached_tokens_first[rows].sum() / tokens.sum()),
+        "best_hit": share(decisions.best_true_overlap_blocks),
+        "mean_cost_regret_blocks": float(decisions.cost_regret.mean()),
+        "regretted": float((decisions.cost_regret > 0).mean()),
+        "tied": float((decisions.ties > 1).mean()),
+        "imbalance": float(by_worker.max() / by_worker.mean()),
+    }
+
+
+def write_decisions(path: str | PathLike[str], decisions: Decisions, timeline: Timeline) -> None:
+    """Write a JSON line a decision, in the order in which they were made. InvalidArgument when that is not possible."""
+    names = [name for name in decisions.__struct_fields__ if name != "rows"]
+    columns = {"row": decisions.rows.tolist()} | {name: getattr(decisions, name).tolist() for name in names}
+    columns["cached_tokens"] = timeline.cached_tokens_first[decisions.rows].tolist()
+    with create_trace(path) as file:
+        lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        file.write(msgspec.json.Encoder().encode_lines(lines))

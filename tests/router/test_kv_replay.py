@@ -1,0 +1,190 @@
+"""KV-aware routing in a replay: what a router sees, and what follows from seeing it late."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from understudy.api import replay
+from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.router import KvRouting
+from understudy.run.offline import OfflineRun, run_offline
+from understudy.workload import Constant, Fixed, SyntheticSpec, SystemPrompts, synthesise
+from understudy.workload.families import FanOut, QuickTurns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENGINE = VllmConfig(block_size=64, num_gpu_blocks=2048, charge_first_token=False)
+FAN_OUT = FanOut(contexts=40, context_interval_ms=1200.0, seed=3).build()
+
+
+def play(routing: Any = "kv", *, workers: int = 8, seed: int = 0, leaping: bool = True) -> OfflineRun:
+    return run_offline(FAN_OUT, ENGINE, workers=workers, seed=seed, routing=routing, leaping=leaping)
+
+
+def ttft_ms(run: OfflineRun) -> float:
+    return float((run.timeline.first_token_ns - run.timeline.arrival_ns).mean()) / 1e6
+
+
+def test_a_stale_view_costs_what_prediction_wins_back() -> None:
+    oracle, late = ttft_ms(play()), ttft_ms(play(KvRouting(event_delay_ms=500)))
+    predicted = ttft_ms(play(KvRouting(event_delay_ms=500, predict_ttl_ms=5000)))
+    blind = ttft_ms(play("round_robin"))
+    assert oracle * 1.2 < late
+    assert predicted < 1.1 * oracle
+    assert late < blind * 1.1
+
+
+def test_bundles_are_as_late_as_their_period() -> None:
+    assert ttft_ms(play(KvRouting(event_period_ms=2000))) > 1.15 * ttft_ms(play())
+
+
+def test_an_oracle_regrets_nothing_and_a_late_view_does() -> None:
+    exact, late = play().decisions, play(KvRouting(event_delay_ms=500)).decisions
+    assert exact is not None
+    assert late is not None
+    assert not exact.cost_regret.any()
+    assert (exact.overlap_blocks == exact.true_overlap_blocks).all()
+    assert late.cost_regret.sum() > 0
+    assert (late.overlap_blocks < late.best_true_overlap_blocks).any()
+    assert (late.cost_regret >= 0).all()
+
+
+def test_what_an_oracle_believes_is_what_the_engine_finds() -> None:
+    # Every question comes when the one before it has ended: nothing changes between the choice and the admission.
+    calm = FanOut(contexts=6, children=4, gap_ms=3000, context_interval_ms=60_000.0).build()
+    run = run_offline(calm, ENGINE, workers=2, routing="kv")
+    assert run.decisions is not None
+    found = run.timeline.cached_tokens_first[run.decisions.rows] // ENGINE.block_size
+    assert (found == run.decisions.overlap_blocks).all()
+    assert (found > 0).sum() == 18
+
+
+def test_the_seed_decides_between_equals_and_nothing_else() -> None:
+    one, again, other = play(seed=1), play(seed=1), play(seed=2)
+    assert one.facts["digest"] == again.facts["digest"]
+    assert one.facts["digest"] != other.facts["digest"]
+
+
+@pytest.mark.parametrize(
+    "routing", [KvRouting(), KvRouting(event_delay_ms=30, event_loss=0.2, predict_ttl_ms=50)]
+)
+def test_leaps_change_nothing(routing: KvRouting) -> None:
+    leapt, stepped = play(routing), play(routing, leaping=False)
+    assert (leapt.timeline.worker == stepped.timeline.worker).all()
+    assert (leapt.timeline.finish_ns == stepped.timeline.finish_ns).all()
+
+
+def test_lost_events_are_lost_and_counted() -> None:
+    router = KvRouting(event_loss=0.5).build()
+    play(router)
+    assert router.lost_deliveries > 0
+    assert router.decisions.cost_regret.sum() > 0
+    untouched = KvRouting().build()
+    play(untouched)
+    assert (untouched.lost_deliveries, untouched.unknown_removals) == (0, 0)
+
+
+def test_an_idle_fleet_is_known_to_be_idle() -> None:
+    router = KvRouting().build()
+    play(router)
+    assert not router.prefill_tokens.any()
+    assert not router.active_blocks.any()
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_the_index_is_what_the_engines_hold_after_every_step(block_size: int) -> None:
+    engine = VllmConfig(block_size=block_size, num_gpu_blocks=20_000 // block_size)
+    workload = synthesise(
+        SyntheticSpec(
+            sessions=60,
+            prompt_tokens=Fixed(700),
+            output_tokens=Fixed(40),
+            prefixes=SystemPrompts(groups=3, tokens=2048),
+            arrivals=Constant(qps=40),
+        )
+    )
+    run_offline(workload, engine, workers=3, routing="kv", check=True)
+
+
+def test_imposed_choices_are_taken() -> None:
+    imposed = np.arange(len(FAN_OUT), dtype=np.int32) % 5
+    router = KvRouting().build(imposed=imposed)
+    assert (play(router).timeline.worker == imposed).all()
+    with pytest.raises(InvalidArgument, match="imposed"):
+        play(KvRouting().build(imposed=imposed), workers=2)
+
+
+def test_who_can_never_fit_is_routed_too_if_asked_for() -> None:
+    engine = VllmConfig(num_gpu_blocks=136)  # some questions are too long
+    runs = [
+        run_offline(FAN_OUT, engine, workers=4, route_rejected=flag).timeline.worker for flag in (False, True)
+    ]
+    fits = runs[0] >= 0
+    assert not fits.all()
+    assert (runs[1][fits] == np.flatnonzero(fits) % 4).all()
+    assert (runs[0][fits] == np.arange(fits.sum()) % 4).all()
+
+
+def test_without_the_charge_a_first_token_comes_earlier() -> None:
+    charged = VllmConfig(block_size=64, num_gpu_blocks=2048)
+    runs = [run_offline(FAN_OUT, engine, workers=8) for engine in (ENGINE, charged)]
+    assert ttft_ms(runs[0]) < ttft_ms(runs[1])
+    lone = [run_offline(QuickTurns(sessions=1, turns=1).build(), e).timeline for e in (ENGINE, charged)]
+    free, paid = (int(t.first_token_ns[0] - t.arrival_ns[0]) for t in lone)
+    assert free == round((4.209989e-7 * 4096**2 + 1.518344e-2 * 4096 + 16.50142) * 1e6)
+    u = 4096 / (2048 * 64)
+    assert paid - free == pytest.approx((-25.74 * u * u + 54.01 * u + 5.74) * 1e6, abs=1)
+
+
+def test_a_session_stays_where_it_began() -> None:
+    workload = synthesise(
+        SyntheticSpec(
+            sessions=20,
+            turns=Fixed(4),
+            prompt_tokens=Fixed(300),
+            followup_tokens=Fixed(50),
+            output_tokens=Fixed(20),
+            arrivals=Constant(qps=20),
+        )
+    )
+    timeline = run_offline(workload, ENGINE, workers=4, routing="session_affinity").timeline
+    for session in range(20):
+        assert len(set(timeline.worker[workload.session == session].tolist())) == 1
+    assert len(set(timeline.worker.tolist())) == 4
+
+
+def test_the_better_of_two_beats_chance() -> None:
+    spread = {}
+    for routing in ("random", "power_of_two"):
+        workers = play(routing).timeline.worker
+        spread[routing] = np.bincount(workers, minlength=8).std()
+    assert spread["power_of_two"] < spread["random"]
+    assert (play("power_of_two").timeline.worker == play("power_of_two").timeline.worker).all()
+
+
+def test_names_that_are_not_known_are_refused() -> None:
+    with pytest.raises(ConfigError, match="power_of_two"):
+        play("best_effort")
+
+
+def test_the_report_says_how_well_it_was_routed(tmp_path: Path) -> None:
+    file = tmp_path / "why.jsonl"
+    report = replay(FAN_OUT, ENGINE, workers=8, routing=KvRouting(event_delay_ms=500), decisions=file)
+    told = report.run["router"]
+    assert told["decisions"] == len(FAN_OUT)
+    assert told["predicted_hit"] < told["best_hit"]
+    assert told["regretted"] > 0
+    assert told["imbalance"] >= 1
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["row"] for line in lines] == list(range(len(FAN_OUT)))
+    assert sum(line["overlap_blocks"] for line in lines) * 64 == pytest.approx(
+        told["predicted_hit"] * FAN_OUT.prompt_tokens.sum()
+    )
+    with pytest.raises(ConfigError, match="routing kv"):
+        replay(FAN_OUT, ENGINE, decisions=file)
