@@ -41,7 +41,7 @@ void KvView::apply(PrefixIndex& index, std::size_t worker, std::span<const Event
 }
 
 void KvView::observe(std::size_t worker, const TimedEvents& events) {
-  const std::vector<EventRecord>& rows = events.batch.records;
+  const EventRecords& rows = events.batch.records;
   if (truth_) apply(*truth_, worker, rows);
   if (!config_.use_events) return;
   if (punctual()) {
