@@ -116,7 +116,7 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
 
 std::vector<std::pair<RequestId, std::uint32_t>> scheduled(const VllmEngine& self) {
   std::vector<std::pair<RequestId, std::uint32_t>> out;
-  for (const StepLog::Scheduled& turn : self.log().scheduled) out.emplace_back(turn.request, turn.tokens);
+  for (const Scheduled& turn : self.log().scheduled) out.emplace_back(turn.id, turn.tokens);
   return out;
 }
 
@@ -141,9 +141,12 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> pool_counts(const VllmEn
   return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks, m.inactive_blocks};
 }
 
-std::vector<RequestId> waiting_head(const VllmEngine& self, std::size_t count) {
-  const auto& ids = self.waiting();
-  return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(std::min(count, ids.size()))};
+// Also of one that ended in the last step.
+std::string name_of(const VllmEngine& self, RequestId id) {
+  for (const auto& [ended, name] : self.log().ended) {
+    if (ended == id) return name;
+  }
+  return self.request(id).spec.name;
 }
 
 // ── Tiers ──
@@ -284,6 +287,10 @@ void bind_engine(nb::module_& m) {
            "Drop a request: it gets no more tokens, and this is its record. None when it is unknown or has ended.")
       .def("begin_step", &VllmEngine::begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
       .def("end_step", &VllmEngine::end_step, "end_ns"_a, nb::rv_policy::copy, "Make the step's tokens visible.")
+      .def("begin_turn", &VllmEngine::begin_turn, "now_ns"_a,
+           "Schedule as a recording counts steps; not to be mixed with begin_step.")
+      .def("end_turn", &VllmEngine::end_turn, "now_ns"_a, nb::rv_policy::copy,
+           "The update that follows: asynchronously that of the batch before.")
       .def("advance", &VllmEngine::advance, "until_ns"_a, "stop_on_finish"_a = false, nb::rv_policy::copy,
            nb::call_guard<nb::gil_scoped_release>(), "Play steps back to back up to `until_ns`.")
       .def("skip_to", &VllmEngine::skip_to, "time_ns"_a, "Let idle time pass.")
@@ -301,22 +308,29 @@ void bind_engine(nb::module_& m) {
           },
           "Requests that finished in the last call of end_step or advance, unless they were taken.")
       .def(
-          "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).record.output_tokens; },
-          "request"_a, "Output tokens of a request that are visible.")
-      .def(
-          "name", [](const VllmEngine& self, RequestId id) { return self.request(id).spec.name; }, "request"_a,
-          "The name that a request was submitted under.")
+          "emitted", [](const VllmEngine& self, RequestId id) { return self.request(id).outputs(); }, "request"_a,
+          "Output tokens of a request that are visible.")
+      .def("name", &name_of, "request"_a,
+           "The name under which a request was submitted that has not ended, or has in the last step.")
       .def("forward_pass", &VllmEngine::forward_pass, "The open step in numbers; WrongState when none is open.")
       .def_prop_ro("scheduled", &scheduled, "(request, tokens) of the last step, in order.")
       .def_prop_ro("admitted", &admitted, "(request, resumed, cached tokens) of the last step, in order.")
       .def_prop_ro("preempted", [](const VllmEngine& self) { return self.log().preempted; })
       .def_prop_ro("finished", [](const VllmEngine& self) { return self.log().finished; })
       .def_prop_ro("free_after_schedule", [](const VllmEngine& self) { return self.log().free_after_schedule; })
+      .def_prop_ro("running", &VllmEngine::running)
+      .def_prop_ro("num_waiting", &VllmEngine::num_waiting)
+      .def("waiting_head", &VllmEngine::waiting, "count"_a = 4)
       .def_prop_ro(
-          "running",
-          [](const VllmEngine& self) { return std::vector<RequestId>(self.running().begin(), self.running().end()); })
-      .def_prop_ro("num_waiting", [](const VllmEngine& self) { return self.waiting().size(); })
-      .def("waiting_head", &waiting_head, "count"_a = 4)
+          "batch",
+          [](const VllmEngine& self) {
+            std::vector<std::pair<RequestId, std::uint32_t>> out;
+            for (const Scheduled& turn : self.batch()) out.emplace_back(turn.id, turn.tokens);
+            return out;
+          },
+          "(request, tokens) of what the open step computes, in order.")
+      .def_prop_ro("num_slots", &VllmEngine::num_slots, "As many requests have been here at one time.")
+      .def_prop_ro("steps_kept", &VllmEngine::steps_kept, "Ends of steps that a request may still ask for.")
       .def_prop_ro("free_blocks", [](const VllmEngine& self) { return self.store().available(0); })
       .def(
           "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
@@ -353,8 +367,8 @@ void bind_engine(nb::module_& m) {
           "drafts",
           [](const VllmEngine& self) {
             std::vector<std::pair<RequestId, std::uint32_t>> out;
-            for (const StepLog::Scheduled& turn : self.log().scheduled) {
-              if (turn.drafts > 0) out.emplace_back(turn.request, turn.drafts);
+            for (const Scheduled& turn : self.log().scheduled) {
+              if (turn.drafts > 0) out.emplace_back(turn.id, turn.drafts);
             }
             return out;
           },
@@ -392,7 +406,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "tier_waits",
           [](VllmEngine& self, RequestId id) {
-            return std::pair(self.request(id).record.parked_ns, tiers_of(self).waited_ns(id));
+            return std::pair(self.request(id).record.parked_ns, self.room_wait_ns(id));
           },
           "request"_a, "Nanoseconds that it was parked for loads, and waited for copies to leave the device.")
       .def("check", &VllmEngine::check);

@@ -49,7 +49,19 @@ std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const Ga
   return out;
 }
 
-std::vector<GapCount> TokenLog::gaps() const {
+std::vector<GapCount> TokenLog::take_gaps() {
+  fold_gaps();
+  return std::exchange(folded_, {});
+}
+
+void TokenLog::fold(std::uint64_t first_needed) {
+  fold_gaps();
+  ends_.erase(ends_.begin(), ends_.begin() + static_cast<std::ptrdiff_t>(first_needed - first_kept_));
+  first_kept_ = first_needed;
+  crowd_ = std::max({kCrowd, 2 * ends_.size(), folded_.size()});
+}
+
+void TokenLog::fold_gaps() {
   std::vector<std::uint64_t> packed;
   std::vector<GapCount> others;
   std::uint64_t longest_ns = 0;
@@ -78,7 +90,11 @@ std::vector<GapCount> TokenLog::gaps() const {
            {static_cast<std::int64_t>(gap >> kCountBits), static_cast<std::int64_t>(gap % std::uint64_t{kShort})});
   }
   std::sort(others.begin(), others.end(), [](const GapCount& a, const GapCount& b) { return a.gap_ns < b.gap_ns; });
-  return merge_gaps(short_gaps, others);
+  const std::vector<GapCount> fresh = merge_gaps(short_gaps, others);
+  folded_ = folded_.empty() ? fresh : merge_gaps(folded_, fresh);
+  gap_changes_.clear();
+  odd_gaps_.clear();
+  zero_gaps_ = 0;
 }
 
 void TokenLog::add_sample(const EngineSample& now) {

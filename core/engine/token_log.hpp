@@ -39,8 +39,8 @@ std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const Ga
 // length of a step, and how many requests saw that gap is a running sum of changes.
 class TokenLog {
  public:
-  std::uint64_t next_step() const noexcept { return ends_.size(); }
-  std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step]; }
+  std::uint64_t next_step() const noexcept { return first_kept_ + ends_.size(); }
+  std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step - first_kept_]; }
   void end_step(std::int64_t end_ns) { ends_.push_back(end_ns); }
 
   // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
@@ -49,14 +49,21 @@ class TokenLog {
     for (const TokenRun& run : runs) zero_gaps_ -= run.count;
     if (gap_changes_.size() <= ends_.size()) gap_changes_.resize(ends_.size() + 1);
     for (std::size_t i = 0; i < runs.size(); ++i) {
-      ++gap_changes_[runs[i].first_step + 1];
-      --gap_changes_[runs[i].first_step + runs[i].count];
+      const std::uint64_t first = runs[i].first_step - first_kept_;
+      ++gap_changes_[first + 1];
+      --gap_changes_[first + runs[i].count];
       if (i > 0)
         odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
     }
   }
-  // Every gap and how often it occurred, ascending and without repeats. O(steps).
-  std::vector<GapCount> gaps() const;
+  // Every gap since the last call and how often it occurred, ascending and without repeats. O(steps).
+  std::vector<GapCount> take_gaps();
+
+  // Steps are forgotten that concern nobody: it is time to say from which one on they do. What is left is as large as
+  // that, and as the number of different gaps.
+  bool crowded() const noexcept { return ends_.size() >= crowd_; }
+  void fold(std::uint64_t first_needed);
+  std::size_t steps_kept() const noexcept { return ends_.size(); }
 
   // Whether the state may have changed though no block or request has had a turn: somebody came, or a copy landed.
   bool wants_sample() const noexcept { return touched_; }
@@ -73,7 +80,14 @@ class TokenLog {
   std::int64_t grid_point(std::int64_t time_ns) const noexcept { return (time_ns + grid_ns_ - 1) & -grid_ns_; }
   void coarsen_grid(std::int64_t now_ns);
 
-  std::vector<std::int64_t> ends_;
+  static constexpr std::size_t kCrowd = 65536;
+
+  void fold_gaps();
+
+  std::vector<std::int64_t> ends_;  // of the steps from first_kept_ on
+  std::uint64_t first_kept_ = 0;
+  std::size_t crowd_ = kCrowd;
+  std::vector<GapCount> folded_;           // gaps that were counted; the next three are still to be
   std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn
   std::int64_t zero_gaps_ = 0;             // within bursts

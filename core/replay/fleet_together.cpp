@@ -162,7 +162,7 @@ void Fleet::land() {
 }
 
 void Fleet::end_step(std::size_t index) {
-  take(workers_[index], workers_[index].engine->end_step(now_ns_));
+  if (workers_[index].engine->in_step()) take(workers_[index], workers_[index].engine->end_step(now_ns_));
   settle(index);
   if (config_.check && observes_) {
     (void)gather_events(index, order_of(index), workers_[index].engine->take_events(), workers_[index].events);
@@ -200,7 +200,15 @@ void Fleet::begin_step(std::size_t index) {
   const bool lockstep = config_.lockstep_ns > 0;
   if (engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) return;
   if (engine.asleep()) std::erase(sleepers_, index);
-  const std::int64_t duration_ns = engine.begin_step(now_ns_);
+  std::int64_t duration_ns = 0;
+  if (lockstep && engine.config().async_scheduling) {
+    // As recordings have it: the update that follows a schedule is that of the step before, which ends now.
+    engine.begin_turn(now_ns_);
+    take(worker, engine.end_turn(now_ns_));
+    settle(index);
+  } else {
+    duration_ns = engine.begin_step(now_ns_);
+  }
   if (engine.stuck()) require_progress(worker);
   if (engine.asleep()) {
     sleepers_.push_back(index);

@@ -28,7 +28,7 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
 
 // ── Room on the device ──
 
-WorkerTiers::Room WorkerTiers::take(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
+WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out) {
   for (;;) {
     const std::uint64_t available = store_.available(kG1);
     if (out.size() > available) {
@@ -73,7 +73,7 @@ void WorkerTiers::note_hits(std::span<const SlotId> slots) {
 
 // Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
 // use.
-bool WorkerTiers::offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out) {
+bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out) {
   if (evicted_.empty()) return false;
   select(evicted_slots_, evicted_);
   // Eviction goes from the ends of chains to their beginnings, without which an end is of no use: what finds no room is
@@ -153,7 +153,7 @@ void WorkerTiers::gather_chosen(std::span<const SlotId> slots, std::span<const B
   }
 }
 
-void WorkerTiers::wait_for(RequestId who, std::int64_t now_ns, Copy& copy) {
+void WorkerTiers::wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy) {
   if (who == kNobody) return;
   if (who >= waits_.size()) waits_.resize(who + 1);
   Wait& wait = waits_[who];
@@ -162,7 +162,7 @@ void WorkerTiers::wait_for(RequestId who, std::int64_t now_ns, Copy& copy) {
 }
 
 // As many of the copies under way, the oldest first, as give back that many slots.
-void WorkerTiers::wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots) {
+void WorkerTiers::wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots) {
   std::vector<Copy*> holding;
   for (Copy& copy : copies_) {
     if (copy.alive && copy.evicted) holding.push_back(&copy);
@@ -175,7 +175,7 @@ void WorkerTiers::wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_
   }
 }
 
-void WorkerTiers::stop_waiting(RequestId who, std::int64_t now_ns) {
+void WorkerTiers::stop_waiting(RequestSlot who, std::int64_t now_ns) {
   if (!waiting(who)) return;
   Wait& wait = waits_[who];
   wait.total_ns += now_ns - wait.since_ns;
@@ -231,7 +231,7 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
   make_copies(now_ns, false, kNobody, slots, blocks);
 }
 
-void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestId who, std::span<const SlotId> slots,
+void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, std::span<const SlotId> slots,
                               std::span<const BlockIdentity> blocks) {
   const std::span<const SlotId> to = copies_to_;
   totals_.offloaded_blocks += slots.size();

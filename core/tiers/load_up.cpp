@@ -234,7 +234,7 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   free_loads_.push_back(index);
   for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage);
   let_go(load.pins);
-  for (const RequestId who : load.waiters) unpark(who, load.failed, time_ns);
+  for (const RequestSlot who : load.waiters) unpark(who, load.failed, time_ns);
   for (const std::uint32_t follower : load.followers) {
     // Without its parents a block has no place on the device: they stay until it is there.
     if (load.failed) loads_[follower].failed = true;
@@ -259,7 +259,7 @@ void WorkerTiers::hold_parents(Load& follower, const Load& load) {
 
 // ── Requests ──
 
-void WorkerTiers::unpark(RequestId who, bool failed, std::int64_t time_ns) {
+void WorkerTiers::unpark(RequestSlot who, bool failed, std::int64_t time_ns) {
   Park& park = parks_.at(who);
   park.origin.failed = park.origin.failed || failed;
   if (--park.pending > 0) return;
@@ -271,7 +271,7 @@ void WorkerTiers::unpark(RequestId who, bool failed, std::int64_t time_ns) {
   ready_.push_back(who);
 }
 
-void WorkerTiers::abandon(RequestId who) {
+void WorkerTiers::abandon(RequestSlot who) {
   const auto found = parks_.find(who);
   if (found == parks_.end()) return;
   Park& park = found->second;
@@ -284,7 +284,7 @@ void WorkerTiers::abandon(RequestId who) {
   parks_.erase(found);
 }
 
-std::optional<WorkerTiers::Origin> WorkerTiers::take_origin(RequestId who) {
+std::optional<WorkerTiers::Origin> WorkerTiers::take_origin(RequestSlot who) {
   const auto found = parks_.find(who);
   if (found == parks_.end()) return std::nullopt;
   Origin origin = std::move(found->second.origin);

@@ -179,7 +179,7 @@ void WorkerTiers::unpin(std::size_t from, std::size_t to) {
   }
 }
 
-WorkerTiers::Onboard WorkerTiers::onboard(RequestId who, std::int64_t now_ns, std::span<const SlotId> prefix,
+WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix,
                                           std::span<const BlockIdentity> blocks,
                                           const std::function<std::int64_t(std::size_t)>& saved_ns) {
   find_sources(blocks);

@@ -65,7 +65,7 @@ struct TierAnswer {
 // what comes of it later is told through `waiting` and `take_ready`.
 class WorkerTiers final : public TransferOwner, public LandingWaiter {
  public:
-  static constexpr RequestId kNobody = 0xFFFFFFFFu;
+  static constexpr RequestSlot kNobody = 0xFFFFFFFFu;
   static constexpr std::size_t kG1 = 0;
   static constexpr std::size_t kG2 = 1;
 
@@ -90,10 +90,14 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     Wait,   // slots are held until their copies have left; `waiting` until then
   };
   // All of `out` or nothing. Evicts; what qualifies for the host is copied first.
-  Room take(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
-  bool waiting(RequestId who) const noexcept { return who < waits_.size() && waits_[who].remaining > 0; }
-  void stop_waiting(RequestId who, std::int64_t now_ns);
-  std::int64_t waited_ns(RequestId who) const noexcept { return who < waits_.size() ? waits_[who].total_ns : 0; }
+  Room take(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out);
+  bool waiting(RequestSlot who) const noexcept { return who < waits_.size() && waits_[who].remaining > 0; }
+  void stop_waiting(RequestSlot who, std::int64_t now_ns);
+  std::int64_t waited_ns(RequestSlot who) const noexcept { return who < waits_.size() ? waits_[who].total_ns : 0; }
+  // The same, of a request that has ended; another may have its name from now on.
+  std::int64_t take_waited_ns(RequestSlot who) noexcept {
+    return who < waits_.size() ? std::exchange(waits_[who].total_ns, 0) : 0;
+  }
   // Grows with every slot that copies and loads made free on the device.
   std::uint64_t released() const noexcept { return released_; }
   void note_hits(std::span<const SlotId> slots);
@@ -111,18 +115,18 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   };
   // `prefix`: the leading hits on the device; `blocks`: what follows them. `saved_ns(n)` is the time that not computing
   // the first n of them saves.
-  Onboard onboard(RequestId who, std::int64_t now_ns, std::span<const SlotId> prefix,
+  Onboard onboard(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix,
                   std::span<const BlockIdentity> blocks, const std::function<std::int64_t(std::size_t)>& saved_ns);
   // A request was admitted without what would have been slow.
   void note_slow() noexcept { ++totals_.slow_loads; }
   // As `onboard`, for blocks that somebody will want. True when something is on its way.
   bool prefetch(std::int64_t now_ns, std::span<const BlockIdentity> blocks);
   // Requests whose loads have ended (or failed), in that order.
-  std::vector<RequestId> take_ready() { return std::exchange(ready_, {}); }
+  std::vector<RequestSlot> take_ready() { return std::exchange(ready_, {}); }
   bool has_ready() const noexcept { return !ready_.empty(); }
   std::size_t parked() const noexcept { return parked_ + ready_.size(); }  // and not taken since
   // The request is gone, or was never parked; what is under way drains.
-  void abandon(RequestId who);
+  void abandon(RequestSlot who);
   // Where each block behind the prefix came from when the request was last loaded, and that position; forgets it.
   struct Origin {
     std::size_t first_block = 0;
@@ -130,7 +134,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::int64_t parked_ns = 0;
     bool failed = false;
   };
-  std::optional<Origin> take_origin(RequestId who);
+  std::optional<Origin> take_origin(RequestSlot who);
   // The answer for each of the leading blocks, ended by the first miss.
   std::vector<TierAnswer> lookup(std::span<const BlockIdentity> blocks) const;
 
@@ -156,7 +160,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::int64_t total_ns = 0;
   };
   struct RoomWaiter {
-    RequestId who;
+    RequestSlot who;
     std::uint32_t epoch;
   };
   struct LoadWaiter {
@@ -210,7 +214,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::vector<Tier> tiers;
     std::vector<SlotId> shared;  // on the tier of tiers[i], referenced; kNoSlot when not from there
     std::vector<SlotId> pins;    // of blocks before and between, on the device
-    std::vector<RequestId> waiters;
+    std::vector<RequestSlot> waiters;
     std::vector<std::uint32_t> followers;  // loads of blocks behind these
     std::vector<BlockIdentity> joined;     // of its own way, blocks that other loads bring
     bool ascends = false;                  // its blocks stand as in a chain, each behind the one before
@@ -231,18 +235,18 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   // copy_down.cpp
   void land(const Errand& errand, std::int64_t time_ns);
-  bool offload(RequestId who, std::int64_t now_ns, std::span<SlotId> out);
+  bool offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
   void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_
-  void make_copies(std::int64_t now_ns, bool evicted, RequestId who, std::span<const SlotId> slots,
+  void make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, std::span<const SlotId> slots,
                    std::span<const BlockIdentity> blocks);  // to copies_to_
   void start_copies(std::int64_t now_ns);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
   void start_lower(std::size_t tier, std::int64_t now_ns);
   void lower_landed(std::uint32_t index, std::int64_t time_ns);
-  void wait_for(RequestId who, std::int64_t now_ns, Copy& copy);
-  void wait_for_held(RequestId who, std::int64_t now_ns, std::uint64_t slots);
+  void wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy);
+  void wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots);
   void let_go(std::span<const SlotId> slots);
   void give_back(std::span<const SlotId> slots);
   void set_held(std::uint64_t held, std::int64_t now_ns);
@@ -269,7 +273,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void finish(std::uint32_t index, std::int64_t time_ns);
   void end_load(std::uint32_t index, std::int64_t time_ns);
   void hold_parents(Load& follower, const Load& load);
-  void unpark(RequestId who, bool failed, std::int64_t time_ns);
+  void unpark(RequestSlot who, bool failed, std::int64_t time_ns);
   bool fails(std::uint32_t index) const;
 
   void changed(std::int64_t time_ns) {
@@ -304,9 +308,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   InFlight loading_;  // to the device; values index loads_
 
   std::vector<Wait> waits_;
-  std::unordered_map<RequestId, Park> parks_;
+  std::unordered_map<RequestSlot, Park> parks_;
   std::size_t parked_ = 0;
-  std::vector<RequestId> ready_;
+  std::vector<RequestSlot> ready_;
 
   std::uint64_t held_ = 0;
   std::int64_t held_since_ns_ = 0;

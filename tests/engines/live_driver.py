@@ -70,31 +70,25 @@ class LiveDriver:
                 return
             self.now_ns = min(times)
             if self.engine.in_step and self._end_ns == self.now_ns:
-                self.engine.end_step(self.now_ns)
-                self._look()
+                self._look(self.engine.end_step(self.now_ns))
             while self._script and self._script[0][0] == self.now_ns:
                 self._script.pop(0)[2](self)
             if not self.engine.in_step and not self.engine.idle:
                 self._begin()
 
     def _begin(self) -> None:
-        before = [self.engine.emitted(request) for request in range(len(self.seen))]
         self.step_starts_ns.append(self.now_ns)
         self._end_ns = self.now_ns + self.engine.begin_step(self.now_ns)
         assert not self.engine.stuck
-        for request, resumed, cached in self.engine.admitted:
-            if not resumed:
-                self.seen[request].admitted_ns = self.now_ns
-                self.seen[request].cached_tokens = cached
-        # Nothing but admissions can be seen of a step before its end.
-        assert self.engine.take_finished() == []
-        assert before == [self.engine.emitted(request) for request in range(len(self.seen))]
 
-    def _look(self) -> None:
-        for request, seen in enumerate(self.seen):
-            fresh = self.engine.emitted(request) - len(seen.token_ns)
-            assert 0 <= fresh <= 6  # a token, and a burst of at most five
-            seen.token_ns += [self.now_ns] * fresh
-        for request in self.engine.take_finished():
-            assert self.seen[request].finished_ns < 0
-            self.seen[request].finished_ns = self.now_ns
+    def _look(self, effects: _core.StepEffects) -> None:
+        for request, fresh in effects.tokens:
+            assert 1 <= fresh <= 6  # a token, and a burst of at most five
+            self.seen[request].token_ns += [self.now_ns] * fresh
+        for record in effects.finished:
+            seen = self.seen[record.id]
+            assert (seen.finished_ns, record.finish_ns) == (-1, self.now_ns)
+            seen.finished_ns = self.now_ns
+            seen.admitted_ns = record.first_admit_ns
+            seen.cached_tokens = record.cached_first
+            assert record.output_tokens == len(seen.token_ns)

@@ -109,9 +109,10 @@ def test_the_core_refuses_bursts_under_asynchronous_scheduling() -> None:
 TWO: dict[str, Any] = {"aic_nextn": 2, "aic_nextn_accept_rates": "1,1"}
 
 
-def step(engine: _core.Engine) -> None:
-    engine.end_step(engine.now_ns + engine.begin_step(engine.now_ns))
+def step(engine: _core.Engine) -> _core.StepEffects:
+    effects = engine.end_step(engine.now_ns + engine.begin_step(engine.now_ns))
     engine.check()
+    return effects
 
 
 @pytest.mark.parametrize(("speculation", "cached"), [({}, 8), (TWO, 4)])
@@ -156,13 +157,11 @@ def test_bursts_come_in_running_order_and_are_clipped_where_the_output_ends() ->
     long = submit_spec(engine, request_spec("long", [[100, 8]], 8), 1, 4)
     step(engine)
     assert (engine.emitted(short), engine.emitted(long)) == (3, 3)
-    step(engine)
-    assert (engine.emitted(short), engine.emitted(long)) == (5, 6)
-    assert engine.take_finished() == [short]
+    (record,) = step(engine).finished
+    assert (record.id, record.output_tokens, engine.emitted(long)) == (short, 5, 6)
     assert (engine.burst_steps, engine.burst_tokens) == (4, 11)
-    step(engine)
-    assert engine.take_finished() == [long]
-    assert engine.emitted(long) == 8
+    (record,) = step(engine).finished
+    assert (record.id, record.output_tokens) == (long, 8)
 
 
 @pytest.mark.parametrize("rates", ["0", "1,1,1,1,1"])
@@ -191,8 +190,8 @@ def test_accepted_tokens_fill_blocks_that_others_find() -> None:
 def test_a_burst_ends_at_the_context_window() -> None:
     engine = engine_for({"block_size": 4, "num_blocks": 100, "max_model_len": 10, **TWO})
     a = submit_spec(engine, request_spec("a", [[1, 8]], 50), 0, 4, 10)
-    step(engine)
-    assert (engine.emitted(a), engine.take_finished()) == (2, [a])
+    (record,) = step(engine).finished
+    assert (record.id, record.output_tokens) == (a, 2)
 
 
 def test_a_request_without_output_draws_no_burst() -> None:

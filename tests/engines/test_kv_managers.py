@@ -27,20 +27,22 @@ def submit(worker: _core.Engine, prompt: int, outputs: int, start: int = 1, inde
     return submit_spec(worker, spec, index, BLOCK)
 
 
-def step(worker: _core.Engine) -> None:
+def step(worker: _core.Engine) -> list[_core.RequestRecord]:
     worker.begin_step(worker.now_ns)
-    worker.end_step(worker.now_ns)
+    return worker.end_step(worker.now_ns).finished
 
 
-def drain(worker: _core.Engine) -> None:
+def drain(worker: _core.Engine) -> list[_core.RequestRecord]:
+    records = []
     for _ in range(1000):
         if worker.idle:
             break
-        step(worker)
+        records += step(worker)
     worker.check()
     free, active, inactive = worker.pool
     assert active == 0
     assert free + inactive == worker.free_blocks
+    return records
 
 
 # ── Rules that do not depend on the manager ──
@@ -71,8 +73,7 @@ def test_growth_preempts_the_newest_which_goes_to_the_head_of_the_queue(manager:
     assert worker.running == [first]
     assert worker.admitted == []
     assert worker.emitted(first) == 6  # 13 tokens need the fourth block
-    drain(worker)
-    assert [worker.emitted(r) for r in (first, second)] == [8, 8]
+    assert [(record.id, record.output_tokens) for record in drain(worker)] == [(first, 8), (second, 8)]
 
 
 @MANAGERS
@@ -103,9 +104,8 @@ def test_decode_takes_from_the_budget_before_prompts(manager: str) -> None:
 def test_a_request_without_output_ends_with_its_prompt(manager: str) -> None:
     worker = engine(manager)
     done = submit(worker, 8, 0)
-    step(worker)
-    assert worker.take_finished() == [done]
-    assert worker.emitted(done) == 0
+    (record,) = step(worker)
+    assert (record.id, record.output_tokens) == (done, 0)
     drain(worker)
 
 

@@ -32,18 +32,21 @@ class TieredModel(LoadsUp):
         return plan
 
     def end(self, plan: Plan, now_ns: int) -> None:
-        self.land(now_ns)
-        for request in plan.scheduled:
-            done = self.through.get(request, 0)
-            if self.tiers.write_through and request.status == "running" and request.keyed > done:
-                self.through[request] = request.keyed
-                self.write_through(request.table[done : request.keyed])
+        """The update that follows the schedule: asynchronously that of the plan before, which has been computed."""
         self.land(now_ns)
         received: Plan | None = plan
         if self.config.async_scheduling:
             received, self._unreceived = self._unreceived, plan if plan.scheduled else None
-        if received is not None:
-            self._update(received)
+        if received is None:
+            return
+        for request in received.scheduled:
+            done = self.through.get(request, 0)
+            full = min(request.keyed, received.ends[request] // self.config.block_size)
+            if self.tiers.write_through and request.status == "running" and full > done:
+                self.through[request] = full
+                self.write_through(request.table[done:full])
+        self.land(now_ns)
+        self._update(received)
 
     def cancel(self, request_id: str) -> None:
         for request in self.parked:

@@ -61,6 +61,7 @@ class Plan:
     cached: dict[Request, int] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
     keyed_before: dict[Request, int] = field(default_factory=dict)  # `keyed` before this step's allocation
+    ends: dict[Request, int] = field(default_factory=dict)  # tokens with KV once it is computed
 
 
 class BurstModel:
@@ -175,6 +176,7 @@ class VllmModel:
             self._admit(plan)
         for request, count in plan.scheduled.items():
             request.computed += count
+            plan.ends[request] = request.computed
             if request.computed == len(request.tokens) + request.ahead:
                 plan.samples.add(request)
                 if self.config.async_scheduling:

@@ -131,7 +131,10 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
         recorded = run_offline(case.workload, case.config, **case.how, record_steps=path)
         assert recorded.facts == plain.facts, seed
         *steps, end = lines(path)[1:]
-        assert len(steps) == plain.timeline.steps == end["end"]["steps"]
+        # A line a schedule: asynchronously one more wherever the queue of batches was empty.
+        more = len(steps) - plain.timeline.steps
+        assert (more > 0) if case.config.async_scheduling else (more == 0)
+        assert len(steps) == end["end"]["steps"]
         assert end["end"]["finished"] == plain.timeline.completed.sum()
         assert end["end"]["preemptions"] == plain.timeline.preemptions.sum()
         assert end["end"]["cached_tokens"] == plain.timeline.cached_tokens_total.sum()

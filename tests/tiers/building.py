@@ -80,6 +80,7 @@ class Worker:
         )
         self.run = run
         self.now_ns = 0
+        self.records: dict[int, _core.RequestRecord] = {}
 
     def submit(self, identities: Identities | int, prompt: int, outputs: int = 1, **more: Any) -> int:
         """Queue a request of `prompt` tokens; a number stands for its chain."""
@@ -97,8 +98,24 @@ class Worker:
 
     def end(self) -> None:
         self.now_ns += self.duration_ns
-        self.engine.end_step(self.now_ns)
+        self.keep(self.engine.end_step(self.now_ns))
         self.check()
+
+    def keep(self, effects: _core.StepEffects) -> None:
+        """The records of those that have finished."""
+        self.records |= {record.id: record for record in effects.finished}
+
+    def emitted(self, request: int) -> int:
+        record = self.records.get(request)
+        return self.engine.emitted(request) if record is None else record.output_tokens
+
+    def below_tokens(self, request: int) -> tuple[int, ...]:
+        record = self.records.get(request)
+        return self.engine.below_tokens(request) if record is None else tuple(record.below_total)
+
+    def tier_waits(self, request: int) -> tuple[int, int]:
+        record = self.records.get(request)
+        return self.engine.tier_waits(request) if record is None else (record.parked_ns, record.room_wait_ns)
 
     def step(self, now_ms: float | None = None) -> None:
         """One whole step."""

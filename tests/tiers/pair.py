@@ -72,6 +72,7 @@ class TierPair:
         self.prompts: list[Identities] = []
         self.in_step = False
         self.now_ns = 0
+        self.records: dict[int, _core.RequestRecord] = {}
         self.names: dict[int, int] = {}  # sequence hash -> the model's key
         self.stats: dict[str, int] = dict.fromkeys(("told", "parked", "held", "slept", "preempted"), 0)
 
@@ -95,15 +96,13 @@ class TierPair:
         return index
 
     def cancel(self, index: int) -> bool:
-        """Whether the scheduler had it. Asynchronously its last token may be out; then only its blocks go."""
-        name = f"r{index:04}"
-        there = self.model.has(name) or any(request.id == name for request in self.model.parked)
-        self.engine.cancel(index, self.now_ns)
-        if there:
+        record = self.engine.cancel(index, self.now_ns)
+        if record is not None:
+            self.records[index] = record
             self.model.land(self.now_ns)
-            self.model.cancel(name)
+            self.model.cancel(f"r{index:04}")
         self.compare()
-        return there
+        return record is not None
 
     def prefetch(self, index: int, blocks: int) -> None:
         tokens = self.tokens[index]
@@ -125,7 +124,7 @@ class TierPair:
 
     def begin(self) -> bool:
         """Whether a step has begun."""
-        self.engine.begin_step(self.now_ns)
+        self.engine.begin_turn(self.now_ns)
         self.plan = self.model.begin(self.now_ns)
         assert self.engine.asleep == (self.plan is None)
         self.compare()
@@ -147,7 +146,7 @@ class TierPair:
         assert self.plan is not None
         self.in_step = False
         self.now_ns += duration_ns
-        self.engine.end_step(self.now_ns)
+        self.records |= {record.id: record for record in self.engine.end_turn(self.now_ns).finished}
         self.model.end(self.plan, self.now_ns)
         self.compare()
 

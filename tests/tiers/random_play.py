@@ -95,8 +95,8 @@ def play_random(seed: int, ticks: int = 60) -> dict[str, int]:
     pair.drain()
     model = pair.model
     for request, below in model.from_below.items():
-        assert pair.engine.below_tokens(request.index) == tuple(below)
-        assert pair.engine.tier_waits(request.index)[0] == model.parked_ns.get(request, 0)
+        assert pair.records[request.index].below_total == below
+        assert pair.records[request.index].parked_ns == model.parked_ns.get(request, 0)
     for request, wait in model.waits.items():
-        assert pair.engine.tier_waits(request.index)[1] == wait.total_ns
+        assert pair.records[request.index].room_wait_ns == wait.total_ns
     return pair.stats | {"onboarded": model.onboarded, "offloaded": model.offloaded, "dropped": model.dropped}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -74,14 +75,22 @@ def live(seed: int, failing: bool, leaping: bool) -> list[Any]:
     engine.set_leaping(leaping)
     seen: list[Any] = []
     requests: list[int] = []
+    emitted: Counter[int] = Counter()
+    ended: list[Any] = []
 
     def advance(until_ns: int, stop_on_finish: bool) -> None:
         for _ in range(20):
             try:
-                engine.advance(until_ns, stop_on_finish)
+                effects = engine.advance(until_ns, stop_on_finish)
             except RuntimeError as error:
                 seen.append((str(error), engine.steps, engine.now_ns, engine.running))
             else:
+                for request, tokens in effects.tokens:
+                    emitted[request] += tokens
+                for record in effects.finished:
+                    times = (record.first_admit_ns, record.first_token_ns, record.second_token_ns)
+                    waits = (record.parked_ns, record.room_wait_ns, record.below_total)
+                    ended.append((record.id, *times, record.last_token_ns, record.finish_ns, *waits))
                 return
 
     until_ns = 0
@@ -96,10 +105,8 @@ def live(seed: int, failing: bool, leaping: bool) -> list[Any]:
                 )
         until_ns += rng.choice([1, 3, 10, 40, 100]) * rng.choice([250_000, 1_000_000])
         advance(until_ns, rng.random() < 0.3)
-        seen.append(
-            (engine.take_finished(), engine.now_ns, engine.asleep, engine.stuck, engine.idle, engine.steps)
-        )
-        seen.append((engine.free_head(40), engine.wake_ns, [engine.emitted(request) for request in requests]))
+        seen.append((tuple(ended), engine.now_ns, engine.asleep, engine.stuck, engine.idle, engine.steps))
+        seen.append((engine.free_head(40), engine.wake_ns, sorted(emitted.items())))
         if requests and rng.random() < 0.3:
             now_ns = until_ns if engine.in_step else engine.now_ns
             seen.append(engine.cancel(rng.choice(requests), now_ns) is None)
@@ -110,7 +117,7 @@ def live(seed: int, failing: bool, leaping: bool) -> list[Any]:
     batch, times_ns = engine.take_events()
     seen += [getattr(batch, name).tolist() for name in EVENT_COLUMNS]
     seen += [times_ns.tolist(), engine.take_kv_trace(), engine.idle, engine.stuck, engine.preemptions]
-    seen += [(engine.tier_waits(request), engine.below_tokens(request)) for request in requests]
+    seen += [*ended, sorted(emitted.items())]
     return seen
 
 

@@ -46,7 +46,7 @@ def test_a_step_in_the_past_of_the_transfers_changes_nothing() -> None:
     worker.check()
     assert worker.begin() is False
     worker.play()
-    assert worker.engine.emitted(request) == 1
+    assert worker.emitted(request) == 1
 
 
 @pytest.mark.parametrize("write_through", [False, True], ids=["on eviction", "write-through"])
@@ -60,7 +60,7 @@ def test_an_offload_policy_that_raises_costs_one_step(write_through: bool) -> No
     if worker.engine.in_step:
         worker.end()
     worker.play()
-    assert [worker.engine.emitted(request) for request in requests] == [1, 1, 1]
+    assert [worker.emitted(request) for request in requests] == [1, 1, 1]
     assert len(policy.asked) > 1
 
 
@@ -74,7 +74,7 @@ def test_an_offload_policy_that_raises_for_the_room_of_a_load_costs_one_step() -
     reader.check()
     assert reader.active() == 0
     reader.play()
-    assert reader.engine.below_tokens(request) == (0, 8, 0)
+    assert reader.below_tokens(request) == (0, 8, 0)
 
 
 def test_an_offload_policy_must_answer_for_every_block() -> None:
@@ -116,7 +116,7 @@ def assert_goes_on(worker: Worker, prompt_tokens: int) -> None:
     if worker.engine.in_step:
         worker.end()
     worker.play()
-    assert [worker.engine.emitted(request) for request in requests] == [1] * 6
+    assert [worker.emitted(request) for request in requests] == [1] * 6
 
 
 @pytest.mark.parametrize("write_through", [False, True], ids=["on eviction", "write-through"])

@@ -222,7 +222,7 @@ def test_an_unlimited_link_lands_at_once_and_nobody_waits() -> None:
     assert worker.engine.admitted == [(1, False, 0)]
     assert worker.engine.wake_ns is None
     assert worker.answers(1, 3) == [("hit", G2)] * 3
-    assert worker.engine.tier_waits(1) == (0, 0)
+    assert worker.tier_waits(1) == (0, 0)
 
 
 def test_a_pending_block_is_told_with_the_time_when_it_lands_whatever_joined_its_link() -> None:

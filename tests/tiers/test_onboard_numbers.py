@@ -52,8 +52,8 @@ def test_a_request_whose_prompt_is_on_the_host_parks_until_it_is_loaded() -> Non
     assert worker.engine.parked == 1
     worker.step(start + 2)
     assert worker.engine.admitted == [(request, False, 16)]
-    assert worker.engine.below_tokens(request) == (16, 0, 0)
-    assert worker.engine.tier_waits(request) == (MS, 0)  # of the load, not until somebody looked
+    assert worker.below_tokens(request) == (16, 0, 0)
+    assert worker.tier_waits(request) == (MS, 0)  # of the load, not until somebody looked
 
 
 def test_a_load_is_not_admitted_a_nanosecond_early() -> None:
@@ -153,7 +153,7 @@ def test_what_is_on_the_device_stays_there_while_the_rest_is_loaded() -> None:
     assert not reader.begin(start + 1)  # one is free, and the hit is not to be evicted
     reader.step(start + 4)
     assert reader.engine.admitted == [(request, False, 12)]
-    assert reader.engine.below_tokens(request) == (0, 8, 0)
+    assert reader.below_tokens(request) == (0, 8, 0)
     assert greedy in reader.engine.waiting_head()
 
 
@@ -167,7 +167,7 @@ def test_requests_that_want_the_same_blocks_share_one_load() -> None:
     worker.step(start + 0.25)
     assert worker.engine.admitted == [(request, False, 16) for request in requests]
     for request in requests:
-        assert worker.engine.tier_waits(request) == (MS // 4, 0)
+        assert worker.tier_waits(request) == (MS // 4, 0)
 
 
 def test_a_longer_load_waits_for_the_shorter_one_that_it_joined() -> None:
@@ -177,7 +177,7 @@ def test_a_longer_load_waits_for_the_shorter_one_that_it_joined() -> None:
     assert not reader.begin()  # two blocks each to be staged, side by side
     assert reader.engine.tier_totals.onboarded_blocks == 4
     reader.play()
-    assert [reader.engine.below_tokens(request)[1] for request in (short, long)] == [8, 16]
+    assert [reader.below_tokens(request)[1] for request in (short, long)] == [8, 16]
     assert reader.now_ns / MS == start + 8  # 4 MB on each of two hops
 
 
@@ -203,7 +203,7 @@ def test_a_block_below_is_staged_on_the_host(tier: str) -> None:
     assert reader.events() == [("stored", G1, 1001)]
     reader.step()
     assert reader.engine.admitted == [(request, False, 4)]
-    assert reader.engine.below_tokens(request) == ((0, 4, 0) if tier == "g3" else (0, 0, 4))
+    assert reader.below_tokens(request) == ((0, 4, 0) if tier == "g3" else (0, 0, 4))
 
 
 def test_two_blocks_below_take_two_and_two() -> None:
@@ -238,7 +238,7 @@ def test_the_run_of_blocks_ends_at_the_first_that_no_tier_has() -> None:
     assert reader.engine.tier_totals.onboarded_blocks == 3
     reader.step(start + 5)  # two staged, three loaded
     assert reader.engine.admitted == [(request, False, 12)]
-    assert reader.engine.below_tokens(request) == (4, 8, 0)
+    assert reader.below_tokens(request) == (4, 8, 0)
 
 
 def shared_tier() -> _core.SharedTierConfig:
@@ -338,8 +338,8 @@ def test_a_load_that_is_not_worth_it_is_counted_once_however_long_the_request_wa
     assert not worker.begin()
     assert not worker.begin(worker.now_ns / MS + 0.5)
     worker.play()
-    assert worker.engine.below_tokens(request) == (0, 0, 0)
-    assert worker.engine.tier_waits(request)[1] > 0
+    assert worker.below_tokens(request) == (0, 0, 0)
+    assert worker.tier_waits(request)[1] > 0
     assert worker.engine.tier_totals.slow_loads == 1
 
 
@@ -347,10 +347,10 @@ def test_a_load_that_fails_is_computed_and_owns_nothing_afterwards() -> None:
     worker = on_host(4, onboard_failure_rate=1.0)
     request = worker.submit(1, 17)
     worker.play()
-    assert worker.engine.emitted(request) == 1
+    assert worker.emitted(request) == 1
     assert worker.engine.tier_totals.failed_loads == 1
-    assert worker.engine.below_tokens(request) == (0, 0, 0)
-    assert worker.engine.tier_waits(request) == (4 * MS, 0)
+    assert worker.below_tokens(request) == (0, 0, 0)
+    assert worker.tier_waits(request) == (4 * MS, 0)
     assert worker.active() == 0
 
 
@@ -368,12 +368,12 @@ def test_a_request_that_waits_for_a_copy_lets_the_others_go_on_and_preempts_nobo
     assert worker.engine.scheduled == [(other, 1)]
     assert (worker.held(), worker.engine.preemptions, worker.engine.wake_ns) == (1, 0, deadline)
     worker.end()
-    assert [worker.engine.emitted(request) for request in (blocked, other)] == [1, 2]
+    assert [worker.emitted(request) for request in (blocked, other)] == [1, 2]
     assert worker.now_ns == deadline
     worker.step()
     assert worker.engine.scheduled == [(blocked, 1), (other, 1)]
-    assert worker.engine.emitted(blocked) == 2
-    assert worker.engine.tier_waits(blocked) == (0, MS)
+    assert worker.emitted(blocked) == 2
+    assert worker.tier_waits(blocked) == (0, MS)
 
 
 def test_two_that_grow_together_wait_for_their_own_copies() -> None:
@@ -390,7 +390,7 @@ def test_two_that_grow_together_wait_for_their_own_copies() -> None:
     worker.step(start + 2)
     assert worker.engine.scheduled == [(one, 1), (two, 1)]
     assert worker.engine.preemptions == 0
-    assert [worker.engine.tier_waits(request)[1] for request in (one, two)] == [MS, 2 * MS]
+    assert [worker.tier_waits(request)[1] for request in (one, two)] == [MS, 2 * MS]
 
 
 def test_a_sleeping_worker_wakes_at_the_deadline() -> None:
@@ -399,7 +399,7 @@ def test_a_sleeping_worker_wakes_at_the_deadline() -> None:
     start = worker.now_ns
     request = worker.submit(1, 4)
     worker.engine.skip_to(start)
-    worker.engine.advance(start + MS + MS // 2)
+    worker.keep(worker.engine.advance(start + MS + MS // 2))
     assert worker.engine.in_step
     assert worker.engine.now_ns == start + 2 * MS
     assert worker.engine.running == [request]
@@ -424,12 +424,12 @@ def test_a_request_that_comes_while_the_worker_sleeps_is_served_at_once() -> Non
     start = reader.now_ns
     reader.submit(1, 5)
     reader.engine.skip_to(start)
-    reader.engine.advance(start + MS // 4)
+    reader.keep(reader.engine.advance(start + MS // 4))
     assert reader.engine.asleep
     reader.engine.skip_to(start + MS // 2)
     cold = reader.submit(9, 4)
-    reader.engine.advance(start + MS // 2 + 1)
-    assert reader.engine.emitted(cold) == 1
+    reader.keep(reader.engine.advance(start + MS // 2 + 1))
+    assert reader.emitted(cold) == 1
 
 
 def test_a_prefetched_prompt_is_on_the_device_when_it_is_asked_for() -> None:
@@ -443,4 +443,4 @@ def test_a_prefetched_prompt_is_on_the_device_when_it_is_asked_for() -> None:
     request = reader.submit(1, 9)
     reader.step()
     assert reader.engine.admitted == [(request, False, 8)]
-    assert reader.engine.tier_waits(request) == (0, 0)
+    assert reader.tier_waits(request) == (0, 0)

@@ -39,7 +39,7 @@ void VllmEngine::charge(std::uint32_t tokens) noexcept {
 }
 
 // One token and the drafts that were right; what was computed for the others is forgotten, their blocks stay.
-void VllmEngine::receive_drafts(EngineRequest& request, const StepLog::Scheduled& turn) {
+void VllmEngine::receive_drafts(EngineRequest& request, const Scheduled& turn) {
   const bool running = request.status == RequestStatus::Running;  // else it was preempted meanwhile
   std::uint32_t accepted = 0;
   if (!turn.blank && turn.drafts > 0) {

@@ -126,18 +126,20 @@ RequestId VllmEngine::submit(RequestSpec spec) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": eos_at ", spec.eos_at,
                 " is after max_tokens=", spec.max_tokens, ", which ends it before; leave eos_at out");
   }
-  const auto id = static_cast<RequestId>(requests_.size());
-  EngineRequest& request = requests_.emplace_back();
+  if (free_slots_.empty()) {
+    free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
+    requests_.emplace_back();
+  }
+  const RequestSlot slot = free_slots_.back();
+  free_slots_.pop_back();
+  EngineRequest& request = requests_[slot] = {};
+  request.id = next_id_++;
   request.spec = std::move(spec);
   request.known = request.spec.prompt_tokens;
-  waiting_.push(id, false);
-  blocked_.valid = false;
-  disturbed_ = true;
-  leap_taken_ns_ = -1;
-  stuck_ = false;
-  fruitless_preemptions_ = 0;
-  token_log_.touch();
-  return id;
+  slots_.emplace(request.id, slot);
+  waiting_.push(slot, false);
+  somebody_came_or_went();
+  return request.id;
 }
 
 std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
@@ -168,44 +170,50 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
 }
 
 std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
-  if (id >= requests_.size()) return std::nullopt;
-  EngineRequest& request = requests_[id];
-  if (request.status == RequestStatus::Finished) return std::nullopt;
-  // Asynchronously its last token may be visible before the scheduler has received it: only its blocks go now.
-  const bool ended = request.record.finish_ns >= 0;
+  const auto found = slots_.find(id);
+  if (found == slots_.end()) return std::nullopt;
+  const RequestSlot slot = found->second;
+  EngineRequest& request = requests_[slot];
   if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
   if (request.status == RequestStatus::Running) {
-    running_.erase(std::find(running_.begin(), running_.end(), id));
+    running_.erase(std::find(running_.begin(), running_.end(), slot));
   } else if (request.status == RequestStatus::Parked) {
     --parked_;
   } else {
-    waiting_.remove(id);
+    waiting_.remove(slot);
   }
   if (tiers_) {
-    tiers_->abandon(id);
-    tiers_->stop_waiting(id, now_ns);
+    tiers_->abandon(slot);
+    tiers_->stop_waiting(slot, now_ns);
   }
+  log_.ended.emplace_back(id, request.spec.name);
   retire(request);
   show_events(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
+  somebody_came_or_went();
+  return take_record(slot, FinishReason::Cancelled, now_ns);
+}
+
+void VllmEngine::somebody_came_or_went() {
   blocked_.valid = false;
   disturbed_ = true;
   leap_taken_ns_ = -1;
   stuck_ = false;
   fruitless_preemptions_ = 0;
   token_log_.touch();
-  if (ended) return std::nullopt;
-  return take_record(id, FinishReason::Cancelled, now_ns);
 }
 
-// What the request leaves; it has ended.
-RequestRecord VllmEngine::take_record(RequestId id, FinishReason reason, std::int64_t now_ns) {
-  EngineRequest& request = requests_[id];
-  RequestRecord& record = request.record;
-  record.id = id;
-  record.name = request.spec.name;
+// What the request leaves, which has ended: its slot is free.
+RequestRecord VllmEngine::take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns) {
+  EngineRequest& request = requests_[slot];
+  slots_.erase(request.id);
+  free_slots_.push_back(slot);
+  RequestRecord record = std::move(request.record);
+  record.id = request.id;
+  record.name = std::move(request.spec.name);
+  record.output_tokens = request.outputs();
   record.reason = reason;
   record.finish_ns = now_ns;
-  if (tiers_) record.room_wait_ns = tiers_->waited_ns(id);
+  if (tiers_) record.room_wait_ns = tiers_->take_waited_ns(slot);
   const std::vector<TokenRun>& runs = request.tokens;
   if (runs.empty()) return record;
   record.first_token_ns = token_log_.end_of(runs.front().first_step);
@@ -221,8 +229,11 @@ RequestRecord VllmEngine::take_record(RequestId id, FinishReason reason, std::in
 }
 
 const EngineRequest& VllmEngine::request(RequestId id) const {
-  if (id >= requests_.size()) throw Error(ErrorKind::InvalidArgument, "request ", id, " was never submitted");
-  return requests_[id];
+  const auto found = slots_.find(id);
+  if (found == slots_.end()) {
+    throw Error(ErrorKind::InvalidArgument, "request ", id, id < next_id_ ? " has ended" : " was never submitted");
+  }
+  return requests_[found->second];
 }
 
 // ── Steps ──
@@ -234,10 +245,43 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
 }
 
 std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
+  greet(now_ns);
+  // Behind an empty queue, the batch that begins now is scheduled first.
+  if (planned_.empty()) {
+    const std::int64_t duration_ns = try_schedule(now_ns);
+    if (!found_work(now_ns)) return 0;
+    if (!config_.async_scheduling) {
+      open_step(now_ns, load_, duration_ns);
+      return duration_ns;
+    }
+    planned_ = {log_.scheduled, load_, duration_ns};
+    if (observer_ && !planned_.empty()) {  // it is told of every schedule, and of both halves
+      observer_(false);
+      observer_(true);
+      log_.clear();
+    }
+  }
+  if (planned_.duration_ns == Batch::kUnknown) {
+    planned_.duration_ns = timing_.duration_ns(planned_.load, capacity_tokens_);
+  }
+  Batch behind;
+  if (!planned_.empty()) {
+    behind.duration_ns = try_schedule(now_ns);
+    behind.turns = log_.scheduled;
+    behind.load = load_;
+  }
+  open_ = std::exchange(planned_, std::move(behind));
+  open_step(now_ns, open_.load, open_.duration_ns);
+  return open_.duration_ns;
+}
+
+// The time of a step has come: what has landed by then is here.
+void VllmEngine::greet(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   require_time(now_ns);
   begun_ns_ = now_ns;
   disturbed_ = false;
+  log_.clear();
   if (tiers_ && leap_taken_ns_ != now_ns) {  // else it has begun, in a leap
     step_holds_events_ = false;
     tiers_->hub().run_until(now_ns);
@@ -246,33 +290,42 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
     show_events(now_ns);
   }
   leap_taken_ns_ = -1;
+}
+
+std::int64_t VllmEngine::try_schedule(std::int64_t now_ns) {
   step_holds_events_ = true;
   try {
-    schedule(now_ns);
-  } catch (...) {  // a policy of the user's: no step begins
+    return schedule(now_ns);
+  } catch (...) {  // a policy or a timing model of the user's: no step begins
     release_events(now_ns);
     throw;
   }
-  const std::int64_t duration_ns = timing_.duration_ns(log_.load, capacity_tokens_);
-  fruitless_preemptions_ += log_.preempted.size();
-  const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && !unreceived_;
+}
+
+// After a schedule behind an empty queue: whether a step begins. Else the engine is asleep.
+bool VllmEngine::found_work(std::int64_t now_ns) {
+  const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && planned_.empty();
   sleeping_ = nothing && tiers_ && !idle() && !tiers_->idle();
   if (sleeping_) {
     released_at_sleep_ = tiers_->released();
     now_ns_ = now_ns;
     release_events(now_ns);
-    return 0;
+    return false;
   }
   stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
+  return true;
+}
+
+void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns) {
   ++totals_.steps;
   in_step_ = true;
+  sleeping_ = false;
   now_ns_ = now_ns;
   if (tiers_) show_events(now_ns);  // what went on the host
   // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
-  if (log_.load.prefill_requests > 0) sample(running_.size());
+  if (load.prefill_requests > 0) sample(running_.size());
   now_ns_ = now_ns + duration_ns;
   if (observer_) observer_(false);
-  return duration_ns;
 }
 
 const StepEffects& VllmEngine::end_step(std::int64_t end_ns) {
@@ -297,25 +350,31 @@ const StepEffects& VllmEngine::hand_out() {
 void VllmEngine::finish_step(std::int64_t end_ns) {
   if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   require_time(end_ns);
-  const std::vector<StepLog::Scheduled>& plan = log_.scheduled;
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
-    write_through(plan, end_ns);  // may ask a policy of the user's, and fail
+    write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
   }
   in_step_ = false;
   now_ns_ = end_ns;
-  if (!config_.async_scheduling) {
-    update(plan);
-  } else {  // of the step before
-    const auto received = std::exchange(unreceived_, std::nullopt);
-    if (!plan.empty()) unreceived_ = plan;
-    if (received) update(*received);
-  }
-  emit(plan, end_ns);
+  receive(batch(), end_ns);
   sample(running_.size());
   close_step();
   if (observer_) observer_(true);
 }
+
+void VllmEngine::begin_turn(std::int64_t now_ns) {
+  if (!config_.async_scheduling) {
+    (void)begin_step(now_ns);
+    return;
+  }
+  greet(now_ns);
+  const std::int64_t duration_ns = try_schedule(now_ns);
+  if (!found_work(now_ns)) return;
+  open_ = std::exchange(planned_, {log_.scheduled, load_, duration_ns});
+  open_step(now_ns, {}, 0);
+}
+
+const StepEffects& VllmEngine::end_turn(std::int64_t now_ns) { return end_step(now_ns); }
 
 // The step that ends now has told everything.
 void VllmEngine::close_step() {
@@ -361,82 +420,86 @@ DrainedEvents VllmEngine::peek_events() {
   return events_.peek_new();
 }
 
-// The scheduler receives the tokens of a plan, in its order; who has its last one is freed on the spot.
-void VllmEngine::update(const std::vector<StepLog::Scheduled>& plan) {
-  for (const StepLog::Scheduled& turn : plan) {
-    EngineRequest& request = requests_[turn.request];
-    if (!turn.samples || request.status == RequestStatus::Finished) continue;
-    if (bursts_.on()) {
-      receive_burst(request);
-    } else if (config_.speculation.tokens > 0) {
-      receive_drafts(request, turn);
-    } else if (request.spec.max_tokens > 0) {
-      ++request.known;
-    }
-    if (request.status == RequestStatus::Running && config_.async_scheduling) {
-      if (config_.speculation.tokens == 0) --request.ahead;
-      if (!shared_) key_blocks(request, request.computed - request.ahead);
-    }
-    if (shared_ && request.status == RequestStatus::Running) seal_blocks(request, named_blocks(request));
-    if (request.outputs() < request.spec.outputs() && request.known < config_.max_model_len) continue;
-    if (request.status == RequestStatus::Preempted) waiting_.remove(turn.request);
+// The tokens of a batch have come, in its order; who has its last one is freed on the spot.
+void VllmEngine::receive(const std::vector<Scheduled>& turns, std::int64_t end_ns) {
+  const std::uint64_t step = token_log_.next_step();
+  token_log_.end_step(end_ns);
+  bool finished = false;
+  for (const Scheduled& turn : turns) {
+    if (!turn.samples || !live(turn) || !receive_token(turn, step)) continue;
+    EngineRequest& request = requests_[turn.slot];
+    if (request.status == RequestStatus::Preempted) waiting_.remove(turn.slot);
     retire(request);
-    log_.finished.push_back(turn.request);
+    log_.finished.push_back(turn.id);
+    log_.ended.emplace_back(turn.id, request.spec.name);
+    complete(turn.slot, end_ns);
+    finished = true;
   }
-  if (log_.finished.empty()) return;
+  if (token_log_.crowded()) fold_token_log();
+  if (!finished) return;
   blocked_.valid = false;
-  std::erase_if(running_, [this](RequestId id) { return requests_[id].status == RequestStatus::Finished; });
+  std::erase_if(running_, [this](RequestSlot slot) { return requests_[slot].status == RequestStatus::Finished; });
+}
+
+// Whether it was the last one.
+bool VllmEngine::receive_token(const Scheduled& turn, std::uint64_t step) {
+  EngineRequest& request = requests_[turn.slot];
+  const std::uint32_t known = request.known;
+  if (bursts_.on()) {
+    receive_burst(request);
+  } else if (config_.speculation.tokens > 0) {
+    receive_drafts(request, turn);
+  } else if (request.spec.max_tokens > 0) {
+    ++request.known;
+  }
+  if (request.status == RequestStatus::Running && config_.async_scheduling) {
+    if (config_.speculation.tokens == 0) --request.ahead;
+    if (!shared_) key_blocks(request, request.computed - request.ahead);
+  }
+  if (shared_ && request.status == RequestStatus::Running) seal_blocks(request, named_blocks(request));
+  if (const std::uint32_t fresh = request.known - known; fresh > 0) {
+    fruitless_preemptions_ = 0;
+    effects_.tokens.push_back({request.id, fresh});
+    std::vector<TokenRun>& runs = request.tokens;
+    if (runs.empty()) request.first_burst = fresh;
+    if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
+      ++runs.back().count;
+    } else {
+      runs.push_back({step, 1});
+    }
+  }
+  return request.outputs() >= request.spec.outputs() || request.known >= config_.max_model_len;
 }
 
 void VllmEngine::retire(EngineRequest& request) {
   free_blocks(request);
-  ++retired_;
   request.status = RequestStatus::Finished;
   std::vector<SlotId>().swap(request.table);  // assigning {} would keep the memory
   std::vector<BlockIdentity>().swap(request.blocks);
   request.spec.identities = nullptr;
 }
 
-// Tokens become visible. Asynchronously, the scheduler may have asked for one more than there is.
-void VllmEngine::emit(const std::vector<StepLog::Scheduled>& plan, std::int64_t end_ns) {
-  const std::uint64_t step = token_log_.next_step();
-  token_log_.end_step(end_ns);
-  for (const StepLog::Scheduled& turn : plan) {
-    EngineRequest& request = requests_[turn.request];
-    if (!turn.samples || request.record.finish_ns >= 0) continue;
-    const std::uint64_t length = std::uint64_t{request.spec.prompt_tokens} + request.record.output_tokens;
-    if (request.record.output_tokens < request.spec.outputs() && length < config_.max_model_len) {
-      const bool several = bursts_.on() || config_.speculation.tokens > 0;
-      const std::uint32_t tokens = several ? request.outputs() - request.record.output_tokens : 1;
-      if (request.record.output_tokens == 0) request.first_burst = tokens;
-      request.record.output_tokens += tokens;
-      effects_.tokens.push_back({turn.request, tokens});
-      fruitless_preemptions_ = 0;
-      auto& runs = request.tokens;
-      if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
-        ++runs.back().count;
-      } else {
-        runs.push_back({step, 1});
-      }
-    }
-    if (request.record.output_tokens >= request.spec.outputs() ||
-        std::uint64_t{request.spec.prompt_tokens} + request.record.output_tokens >= config_.max_model_len) {
-      complete(turn.request, end_ns);
-    }
-  }
+void VllmEngine::complete(RequestSlot slot, std::int64_t now_ns) {
+  const EngineRequest& request = requests_[slot];
+  token_log_.count_gaps(request.tokens, request.outputs());
+  const bool stopped = request.spec.eos_at > 0 && request.outputs() == request.spec.eos_at;
+  effects_.finished.push_back(take_record(slot, stopped ? FinishReason::Stop : FinishReason::Length, now_ns));
 }
 
-void VllmEngine::complete(RequestId id, std::int64_t now_ns) {
-  EngineRequest& request = requests_[id];
-  token_log_.count_gaps(request.tokens, request.record.output_tokens);
-  const bool stopped = request.spec.eos_at > 0 && request.record.output_tokens == request.spec.eos_at;
-  effects_.finished.push_back(take_record(id, stopped ? FinishReason::Stop : FinishReason::Length, now_ns));
+// Steps before the first token of everybody who is here concern nobody any more.
+void VllmEngine::fold_token_log() {
+  std::uint64_t oldest = token_log_.next_step();
+  for (const auto& [id, slot] : slots_) {
+    const std::vector<TokenRun>& runs = requests_[slot].tokens;
+    if (!runs.empty()) oldest = std::min(oldest, runs.front().first_step);
+  }
+  token_log_.fold(oldest);
 }
 
 StepLoad VllmEngine::measure() const {
   StepLoad load;
-  for (const StepLog::Scheduled& turn : log_.scheduled) {
-    const EngineRequest& request = requests_[turn.request];
+  for (const Scheduled& turn : log_.scheduled) {
+    const EngineRequest& request = requests_[turn.slot];
     const std::uint32_t prompt = request.spec.prompt_tokens;
     if (request.computed < prompt) {
       ++load.prefill_requests;
@@ -488,7 +551,7 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, bool lazily) {
       const bool leaps = leaping_ && can_leap();
       if (lazily && leaps && now_ns_ + plain_step_ns() > until_ns) return;
       if (!leaps || !leap(until_ns, stop_on_finish)) begin_step(now_ns_);
-      if (stuck_ && in_step_ && log_.scheduled.empty()) {
+      if (stuck_ && in_step_ && batch().empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
         release_events(now_ns_);
         --totals_.steps;

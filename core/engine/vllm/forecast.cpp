@@ -7,8 +7,7 @@ namespace understudy {
 
 // Every one of them ends with a token of the request, or with several if it speculates.
 std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const noexcept {
-  const std::uint64_t left =
-      expected_outputs(request) - std::min(request.record.output_tokens, expected_outputs(request));
+  const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
   const std::uint64_t most = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens) + 1;
   return std::max<std::uint64_t>(1, (left + most - 1) / most);
 }
@@ -17,7 +16,7 @@ std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const no
 std::int64_t VllmEngine::plain_step_ns() const {
   std::uint64_t alive = 0;
   std::uint64_t context = 0;
-  for (const RequestId id : running_) {
+  for (const RequestSlot id : running_) {
     if (tiers_ && tiers_->waiting(id)) continue;
     ++alive;
     context += requests_[id].known;
@@ -33,7 +32,7 @@ bool VllmEngine::decodes_undisturbed(std::uint64_t steps) const {
     return false;
   }
   std::uint64_t blocks = 0;
-  for (const RequestId id : running_) {
+  for (const RequestSlot id : running_) {
     const EngineRequest& request = requests_[id];
     if (request.spec.max_tokens == 0 || request.computed + (in_step_ ? 0 : 1) != request.known) return false;
     if (tiers_ && tiers_->waiting(id)) return false;
@@ -57,15 +56,15 @@ std::int64_t VllmEngine::no_finish_before() const {
     return from_ns + std::min(static_cast<std::int64_t>(std::min<std::uint64_t>(steps, 1u << 31)), most) * step_ns;
   };
   std::uint64_t fewest = kNever;
-  for (const RequestId id : running_) fewest = std::min(fewest, steps_to_finish(requests_[id]));
+  for (const RequestSlot id : running_) fewest = std::min(fewest, steps_to_finish(requests_[id]));
   if (decodes_undisturbed(fewest)) {
     std::uint64_t context = 0;
-    for (const RequestId id : running_) context += requests_[id].known;
+    for (const RequestSlot id : running_) context += requests_[id].known;
     return after(fewest, timing_.least_ns(running_.size(), context, context / running_.size(), capacity_tokens_));
   }
   // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
   std::int64_t least_ns = kNever;
-  const auto consider = [&](RequestId id) {
+  const auto consider = [&](RequestSlot id) {
     const EngineRequest& request = requests_[id];
     const std::int64_t step_ns =
         request.spec.max_tokens == 0 ? 0 : timing_.least_ns(1, request.known, 1, capacity_tokens_);
@@ -77,8 +76,8 @@ std::int64_t VllmEngine::no_finish_before() const {
       least_ns = std::min(least_ns, after(steps, step_ns));
     }
   };
-  for (const RequestId id : running_) consider(id);
-  for (const RequestId id : waiting_.ids()) consider(id);
+  for (const RequestSlot id : running_) consider(id);
+  for (const RequestSlot id : waiting_.ids()) consider(id);
   if (parked_ > 0 || least_ns == kNever) return from_ns;
   return least_ns;
 }

@@ -26,7 +26,7 @@ std::uint64_t VllmEngine::cost_of_shared(EngineRequest& request, std::size_t cou
 }
 
 // Blocks up to `count`, or nothing changed.
-VllmEngine::Room VllmEngine::take_shared(RequestId id, std::size_t count, std::int64_t now_ns) {
+VllmEngine::Room VllmEngine::take_shared(RequestSlot id, std::size_t count, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   if (emits_) events_.add(store_.drain_events(~std::size_t{0}));  // not of this allocation
   const std::uint64_t cost = cost_of_shared(request, count);

@@ -9,20 +9,29 @@ namespace understudy {
 // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
 bool VllmEngine::can_leap() const {
   if (shared_ && tiers_) return false;  // sealed blocks go down a step later than a leap would send them
-  if (config_.check || bursts_.on() || config_.speculation.tokens > 0)
-    return false;  // requests are settled where a leap ends, not after each step
-  if (config_.async_scheduling || in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) {
-    return false;
-  }
+  // Requests are settled where a leap ends, not after each step.
+  if (config_.check || bursts_.on() || config_.speculation.tokens > 0) return false;
+  if (in_step_ || running_.empty() || running_.size() > config_.max_num_batched_tokens) return false;
+  if (config_.async_scheduling) return can_leap_ahead();
   if (tiers_ && (leap_taken_ns_ == now_ns_ || head_may_move() || tiers_->asks_user_after_steps())) return false;
   if (!waiting_.empty() && !blocked_.valid && running_.size() < max_running() &&
       running_.size() < config_.max_num_batched_tokens) {
     return false;
   }
-  return std::ranges::all_of(running_, [this](RequestId id) { return decodes(id) || (tiers_ && tiers_->waiting(id)); });
+  return std::ranges::all_of(running_,
+                             [this](RequestSlot id) { return decodes(id) || (tiers_ && tiers_->waiting(id)); });
 }
 
-bool VllmEngine::decodes(RequestId id) const noexcept {
+// The same with a batch planned, which must be of everybody's next token.
+bool VllmEngine::can_leap_ahead() const {
+  if (shared_ || tiers_ || planned_.turns.size() != running_.size()) return false;
+  if (!waiting_.empty() && !blocked_.valid && running_.size() < max_running()) return false;
+  return std::ranges::equal(planned_.turns, running_, [this](const Scheduled& turn, RequestSlot slot) {
+    return turn.slot == slot && live(turn) && turn.samples && turn.tokens == 1 && !requests_[slot].tokens.empty();
+  });
+}
+
+bool VllmEngine::decodes(RequestSlot id) const noexcept {
   const EngineRequest& r = requests_[id];
   return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
 }
@@ -46,6 +55,7 @@ VllmEngine::Leap::Leap(VllmEngine& engine, std::int64_t until_ns, bool stop_on_f
     : engine_(engine),
       scratch_(engine.leap_),
       size_(engine.config_.block_size),
+      ahead_(engine.config_.async_scheduling),
       until_ns_(until_ns),
       stop_on_finish_(stop_on_finish),
       base_(engine.token_log_.next_step()) {
@@ -77,14 +87,28 @@ bool VllmEngine::Leap::play() {
     if (scratch_.out[order] == 0) settle(order);
   }
   std::erase_if(engine_.running_,
-                [this](RequestId id) { return engine_.requests_[id].status == RequestStatus::Finished; });
+                [this](RequestSlot id) { return engine_.requests_[id].status == RequestStatus::Finished; });
   if (steps_ > 0) engine_.fruitless_preemptions_ = 0;
+  if (ahead_) plan_next();
   if (failure) std::rethrow_exception(failure);
   return steps_ > 0;
 }
 
+// The batch behind the last step that was played, as stepping would have scheduled it.
+void VllmEngine::Leap::plan_next() {
+  Batch& next = engine_.planned_;
+  next.turns.clear();
+  for (const RequestSlot slot : engine_.running_) {
+    const EngineRequest& member = engine_.requests_[slot];
+    next.turns.push_back({slot, 1, member.computed - 1, true, member.id});
+  }
+  next.load = {0, 0, 0, alive_, context_};
+  next.duration_ns = Batch::kUnknown;
+}
+
 void VllmEngine::Leap::play_steps() {
   while (running() > 0) {
+    if (engine_.token_log_.crowded()) engine_.fold_token_log();
     if (engine_.tiers_ && (engine_.leap_disturbed() || !resume_paused())) return;
     if (alive_ == 0) {
       if (sleep()) continue;
@@ -117,7 +141,8 @@ void VllmEngine::Leap::enter(std::uint32_t order) {
 
 void VllmEngine::Leap::push_turn(std::uint32_t order, std::uint64_t from) {
   const std::uint32_t into = computed_by(order, from) % size_;
-  const std::uint64_t block = into == 0 ? from : from + (size_ - 1 - into);
+  // A step ahead, the block that is filled has its key when the next is begun: in one turn.
+  const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
   scratch_.turns.push_back({std::min(block, scratch_.last[order]), order});
   std::ranges::push_heap(scratch_.turns, std::greater<>());
 }
@@ -130,7 +155,7 @@ void VllmEngine::Leap::settle(std::uint32_t order) {
   member.computed += played;
   member.known += played;
   member.record.output_tokens += played;
-  if (played > 0) engine_.effects_.tokens.push_back({scratch_.members[order], played});
+  if (played > 0) engine_.effects_.tokens.push_back({member.id, played});
   if (member.tokens.back().first_step + member.tokens.back().count == first) {
     member.tokens.back().count += played;
   } else if (played > 0) {
@@ -149,19 +174,29 @@ void VllmEngine::Leap::pause(std::uint32_t order) {
 
 // The blocks of its turn: one that it begins, one that it fills. False: it must wait for the first.
 bool VllmEngine::Leap::serve(std::uint32_t order) {
-  const std::uint32_t computed = computed_by(order, steps_);
-  const RequestId id = scratch_.members[order];
-  if (lacks_block(order, computed) && engine_.take_blocks(id, 1, engine_.begun_ns_) != Room::Taken) return false;
-  const std::uint32_t full = (computed + 1) / size_;
-  if (engine_.shared_ || !engine_.config_.enable_prefix_caching || (computed + 1) % size_ != 0) return true;
+  const RequestSlot id = scratch_.members[order];
+  if (begins_block(order) && engine_.take_blocks(id, 1, engine_.begun_ns_) != Room::Taken) return false;
+  const std::uint32_t filled = filled_by(order, steps_);
+  if (engine_.shared_ || filled % size_ != 0 || (ahead_ && scratch_.last[order] == steps_)) return true;
+  key_block(order, filled / size_);
+  return true;
+}
+
+void VllmEngine::Leap::key_block(std::uint32_t order, std::uint32_t full) {
   EngineRequest& member = request(order);
-  if (member.keyed == full) return true;
+  if (!engine_.config_.enable_prefix_caching || member.keyed == full) return;
   engine_.need_identities(member, full);
   engine_.store_.commit(0, std::span<SlotId>(member.table).subspan(full - 1, 1),
                         std::span<const BlockIdentity>(member.blocks).subspan(full - 1, 1));
   member.keyed = full;
-  if (engine_.tiers_) scratch_.filled.push_back({id, 0, false});
-  return true;
+  if (engine_.tiers_) {
+    scratch_.filled.push_back({scratch_.members[order], 1, full * size_ - 1, true, member.id});
+  }
+}
+
+// Asynchronously a step schedules the token after the one that it computes, unless that is the last.
+bool VllmEngine::Leap::begins_block(std::uint32_t order) const {
+  return (!ahead_ || scratch_.last[order] > steps_) && lacks_block(order, computed_by(order, steps_));
 }
 
 // ── Steps ──
@@ -174,7 +209,7 @@ std::int64_t VllmEngine::Leap::step_ns() const {
 bool VllmEngine::Leap::resume_paused() {
   bool prefills = false;
   std::erase_if(scratch_.paused, [&](std::uint32_t order) {
-    const RequestId id = scratch_.members[order];
+    const RequestSlot id = scratch_.members[order];
     if (engine_.tiers_->waiting(id)) return false;
     prefills = prefills || !engine_.decodes(id);
     if (!prefills) enter(order);
@@ -192,9 +227,15 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   std::int64_t now_ns = engine_.now_ns_;
   bool in_time = true;
   bool disturbed = false;
+  std::exception_ptr failure;  // of a timing model of the user's
   while (steps < until_step && !disturbed) {
-    const std::int64_t end_ns =
-        now_ns + engine_.timing_.duration_ns({0, 0, 0, alive, context}, engine_.capacity_tokens_);
+    std::int64_t end_ns = now_ns;
+    try {
+      end_ns += engine_.timing_.duration_ns({0, 0, 0, alive, context}, engine_.capacity_tokens_);
+    } catch (...) {
+      failure = std::current_exception();
+      break;
+    }
     in_time = now_ns < until_ns_ && end_ns <= until_ns_;
     if (!in_time) break;
     now_ns = engine_.now_ns_ = end_ns;
@@ -209,6 +250,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   engine_.totals_.steps += steps - steps_;
   steps_ = steps;
   context_ = context;
+  if (failure) std::rethrow_exception(failure);
   return in_time;
 }
 
@@ -218,7 +260,7 @@ bool VllmEngine::Leap::play_turns() {
   if (engine_.now_ns_ >= until_ns_ || end_ns > until_ns_) return false;
   const std::uint64_t fresh = gather_due();
   // A hit that the head of the queue has been waiting for, or a preemption.
-  if (admits_ || fresh > engine_.store_.available(0)) return false;
+  if (ordinary_ || fresh > engine_.store_.available(0)) return false;
   engine_.begun_ns_ = engine_.now_ns_;
   engine_.step_holds_events_ = true;
   scratch_.filled.clear();
@@ -232,11 +274,10 @@ bool VllmEngine::Leap::play_turns() {
       return true;
     });
     if (alive_ == 0 && sleep()) return true;
+    engine_.leap_taken_ns_ = engine_.now_ns_;  // what follows is no new step
     end_ns = engine_.now_ns_ + step_ns();
-    if (alive_ == 0 || end_ns > until_ns_ || engine_.head_may_move()) {
-      engine_.leap_taken_ns_ = engine_.now_ns_;
-      return false;
-    }
+    if (alive_ == 0 || end_ns > until_ns_ || engine_.head_may_move()) return false;
+    engine_.leap_taken_ns_ = -1;
     engine_.show_events(engine_.now_ns_);  // what went on the host
   }
   engine_.now_ns_ = end_ns;
@@ -258,23 +299,26 @@ std::uint64_t VllmEngine::Leap::gather_due() {
   const bool wants_key =
       !engine_.shared_ && blocked.valid && blocked.wants_key && engine_.config_.enable_prefix_caching;
   std::uint64_t fresh = 0;
-  admits_ = false;
+  ordinary_ = false;
   scratch_.due.clear();
   while (!scratch_.turns.empty() && scratch_.turns.front().step == steps_) {
     const std::uint32_t order = scratch_.turns.front().order;
     std::ranges::pop_heap(scratch_.turns, std::greater<>());
     scratch_.turns.pop_back();
     scratch_.due.push_back(order);
-    const std::uint32_t computed = computed_by(order, steps_);
-    fresh += lacks_block(order, computed) ? 1 : 0;
-    if (!wants_key || (computed + 1) % size_ != 0) continue;
-    engine_.need_identities(request(order), (computed + 1) / size_);
-    admits_ = admits_ || request(order).blocks[computed / size_].lineage == blocked.missing;
+    // It ends before its limit, which the scheduler does not know: the batch behind has it too.
+    const RequestSpec& spec = request(order).spec;
+    ordinary_ = ordinary_ || (ahead_ && scratch_.last[order] == steps_ && spec.outputs() < spec.max_tokens);
+    fresh += begins_block(order) ? 1 : 0;
+    const std::uint32_t filled = filled_by(order, steps_);
+    if (!wants_key || filled % size_ != 0) continue;
+    engine_.need_identities(request(order), filled / size_);
+    ordinary_ = ordinary_ || request(order).blocks[filled / size_ - 1].lineage == blocked.missing;
   }
   // Only multi_lru may evict a block before those that continue it. Then the head of the queue finds less, so less
   // has to be held for it, and it may fit.
   if (engine_.shared_ && engine_.config_.eviction_policy == PolicyKind::MultiLru && blocked.valid && fresh > 0) {
-    admits_ = true;
+    ordinary_ = true;
   }
   return fresh;
 }
@@ -293,6 +337,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   // Under kvbm, tokens are received in turn: a block is sealed, or a request ends, before the next one's.
   for (const std::uint32_t order : engine_.shared_ ? scratch_.due : scratch_.done) {
     const std::uint32_t computed = computed_by(order, steps_);
+    if (ahead_ && filled_by(order, steps_ - 1) % size_ == 0) key_block(order, filled_by(order, steps_ - 1) / size_);
     if (engine_.shared_ && computed % size_ == 0) {
       engine_.seal_blocks(request(order), computed / size_);
       sealed = true;

@@ -19,6 +19,7 @@ enum class RequestStatus : std::uint8_t {
 };  // Parked: its blocks are being loaded
 
 struct EngineRequest {
+  RequestId id = 0;
   RequestSpec spec;
   RequestStatus status = RequestStatus::Waiting;
 

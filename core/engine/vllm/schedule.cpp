@@ -12,18 +12,28 @@ constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
 
 }  // namespace
 
-void VllmEngine::schedule(std::int64_t now_ns) {
-  log_.clear();
+// Decides on a batch, and returns how long it takes.
+std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
+  log_.scheduled.clear();
   blocked_ = {};
   budget_ = config_.max_num_batched_tokens - config_.speculation.reserved_slots;
   input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
+  const std::size_t preempted_before = log_.preempted.size();
   schedule_running(now_ns);
-  if (log_.preempted.empty()) admit(now_ns);
+  if (log_.preempted.size() == preempted_before) admit(now_ns);
   if (tiers_) blocked_.released = tiers_->released();
-  log_.load = measure();
-  for (StepLog::Scheduled& turn : log_.scheduled) {
-    EngineRequest& request = requests_[turn.request];
+  load_ = measure();
+  std::int64_t duration_ns = 0;
+  try {
+    duration_ns = timing_.duration_ns(load_, capacity_tokens_);
+  } catch (...) {  // a model of the user's
+    undo_schedule();
+    throw;
+  }
+  for (Scheduled& turn : log_.scheduled) {
+    EngineRequest& request = requests_[turn.slot];
+    turn.before = request.computed;
     request.computed += turn.tokens;
     turn.samples = request.computed >= request.known + request.ahead;
     request.prefilling = !turn.samples;
@@ -32,6 +42,22 @@ void VllmEngine::schedule(std::int64_t now_ns) {
     request.drafts = config_.speculation.tokens;  // whatever they will be
   }
   log_.free_after_schedule = store_.available(0);
+  fruitless_preemptions_ += log_.preempted.size() - preempted_before;
+  return duration_ns;
+}
+
+// Nobody computes what was scheduled. Those admitted stay so, with their blocks; keys of blocks that are not computed
+// go (not under kvbm, where what is acquired is visible).
+void VllmEngine::undo_schedule() {
+  for (const Scheduled& turn : log_.scheduled) {
+    EngineRequest& request = requests_[turn.slot];
+    if (turn.drafts > 0 && !turn.blank) request.drafts = config_.speculation.tokens;
+    if (shared_ || request.keyed == request.keyed_before) continue;
+    store_.unregister(
+        0, std::span<const SlotId>(request.table).subspan(request.keyed_before, request.keyed - request.keyed_before));
+    request.keyed = request.keyed_before;
+  }
+  log_.clear();
 }
 
 // ── Phase 1: the running list, in order; nobody rotates ──
@@ -39,7 +65,7 @@ void VllmEngine::schedule(std::int64_t now_ns) {
 void VllmEngine::schedule_running(std::int64_t now_ns) {
   std::size_t cursor = 0;
   while (cursor < running_.size() && can_add()) {
-    const RequestId id = running_[cursor];
+    const RequestSlot id = running_[cursor];
     EngineRequest& request = requests_[id];
     const std::uint32_t tokens = tiers_ && tiers_->waiting(id) ? 0 : next_tokens(request);
     if (tokens == 0) {
@@ -63,7 +89,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     request.keyed_before = keyed_before;
     const std::uint32_t end = request.computed + tokens;
     const std::uint32_t real = request.known + request.ahead;
-    log_.scheduled.push_back({id, tokens, false, end > real ? end - real : 0});
+    log_.scheduled.push_back({id, tokens, 0, false, request.id, end > real ? end - real : 0});
     request.drafts = 0;
     charge(tokens);
     ++cursor;
@@ -107,11 +133,11 @@ std::size_t VllmEngine::choose_victim() const {
 }
 
 void VllmEngine::preempt(std::size_t position) {
-  const RequestId id = running_[position];
+  const RequestSlot id = running_[position];
   EngineRequest& victim = requests_[id];
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(position));
-  const auto turn = std::find_if(log_.scheduled.begin(), log_.scheduled.end(),
-                                 [id](const StepLog::Scheduled& s) { return s.request == id; });
+  const auto turn =
+      std::find_if(log_.scheduled.begin(), log_.scheduled.end(), [id](const Scheduled& s) { return s.slot == id; });
   if (turn != log_.scheduled.end()) {
     // Its turn is undone, but (in versions with the defect) not the keys that its allocation registered: those blocks
     // can be hit though nobody will ever compute them.
@@ -136,19 +162,18 @@ void VllmEngine::preempt(std::size_t position) {
   ++victim.record.preemptions;
   ++totals_.preemptions;
   waiting_.push(id, true);
-  log_.preempted.push_back(id);
+  log_.preempted.push_back(victim.id);
 }
 
 // ── Phase 2: admissions from the head of the queue; nobody overtakes ──
 
 void VllmEngine::admit(std::int64_t now_ns) {
   const Speculation& speculation = config_.speculation;
-  const bool pads = speculation.tokens > 0 && speculation.pads_admissions && !log_.scheduled.empty() &&
-                    std::ranges::none_of(log_.scheduled, [this](const StepLog::Scheduled& turn) {
-                      return requests_[turn.request].prefilling;
-                    });
+  const bool pads =
+      speculation.tokens > 0 && speculation.pads_admissions && !log_.scheduled.empty() &&
+      std::ranges::none_of(log_.scheduled, [this](const Scheduled& turn) { return requests_[turn.slot].prefilling; });
   while (!waiting_.empty() && can_add() && running_.size() < max_running()) {
-    const RequestId id = waiting_.head();
+    const RequestSlot id = waiting_.head();
     EngineRequest& request = requests_[id];
     if (tiers_ && tiers_->waiting(id)) {
       blocked_.valid = true;
@@ -191,7 +216,9 @@ void VllmEngine::admit(std::int64_t now_ns) {
     }
     if (!fitting) {
       // Blocks only get scarcer while the others decode; but the budget may have gone to prompts of this step alone.
-      blocked_.valid = !too_long || wanted + running_.size() > config_.max_num_batched_tokens;
+      // Asynchronously, who has its last token in flight takes none of it.
+      blocked_.valid =
+          !too_long || (!config_.async_scheduling && wanted + running_.size() > config_.max_num_batched_tokens);
       // A hit that is evicted takes those behind it along, and a chunk without them may need less than it did.
       if (unreferenced > 0 && !config_.scheduler_reserve_full_isl) blocked_.valid = false;
       blocked_.wants_key = hits < limit;
@@ -215,10 +242,10 @@ void VllmEngine::admit(std::int64_t now_ns) {
     if (!phantom_.empty()) {
       for (std::size_t i = 0; i < hits; ++i) totals_.phantom_hit_blocks += phantom_[hits_[i]];
     }
-    log_.admitted.push_back(id);
+    log_.admitted.push_back(request.id);
     log_.resumed.push_back(resumed);
     log_.cached.push_back(hit_tokens);
-    log_.scheduled.push_back({id, tokens, false, padded ? tokens - 1 : 0, padded});
+    log_.scheduled.push_back({id, tokens, 0, false, request.id, padded ? tokens - 1 : 0, padded});
     charge(tokens);
   }
 }
@@ -226,7 +253,7 @@ void VllmEngine::admit(std::int64_t now_ns) {
 // ── Blocks ──
 
 // Room for a running request's first `total` tokens, or nothing changed.
-VllmEngine::Room VllmEngine::grow(RequestId id, std::uint32_t total, std::int64_t now_ns) {
+VllmEngine::Room VllmEngine::grow(RequestSlot id, std::uint32_t total, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   const std::uint32_t needed = blocks_for(total + burst_room(request, total) + lookahead(total, false));
   if (needed > request.table.size()) {
@@ -253,7 +280,7 @@ bool VllmEngine::fits(EngineRequest& request, std::uint32_t tokens, std::size_t 
 }
 
 // An admission that fits: the hits in hits_, and what `tokens` more need; or nothing changed.
-VllmEngine::Room VllmEngine::place(RequestId id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns) {
+VllmEngine::Room VllmEngine::place(RequestSlot id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   const std::uint32_t total = static_cast<std::uint32_t>(hits * config_.block_size) + tokens;
   const std::uint64_t blocks = blocks_for(total + burst_room(request, total) + lookahead(total, true));
@@ -282,7 +309,7 @@ VllmEngine::Room VllmEngine::place(RequestId id, std::uint32_t tokens, std::size
   return room;
 }
 
-VllmEngine::Room VllmEngine::take_blocks(RequestId id, std::size_t count, std::int64_t now_ns) {
+VllmEngine::Room VllmEngine::take_blocks(RequestSlot id, std::size_t count, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   if (count == 0) return Room::Taken;
   if (!tiers_ && count > store_.available(0)) return Room::Short;
@@ -336,10 +363,10 @@ void VllmEngine::need_identities(EngineRequest& request, std::size_t blocks) {
     return;
   }
   // Names that nobody else has, the same for the request's life.
-  const auto id = static_cast<std::uint64_t>(&request - requests_.data());
   while (request.blocks.size() < blocks) {
     const auto position = static_cast<std::uint32_t>(request.blocks.size());
-    request.blocks.push_back({LineageHash::make(xxh3_64_pair(id, position, kPrivateSeed), false, 0, position), 0, 0});
+    request.blocks.push_back(
+        {LineageHash::make(xxh3_64_pair(request.id, position, kPrivateSeed), false, 0, position), 0, 0});
   }
 }
 

@@ -4,7 +4,7 @@
 namespace understudy {
 
 // Looks below for what follows the head's hits on the device; parks it when that is on its way.
-WorkerTiers::Onboard VllmEngine::onboard(RequestId id, std::size_t hits, std::size_t limit, std::int64_t now_ns) {
+WorkerTiers::Onboard VllmEngine::onboard(RequestSlot id, std::size_t hits, std::size_t limit, std::int64_t now_ns) {
   EngineRequest& request = requests_[id];
   const bool preempted = request.status == RequestStatus::Preempted;
   if (hits == limit || request.onboard_tried || (preempted && !tiers_->config().onboard_preempted)) {
@@ -28,7 +28,7 @@ WorkerTiers::Onboard VllmEngine::onboard(RequestId id, std::size_t hits, std::si
 }
 
 void VllmEngine::resume_loaded() {
-  for (const RequestId id : tiers_->take_ready()) {
+  for (const RequestSlot id : tiers_->take_ready()) {
     EngineRequest& request = requests_[id];
     request.status = request.before_park;
     waiting_.resume(id, request.status == RequestStatus::Preempted);
@@ -56,7 +56,7 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
 }
 
 // An admission: which of its hits came from below, and were on the device only for it.
-void VllmEngine::count_origins(RequestId id, std::size_t hits, bool resumed) {
+void VllmEngine::count_origins(RequestSlot id, std::size_t hits, bool resumed) {
   EngineRequest& request = requests_[id];
   tiers_->note_hits(std::span<const SlotId>(hits_.data(), hits));
   request.onboard_tried = false;
@@ -74,12 +74,14 @@ void VllmEngine::count_origins(RequestId id, std::size_t hits, bool resumed) {
 }
 
 // The step has computed blocks: those that the host lacks go there.
-void VllmEngine::write_through(const std::vector<StepLog::Scheduled>& plan, std::int64_t now_ns) {
+void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns) {
   if (tiers_->config().mode != OffloadMode::WriteThrough) return;
-  for (const StepLog::Scheduled& turn : plan) {
-    EngineRequest& request = requests_[turn.request];
-    if (request.status != RequestStatus::Running) continue;
-    const std::uint32_t full = request.keyed;
+  for (const Scheduled& turn : turns) {
+    EngineRequest& request = requests_[turn.slot];
+    if (!live(turn) || request.status != RequestStatus::Running) continue;
+    // Asynchronously, later blocks may have their keys already.
+    const std::uint32_t end = turn.before + turn.tokens;
+    const std::uint32_t full = std::min(request.keyed, shared_ ? blocks_for(end) : end / config_.block_size);
     if (full <= request.through) continue;
     const std::uint32_t first = request.through;
     request.through = full;

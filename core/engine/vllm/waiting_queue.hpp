@@ -18,14 +18,14 @@ class WaitingQueue {
 
   bool empty() const noexcept { return ids_.empty(); }
   std::size_t size() const noexcept { return ids_.size(); }
-  RequestId head() const noexcept { return ids_.front(); }
-  const std::deque<RequestId>& ids() const noexcept { return ids_; }
+  RequestSlot head() const noexcept { return ids_.front(); }
+  const std::deque<RequestSlot>& ids() const noexcept { return ids_; }
 
   // A preempted request returns to the front, unless priorities decide.
-  void push(RequestId id, bool preempted) {
+  void push(RequestSlot id, bool preempted) {
     if (policy_ == SchedulingPolicy::Priority) {
       ids_.insert(
-          std::upper_bound(ids_.begin(), ids_.end(), id, [this](RequestId a, RequestId b) { return before(a, b); }),
+          std::upper_bound(ids_.begin(), ids_.end(), id, [this](RequestSlot a, RequestSlot b) { return before(a, b); }),
           id);
     } else if (preempted) {
       ids_.push_front(id);
@@ -34,18 +34,20 @@ class WaitingQueue {
     }
   }
   // A request that left the queue to be loaded takes its place again: ahead of all that came later.
-  void resume(RequestId id, bool preempted) {
+  void resume(RequestSlot id, bool preempted) {
     if (policy_ == SchedulingPolicy::Priority || preempted) return push(id, preempted);
-    ids_.insert(std::find_if(
-                    ids_.begin(), ids_.end(),
-                    [&](RequestId other) { return requests_[other].status != RequestStatus::Preempted && other > id; }),
+    ids_.insert(std::find_if(ids_.begin(), ids_.end(),
+                             [&](RequestSlot other) {
+                               return requests_[other].status != RequestStatus::Preempted &&
+                                      requests_[other].id > requests_[id].id;
+                             }),
                 id);
   }
   void pop() { ids_.pop_front(); }
-  void remove(RequestId id) { ids_.erase(std::find(ids_.begin(), ids_.end(), id)); }
+  void remove(RequestSlot id) { ids_.erase(std::find(ids_.begin(), ids_.end(), id)); }
 
  private:
-  bool before(RequestId a, RequestId b) const {
+  bool before(RequestSlot a, RequestSlot b) const {
     const RequestSpec& x = requests_[a].spec;
     const RequestSpec& y = requests_[b].spec;
     return std::tie(x.priority, x.arrival_time, x.name) < std::tie(y.priority, y.arrival_time, y.name);
@@ -53,7 +55,7 @@ class WaitingQueue {
 
   SchedulingPolicy policy_;
   const std::vector<EngineRequest>& requests_;
-  std::deque<RequestId> ids_;
+  std::deque<RequestSlot> ids_;
 };
 
 }  // namespace understudy

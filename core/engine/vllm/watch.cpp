@@ -16,6 +16,21 @@ void VllmEngine::sample(std::size_t running) {
   token_log_.add_sample(sample);
 }
 
+std::vector<RequestId> VllmEngine::running() const {
+  std::vector<RequestId> ids;
+  for (const RequestSlot slot : running_) ids.push_back(requests_[slot].id);
+  return ids;
+}
+
+std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
+  std::vector<RequestId> ids;
+  for (const RequestSlot slot : waiting_.ids()) {
+    if (ids.size() == count) break;
+    ids.push_back(requests_[slot].id);
+  }
+  return ids;
+}
+
 std::int64_t VllmEngine::wake_ns() const {
   if (in_step_) return now_ns_;
   if (idle() || stuck_) return kNever;
@@ -25,9 +40,9 @@ std::int64_t VllmEngine::wake_ns() const {
 
 Stall VllmEngine::stall() const {
   Stall stall{thrashing(), waiting_.size(), {}, store_.available(0)};
-  for (const RequestId id : waiting_.ids()) {
+  for (const RequestSlot id : waiting_.ids()) {
     if (stall.first.size() == 3) break;
-    stall.first.push_back({id, requests_[id].known});
+    stall.first.push_back({requests_[id].id, requests_[id].known});
   }
   return stall;
 }
@@ -52,22 +67,22 @@ ForwardPass VllmEngine::forward_pass() const {
   if (!in_step_) throw Error(ErrorKind::WrongState, "forward_pass without a step in progress");
   ForwardPass pass;
   pass.duration_ns = now_ns_ - begun_ns_;
-  for (const StepLog::Scheduled& turn : log_.scheduled) {
-    const EngineRequest& request = requests_[turn.request];
-    const std::uint32_t before = request.computed - turn.tokens;
-    if (before < request.spec.prompt_tokens) {
+  for (const Scheduled& turn : batch()) {
+    if (!live(turn)) continue;
+    const EngineRequest& request = requests_[turn.slot];
+    if (turn.before < request.spec.prompt_tokens) {
       pass.prefill_lengths.add(request.spec.prompt_tokens);
       pass.prefill_tokens += turn.tokens;
-      pass.prefill_kv_tokens += before;
+      pass.prefill_kv_tokens += turn.before;
     } else {
-      pass.decode_kv_tokens.add(request.computed);
+      pass.decode_kv_tokens.add(turn.before + turn.tokens);
     }
   }
   const auto queue = [&pass](const EngineRequest& request, RequestStatus status) {
     const bool never_ran = status == RequestStatus::Waiting;
     (never_ran ? pass.queued_prefill_lengths : pass.queued_decode_kv_tokens).add(request.known);
   };
-  for (const RequestId id : waiting_.ids()) queue(requests_[id], requests_[id].status);
+  for (const RequestSlot id : waiting_.ids()) queue(requests_[id], requests_[id].status);
   if (parked_ == 0) return pass;
   for (const EngineRequest& request : requests_) {
     if (request.status == RequestStatus::Parked) queue(request, request.before_park);
@@ -87,16 +102,18 @@ void VllmEngine::check() {
 // Every request is in one place, and what requests hold is what the store has given away. O(requests under way), and
 // without `whole` what has changed below.
 void VllmEngine::check_counts(bool whole) const {
-  if (running_.size() + waiting_.size() + parked_ + retired_ != requests_.size()) {
-    throw Error(ErrorKind::InvariantViolated, "of ", requests_.size(), " requests ", running_.size(), " run, ",
-                waiting_.size(), " wait, ", parked_, " are being loaded and ", retired_, " are done");
+  if (running_.size() + waiting_.size() + parked_ != slots_.size() ||
+      slots_.size() + free_slots_.size() != requests_.size()) {
+    throw Error(ErrorKind::InvariantViolated, "of ", slots_.size(), " requests in ", requests_.size(), " slots ",
+                running_.size(), " run, ", waiting_.size(), " wait and ", parked_, " are being loaded; ",
+                free_slots_.size(), " slots are free");
   }
   if (tiers_ && parked_ != tiers_->parked()) {
     throw Error(ErrorKind::InvariantViolated, parked_, " requests are being loaded, the tiers know of ",
                 tiers_->parked());
   }
   std::uint64_t references = 0;
-  for (const RequestId id : running_) {
+  for (const RequestSlot id : running_) {
     const EngineRequest& r = requests_[id];
     references += r.table.size();
     if (r.status != RequestStatus::Running || r.computed > r.known + r.ahead || r.keyed > r.table.size() ||
@@ -104,7 +121,7 @@ void VllmEngine::check_counts(bool whole) const {
       throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
     }
   }
-  for (const RequestId id : waiting_.ids()) {
+  for (const RequestSlot id : waiting_.ids()) {
     if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
   if (tiers_) {

@@ -12,7 +12,7 @@ from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair
 from understudy.engines.scenario import read_scenario
 from understudy.engines.spec_recording import read_spec_scenario, run_spec_scenario
-from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,7 +72,9 @@ def compare_recording(
     if recording.kind == "speculation":
         return compare_speculation(recording.golden, profile, check=check)
     if recording.kind == "clock":
-        raise InvalidArgument(f"{recording.golden}: recordings on a clock are not compared here")
+        from understudy.engines.clock_conformance import RECORDED, compare_clock
+
+        return compare_clock(recording.golden, profile or RECORDED, check=check)
     return compare(recording.scenario, recording.golden, profile, check=check)
 
 

@@ -58,7 +58,7 @@ class KvEventLog:
 
 
 class StepRecorder:
-    """Tells the steps of one engine as the lines of a recording. Call `ended` for every step.
+    """Tells the steps of one engine as the lines of a recording. Call `ended` for every step, or turn.
 
     Unless told to `keep_events`, it takes them from the engine, which would hold all of them otherwise. Recorders of
     engines that share a tier share `first_tokens`, since one engine loads what another has computed.
@@ -144,9 +144,9 @@ def run_scenario(
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
 
         aborted = aborts.play(step, "before")
-        engine.begin_step(step * STEP_NS)
+        engine.begin_turn(step * STEP_NS)
         aborted += aborts.play(step, "mid")
-        engine.end_step((step + 1) * STEP_NS)
+        engine.end_turn((step + 1) * STEP_NS)
         if check:
             engine.check()
         line = recorder.ended(engine)

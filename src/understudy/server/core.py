@@ -171,7 +171,7 @@ class EngineCore:
         if engine.asleep:
             return False
         self.step_end_ns = now_ns + duration_ns
-        self._batch_tokens = sum(tokens for _, tokens in engine.scheduled)
+        self._batch_tokens = sum(tokens for _, tokens in engine.batch)
         return True
 
     def end(self, now_ns: int) -> StepEffects:

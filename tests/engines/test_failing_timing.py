@@ -1,0 +1,89 @@
+"""A timing model that raises stops a step, not the engine: asked again, everything goes on as if it had not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engines.building import MS, engine_for
+from engines.test_scripted_clock import content
+from understudy import _core
+
+
+class Fragile:
+    """Constant times, and an error at one call."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.calls = 0
+        self.fails_at = fails_at
+
+    def prefill_ms(self, requests: int, mean_input: int, mean_cached: int) -> float:  # noqa: ARG002
+        return self._ms(3.0)
+
+    def decode_ms(self, requests: int, context: int, mean: int, capacity: int) -> float:  # noqa: ARG002
+        return self._ms(1.0)
+
+    def _ms(self, ms: float) -> float:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise RuntimeError("no idea")
+        return ms
+
+
+def play(fails_at: int, asynchronous: bool, leaping: bool) -> tuple[list[Any], int, int]:
+    """What becomes of requests that arrive at different times, how often the model raised and was asked."""
+    model = Fragile(fails_at)
+    config = {"block_size": 4, "num_blocks": 14, "async_scheduling": asynchronous}
+    engine = engine_for(config, timing=_core.python_timing(model, 1.0, 1.0))
+    engine.set_leaping(leaping)
+    seen: list[Any] = []
+    raised = 0
+    for number, until_ms in enumerate([0, 3, 11, 500]):
+        while True:
+            try:
+                effects = engine.advance(until_ms * MS)
+            except RuntimeError:
+                raised += 1
+                engine.check()
+                continue
+            seen += [
+                (r.id, r.first_admit_ns, r.first_token_ns, r.second_token_ns, r.finish_ns, r.output_tokens)
+                for r in effects.finished
+            ]
+            break
+        if number < 3:
+            if not engine.in_step:
+                engine.skip_to(until_ms * MS)
+            engine.submit(f"{number}", 8 + number, 14, content(1 + 100 * number, 22 + number))
+    engine.check()
+    assert engine.idle
+    return [*seen, engine.steps, engine.preemptions], raised, model.calls
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
+def test_the_engine_goes_on_wherever_the_model_raised(asynchronous: bool, leaping: bool) -> None:
+    whole, raised, calls = play(-1, asynchronous, leaping)
+    assert raised == 0
+    assert len(whole) == 3 + 2
+    for fails_at in range(1, calls + 1):
+        again, raised, _ = play(fails_at, asynchronous, leaping)
+        assert raised == 1
+        assert again == whole, fails_at
+
+
+def test_keys_of_blocks_that_nobody_computes_are_gone() -> None:
+    model = Fragile(1)
+    engine = engine_for({"block_size": 4, "num_blocks": 14}, timing=_core.python_timing(model, 1.0, 1.0))
+    gone = engine.submit("a", 8, 2, content(1, 10))
+    with pytest.raises(RuntimeError, match="no idea"):
+        engine.begin_step(0)
+    assert not engine.in_step
+    assert engine.resident_hashes() == []
+    assert engine.cancel(gone, 0) is not None
+    assert (engine.idle, engine.free_blocks) == (True, 13)
+    engine.submit("b", 8, 2, content(1, 10))
+    engine.begin_step(0)
+    assert engine.admitted == [(1, False, 0)]
+    engine.end_step(MS)
