@@ -10,6 +10,7 @@ import inspect
 import time
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from understudy.run.offline import run_offline
 from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
-from understudy.workload.reuse import unlimited_hit_tokens
+from understudy.workload.reuse import unlimited_hit_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,10 +141,8 @@ def replay(
         **limit,
     }
     report = Report.build(run.timeline, facts, slo)
-    if report.kv.evictions:
-        hits = int(unlimited_hit_tokens(workload, run.timeline.block_size).sum())
-        report = report.with_run(unlimited_hit_ratio=hits / max(workload.total_prompt_tokens, 1))
     report = report.with_run(wall_time_s=time.perf_counter() - started)
+    report = replace(report, best_hits=partial(unlimited_hit_ratio, workload, run.timeline.block_size))
     if not compare_without_tiers:
         return report
     if run.timeline.tiers is None:

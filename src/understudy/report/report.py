@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from understudy.report.tiers import TiersReport
 from understudy.run.timeline import FinishReason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from os import PathLike
 
     from rich.console import Console, RenderableType
@@ -122,6 +122,8 @@ class Report:
     """None when there were no tiers."""
     without_tiers: Report | None = None
     """The same workload without tiers, where that was asked for."""
+    best_hits: Callable[[], float] | None = field(default=None, repr=False)
+    """Hit ratio of a cache that forgets nothing; asked for only where a verdict needs it, since it takes a while."""
 
     @classmethod
     def build(
@@ -187,6 +189,14 @@ class Report:
         return Latencies.of(self.columns)
 
     @cached_property
+    def unlimited_hit_ratio(self) -> float | None:
+        """What a cache that forgets nothing would find; None when nothing was evicted or nobody can tell."""
+        known = self.run.get("unlimited_hit_ratio")
+        if known is not None or self.best_hits is None or not self.kv.evictions:
+            return known
+        return self.best_hits()
+
+    @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """What to conclude, the most pressing first; empty when all is well."""
         from understudy.report.verdicts import verdicts
@@ -211,8 +221,10 @@ class Report:
             metric.key: {"name": metric.name, "unit": metric.unit, "definition": metric.definition}
             for metric in METRICS + (TIER_METRICS if self.tiers is not None else ())
         }
+        best = self.unlimited_hit_ratio
+        run = self.run if best is None else {**self.run, "unlimited_hit_ratio": best}
         result: dict[str, Any] = _without_nan(
-            {"schema": SCHEMA, "run": self.run, "percentile_method": PERCENTILE_METHOD, **metrics}
+            {"schema": SCHEMA, "run": run, "percentile_method": PERCENTILE_METHOD, **metrics}
         )
         return {**result, "definitions": definitions}
 

@@ -98,7 +98,7 @@ def overloaded(report: Report) -> Verdict | None:
 
 def cache_too_small(report: Report) -> Verdict | None:
     """Blocks were evicted, and a cache that forgets nothing would find much more."""
-    best = report.run.get("unlimited_hit_ratio")
+    best = report.unlimited_hit_ratio
     found = report.prefix_hit_ratio.first_admission
     if best is None or not report.kv.evictions or not best - found >= 0.05 or found >= 0.8 * best:
         return None

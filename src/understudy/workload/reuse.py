@@ -47,3 +47,8 @@ def unlimited_hit_tokens(workload: Workload, block_size: int) -> Int64Column:
         np.minimum(shared * size, prompt - 1) // block_size * block_size
     )  # one token is always computed
     return hits
+
+
+def unlimited_hit_ratio(workload: Workload, block_size: int) -> float:
+    """The same as a share of all prompt tokens."""
+    return int(unlimited_hit_tokens(workload, block_size).sum()) / max(workload.total_prompt_tokens, 1)
