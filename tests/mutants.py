@@ -84,7 +84,7 @@ MUTANTS = [
     Mutant(
         "an end is rounded down where it is barely late",
         "links/link_flow.cpp",
-        "past_ticks <= lane.late_ticks &&",
+        "past_ticks <= late_ticks &&",
         "past_ticks <= 262144 &&",
         "tests/tiers/test_links.py",
     ),

@@ -90,6 +90,8 @@ def describe_stub(body: list[ast.stmt]) -> dict[str, object]:
             case ast.ClassDef(name=name) if not name.startswith("_"):
                 out[name] = describe_stub(node.body)
             case ast.FunctionDef(name=name) if not name.startswith("_") or name == "__init__":
+                if any(isinstance(d, ast.Attribute) and d.attr == "setter" for d in node.decorator_list):
+                    continue  # of the property before it
                 if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
                     out[name] = "property"
                 else:

@@ -454,7 +454,10 @@ class RequestKv:
 # --- the simulated engine (understudy.engines) and runs (understudy.run) -------------------------------------------
 
 class StepTiming:
-    charges_first_token: bool
+    @property
+    def charges_first_token(self) -> bool: ...
+    @charges_first_token.setter
+    def charges_first_token(self, value: bool) -> None: ...
 
 def polynomial_timing(speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0) -> StepTiming: ...
 def constant_timing(

@@ -240,7 +240,9 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(head))
 
     def send_event(self, data: bytes) -> None:
-        """An event of the stream; it leaves with the next flush."""
+        """An event of the stream; it leaves with the next flush. Nothing is no event: an empty chunk ends a stream."""
+        if not data:
+            return
         if not self._parts:
             self._outbox.dirty.append(self)
         self._parts.append(data)
