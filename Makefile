@@ -7,7 +7,7 @@ CLANG ?= clang++
 SOAK_OPS ?= 1000000
 SOAK_SECONDS ?= 3600
 # What exercises the core; pure Python (report, workload, the reference models) has nothing to sanitize.
-SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay tests/tiers $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
+SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay tests/router tests/tiers $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
 
 BIN := .venv/bin
 SANITIZE_BIN := .venv-sanitize/bin

@@ -217,7 +217,9 @@ def test_a_restart_that_has_passed_the_old_sequence_leaves_no_ghosts() -> None:
 def test_a_message_that_comes_twice_counts_once(pair: tuple[Publisher, PlainView]) -> None:
     source, view = pair
     source.publish([stored(9)])
-    view.until(lambda: view.subscriber._next == source.next_sequence)  # met: what it missed has come by replay
+    view.until(
+        lambda: view.subscriber._next == source.next_sequence
+    )  # met: what it missed has come by replay
     before = view.subscriber.counters.duplicates
     source.publish([stored(10)])
     frames = live_frames(b"", *source._ring[-1])
