@@ -71,7 +71,7 @@ sanitize: .venv-sanitize/installed
 interop: .venv/installed-dev .venv-interop/installed
 	DYN_LOG=error .venv-interop/bin/python -m pytest -p no:cacheprovider tests/interop
 
-# GCC builds what is tested; this says that clang can. 14 and 16 are known to.
+# GCC builds what is tested; this says that clang can: 14 is the one that was tried on all of it.
 clang: .venv/created
 	@command -v $(CLANG) > /dev/null || { echo 'make clang needs $(CLANG) (Debian and Ubuntu: apt-get install clang)'; exit 1; }
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/clang -DCMAKE_CXX_COMPILER=$(CLANG) -DUNDERSTUDY_WERROR=ON \

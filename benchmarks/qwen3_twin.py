@@ -20,7 +20,6 @@ from understudy.qwen3.engine import Engine
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.steptime import FittedStepTime
 from understudy.qwen3.twin import (
-    Composition,
     Played,
     RecordedTime,
     SimulatedExecutor,
@@ -68,16 +67,9 @@ def fresh(rows: list[tuple[float, Request]]) -> list[tuple[float, Request]]:
     return [(at, Request(r.id, r.prompt, r.max_tokens)) for at, r in rows]
 
 
-def compositions(played: Played) -> list[tuple[Composition, float]]:
-    return [
-        (Composition(tuple((t, h) for _, t, h in s["chunks"]), tuple(c for _, c in s["decodes"])), s["ms"])
-        for s in played.steps
-    ]
-
-
 def _show_residuals(name: str, played: Played, model: FittedStepTime) -> None:
     for kind, wanted in (("decode", False), ("mixed", True)):
-        rows = [(model.ms(c) / ms - 1, ms, c) for c, ms in compositions(played) if bool(c.chunks) is wanted]
+        rows = [(model.ms(c) / ms - 1, ms, c) for c, ms in played.compositions() if bool(c.chunks) is wanted]
         errors = np.array([abs(error) for error, _, _ in rows])
         lost = sum(ms - model.ms(c) for error, ms, c in rows if error < -0.5)
         print(
@@ -117,7 +109,7 @@ def main() -> None:
         real.scheduler.manager.blocks.clear_inactive()
         measured = play(real, fresh(rows), WallClock())
         if model is None:
-            model = FittedStepTime.fit(compositions(measured))
+            model = FittedStepTime.fit(measured.compositions())
         _show_residuals(name, measured, model)
         predicted = twin(rows, model, VirtualClock())
         recorded = RecordedTime(measured.steps)

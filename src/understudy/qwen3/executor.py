@@ -95,8 +95,8 @@ class TorchExecutor:
         self._running = None
 
 
-SHORT_CHUNK = 256
-"""Tokens of a chunk that are worth computing as so many decodes: a captured step has no kernels to launch."""
+SHORT_STEP_TOKENS = 256
+"""Tokens of a step up to which its chunks are computed as so many decodes: a captured step has no kernels to launch."""
 
 
 class Rows(NamedTuple):
@@ -107,13 +107,13 @@ class Rows(NamedTuple):
 
 
 def as_decodes(step: Step) -> Rows | None:
-    """Short chunks as decodes of the same pages, one token further each; None when a chunk is long.
+    """Short chunks as decodes of the same pages, one token further each; None when they are not short.
 
     Within a layer all rows are written before any is read, so each token sees those before it.
     """
     if not step.chunks:
         return Rows(step.decodes, None)
-    if any(len(chunk.tokens) > SHORT_CHUNK for chunk in step.chunks):
+    if sum(len(chunk.tokens) for chunk in step.chunks) + len(step.decodes) > SHORT_STEP_TOKENS:
         return None
     decodes: list[Decode] = []
     wanted: list[int] = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from understudy.errors import InvalidArgument
+from understudy.qwen3.executor import SHORT_STEP_TOKENS
+from understudy.qwen3.graphs import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,10 +18,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy.qwen3.twin import Composition
-
-SHORT_STEP = 256
-"""Tokens up to which prompts are computed as decodes, in a captured step."""
-_BUCKETS = np.array((1, 2, 4, 8, *range(16, 257, 16)))  # batch sizes that a captured step comes in
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class FittedStepTime:
         for step in steps:
             if not step[0].chunks:
                 kinds[0].append(step)
-            elif _tokens(step[0]) > SHORT_STEP:
+            elif _tokens(step[0]) > SHORT_STEP_TOKENS:
                 kinds[1].append(step)
         for name, kind in zip(("that only decode", "with prompts"), kinds, strict=True):
             if len(kind) < 8:
@@ -54,7 +53,7 @@ class FittedStepTime:
 
     def ms(self, step: Composition) -> float:
         """Of one step."""
-        if step.chunks and _tokens(step) > SHORT_STEP:
+        if step.chunks and _tokens(step) > SHORT_STEP_TOKENS:
             return float(np.dot(self.mixed, _mixed_terms(step, self.floor_tokens)))
         rows = (history + i + 1 for tokens, history in step.chunks for i in range(tokens))
         return float(np.dot(self.decode, _decode_terms(step._replace(decodes=(*rows, *step.decodes)))))
@@ -66,8 +65,8 @@ def _tokens(step: Composition) -> int:
 
 def _decode_terms(step: Composition) -> list[float]:
     count = len(step.decodes)
-    at = int(np.searchsorted(_BUCKETS, count))
-    bucket = float(_BUCKETS[at]) if at < len(_BUCKETS) else float(count)
+    at = bisect_left(BUCKETS, count)
+    bucket = float(BUCKETS[at]) if at < len(BUCKETS) else float(count)
     return [1.0, min(bucket, 64.0), max(0.0, bucket - 64.0), float(count), float(sum(step.decodes))]
 
 

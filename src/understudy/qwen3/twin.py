@@ -12,8 +12,7 @@ from understudy.errors import InvalidArgument
 from understudy.qwen3.executor import Computed, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.request import Request
@@ -134,9 +133,18 @@ class Played:
         gaps = ((self.last_ms[n] - self.first_ms[n]) / (self.tokens[n] - 1) for n in several)
         return sum(gaps) / len(several)
 
-    def write(self, path: Path) -> None:
-        """The steps, a line each."""
-        path.write_text("".join(json.dumps(step) + "\n" for step in self.steps))
+    def compositions(self) -> list[tuple[Composition, float]]:
+        """Its steps as a timing model is fitted on them, with their milliseconds."""
+        return [
+            (
+                Composition(
+                    tuple((tokens, history) for _, tokens, history in step["chunks"]),
+                    tuple(context for _, context in step["decodes"]),
+                ),
+                step["ms"],
+            )
+            for step in self.steps
+        ]
 
 
 def play(engine: Engine, workload: Sequence[tuple[float, Request]], clock: Clock) -> Played:
@@ -186,20 +194,3 @@ def play(engine: Engine, workload: Sequence[tuple[float, Request]], clock: Clock
     finally:
         engine.on_step = None
     return played
-
-
-def read_steps(path: Path) -> list[tuple[Composition, float]]:
-    """Compositions and milliseconds of a file that `Played.write` wrote."""
-    steps = []
-    for line in path.read_text().splitlines():
-        step = json.loads(line)
-        chunks = tuple((tokens, history) for _, tokens, history in step["chunks"])
-        steps.append(
-            (Composition(chunks, tuple(context for _, context in step["decodes"])), float(step["ms"]))
-        )
-    return steps
-
-
-def total_tokens(steps: Iterable[Composition]) -> int:
-    """Tokens that steps compute together."""
-    return sum(sum(tokens for tokens, _ in step.chunks) + len(step.decodes) for step in steps)
