@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
 from understudy.tiers.sizes import parse_bytes
+from understudy.timing import known_models
+from understudy.timing.architecture import plain_name
 
 DTYPE_BYTES = {
     **dict.fromkeys(("float32", "fp32"), 4),
@@ -51,9 +52,7 @@ class ModelShape:
         if path.suffix == ".json":
             return cls.from_config(path)
         # The owner and the variant do not matter: meta-llama/Llama-3.1-8B-Instruct is Llama-3.1-8B.
-        name = re.sub(
-            r"^meta-|-(instruct|base|chat|thinking)\b(-\d{4})?|-v0\.\d$", "", model.rpartition("/")[2].lower()
-        )
+        name = plain_name(model)
         known = next((shape for shape in MODELS.values() if shape.name.lower() == name), None)
         if known is None:
             raise ConfigError(
@@ -184,23 +183,11 @@ def _refuse_uneven(where: str, config: dict[str, Any]) -> None:
 MODELS = {
     shape.name: shape
     for shape in (
-        ModelShape("Llama-3.1-8B", 32, 8, 128),
-        ModelShape("Llama-3.1-70B", 80, 8, 128),
-        ModelShape("Llama-3.1-405B", 126, 8, 128),
-        ModelShape("Llama-3.3-70B", 80, 8, 128),
-        ModelShape("Qwen2.5-7B", 28, 4, 128),
-        ModelShape("Qwen2.5-32B", 64, 8, 128),
-        ModelShape("Qwen2.5-72B", 80, 8, 128),
-        ModelShape("Qwen3-0.6B", 28, 8, 128),
-        ModelShape("Qwen3-1.7B", 28, 8, 128),
-        ModelShape("Qwen3-4B", 36, 8, 128),
-        ModelShape("Qwen3-8B", 36, 8, 128),
-        ModelShape("Qwen3-14B", 40, 8, 128),
-        ModelShape("Qwen3-32B", 64, 8, 128),
-        ModelShape("Qwen3-30B-A3B", 48, 4, 128),
-        ModelShape("Qwen3-235B-A22B", 94, 4, 128),
-        ModelShape("Mistral-7B", 32, 8, 128),
-        ModelShape("Mixtral-8x7B", 32, 8, 128),
+        *(
+            ModelShape(model.name, model.num_layers, model.kv_heads, model.head_dim)
+            for model in known_models.MODELS.values()
+            if not model.window_layers  # there, a token has no one weight
+        ),
         ModelShape("DeepSeek-V3", 61, 0, 0, latent_dim=512 + 64),
         ModelShape("DeepSeek-R1", 61, 0, 0, latent_dim=512 + 64),
     )

@@ -1,0 +1,284 @@
+"""The shape of a transformer, as far as the time of its steps depends on it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.kv.counts import count
+from understudy.timing.weight_types import weight_type
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of attention and of a gated MLP, or of experts, between an embedding and a head."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    intermediate_size: int = 0
+    """Of the MLP of a dense layer; 0 where every layer has experts."""
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """The intermediate size of one expert."""
+    shared_expert_size: int = 0
+    """Of the experts that every token goes to, together."""
+    dense_layers: int = 0
+    """Of a model with experts: layers that have none."""
+    window_tokens: int = 0
+    """The window of sliding layers; 0 where no layer slides."""
+    window_layers: int = 0
+    tied_head: bool = False
+    """The head is the embedding: it weighs nothing more, and is read all the same."""
+    weights: str = "bf16"
+    """The type that the weights come in unless told otherwise."""
+    dense_weights: str | None = None
+    """The type of all but the experts, where it does not follow that of the experts."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "kv_heads", "head_dim", "vocab_size"):
+            count(f"{self.name}: {name}", getattr(self, name), 1, ConfigError)
+        if self.num_heads % self.kv_heads:
+            raise ConfigError(
+                f"{self.name}: num_attention_heads={self.num_heads} is no multiple of "
+                f"num_key_value_heads={self.kv_heads}"
+            )
+        if self.num_experts:
+            count(f"{self.name}: experts_per_token", self.experts_per_token, 1, ConfigError)
+            count(f"{self.name}: expert_size", self.expert_size, 1, ConfigError)
+            if self.experts_per_token > self.num_experts:
+                raise ConfigError(
+                    f"{self.name}: a token goes to {self.experts_per_token} experts of {self.num_experts}"
+                )
+        if self.dense_layers > self.num_layers or self.window_layers > self.num_layers:
+            raise ConfigError(
+                f"{self.name}: more layers of one kind than num_hidden_layers={self.num_layers}"
+            )
+        if (not self.num_experts or self.dense_layers) and self.intermediate_size < 1:
+            raise ConfigError(f"{self.name}: intermediate_size must be an int of at least 1")
+        if bool(self.window_layers) != bool(self.window_tokens):
+            raise ConfigError(
+                f"{self.name}: sliding layers need sliding_window, and a window needs such layers"
+            )
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return self.num_layers - self.dense_layers if self.num_experts else 0
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: the projections to queries, keys, values, and back."""
+        return self.hidden_size * self.head_dim * 2 * (self.num_heads + self.kv_heads)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Of all layers, without experts and head: what every token is multiplied with."""
+        dense = (self.num_layers - self.expert_layers) * 3 * self.hidden_size * self.intermediate_size
+        routed = self.expert_layers * self.hidden_size * (3 * self.shared_expert_size + self.num_experts)
+        return self.num_layers * self.attention_parameters + dense + routed
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert of one layer."""
+        return 3 * self.hidden_size * self.expert_size
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the projection to the vocabulary."""
+        return self.vocab_size * self.hidden_size
+
+    def linear_type(self, weights: str | None) -> str:
+        """The type of everything but experts and head under the given type of weights (None: its own)."""
+        if self.dense_weights is not None:
+            return self.dense_weights
+        return weight_type(self.weights if weights is None else weights).name
+
+    def weight_bytes(self, weights: str | None = None) -> int:
+        """The whole model: linear layers and experts in their type, embedding and head in bf16."""
+        expert_type = weight_type(self.weights if weights is None else weights)
+        linear = self.linear_parameters * weight_type(self.linear_type(weights)).bytes
+        experts = self.expert_layers * self.num_experts * self.expert_parameters * expert_type.bytes
+        return int(linear + experts + self.head_parameters * 2 * (1 if self.tied_head else 2))
+
+    @classmethod
+    def find(cls, model: str) -> Architecture:
+        """A model by name, or from the path of a `config.json` or of the folder that holds one.
+
+        ConfigError names what is not known, what is missing, and what is refused (latent attention).
+        """
+        path = Path(model)
+        if path.is_dir():
+            return cls.from_config(path / "config.json")
+        if path.suffix == ".json":
+            return cls.from_config(path)
+        from understudy.timing.known_models import known_model
+
+        return known_model(model)
+
+    @classmethod
+    def from_config(cls, path: Path) -> Architecture:
+        """Read a Hugging Face `config.json`. ConfigError names the file and the key at fault."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model {path}: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"model {path}: expected settings by name at the top level")
+        text = content.get("text_config")  # of a model that also sees or hears
+        if isinstance(text, dict):
+            content = {"quantization_config": content.get("quantization_config"), **text}
+        return _Reader(f"model {path}", content).read(_name_of(path, content))
+
+
+def plain_name(model: str) -> str:
+    """A model's name without owner, variant and precision: meta-llama/Llama-3.1-8B-Instruct-FP8 is llama-3.1-8b."""
+    name = model.rpartition("/")[2].lower()
+    ending = r"-(instruct|base|chat|thinking|it|hf|fp8|nvfp4|fp4|bf16|awq|gptq|int4|dynamic|\d{4})(?=-|$)"
+    return re.sub(rf"^meta-|{ending}|-v0\.\d$", "", name)
+
+
+def _name_of(path: Path, content: dict[str, Any]) -> str:
+    named = content.get("_name_or_path")
+    return str(named) if named else path.parent.name or str(path)
+
+
+class _Reader:
+    """The keys of one `config.json`."""
+
+    def __init__(self, where: str, config: dict[str, Any]) -> None:
+        self.where = where
+        self.config = config
+
+    def read(self, name: str) -> Architecture:
+        self._refuse()
+        config = self.config
+        layers = self._number("num_hidden_layers")
+        heads = self._number("num_attention_heads")
+        hidden = self._number("hidden_size")
+        if config.get("head_dim") is None and hidden % heads:
+            raise ConfigError(
+                f"{self.where}: head_dim is missing, and hidden_size={hidden} is no multiple of "
+                f"num_attention_heads={heads}"
+            )
+        experts = self._first("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+        windows = self._windows(layers)
+        try:
+            return Architecture(
+                name=name,
+                num_layers=layers,
+                hidden_size=hidden,
+                num_heads=heads,
+                kv_heads=self._optional("num_key_value_heads", heads),
+                head_dim=self._optional("head_dim", hidden // heads),
+                vocab_size=self._number("vocab_size"),
+                tied_head=bool(config.get("tie_word_embeddings", False)),
+                window_tokens=self._number("sliding_window") if windows else 0,
+                window_layers=windows,
+                **(self._experts(experts, layers) if experts else self._dense()),
+                **self._types(),
+            )
+        except ConfigError as error:
+            if str(error).startswith(self.where):
+                raise
+            raise ConfigError(f"{self.where}: {str(error).removeprefix(f'{name}: ')}") from error
+
+    def _refuse(self) -> None:
+        config = self.config
+        if config.get("kv_lora_rank") is not None:
+            raise ConfigError(
+                f"{self.where}: kv_lora_rank: latent attention (MLA) has no timing yet; give measured times instead"
+            )
+        kinds = set(config.get("layer_types") or config.get("layers_block_type") or ())
+        odd = kinds - {"full_attention", "sliding_attention", "attention", "chunked_attention"}
+        if odd or any(key in config for key in ("ssm_cfg", "state_size", "mamba_d_state", "index_head_dim")):
+            raise ConfigError(
+                f"{self.where}: layers that are neither attention nor a window of it have no timing yet"
+            )
+        if config.get("is_encoder_decoder"):
+            raise ConfigError(f"{self.where}: is_encoder_decoder: encoders have no timing yet")
+
+    def _dense(self) -> dict[str, Any]:
+        return {"intermediate_size": self._number("intermediate_size")}
+
+    def _experts(self, experts: int, layers: int) -> dict[str, Any]:
+        config = self.config
+        size = self._first("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
+        chosen = self._first("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk")
+        if size is None or chosen is None:
+            missing = "moe_intermediate_size" if size is None else "num_experts_per_tok"
+            raise ConfigError(f"{self.where}: {missing} is missing")
+        shared = self._first("shared_expert_intermediate_size")
+        if shared is None:
+            shared = size * (self._first("n_shared_experts", "num_shared_experts") or 0)
+        dense = self._first("first_k_dense_replace") or len(config.get("mlp_only_layers") or ())
+        every = self._first("decoder_sparse_step", "interleave_moe_layer_step") or 1
+        dense += (layers - dense) * (every - 1) // every
+        return {
+            "num_experts": experts,
+            "experts_per_token": chosen,
+            "expert_size": size,
+            "shared_expert_size": shared,
+            "dense_layers": dense,
+            "intermediate_size": self._number("intermediate_size") if dense else 0,
+        }
+
+    def _types(self) -> dict[str, Any]:
+        quantised = self.config.get("quantization_config")
+        if not isinstance(quantised, dict):
+            return {}
+        method = str(quantised.get("quant_method", "")).lower()
+        names = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4", "fbgemm_fp8": "fp8"}
+        text = json.dumps(quantised).lower()
+        if method in names:
+            kind = names[method]
+        elif "nvfp4" in text:
+            kind = "nvfp4"
+        elif '"num_bits": 8' in text and '"type": "float"' in text:
+            kind = "fp8"
+        elif '"num_bits": 4' in text and '"type": "int"' in text:
+            kind = "int4"
+        else:
+            raise ConfigError(
+                f"{self.where}: quantization_config.quant_method {method!r} is not known; give the type of weights"
+            )
+        return {"weights": kind, **({"dense_weights": "bf16"} if kind == "mxfp4" else {})}
+
+    def _windows(self, layers: int) -> int:
+        config = self.config
+        if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+            return 0
+        kinds = config.get("layer_types")
+        if kinds:
+            if len(kinds) != layers:
+                raise ConfigError(
+                    f"{self.where}: layer_types has {len(kinds)} entries for num_hidden_layers={layers}"
+                )
+            return sum(kind == "sliding_attention" for kind in kinds)
+        if pattern := self._first("sliding_window_pattern"):
+            return layers - layers // pattern
+        first = self._first("max_window_layers")
+        return layers if first is None else max(layers - first, 0)
+
+    def _number(self, key: str) -> int:
+        if self.config.get(key) is None:
+            raise ConfigError(f"{self.where}: {key} is missing")
+        return count(f"{self.where}: {key}", self.config[key], 1, ConfigError)
+
+    def _optional(self, key: str, default: int) -> int:
+        return default if self.config.get(key) is None else self._number(key)
+
+    def _first(self, *keys: str) -> int | None:
+        for key in keys:
+            if self.config.get(key) is not None:
+                return count(f"{self.where}: {key}", self.config[key], 0, ConfigError)
+        return None

@@ -1,0 +1,157 @@
+"""A model on GPUs: how its work divides among them, and what a step of one rank then costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.kv.counts import count
+from understudy.timing.coefficients import StepCoefficients
+from understudy.timing.weight_types import KV_TYPES, kv_type, weight_type
+
+if TYPE_CHECKING:
+    from understudy.timing.architecture import Architecture
+    from understudy.timing.efficiencies import Efficiencies
+    from understudy.timing.gpus import Gpu
+
+
+class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many GPUs share one model. Experts are cut among all of them, or dealt out whole among `expert` groups."""
+
+    tensor: int = 1
+    data: int = 1
+    expert: int = 1
+    """Groups that experts are dealt out to: 1, or a divisor of tensor · data."""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "data", "expert"):
+            count(f"{name}_parallel_size", getattr(self, name), 1, ConfigError)
+        if (self.tensor * self.data) % self.expert:
+            raise ConfigError(
+                f"expert_parallel_size={self.expert} does not divide the {self.tensor * self.data} GPUs of "
+                f"tensor_parallel_size={self.tensor} and data_parallel_size={self.data}"
+            )
+
+    def check(self, model: Architecture) -> None:
+        """ConfigError where the model cannot be divided so."""
+        if model.num_heads % self.tensor:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor} does not divide the {model.num_heads} heads of {model.name}"
+            )
+        if model.kv_heads % self.tensor and self.tensor % model.kv_heads:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor} does not fit the {model.kv_heads} KV heads of {model.name}"
+            )
+        if self.expert > 1 and not model.num_experts:
+            raise ConfigError(f"expert_parallel_size={self.expert}: {model.name} has no experts")
+        if model.num_experts and model.num_experts % self.expert:
+            raise ConfigError(
+                f"expert_parallel_size={self.expert} does not divide the {model.num_experts} experts of {model.name}"
+            )
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, its types, the GPU that it runs on and how many of them."""
+
+    model: Architecture
+    gpu: Gpu
+    weights: str
+    """The type of the weights: bf16, fp8, int4, mxfp4, nvfp4."""
+    kv: str = "bf16"
+    parallel: Parallelism = Parallelism()
+
+    def __post_init__(self) -> None:
+        weight_type(self.weights)
+        kv_type(self.kv)
+        self.parallel.check(self.model)
+
+    @property
+    def weight_bytes_per_gpu(self) -> int:
+        """What of the model one GPU holds; embedding and head are divided as well."""
+        model, parallel = self.model, self.parallel
+        experts = (
+            model.expert_layers
+            * model.num_experts
+            * model.expert_parameters
+            * weight_type(self.weights).bytes
+        )
+        rest = model.weight_bytes(self.weights) - experts
+        return int(rest / parallel.tensor + experts / self._expert_cut)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of one GPU and all its layers, as if none slid."""
+        return self._kv_bytes_per_layer * self.model.num_layers
+
+    def coefficients(self, reached: Efficiencies) -> StepCoefficients:
+        """What each part of a step costs a rank with these efficiencies."""
+        model, gpu, tp = self.model, self.gpu, self.parallel.tensor
+        linear, experts = weight_type(model.linear_type(self.weights)), weight_type(self.weights)
+        read = 1e3 / (gpu.bandwidth_gbps * 1e9)  # ms a byte
+        linear_flop = 1e3 / (gpu.tflops(linear.peak) * 1e12 * reached.compute)
+        expert_flop = 1e3 / (gpu.tflops(experts.peak) * 1e12 * reached.expert_compute)
+        head_flop = 1e3 / (gpu.bf16_tflops * 1e12 * reached.compute)
+        pair_flop = 1e3 / (gpu.bf16_tflops * 1e12 * reached.attention)
+        linear_parameters = model.linear_parameters / tp
+        held = model.expert_layers * model.num_experts * model.expert_parameters / self._expert_cut
+        active = model.expert_layers * model.experts_per_token * model.expert_parameters / self._expert_cut
+        kv = self._kv_bytes_per_layer * read / reached.kv
+        pair = 4 * model.num_heads / tp * model.head_dim * pair_flop
+        full_layers = model.num_layers - model.window_layers
+        comm_step, comm_token, expert_comm = self._communication(reached)
+        return StepCoefficients(
+            weights_ms=linear_parameters * linear.bytes * read / reached.weights,
+            token_ms=2 * linear_parameters * linear_flop,
+            expert_ms=held * experts.bytes * read / reached.experts / self._local_experts if held else 0.0,
+            local_experts=self._local_experts,
+            expert_share=model.experts_per_token / model.num_experts if model.num_experts else 0.0,
+            expert_token_ms=2 * active * expert_flop,
+            head_ms=model.head_parameters * 2 / tp * read / reached.weights,
+            head_sequence_ms=2 * model.head_parameters / tp * head_flop,
+            context_ms=full_layers * kv,
+            window_context_ms=model.window_layers * kv,
+            window=model.window_tokens,
+            mix=reached.mixed_kv_factor,
+            attention_ms=full_layers * pair,
+            window_attention_ms=model.window_layers * pair,
+            comm_ms=comm_step,
+            comm_token_ms=comm_token,
+            comm_rank_token_ms=expert_comm,
+            step_ms=reached.step_ms + reached.layer_us * model.num_layers / 1e3,
+            sequence_ms=reached.sequence_us / 1e3,
+            prefill_ms=reached.prefill_ms,
+            floor_ms=reached.floor_ms_per_layer * model.num_layers,
+        )
+
+    @property
+    def _expert_cut(self) -> int:
+        """Into how many parts the experts go, cut or dealt out: one for every GPU of every rank."""
+        return self.parallel.tensor * self.parallel.data
+
+    @property
+    def _local_experts(self) -> float:
+        return self.model.num_experts / self.parallel.expert
+
+    @property
+    def _kv_bytes_per_layer(self) -> int:
+        heads = max(self.model.kv_heads // self.parallel.tensor, 1)
+        return 2 * heads * self.model.head_dim * KV_TYPES[kv_type(self.kv)]
+
+    def _communication(self, reached: Efficiencies) -> tuple[float, float, float]:
+        """Of a step, of a token of this rank, and of a token of all ranks, in ms.
+
+        Tensor-parallel ranks add up twice a layer. Data-parallel ones gather the tokens of all before the experts and
+        scatter the results behind them: each moves the other ranks' share once, twice a layer.
+        """
+        model, parallel = self.model, self.parallel
+        tp, moved = parallel.tensor, model.hidden_size * 2 * 1e3 / (self.gpu.link_gbps * 1e9 * reached.link)
+        step = token = dealt = 0.0
+        if tp > 1:
+            step += 2 * model.num_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (tp - 2))
+            token += 2 * model.num_layers * moved * 2 * (tp - 1) / tp
+        if parallel.data > 1 and model.num_experts:
+            step += 2 * model.expert_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (parallel.data - 2))
+            dealt += 2 * model.expert_layers * moved * (parallel.data - 1) / parallel.data
+        return step, token, dealt

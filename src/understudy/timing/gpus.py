@@ -1,0 +1,141 @@
+"""Data sheets of GPUs: the peaks that efficiencies are shares of. Dense products, no sparsity."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from understudy.errors import ConfigError
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU. `link_gbps` is one direction of its link to the other GPUs of the worker, 10^9 bytes a second."""
+
+    name: str
+    bandwidth_gbps: float
+    bf16_tflops: float
+    fp8_tflops: float | None = None
+    """None: fp8 weights compute at the bf16 peak."""
+    fp4_tflops: float | None = None
+    link_gbps: float
+    memory_gb: float
+    """10^9 bytes."""
+    origin: str
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth_gbps", "bf16_tflops", "link_gbps", "memory_gb", "fp8_tflops", "fp4_tflops"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"gpu.{name} must be finite and above 0, got {value}")
+
+    def tflops(self, peak: str) -> float:
+        """The peak for products of a type (bf16, fp8, fp4); a type that the GPU lacks computes at the next it has."""
+        if peak == "fp4" and self.fp4_tflops is not None:
+            return self.fp4_tflops
+        if peak in ("fp4", "fp8") and self.fp8_tflops is not None:
+            return self.fp8_tflops
+        return self.bf16_tflops
+
+
+_NVLINK = "NVIDIA's data sheet (SXM), dense"
+_PCIE = "NVIDIA's data sheet, dense; its link is PCIe"
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(
+            name="H100",
+            bandwidth_gbps=3350,
+            bf16_tflops=989,
+            fp8_tflops=1979,
+            link_gbps=450,
+            memory_gb=85.0,  # 80 GB as sold; 79.2 GiB as the driver shows it
+            origin=_NVLINK,
+        ),
+        Gpu(
+            name="H200",
+            bandwidth_gbps=4800,
+            bf16_tflops=989,
+            fp8_tflops=1979,
+            link_gbps=450,
+            memory_gb=150.1,  # 141 GB as sold; 139.8 GiB as the driver shows it
+            origin=_NVLINK,
+        ),
+        Gpu(
+            name="B200",
+            bandwidth_gbps=8000,
+            bf16_tflops=2250,
+            fp8_tflops=4500,
+            fp4_tflops=9000,
+            link_gbps=900,
+            memory_gb=191.5,  # 192 GB as sold; 178.4 GiB as the driver shows it
+            origin=_NVLINK,
+        ),
+        Gpu(
+            name="A100",
+            bandwidth_gbps=2039,
+            bf16_tflops=312,
+            link_gbps=300,
+            memory_gb=85.0,  # that of 80 GB
+            origin=_NVLINK,
+        ),
+        Gpu(
+            name="L40S",
+            bandwidth_gbps=864,
+            bf16_tflops=362,
+            fp8_tflops=733,
+            link_gbps=32,
+            memory_gb=47.7,
+            origin=_PCIE,
+        ),
+        Gpu(
+            name="RTX 4090",
+            bandwidth_gbps=1008,
+            bf16_tflops=165,
+            fp8_tflops=330,
+            link_gbps=32,
+            memory_gb=25.25,  # as a recorded run shows it
+            origin=_PCIE,
+        ),
+        Gpu(
+            name="RTX PRO 6000",
+            bandwidth_gbps=1597,
+            bf16_tflops=503,
+            fp8_tflops=1007,
+            fp4_tflops=2015,
+            link_gbps=64,
+            memory_gb=101.9,
+            origin=_PCIE,
+        ),
+    )
+}
+"""By name. What a driver shows of the memory is more or less than what is sold; blocks follow from what it shows."""
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by any usual name of it (h100_sxm, NVIDIA H100 80GB HBM3, RTX4090); ConfigError lists those known."""
+    bare = "".join(letter for letter in name.lower() if letter.isalnum())
+    for gpu in GPUS.values():
+        key = "".join(letter for letter in gpu.name.lower() if letter.isalnum())
+        if key in bare or key.removeprefix("rtx") == bare:
+            return gpu
+    raise ConfigError(
+        f"gpu {name!r} is not known; known are {', '.join(GPUS)}; any other by its data sheet: "
+        "--gpu-bandwidth-gbps, --gpu-tflops, --gpu-memory, --gpu-link-gbps"
+    )
+
+
+def sheet_gpu(
+    *, bandwidth_gbps: float, tflops: float, memory_gb: float, link_gbps: float | None = None
+) -> Gpu:
+    """A GPU of which only the data sheet is known; 8-bit products are taken to run at twice `tflops` (bf16)."""
+    return Gpu(
+        name="data sheet",
+        bandwidth_gbps=bandwidth_gbps,
+        bf16_tflops=tflops,
+        fp8_tflops=2 * tflops,
+        link_gbps=bandwidth_gbps / 8 if link_gbps is None else link_gbps,
+        memory_gb=memory_gb,
+        origin="numbers that the user gave",
+    )

@@ -1,0 +1,202 @@
+"""Shapes of common models, from the `config.json` of their repositories."""
+
+from __future__ import annotations
+
+import re
+
+from understudy.errors import ConfigError
+from understudy.timing.architecture import Architecture, plain_name
+
+
+def _dense(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    mlp: int,
+    vocab: int,
+    *,
+    head_dim: int = 128,
+    tied: bool = False,
+    window: tuple[int, int] = (0, 0),
+) -> Architecture:
+    return Architecture(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        intermediate_size=mlp,
+        tied_head=tied,
+        window_tokens=window[0],
+        window_layers=window[1],
+    )
+
+
+def _experts(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    experts: tuple[int, int, int],
+    vocab: int,
+    *,
+    head_dim: int = 128,
+    shared: int = 0,
+    dense: tuple[int, int] = (0, 0),
+    window: tuple[int, int] = (0, 0),
+    weights: str = "bf16",
+    dense_weights: str | None = None,
+) -> Architecture:
+    return Architecture(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        num_experts=experts[0],
+        experts_per_token=experts[1],
+        expert_size=experts[2],
+        shared_expert_size=shared,
+        dense_layers=dense[0],
+        intermediate_size=dense[1],
+        window_tokens=window[0],
+        window_layers=window[1],
+        weights=weights,
+        dense_weights=dense_weights,
+    )
+
+
+MODELS = {
+    shape.name: shape
+    for shape in (
+        # name, layers, hidden, query heads, KV heads, MLP, vocabulary
+        _dense("Llama-2-7B", 32, 4096, 32, 32, 11008, 32000),
+        _dense("Llama-2-13B", 40, 5120, 40, 40, 13824, 32000),
+        _dense("Llama-2-70B", 80, 8192, 64, 8, 28672, 32000),
+        _dense("CodeLlama-7B", 32, 4096, 32, 32, 11008, 32016),
+        _dense("CodeLlama-13B", 40, 5120, 40, 40, 13824, 32016),
+        _dense("CodeLlama-34B", 48, 8192, 64, 8, 22016, 32000),
+        _dense("CodeLlama-70B", 80, 8192, 64, 8, 28672, 32016),
+        _dense("Llama-3-8B", 32, 4096, 32, 8, 14336, 128256),
+        _dense("Llama-3-70B", 80, 8192, 64, 8, 28672, 128256),
+        _dense("Llama-3.1-8B", 32, 4096, 32, 8, 14336, 128256),
+        _dense("Llama-3.1-70B", 80, 8192, 64, 8, 28672, 128256),
+        _dense("Llama-3.1-405B", 126, 16384, 128, 8, 53248, 128256),
+        _dense("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128256, head_dim=64, tied=True),
+        _dense("Llama-3.2-3B", 28, 3072, 24, 8, 8192, 128256, tied=True),
+        _dense("Llama-3.3-70B", 80, 8192, 64, 8, 28672, 128256),
+        _dense("Qwen2.5-0.5B", 24, 896, 14, 2, 4864, 151936, head_dim=64, tied=True),
+        _dense("Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151936, tied=True),
+        _dense("Qwen2.5-3B", 36, 2048, 16, 2, 11008, 151936, tied=True),
+        _dense("Qwen2.5-7B", 28, 3584, 28, 4, 18944, 152064),
+        _dense("Qwen2.5-14B", 48, 5120, 40, 8, 13824, 152064),
+        _dense("Qwen2.5-32B", 64, 5120, 40, 8, 27648, 152064),
+        _dense("Qwen2.5-72B", 80, 8192, 64, 8, 29568, 152064),
+        _dense("Qwen3-0.6B", 28, 1024, 16, 8, 3072, 151936, tied=True),
+        _dense("Qwen3-1.7B", 28, 2048, 16, 8, 6144, 151936, tied=True),
+        _dense("Qwen3-4B", 36, 2560, 32, 8, 9728, 151936, tied=True),
+        _dense("Qwen3-8B", 36, 4096, 32, 8, 12288, 151936),
+        _dense("Qwen3-14B", 40, 5120, 40, 8, 17408, 151936),
+        _dense("Qwen3-32B", 64, 5120, 64, 8, 25600, 151936),
+        _dense("Mistral-7B", 32, 4096, 32, 8, 14336, 32768),
+        _dense("Mistral-Nemo", 40, 5120, 32, 8, 14336, 131072),
+        _dense("Mistral-Small-24B", 40, 5120, 32, 8, 32768, 131072),
+        _dense("Mistral-Large", 88, 12288, 96, 8, 28672, 32768),
+        _dense("Yi-34B", 60, 7168, 56, 8, 20480, 64000),
+        _dense("Phi-3-mini", 32, 3072, 32, 32, 8192, 32064, head_dim=96),
+        _dense("Phi-3-medium", 40, 5120, 40, 10, 17920, 32064),
+        _dense("Phi-4", 40, 5120, 40, 10, 17920, 100352),
+        _dense("Granite-3.1-8B", 40, 4096, 32, 8, 12800, 49155, tied=True),
+        # window: tokens, and layers that slide
+        _dense("Gemma-2-9B", 42, 3584, 16, 8, 14336, 256000, head_dim=256, tied=True, window=(4096, 21)),
+        _dense("Gemma-2-27B", 46, 4608, 32, 16, 36864, 256000, tied=True, window=(4096, 23)),
+        _dense("Gemma-3-4B", 34, 2560, 8, 4, 10240, 262208, head_dim=256, tied=True, window=(1024, 29)),
+        _dense("Gemma-3-12B", 48, 3840, 16, 8, 15360, 262208, head_dim=256, tied=True, window=(1024, 40)),
+        _dense("Gemma-3-27B", 62, 5376, 32, 16, 21504, 262208, tied=True, window=(1024, 52)),
+        # experts: how many, how many a token goes to, the size of one
+        _experts("Mixtral-8x7B", 32, 4096, 32, 8, (8, 2, 14336), 32000),
+        _experts("Mixtral-8x22B", 56, 6144, 48, 8, (8, 2, 16384), 32768),
+        _experts("Qwen3-30B-A3B", 48, 2048, 32, 4, (128, 8, 768), 151936),
+        _experts("Qwen3-235B-A22B", 94, 4096, 64, 4, (128, 8, 1536), 151936),
+        _experts("Qwen3-Coder-480B-A35B", 62, 6144, 96, 8, (160, 8, 2560), 151936),
+        _experts("GLM-4.5", 92, 5120, 96, 8, (160, 8, 1536), 151552, shared=1536, dense=(3, 12288)),
+        _experts("GLM-4.5-Air", 46, 4096, 96, 8, (128, 8, 1408), 151552, shared=1408, dense=(1, 10944)),
+        _experts("MiniMax-M2", 62, 3072, 48, 8, (256, 8, 1536), 200064, weights="fp8"),
+        _experts("MiniMax-M2.5", 62, 3072, 48, 8, (256, 8, 1536), 200064, weights="fp8"),
+        _experts(
+            "gpt-oss-20b",
+            24,
+            2880,
+            64,
+            8,
+            (32, 4, 2880),
+            201088,
+            head_dim=64,
+            window=(128, 12),
+            weights="mxfp4",
+            dense_weights="bf16",
+        ),
+        _experts(
+            "gpt-oss-120b",
+            36,
+            2880,
+            64,
+            8,
+            (128, 4, 2880),
+            201088,
+            head_dim=64,
+            window=(128, 18),
+            weights="mxfp4",
+            dense_weights="bf16",
+        ),
+    )
+}
+"""By the name of their repository, without its owner and without endings such as -Instruct."""
+
+_LATENT = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "minicpm3", "glm-5")
+
+_SHORT = {
+    "llama8b": "Llama-3.1-8B",
+    "llama70b": "Llama-3.1-70B",
+    "llama405b": "Llama-3.1-405B",
+    "mixtral7b": "Mixtral-8x7B",
+    "mixtral22b": "Mixtral-8x22B",
+    "qwen7b": "Qwen2.5-7B",
+    "qwen14b": "Qwen3-14B",
+    "qwen32b": "Qwen3-32B",
+    "mistral24b": "Mistral-Small-24B",
+    "mistralsmall": "Mistral-Small-24B",
+    "mistralnemo12b": "Mistral-Nemo",
+    "gptoss": "gpt-oss-120b",
+    "codellama": "CodeLlama-34B",
+    "granite8b": "Granite-3.1-8B",
+}
+"""Names that tables of measurements use."""
+
+
+def known_model(model: str) -> Architecture:
+    """A model of the table. ConfigError for one that is not there, by name for latent attention."""
+    name = plain_name(model)
+    if name.startswith(_LATENT):
+        raise ConfigError(
+            f"model {model!r} has latent attention (MLA), which has no timing yet; give measured times instead"
+        )
+    bare = _bare(name)
+    known = next((shape for shape in MODELS.values() if _bare(shape.name) == bare), None)
+    known = known or MODELS.get(_SHORT.get(bare, ""))
+    if known is None:
+        raise ConfigError(
+            f"model {model!r} is neither a known name nor the path of a config.json; known are {', '.join(MODELS)}"
+        )
+    return known
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,210 @@
+"""Presets: efficiencies by GPU, by type of weights and, for experts, by model. Each says where its numbers come from.
+
+Fitted on public measurements of vLLM (docs/accuracy.md names them, and which rows each number saw):
+
+- "InferenceX": Llama-3.1-70B, gpt-oss-120b and MiniMax-M2.5 on H100, H200 and B200, one mean TTFT and TPOT a row.
+- "BLIS": experiments with fp16 models on H100, A100 and L40S at constant rates.
+- "op tables": kernel times of RTX 4090 and RTX PRO 6000, recorded by LLMServingSim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.weight_types import kv_type, weight_type
+
+if TYPE_CHECKING:
+    from understudy.timing.architecture import Architecture
+    from understudy.timing.gpus import Gpu
+
+Trust = Literal["fitted", "rough", "uncalibrated"]
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """Efficiencies, and how far to trust them.
+
+    "fitted": from many measurements of this GPU and kind of model; "rough": from one or two, or from kernels alone;
+    "uncalibrated": nothing was measured on this GPU, or of this model's experts: numbers of the nearest that was.
+    """
+
+    efficiencies: Efficiencies
+    trust: Trust
+    origin: str
+
+
+class _Dense(msgspec.Struct, frozen=True, kw_only=True):
+    efficiencies: Efficiencies
+    kv_fp8: float
+    trust: Trust
+    origin: str
+
+
+class _Experts(msgspec.Struct, frozen=True, kw_only=True):
+    read: float
+    compute: float
+    origin: str
+    others: dict[str, float] = {}
+    """Other efficiencies that this model's runs ask for."""
+
+
+_HOPPER = _Dense(
+    efficiencies=Efficiencies(
+        weights=0.805,
+        compute=0.52,
+        kv=0.82,
+        link=0.62,
+        link_latency_us=13.7,
+        step_ms=0.95,
+        layer_us=6.5,
+        sequence_us=11.0,
+        prefill_ms=1.1,
+        front_end_ms=6.6,
+    ),
+    kv_fp8=0.33,
+    trust="fitted",
+    origin="InferenceX Llama-3.1-70B fp8 on H100 and H200; bf16 KV from BLIS on H100",
+)
+_B200_FP8 = _Dense(
+    efficiencies=Efficiencies(
+        weights=0.625,
+        compute=0.394,
+        kv=0.96,
+        link=0.31,
+        link_latency_us=9.2,
+        step_ms=1.58,
+        layer_us=5.0,
+        sequence_us=8.3,
+        prefill_ms=1.3,
+        floor_ms_per_layer=1.07,
+        front_end_ms=6.1,
+    ),
+    kv_fp8=0.96,
+    trust="fitted",
+    origin="InferenceX Llama-3.1-70B fp8 on B200; bf16 KV taken to be as fp8",
+)
+_B200_NVFP4 = _Dense(
+    efficiencies=Efficiencies(
+        weights=0.466,
+        compute=0.356,
+        kv=0.86,
+        link=0.25,
+        link_latency_us=11.5,
+        step_ms=1.28,
+        layer_us=5.0,
+        sequence_us=14.0,
+        prefill_ms=1.3,
+        floor_ms_per_layer=0.84,
+        front_end_ms=5.9,
+    ),
+    kv_fp8=0.86,
+    trust="fitted",
+    origin="InferenceX Llama-3.1-70B nvfp4 on B200; bf16 KV taken to be as fp8",
+)
+_A100 = _Dense(
+    efficiencies=msgspec.structs.replace(
+        _HOPPER.efficiencies, weights=0.653, link_latency_us=14.3, step_ms=0.94
+    ),
+    kv_fp8=0.33,
+    trust="rough",
+    origin="two BLIS experiments on A100; the rest as on Hopper",
+)
+_L40S = _Dense(
+    efficiencies=msgspec.structs.replace(_HOPPER.efficiencies, weights=0.738, link_latency_us=20.0),
+    kv_fp8=0.33,
+    trust="rough",
+    origin="one BLIS experiment on L40S; the rest as on Hopper; its link is a guess",
+)
+_RTX_4090 = _Dense(
+    efficiencies=msgspec.structs.replace(
+        _HOPPER.efficiencies,
+        weights=0.93,
+        compute=0.95,
+        kv=0.85,
+        link_latency_us=25.0,
+        mixed_kv_factor=1.75,
+        front_end_ms=6.6,
+    ),
+    kv_fp8=0.85,
+    trust="rough",
+    origin="op tables of Llama-3.1-8B (FlashAttention 2); overheads as on Hopper; its link is a guess",
+)
+_RTX_PRO_6000 = _Dense(
+    efficiencies=msgspec.structs.replace(
+        _HOPPER.efficiencies,
+        weights=0.90,
+        compute=0.79,
+        kv=0.85,
+        link_latency_us=25.0,
+        mixed_kv_factor=1.75,
+        front_end_ms=6.6,
+    ),
+    kv_fp8=0.85,
+    trust="rough",
+    origin="op tables of Llama-3.1-8B and Qwen3 (FlashAttention 2); overheads as on Hopper; its link is a guess",
+)
+
+_DENSE: dict[tuple[str, str], _Dense] = {
+    **dict.fromkeys((("H100", "*"), ("H200", "*")), _HOPPER),
+    ("B200", "*"): _B200_FP8,
+    ("B200", "nvfp4"): _B200_NVFP4,
+    ("B200", "mxfp4"): _B200_NVFP4,
+    ("A100", "*"): _A100,
+    ("L40S", "*"): _L40S,
+    ("RTX 4090", "*"): _RTX_4090,
+    ("RTX PRO 6000", "*"): _RTX_PRO_6000,
+}
+_SEEN = {
+    ("H100", "bf16"),
+    ("H100", "fp8"),
+    ("H200", "bf16"),
+    ("H200", "fp8"),
+    ("B200", "fp8"),
+    ("B200", "nvfp4"),
+    ("A100", "bf16"),
+    ("L40S", "bf16"),
+    ("RTX 4090", "bf16"),
+    ("RTX PRO 6000", "bf16"),
+}
+"""Pairs of GPU and type of weights that were measured."""
+
+_EXPERTS: dict[tuple[str, str, str], _Experts] = {
+    ("gpt-oss-120b", "mxfp4", "H100"): _Experts(read=0.75, compute=0.15, origin="InferenceX"),
+    ("gpt-oss-120b", "mxfp4", "H200"): _Experts(read=0.75, compute=0.15, origin="InferenceX"),
+    ("gpt-oss-120b", "mxfp4", "B200"): _Experts(read=0.75, compute=0.15, origin="InferenceX"),
+    ("MiniMax-M2.5", "fp8", "H100"): _Experts(read=0.9, compute=0.065, origin="InferenceX"),
+    ("MiniMax-M2.5", "fp8", "B200"): _Experts(read=0.9, compute=0.065, origin="InferenceX"),
+    ("MiniMax-M2.5", "nvfp4", "B200"): _Experts(read=0.9, compute=0.065, origin="InferenceX"),
+    ("Mixtral-8x7B", "bf16", "H100"): _Experts(read=0.95, compute=0.40, origin="BLIS"),
+}
+"""Efficiencies of experts belong to kernels: to a model, the type of its experts and the GPU."""
+
+_UNKNOWN_EXPERTS = _Experts(read=0.8, compute=0.15, origin="no measurement: between the models that have one")
+
+
+def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
+    """The efficiencies to start from. A GPU that is not among the presets gets Hopper's, and says so."""
+    kind, cache = weight_type(weights).name, kv_type(kv)
+    known = _DENSE.get((gpu.name, kind)) or _DENSE.get((gpu.name, "*"))
+    dense = known or _HOPPER
+    trust: Trust = dense.trust if known else "uncalibrated"
+    origin = dense.origin if known else f"{gpu.name}: {gpu.origin}; shares of them as on Hopper"
+    linear = model.linear_type(kind)
+    if known and (gpu.name, linear) not in _SEEN:
+        trust, origin = "uncalibrated", f"{origin}; {linear} weights were not measured on {gpu.name}"
+    reached = dense.efficiencies
+    if cache == "fp8":
+        reached = msgspec.structs.replace(reached, kv=dense.kv_fp8)
+    if model.num_experts:
+        experts = _EXPERTS.get((model.name, kind, gpu.name))
+        if experts is None:
+            trust, experts = "uncalibrated", _UNKNOWN_EXPERTS
+            origin = f"{origin}; experts of {model.name} in {kind}: {experts.origin}"
+        else:
+            origin = f"{origin}; experts: {experts.origin} {model.name} on {gpu.name}"
+        reached = msgspec.structs.replace(
+            reached, experts=experts.read, expert_compute=experts.compute, **experts.others
+        )
+    return Preset(efficiencies=reached, trust=trust, origin=origin)

@@ -1,0 +1,60 @@
+"""Types of weights and of the KV cache: what an element weighs, and which of a GPU's peaks it computes at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from understudy.errors import ConfigError
+
+
+class WeightType(NamedTuple):
+    """A type of weights. `bytes` is of one parameter, its share of the scales included."""
+
+    name: str
+    bytes: float
+    peak: str
+    """Which peak of the GPU its products run at: bf16, fp8 or fp4. Weight-only types compute in bf16."""
+
+
+WEIGHT_TYPES = {
+    kind.name: kind
+    for kind in (
+        WeightType("bf16", 2.0, "bf16"),
+        WeightType("fp8", 1.0, "fp8"),
+        WeightType("int4", 0.5 + 2 / 128, "bf16"),  # a 16-bit scale for each group of 128
+        WeightType("mxfp4", 0.5 + 1 / 32, "bf16"),  # an 8-bit scale for each group of 32
+        WeightType("nvfp4", 0.5 + 1 / 16, "fp4"),  # an 8-bit scale for each group of 16
+    )
+}
+
+_WEIGHT_NAMES = {
+    **dict.fromkeys(("bfloat16", "float16", "fp16", "half"), "bf16"),
+    **dict.fromkeys(("fp8_e4m3", "float8_e4m3fn", "fp8_block", "w8a8"), "fp8"),
+    **dict.fromkeys(("awq", "gptq", "w4a16", "awq_marlin", "gptq_marlin"), "int4"),
+    "fp4": "nvfp4",
+    "modelopt_fp4": "nvfp4",
+}
+
+KV_TYPES = {"bf16": 2, "fp8": 1}
+_KV_NAMES = {
+    **dict.fromkeys(("bfloat16", "float16", "fp16", "half"), "bf16"),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2"), "fp8"),
+}
+
+
+def weight_type(name: str) -> WeightType:
+    """A type of weights by its name or by one that engines use for it; ConfigError for one that is not known."""
+    plain = name.removeprefix("torch.").lower()
+    known = WEIGHT_TYPES.get(_WEIGHT_NAMES.get(plain, plain))
+    if known is None:
+        raise ConfigError(f"weight type {name!r} is not known; known are {', '.join(WEIGHT_TYPES)}")
+    return known
+
+
+def kv_type(name: str) -> str:
+    """bf16 or fp8, by any name that engines use for it; ConfigError for one that is not known."""
+    plain = name.removeprefix("torch.").lower()
+    plain = _KV_NAMES.get(plain, plain)
+    if plain not in KV_TYPES:
+        raise ConfigError(f"KV type {name!r} is not known; known are {', '.join(KV_TYPES)}")
+    return plain

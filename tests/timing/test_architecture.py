@@ -1,0 +1,173 @@
+"""Shapes of models: parameters as their makers count them, and configs that do not add up."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from understudy.errors import ConfigError
+from understudy.tiers.model_shape import MODELS as KV_SHAPES
+from understudy.timing.architecture import Architecture
+from understudy.timing.known_models import MODELS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+QWEN3_MOE = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_hidden_layers": 48,
+    "vocab_size": 151936,
+}
+GPT_OSS = {
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 36,
+    "vocab_size": 201088,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+
+
+def read(folder: Path, **config: Any) -> Architecture:
+    path = folder / "config.json"
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    return Architecture.find(str(path))
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("Llama-3.1-8B", 8.03),
+        ("Llama-3.1-70B", 70.55),
+        ("Llama-3.1-405B", 405.85),
+        ("Llama-2-70B", 68.98),
+        ("CodeLlama-34B", 33.74),
+        ("Qwen2.5-7B", 7.62),
+        ("Qwen3-0.6B", 0.596),
+        ("Qwen3-32B", 32.76),
+        ("Mistral-Small-24B", 23.57),
+        ("Yi-34B", 34.39),
+        ("Phi-4", 14.66),
+        ("Mixtral-8x7B", 46.70),
+        ("Mixtral-8x22B", 140.6),
+        ("Qwen3-30B-A3B", 30.53),
+        ("Qwen3-235B-A22B", 235.1),
+        ("gpt-oss-120b", 116.8),
+        ("gpt-oss-20b", 20.9),
+        ("MiniMax-M2.5", 228.7),
+        ("Gemma-3-27B", 27.0),
+    ],
+)
+def test_a_model_has_the_parameters_that_its_makers_count(model: str, billions: float) -> None:
+    shape = MODELS[model]
+    bf16 = Architecture(
+        **{name: getattr(shape, name) for name in shape.__struct_fields__}
+        | {"weights": "bf16", "dense_weights": None}
+    )
+    assert bf16.weight_bytes() / 2e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_model_of_which_only_the_kv_cache_is_known_is_refused_by_name() -> None:
+    for name, shape in KV_SHAPES.items():
+        if shape.latent_dim:
+            with pytest.raises(ConfigError, match="latent attention"):
+                Architecture.find(name)
+        else:
+            assert Architecture.find(name) is MODELS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", "Llama-3.1-70B"),
+        ("nvidia/Llama-3.3-70B-Instruct-FP4", "Llama-3.3-70B"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen3-30B-A3B"),
+        ("MiniMaxAI/MiniMax-M2.5", "MiniMax-M2.5"),
+        ("llama8b", "Llama-3.1-8B"),
+        ("llama2-70b", "Llama-2-70B"),
+        ("llama2-7b", "Llama-2-7B"),
+        ("mixtral7b", "Mixtral-8x7B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
+        ("codellama-34b", "CodeLlama-34B"),
+    ],
+)
+def test_a_model_is_found_by_the_names_that_people_use(name: str, found: str) -> None:
+    assert Architecture.find(name).name == found
+
+
+def test_a_config_says_the_same_as_the_table(tmp_path: Path) -> None:
+    known = {**dict.fromkeys(("name",), ""), "weights": "bf16", "dense_weights": None}
+    for config, model in (
+        (LLAMA_8B, "Llama-3.1-8B"),
+        (QWEN3_MOE, "Qwen3-30B-A3B"),
+        (GPT_OSS, "gpt-oss-120b"),
+    ):
+        found, wanted = read(tmp_path, **config), MODELS[model]
+        for field in found.__struct_fields__:
+            if field not in known:
+                assert getattr(found, field) == getattr(wanted, field), field
+
+
+def test_the_type_of_the_weights_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, **LLAMA_8B).weights == "bf16"
+    assert read(tmp_path, **LLAMA_8B, quantization_config={"quant_method": "fp8"}).weights == "fp8"
+    assert read(tmp_path, **LLAMA_8B, quantization_config={"quant_method": "awq"}).weights == "int4"
+    oss = read(tmp_path, **GPT_OSS)
+    assert (oss.weights, oss.linear_type(None)) == ("mxfp4", "bf16")
+    with pytest.raises(ConfigError, match=r"quantization_config\.quant_method 'bitnet' is not known"):
+        read(tmp_path, **LLAMA_8B, quantization_config={"quant_method": "bitnet"})
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"vocab_size": ...}, r"config\.json: vocab_size is missing"),
+        ({"intermediate_size": ...}, "intermediate_size is missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an int of at least 1"),
+        ({"num_attention_heads": 30}, "hidden_size=4096 is no multiple of num_attention_heads=30"),
+        ({"num_key_value_heads": 7}, "num_attention_heads=32 is no multiple of num_key_value_heads=7"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"layer_types": ["linear_attention"] * 32}, "neither attention nor a window"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 9}, "layer_types has 1 entries"),
+        ({"num_experts": 8}, "num_experts_per_tok is missing"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "9 experts of 8"),
+        ({"is_encoder_decoder": True}, "encoder"),
+    ],
+)
+def test_a_config_with_missing_or_contradictory_shapes_is_refused_by_its_key(
+    tmp_path: Path, change: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read(tmp_path, **{**LLAMA_8B, **change})
+
+
+def test_an_unknown_model_and_one_with_latent_attention_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'Nobody-7B' is neither a known name"):
+        Architecture.find("Nobody-7B")
+    with pytest.raises(ConfigError, match="'deepseek-ai/DeepSeek-V3' has latent attention"):
+        Architecture.find("deepseek-ai/DeepSeek-V3")

@@ -1,0 +1,215 @@
+"""What a step costs a rank: numbers computed by hand, divisions that cannot be, and what must only grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.physical_timing import Step, step_ms
+from understudy.errors import ConfigError
+from understudy.timing.architecture import Architecture
+from understudy.timing.coefficients import StepCoefficients
+from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.gpus import GPUS, find_gpu, sheet_gpu
+from understudy.timing.presets import preset
+from understudy.timing.weight_types import kv_type, weight_type
+
+ALL = Efficiencies(
+    weights=1.0,
+    compute=1.0,
+    kv=1.0,
+    attention=1.0,
+    experts=1.0,
+    expert_compute=1.0,
+    link=1.0,
+    link_latency_us=10.0,
+    step_ms=1.0,
+    layer_us=5.0,
+    sequence_us=10.0,
+    prefill_ms=1.5,
+    floor_ms_per_layer=0.5,
+)
+
+
+def deployed(
+    model: str, gpu: str = "H100", weights: str = "bf16", kv: str = "bf16", **parallel: int
+) -> Deployment:
+    return Deployment(
+        model=Architecture.find(model),
+        gpu=find_gpu(gpu),
+        weights=weights,
+        kv=kv,
+        parallel=Parallelism(**parallel),
+    )
+
+
+def test_a_dense_model_costs_what_its_bytes_and_products_say() -> None:
+    c = deployed("Llama-3.1-70B", weights="fp8", kv="fp8", tensor=4).coefficients(ALL)
+    layer = 8192 * 128 * 2 * (64 + 8) + 3 * 8192 * 28672  # 855,638,016 parameters
+    assert c.weights_ms == pytest.approx(80 * layer / 4 / 3350e9 * 1e3)
+    assert c.token_ms == pytest.approx(2 * 80 * layer / 4 / 1979e12 * 1e3)
+    assert c.head_ms == pytest.approx(128256 * 8192 * 2 / 4 / 3350e9 * 1e3)
+    assert c.head_sequence_ms == pytest.approx(2 * 128256 * 8192 / 4 / 989e12 * 1e3)
+    assert c.context_ms == pytest.approx(80 * 2 * 2 * 128 / 3350e9 * 1e3)
+    assert c.attention_ms == pytest.approx(4 * 80 * 16 * 128 / 989e12 * 1e3)
+    assert c.comm_ms == pytest.approx(160 * 0.010 * 1.3)
+    assert c.comm_token_ms == pytest.approx(160 * 8192 * 2 * 1.5 / 450e9 * 1e3)
+    assert (c.step_ms, c.sequence_ms, c.prefill_ms, c.floor_ms) == pytest.approx((1.4, 0.01, 1.5, 40))
+    assert (c.local_experts * c.expert_ms, c.expert_share, c.window_context_ms) == (0, 0, 0)
+
+
+def test_experts_are_cut_among_gpus_and_read_as_far_as_tokens_reach_them() -> None:
+    c = deployed("Qwen3-30B-A3B", tensor=2).coefficients(ALL)
+    expert = 3 * 2048 * 768
+    assert c.local_experts * c.expert_ms == pytest.approx(48 * 128 * expert * 2 / 2 / 3350e9 * 1e3)
+    assert c.expert_token_ms == pytest.approx(2 * 48 * 8 * expert / 2 / 989e12 * 1e3)
+    assert c.expert_share == 8 / 128
+    ranks = deployed("Qwen3-30B-A3B", data=2, expert=2).coefficients(ALL)
+    assert ranks.local_experts * ranks.expert_ms == pytest.approx(c.local_experts * c.expert_ms)
+    assert ranks.weights_ms == pytest.approx(2 * c.weights_ms)
+    assert ranks.comm_token_ms == 0
+    assert ranks.comm_rank_token_ms == pytest.approx(2 * 48 * 2048 * 2 / 2 / 450e9 * 1e3)
+
+
+def test_sliding_layers_read_no_more_than_their_window() -> None:
+    c = deployed("gpt-oss-120b", weights="mxfp4").coefficients(ALL)
+    assert c.window == 128
+    assert c.context_ms == c.window_context_ms == pytest.approx(18 * 2 * 8 * 64 * 2 / 3350e9 * 1e3)
+    near, far = step_ms(c, Step(contexts=[128])), step_ms(c, Step(contexts=[1128]))
+    assert far - near == pytest.approx(1000 * c.context_ms)
+
+
+def test_the_weights_of_a_gpu_are_its_share_of_the_model() -> None:
+    assert deployed("Llama-3.1-70B").weight_bytes_per_gpu == pytest.approx(141.1e9, rel=0.001)
+    assert deployed("Llama-3.1-70B", tensor=8).weight_bytes_per_gpu == pytest.approx(17.64e9, rel=0.001)
+    assert deployed("gpt-oss-120b", weights="mxfp4").weight_bytes_per_gpu == pytest.approx(65e9, rel=0.02)
+    assert deployed("Llama-3.1-70B", kv="fp8", tensor=2).kv_bytes_per_token == 80 * 2 * 4 * 128
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "match"),
+    [
+        (
+            "Llama-3.1-70B",
+            {"tensor": 3},
+            "tensor_parallel_size=3 does not divide the 64 heads of Llama-3.1-70B",
+        ),
+        ("Phi-4", {"tensor": 8}, "tensor_parallel_size=8 does not fit the 10 KV heads of Phi-4"),
+        ("Llama-3.1-8B", {"tensor": 2, "expert": 2}, "Llama-3.1-8B has no experts"),
+        ("Mixtral-8x7B", {"tensor": 2, "expert": 4}, "expert_parallel_size=4 does not divide the 2 GPUs"),
+        ("Mixtral-8x7B", {"data": 16, "expert": 16}, "does not divide the 8 experts of Mixtral-8x7B"),
+        ("Llama-3.1-8B", {"tensor": 0}, "tensor_parallel_size must be an int of at least 1"),
+    ],
+)
+def test_a_division_that_cannot_be_is_refused(model: str, parallel: dict[str, int], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Parallelism(**parallel).check(Architecture.find(model))
+
+
+def test_types_have_the_names_that_engines_use_and_others_are_refused() -> None:
+    assert weight_type("torch.bfloat16").name == "bf16"
+    assert weight_type("AWQ").name == "int4"
+    assert kv_type("fp8_e4m3") == "fp8"
+    with pytest.raises(ConfigError, match="weight type 'int3' is not known; known are bf16, fp8"):
+        weight_type("int3")
+    with pytest.raises(ConfigError, match="KV type 'int4' is not known"):
+        kv_type("int4")
+
+
+def test_gpus_are_found_by_usual_names_and_others_by_their_data_sheet() -> None:
+    for name, wanted in {
+        "h100_sxm": "H100",
+        "NVIDIA H200": "H200",
+        "b200_sxm": "B200",
+        "A100-SXM4-80GB": "A100",
+        "RTX4090": "RTX 4090",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000",
+    }.items():
+        assert find_gpu(name) is GPUS[wanted]
+    with pytest.raises(ConfigError, match=r"'MI300X' is not known.*--gpu-bandwidth-gbps"):
+        find_gpu("MI300X")
+    sheet = sheet_gpu(bandwidth_gbps=5300, tflops=1307, memory_gb=192)
+    assert preset(Architecture.find("Llama-3.1-8B"), sheet, "bf16", "bf16").trust == "uncalibrated"
+    with pytest.raises(ConfigError, match="bandwidth_gbps must be finite and above 0"):
+        sheet_gpu(bandwidth_gbps=0, tflops=1, memory_gb=1)
+
+
+def test_a_preset_says_how_far_to_trust_it() -> None:
+    llama, oss = Architecture.find("Llama-3.1-70B"), Architecture.find("gpt-oss-120b")
+    assert preset(llama, GPUS["H100"], "fp8", "fp8").trust == "fitted"
+    assert preset(llama, GPUS["A100"], "bf16", "bf16").trust == "rough"
+    assert preset(llama, GPUS["L40S"], "bf16", "bf16").trust == "rough"
+    assert preset(llama, GPUS["H100"], "int4", "bf16").trust == "uncalibrated"
+    assert preset(oss, GPUS["H100"], "mxfp4", "bf16").trust == "fitted"
+    qwen = preset(Architecture.find("Qwen3-235B-A22B"), GPUS["H100"], "bf16", "bf16")
+    assert qwen.trust == "uncalibrated"
+    assert "Qwen3-235B-A22B" in qwen.origin
+    fp8 = preset(llama, GPUS["H100"], "fp8", "fp8").efficiencies
+    assert fp8.kv < preset(llama, GPUS["H100"], "fp8", "bf16").efficiencies.kv
+
+
+def test_every_preset_times_every_model_that_fits_its_gpu() -> None:
+    step = Step(contexts=[1000] * 8, chunks=[(600, 0)])
+    for gpu in GPUS.values():
+        for name in ("Llama-3.1-8B", "gpt-oss-20b", "Mixtral-8x7B"):
+            model = Architecture.find(name)
+            reached = preset(model, gpu, model.weights, "bf16").efficiencies
+            deployment = Deployment(
+                model=model, gpu=gpu, weights=model.weights, parallel=Parallelism(tensor=2)
+            )
+            assert 1 < step_ms(deployment.coefficients(reached), step) < 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"weights": 0.0}, "timing.weights must be finite and above 0"),
+        ({"step_ms": -1.0}, "timing.step_ms must be finite and not negative"),
+        ({"kv": float("nan")}, "timing.kv must be finite"),
+    ],
+)
+def test_efficiencies_that_make_no_sense_are_refused(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        msgspec.structs.replace(ALL, **change).__post_init__()
+    with pytest.raises(ConfigError, match=match):
+        Efficiencies(**{**msgspec.structs.asdict(ALL), **change})
+
+
+def test_coefficients_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"timing\.context_ms must be finite and not negative"):
+        StepCoefficients(context_ms=-1.0)
+
+
+@given(
+    model=st.sampled_from(["Llama-3.1-8B", "gpt-oss-120b", "Mixtral-8x7B"]),
+    contexts=st.lists(st.integers(1, 5000), max_size=40),
+    chunks=st.lists(st.tuples(st.integers(1, 700), st.integers(0, 3000)), max_size=3),
+    others=st.integers(0, 50),
+    more=st.sampled_from(["context", "decode", "chunk", "history", "longer", "others"]),
+)
+def test_a_step_with_more_in_it_takes_no_less(
+    model: str, contexts: list[int], chunks: list[tuple[int, int]], others: int, more: str
+) -> None:
+    shape = Architecture.find(model)
+    c = deployed(model, weights=shape.weights, tensor=2).coefficients(
+        preset(shape, GPUS["B200"], shape.weights, "bf16").efficiencies
+    )
+    before = Step(contexts, chunks, others)
+    if more == "context" and contexts:
+        after = Step([contexts[0] + 1, *contexts[1:]], chunks, others)
+    elif more == "history" and chunks:
+        after = Step(contexts, [(chunks[0][0], chunks[0][1] + 1), *chunks[1:]], others)
+    elif more == "longer" and chunks:
+        after = Step(contexts, [(chunks[0][0] + 1, chunks[0][1]), *chunks[1:]], others)
+    elif more == "chunk":
+        after = Step(contexts, [*chunks, (1, 0)], others)
+    elif more == "others":
+        after = Step(contexts, chunks, others + 1)
+    else:
+        after = Step([*contexts, 1], chunks, others)
+    assert step_ms(c, after) >= step_ms(c, before) - 1e-12
