@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -24,8 +25,24 @@ std::int64_t to_ns(double ms, const char* name) {
   return static_cast<std::int64_t>(ns);
 }
 
+RouterQueueOrder read_order(const std::string& name) {
+  if (name == "fcfs") return RouterQueueOrder::Fcfs;
+  if (name == "lcfs") return RouterQueueOrder::Lcfs;
+  if (name == "wspt") return RouterQueueOrder::Wspt;
+  throw Error(ErrorKind::ConfigError, "queue_policy must be fcfs, lcfs or wspt, got '", name, "'");
+}
+
 void require_begun(const KvRouter& self) {
   if (self.view() == nullptr) throw Error(ErrorKind::WrongState, "the router has no workers: call begin() first");
+}
+
+std::size_t read_worker(const KvRouter& self, nb::handle worker) {
+  require_begun(self);
+  const std::uint64_t number = read_uint(worker, "worker");
+  if (number >= self.load()->requests().size()) {
+    throw Error(ErrorKind::InvalidArgument, "there is no worker ", number, " of ", self.load()->requests().size());
+  }
+  return static_cast<std::size_t>(number);
 }
 
 template <typename T, auto Field>
@@ -39,6 +56,15 @@ nb::object column(const KvRouter& self) {
 }  // namespace
 
 void bind_kv_router(nb::module_& m) {
+  nb::class_<KvDecision>(m, "LastDecision", "Why a request went where it went.")
+      .def_ro("row", &KvDecision::row)
+      .def_ro("worker", &KvDecision::worker)
+      .def_ro("cost", &KvDecision::cost)
+      .def_ro("overlap_blocks", &KvDecision::overlap)
+      .def_ro("lower_overlap_blocks", &KvDecision::lower_overlap)
+      .def_ro("best_overlap_blocks", &KvDecision::best_overlap)
+      .def_ro("ties", &KvDecision::ties)
+      .def_prop_ro("waited_ms", [](const KvDecision& self) { return static_cast<double>(self.waited_ns) / 1e6; });
   nb::class_<KvRouter, Router>(m, "KvRouter", "The native KV-aware router.")
       .def(
           "__init__",
@@ -46,8 +72,8 @@ void bind_kv_router(nb::module_& m) {
              double decode_active_request_weight, double host_cache_hit_weight, double disk_cache_hit_weight,
              double external_cache_hit_weight, double temperature, bool use_events, double event_delay_ms,
              double event_period_ms, double event_loss, double predict_ttl_ms, double approximate_ttl_ms,
-             std::uint64_t approximate_blocks, std::uint64_t seed, bool keep_decisions,
-             std::vector<std::int32_t> imposed) {
+             std::uint64_t approximate_blocks, std::optional<double> queue_threshold, const std::string& queue_policy,
+             std::uint64_t seed, bool keep_decisions, std::vector<std::int32_t> imposed) {
             KvRouterConfig config;
             config.overlap_score_credit = overlap_score_credit;
             config.overlap_score_credit_decay = overlap_score_credit_decay;
@@ -64,6 +90,8 @@ void bind_kv_router(nb::module_& m) {
             config.predict_ttl_ns = to_ns(predict_ttl_ms, "predict_ttl_ms");
             config.approximate_ttl_ns = to_ns(approximate_ttl_ms, "approximate_ttl_ms");
             config.approximate_blocks = approximate_blocks;
+            config.queue_threshold = queue_threshold;
+            config.queue_order = read_order(queue_policy);
             config.seed = seed;
             config.keep_decisions = keep_decisions;
             config.imposed = std::move(imposed);
@@ -72,20 +100,38 @@ void bind_kv_router(nb::module_& m) {
           nb::kw_only(), "overlap_score_credit"_a, "overlap_score_credit_decay"_a, "prefill_load_scale"_a,
           "decode_active_request_weight"_a, "host_cache_hit_weight"_a, "disk_cache_hit_weight"_a,
           "external_cache_hit_weight"_a, "temperature"_a, "use_events"_a, "event_delay_ms"_a, "event_period_ms"_a,
-          "event_loss"_a, "predict_ttl_ms"_a, "approximate_ttl_ms"_a, "approximate_blocks"_a, "seed"_a,
-          "keep_decisions"_a, "imposed"_a)
+          "event_loss"_a, "predict_ttl_ms"_a, "approximate_ttl_ms"_a, "approximate_blocks"_a,
+          "queue_threshold"_a.none(), "queue_policy"_a, "seed"_a, "keep_decisions"_a, "imposed"_a)
       .def(
           "begin",
-          [](KvRouter& self, nb::handle workers) {
+          [](KvRouter& self, nb::handle workers, nb::handle batch_tokens) {
             const std::uint64_t count = read_uint(workers, "workers", 1u << 20);
-            if (count == 0) throw Error(ErrorKind::InvalidArgument, "workers must be at least 1");
-            self.begin(static_cast<std::size_t>(count));
+            const std::vector<std::uint64_t> tokens(static_cast<std::size_t>(count),
+                                                    read_uint(batch_tokens, "batch_tokens"));
+            self.begin(tokens);
           },
-          "workers"_a, "Start anew with so many workers.")
+          "workers"_a, "batch_tokens"_a = 8192,
+          "Start anew with so many workers; `batch_tokens` fit into a step of each.")
+      .def(
+          "add_worker",
+          [](KvRouter& self, nb::handle batch_tokens) {
+            require_begun(self);
+            return self.add_worker(read_uint(batch_tokens, "batch_tokens"));
+          },
+          "batch_tokens"_a = 8192, "One more worker; returns its number.")
+      .def(
+          "set_available",
+          [](KvRouter& self, nb::handle worker, bool available) {
+            self.set_available(read_worker(self, worker), available);
+          },
+          "worker"_a, "available"_a, "Whether it may be chosen.")
+      .def(
+          "forget", [](KvRouter& self, nb::handle worker) { self.forget(read_worker(self, worker)); }, "worker"_a,
+          "Nothing that was known of its cache is so any more.")
       .def(
           "decide",
           [](KvRouter& self, nb::handle row, nb::handle hashes, nb::handle prompt_tokens, nb::handle block_size,
-             double now_ms) {
+             double now_ms, std::int64_t priority, std::int64_t strict_priority) -> std::optional<std::size_t> {
             const IntArray<std::uint64_t> blocks(hashes, "hashes");
             RouteRequest request;
             request.row = read_uint(row, "row");
@@ -95,11 +141,29 @@ void bind_kv_router(nb::module_& m) {
               throw Error(ErrorKind::InvalidArgument, "hashes name ", blocks.span().size(),
                           " blocks, more full ones than ", request.prompt_tokens, " tokens have");
             }
+            request.priority = priority;
+            request.strict_priority = strict_priority;
             require_begun(self);
-            return self.choose(request, {blocks.span().begin(), blocks.span().end()}, to_ns(now_ms, "now_ms"));
+            const std::size_t worker =
+                self.choose(request, {blocks.span().begin(), blocks.span().end()}, to_ns(now_ms, "now_ms"));
+            if (worker == Router::kLater) return std::nullopt;
+            return worker;
           },
-          "row"_a, "hashes"_a, "prompt_tokens"_a, "block_size"_a, "now_ms"_a,
-          "The worker of a request, by the sequence hashes of its prompt's full blocks.")
+          "row"_a, "hashes"_a, "prompt_tokens"_a, "block_size"_a, "now_ms"_a, nb::kw_only(), "priority"_a = 0,
+          "strict_priority"_a = 0,
+          "The worker of a request, by the sequence hashes of its prompt's full blocks; None: it waits until "
+          "`release` names it.")
+      .def(
+          "release",
+          [](KvRouter& self, double now_ms) -> std::optional<std::pair<std::uint64_t, std::size_t>> {
+            require_begun(self);
+            const std::optional<Released> next = self.release(to_ns(now_ms, "now_ms"));
+            if (!next) return std::nullopt;
+            return std::pair(next->row, next->worker);
+          },
+          "now_ms"_a, "The row that need not wait any longer, and its worker; None: the rest wait. Ask until then.")
+      .def_prop_ro("waiting", &KvRouter::waiting, "Requests that wait here.")
+      .def_prop_ro("last", &KvRouter::last, "The last decision.")
       .def(
           "first_token",
           [](KvRouter& self, nb::handle row) {
@@ -132,6 +196,10 @@ void bind_kv_router(nb::module_& m) {
       .def_prop_ro("best_true_overlap_blocks", &column<std::int32_t, &KvDecision::best_true_overlap>)
       .def_prop_ro("cost_regret", &column<double, &KvDecision::cost_regret>)
       .def_prop_ro("ties", &column<std::int32_t, &KvDecision::ties>)
+      .def_prop_ro("waited_ns", &column<std::int64_t, &KvDecision::waited_ns>)
+      .def_prop_ro(
+          "costs", [](const KvRouter& self) { return to_array(std::vector<double>(self.costs())); },
+          "By worker: what the last decision weighed; infinite for who is not available.")
       .def_prop_ro(
           "prefill_tokens",
           [](const KvRouter& self) {

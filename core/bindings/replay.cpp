@@ -85,7 +85,8 @@ FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t>
                       nb::handle threads, bool leaping, bool check, nb::object progress,
                       Column<std::int64_t> queue_order, const std::vector<std::string>& names, nb::handle lockstep_ns,
                       nb::object on_step, std::optional<Column<std::int64_t>> accepted_draft_offsets,
-                      std::optional<Column<std::uint32_t>> accepted_drafts, bool route_rejected) {
+                      std::optional<Column<std::uint32_t>> accepted_drafts, bool route_rejected,
+                      std::optional<Column<std::int64_t>> strict_priority) {
   const std::size_t rows = prompt_tokens.size();
   WorkloadColumns workload;
   workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
@@ -93,6 +94,7 @@ FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t>
   workload.output_tokens = view(output_tokens, rows, "output_tokens");
   if (max_tokens.size() != 0) workload.max_tokens = view(max_tokens, rows, "max_tokens");
   workload.priority = view(priority, rows, "priority");
+  if (strict_priority) workload.strict_priority = view(*strict_priority, rows, "strict_priority");
   workload.turn = view(turn, rows, "turn");
   workload.next_turn = view(next_turn, rows, "next_turn");
   workload.delay_ns = view(delay_ns, rows, "delay_ns");
@@ -305,7 +307,7 @@ void bind_replay(nb::module_& m) {
         "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
         "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
         "on_step"_a.none() = nb::none(), "accepted_draft_offsets"_a.none() = nb::none(),
-        "accepted_drafts"_a.none() = nb::none(), "route_rejected"_a = false,
+        "accepted_drafts"_a.none() = nb::none(), "route_rejected"_a = false, "strict_priority"_a.none() = nb::none(),
         "Replay a workload through a fleet of simulated workers.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a,

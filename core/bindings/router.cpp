@@ -49,10 +49,20 @@ nb::object states_of(const ViewHandle& self) {
   return by_worker<std::int64_t>(self, [&](std::size_t worker) { return self->state(worker).*Field; });
 }
 
-// Asks an object with choose(request, view) and, if it has one of its own, observe(batch).
+// What a router has of its own; the base class has methods that do nothing, and say so.
+bool has_own(nb::handle router, const char* method) {
+  return nb::hasattr(router, method) && !nb::hasattr(router.attr(method), "does_nothing");
+}
+
+// Asks an object with choose(request, view) and, as far as it has them, tells observe(batch), first_token(row) and
+// ended(row).
 class PythonRouter final : public Router {
  public:
-  PythonRouter(nb::handle router, bool observes) : router_(nb::borrow(router)), observes_(observes) {}
+  explicit PythonRouter(nb::handle router)
+      : router_(nb::borrow(router)),
+        observes_(has_own(router, "observe")),
+        hears_first_tokens_(has_own(router, "first_token")),
+        hears_ends_(has_own(router, "ended")) {}
   ~PythonRouter() override {
     if (Py_IsInitialized() == 0) {
       router_.release();
@@ -84,10 +94,24 @@ class PythonRouter final : public Router {
     nb::gil_scoped_acquire gil;
     router_.attr("observe")(nb::cast(delivery));
   }
+  bool tracks() const noexcept override { return hears_first_tokens_ || hears_ends_; }
+  void first_token(std::uint64_t row) override {
+    if (hears_first_tokens_) tell("first_token", row);
+  }
+  void ended(std::uint64_t row) override {
+    if (hears_ends_) tell("ended", row);
+  }
 
  private:
+  void tell(const char* method, std::uint64_t row) {
+    nb::gil_scoped_acquire gil;
+    router_.attr(method)(row);
+  }
+
   nb::object router_;
   bool observes_;
+  bool hears_first_tokens_;
+  bool hears_ends_;
 };
 
 }  // namespace
@@ -107,9 +131,7 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
                 "routing must be round_robin, random, least_loaded, power_of_two, session_affinity, kv or a Router ",
                 "with choose(request, view); got ", nb::repr(router).c_str());
   }
-  // The base class has one that does nothing, and says so.
-  const bool observes = nb::hasattr(router, "observe") && !nb::hasattr(router.attr("observe"), "does_nothing");
-  return std::make_shared<PythonRouter>(router, observes);
+  return std::make_shared<PythonRouter>(router);
 }
 
 void bind_router(nb::module_& m) {

@@ -32,7 +32,11 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     }
   }
   loads_.resize(workers_.size());
-  config_.router->begin(workers_.size());
+  std::vector<std::uint64_t> batch_tokens;
+  for (const Worker& worker : workers_) {
+    batch_tokens.push_back(pools_[worker.pool].config.engine.max_num_batched_tokens);
+  }
+  config_.router->begin(batch_tokens);
   if (std::ranges::any_of(workload_.next_turn, [](std::int64_t next) { return next >= 0; })) {
     session_.resize(workload_.size());
     for (std::uint64_t row = 0; row < workload_.size(); ++row) {
@@ -43,7 +47,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     }
   }
   stepping_ = !config_.leaping || config_.lockstep_ns > 0 || config_.on_step || user_policies() || shares_tiers() ||
-              (config_.check && observes_);
+              (config_.check && observes_) || config_.router->queues();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;
@@ -123,35 +127,51 @@ void Fleet::report(const Progress& progress) {
 
 // ── Requests ──
 
-// The worker of a request. One that can never fit where it would be served is rejected in front of the engines, and
-// the rest go on; a router is not asked about what fits nowhere.
+// The worker of a request, or Router::kLater. One that can never fit where it would be served is rejected in front of
+// the engines, and the rest go on; a router is not asked about what fits nowhere.
 std::optional<std::size_t> Fleet::route(std::uint64_t row) {
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
-  const auto why_not = [&](const Pool& pool) { return workers_[pool.first_worker].engine->never_fits(prompt, output); };
   std::optional<std::string> why;
   for (const Pool& pool : pools_) {
-    why = why_not(pool);
+    why = why_not(row, pool);
     if (!why) break;
   }
-  std::size_t worker = 0;
-  if (!why || config_.route_rejected) {
-    const EngineConfig& first = pools_[0].config.engine;
-    const auto identities = config_.router->blind() ? nullptr : identities_of(row, first.block_size);
-    worker = config_.router->choose({row, session_of(row), arrival_ns_[row], prompt, output,
-                                     workload_.priority.empty() ? 0 : workload_.priority[row], first.block_size,
-                                     first.enable_prefix_caching ? identities.get() : nullptr},
-                                    *this);
-    if (worker >= workers_.size()) {
-      throw Error(ErrorKind::PolicyError, "the router chose worker ", worker, " for row ", row, "; there are ",
-                  workers_.size());
-    }
-    why = why_not(pools_[workers_[worker].pool]);
+  if (why && !config_.route_rejected) {
+    reject(row, *why);
+    return std::nullopt;
   }
-  if (!why) return worker;
+  const EngineConfig& first = pools_[0].config.engine;
+  const auto identities = config_.router->blind() ? nullptr : identities_of(row, first.block_size);
+  const std::size_t worker = config_.router->choose(
+      {row, session_of(row), arrival_ns_[row], prompt, output, workload_.priority.empty() ? 0 : workload_.priority[row],
+       workload_.strict_priority.empty() ? 0 : workload_.strict_priority[row], first.block_size,
+       first.enable_prefix_caching ? identities.get() : nullptr},
+      *this);
+  if (worker == Router::kLater && config_.router->queues()) return worker;
+  if (worker >= workers_.size()) {
+    throw Error(ErrorKind::PolicyError, "the router chose worker ", worker, " for row ", row, "; there are ",
+                workers_.size());
+  }
+  return fits(row, worker) ? std::optional(worker) : std::nullopt;
+}
+
+std::optional<std::string> Fleet::why_not(std::uint64_t row, const Pool& pool) const {
+  const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
+  const std::uint32_t output = std::min(workload_.limit(row), static_cast<std::uint32_t>(workload_.output_tokens[row]));
+  return workers_[pool.first_worker].engine->never_fits(prompt, output);
+}
+
+// Whether a request can be served where it was sent; else it is rejected.
+bool Fleet::fits(std::uint64_t row, std::size_t worker) {
+  const std::optional<std::string> why = why_not(row, pools_[workers_[worker].pool]);
+  if (why) reject(row, *why);
+  return !why;
+}
+
+void Fleet::reject(std::uint64_t row, const std::string& why) {
   if (tracks_) config_.router->ended(row);
-  rejections_.emplace_back(static_cast<std::int64_t>(row), *why);
-  return std::nullopt;
+  rejections_.emplace_back(static_cast<std::int64_t>(row), why);
 }
 
 std::shared_ptr<const IdentitySource> Fleet::identities_of(std::uint64_t row, std::uint32_t block_size) const {

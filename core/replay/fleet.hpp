@@ -92,6 +92,8 @@ class Fleet final : private FleetView {
   void push_next_arrival();
   void push_arrival(std::int64_t time_ns, std::uint64_t row);
   void arrive(std::uint64_t row);
+  void place(std::uint64_t row, std::size_t worker);
+  void release();  // those that need not wait in the router any longer
   void settle(std::size_t worker);
   void after(std::uint64_t row, std::int64_t time_ns);
   std::uint64_t order_of(std::size_t worker) const;
@@ -122,6 +124,9 @@ class Fleet final : private FleetView {
   void report(const Progress& progress);
   std::uint64_t session_of(std::uint64_t row) const { return session_.empty() ? row : session_[row]; }
   std::optional<std::size_t> route(std::uint64_t row);
+  std::optional<std::string> why_not(std::uint64_t row, const Pool& pool) const;
+  bool fits(std::uint64_t row, std::size_t worker);
+  void reject(std::uint64_t row, const std::string& why);
   std::shared_ptr<const IdentitySource> identities_of(std::uint64_t row, std::uint32_t block_size) const;
   void submit(std::size_t worker, std::uint64_t row, std::int64_t arrival_ns);
   void require_progress(const Worker& worker) const;

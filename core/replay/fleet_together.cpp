@@ -89,14 +89,28 @@ void Fleet::arrive(std::uint64_t row) {
   arrival_ns_[row] = now_ns_;
   const std::optional<std::size_t> chosen = route(row);
   if (!chosen) return after(row, now_ns_);
-  worker_of_[row] = static_cast<std::int32_t>(*chosen);
+  if (*chosen != Router::kLater) place(row, *chosen);
+}
+
+void Fleet::place(std::uint64_t row, std::size_t worker) {
+  worker_of_[row] = static_cast<std::int32_t>(worker);
   if (!stepping_) {
-    join(*chosen);
-    if (!workers_[*chosen].engine->in_step()) workers_[*chosen].engine->skip_to(now_ns_);
-    workers_[*chosen].ready_round = round_;
+    join(worker);
+    if (!workers_[worker].engine->in_step()) workers_[worker].engine->skip_to(now_ns_);
+    workers_[worker].ready_round = round_;
   }
-  submit(*chosen, row, now_ns_);
-  stepping_ ? want_begin(*chosen) : plan(*chosen);
+  submit(worker, row, now_ns_);
+  stepping_ ? want_begin(worker) : plan(worker);
+}
+
+void Fleet::release() {
+  while (const std::optional<Released> next = config_.router->release(now_ns_)) {
+    if (fits(next->row, next->worker)) {
+      place(next->row, next->worker);
+    } else {
+      after(next->row, now_ns_);
+    }
+  }
 }
 
 void Fleet::take(Worker& worker, const StepEffects& effects) {
@@ -107,6 +121,7 @@ void Fleet::take(Worker& worker, const StepEffects& effects) {
     if (started_[row]) continue;
     started_[row] = true;
     config_.router->first_token(row);
+    if (config_.router->queues()) release();
   }
 }
 
@@ -119,6 +134,7 @@ void Fleet::settle(std::size_t index) {
     loads_[index].outstanding_tokens -= static_cast<std::uint64_t>(workload_.prompt_tokens[row]) +
                                         static_cast<std::uint64_t>(workload_.output_tokens[row]);
     if (tracks_) config_.router->ended(row);
+    if (config_.router->queues()) release();
     after(row, record.finish_ns);
   }
   worker.finished.clear();

@@ -30,9 +30,8 @@ struct KvRouterConfig {
   std::int64_t approximate_ttl_ns = 120'000'000'000;  // without events
   std::uint64_t approximate_blocks = 0;               // above 0: the newest so many of a worker, instead of a time
 
-  // A request waits while every worker has more than this many times `batch_tokens` of prompts before it.
+  // A request waits while every worker has more than this many of its steps' tokens of prompts before it.
   std::optional<double> queue_threshold;
-  std::uint64_t batch_tokens = 8192;
   RouterQueueOrder queue_order = RouterQueueOrder::Fcfs;
 
   std::uint64_t seed = 0;

@@ -16,6 +16,12 @@ class KvLoad {
     for (std::size_t worker = 0; worker < workers; ++worker) blocks_.join({worker, 0});
   }
 
+  void add_worker() {
+    blocks_.join({prefill_tokens_.size(), 0});
+    prefill_tokens_.push_back(0);
+    requests_.push_back(0);
+  }
+
   // ── What happens to a request ──
   void book(std::uint64_t row, std::size_t worker, std::uint64_t prefill_tokens, std::vector<std::uint64_t> blocks) {
     Applied applied;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/errors.hpp"
 
@@ -10,12 +11,20 @@ namespace understudy {
 namespace {
 
 constexpr std::size_t kTiers = PrefixIndex::kTiers;
+constexpr double kNever = std::numeric_limits<double>::infinity();  // the cost of who must not be chosen
 
 void require(bool sound, const char* what) {
   if (!sound) throw Error(ErrorKind::ConfigError, what);
 }
 
 bool is_weight(double value) { return std::isfinite(value) && value >= 0; }
+
+// The longest that any worker holds on its device.
+std::uint32_t longest(const std::vector<std::uint32_t>& held) {
+  std::uint32_t most = 0;
+  for (std::size_t row = 0; row < held.size(); row += kTiers) most = std::max(most, held[row]);
+  return most;
+}
 
 }  // namespace
 
@@ -37,14 +46,31 @@ KvRouter::KvRouter(KvRouterConfig config) : config_(std::move(config)), random_(
           "without events (use_events false) nothing delays, bundles, loses or precedes them: event_delay_ms, "
           "event_period_ms, event_loss and predict_ttl_ms must be 0");
   require(config_.approximate_ttl_ns > 0, "approximate_ttl_ms must be above 0");
+  require(!config_.queue_threshold || is_weight(*config_.queue_threshold),
+          "queue_threshold must be finite and not negative");
 }
 
-void KvRouter::begin(std::size_t workers) {
+void KvRouter::begin(std::span<const std::uint64_t> batch_tokens) {
   random_.seed(config_.seed);
-  view_ = std::make_unique<KvView>(config_, workers);
-  load_ = std::make_unique<KvLoad>(workers);
+  view_ = std::make_unique<KvView>(config_, batch_tokens.size());
+  load_ = std::make_unique<KvLoad>(batch_tokens.size());
+  batch_tokens_.assign(batch_tokens.begin(), batch_tokens.end());
+  available_.assign(batch_tokens.size(), true);
+  while (!queue_.empty()) queue_.pop();
   decisions_.clear();
 }
+
+std::size_t KvRouter::add_worker(std::uint64_t batch_tokens) {
+  view_->add_worker();
+  load_->add_worker();
+  batch_tokens_.push_back(batch_tokens);
+  available_.push_back(true);
+  return available_.size() - 1;
+}
+
+void KvRouter::set_available(std::size_t worker, bool available) { available_.at(worker) = available; }
+
+void KvRouter::forget(std::size_t worker) { view_->forget(worker); }
 
 bool KvRouter::observes() const noexcept { return config_.use_events || config_.keep_decisions; }
 
@@ -58,7 +84,9 @@ void KvRouter::check(std::size_t worker, const Residency& store) { view_->check(
 
 void KvRouter::first_token(std::uint64_t row) { load_->first_token(row); }
 
-void KvRouter::ended(std::uint64_t row) { load_->ended(row); }
+void KvRouter::ended(std::uint64_t row) {
+  if (queue_.empty() || !queue_.forget(row)) load_->ended(row);
+}
 
 std::size_t KvRouter::choose(const RouteRequest& request, FleetView& view) {
   identities_.clear();
@@ -71,11 +99,40 @@ std::size_t KvRouter::choose(const RouteRequest& request, FleetView& view) {
 }
 
 std::size_t KvRouter::choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns) {
-  const std::size_t workers = load_->requests().size();
-  const std::size_t blocks = request.prompt_tokens / request.block_size;
+  if (std::ranges::find(available_, true) == available_.end()) {
+    throw Error(ErrorKind::WrongState, "no worker is available");
+  }
   view_->match(prompt, now_ns, held_);
+  if (queue_.on() && (!queue_.empty() || all_busy())) {
+    const std::uint64_t cached = std::uint64_t{longest(held_)} * request.block_size;
+    RouteRequest kept = request;
+    kept.identities = nullptr;  // they do not outlive this call
+    queue_.push({kept, std::move(prompt), held_, now_ns}, cached);
+    return kLater;
+  }
+  return admit(request, std::move(prompt), now_ns, now_ns);
+}
+
+std::optional<Released> KvRouter::release(std::int64_t now_ns) {
+  if (queue_.empty() || all_busy()) return std::nullopt;
+  KvQueue::Waiting next = queue_.pop();
+  held_ = std::move(next.held);
+  held_.resize(available_.size() * kTiers, 0);  // who came meanwhile holds nothing
+  return Released{next.request.row, admit(next.request, std::move(next.prompt), next.since_ns, now_ns)};
+}
+
+bool KvRouter::all_busy() const {
+  for (std::size_t worker = 0; worker < available_.size(); ++worker) {
+    if (available_[worker] && !queue_.busy(load_->prefill_tokens()[worker], batch_tokens_[worker])) return false;
+  }
+  return true;
+}
+
+std::size_t KvRouter::admit(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t since_ns,
+                            std::int64_t now_ns) {
+  const std::size_t workers = load_->requests().size();
   load_->shared(prompt, active_);
-  price(request, blocks, held_, costs_);
+  price(request, request.prompt_tokens / request.block_size, held_, costs_);
   KvDecision decision;
   std::size_t worker = config_.temperature > 0 ? pick_softly() : pick(decision.ties);
   if (!config_.imposed.empty()) {
@@ -85,12 +142,11 @@ std::size_t KvRouter::choose(const RouteRequest& request, std::vector<std::uint6
     }
     worker = static_cast<std::size_t>(config_.imposed[request.row]);
   }
-  if (config_.keep_decisions) {
-    decision.row = request.row;
-    decision.time_ns = now_ns;
-    decision.worker = static_cast<std::int32_t>(worker);
-    note(decision, request, prompt);
-  }
+  decision.row = request.row;
+  decision.time_ns = now_ns;
+  decision.waited_ns = now_ns - since_ns;
+  decision.worker = static_cast<std::int32_t>(worker);
+  note(decision, request, prompt);
   const std::uint64_t cached = std::uint64_t{held_[worker * kTiers]} * request.block_size;
   view_->sent(worker, prompt, now_ns);
   load_->book(request.row, worker, request.prompt_tokens - std::min<std::uint64_t>(cached, request.prompt_tokens),
@@ -103,10 +159,17 @@ void KvRouter::price(const RouteRequest& request, std::size_t blocks, const std:
                      std::vector<double>& costs) const {
   const std::span<const std::uint64_t> prefill = load_->prefill_tokens();
   const auto size = static_cast<double>(request.block_size);
-  const std::uint64_t least = *std::ranges::min_element(prefill);
+  std::uint64_t least = ~std::uint64_t{0};
+  for (std::size_t worker = 0; worker < prefill.size(); ++worker) {
+    if (available_[worker]) least = std::min(least, prefill[worker]);
+  }
   const double request_blocks = std::ceil(static_cast<double>(request.prompt_tokens) / size);
   costs.resize(prefill.size());
   for (std::size_t worker = 0; worker < prefill.size(); ++worker) {
+    if (!available_[worker]) {
+      costs[worker] = kNever;
+      continue;
+    }
     const std::uint32_t* const tiers = &held[worker * kTiers];
     const double cached = tiers[0] * size;
     const double raw =
@@ -139,12 +202,16 @@ std::size_t KvRouter::pick(std::uint32_t& ties) {
 // Likelier the cheaper: the weight of a worker falls by e where its cost is a `temperature` of the range above the
 // least.
 std::size_t KvRouter::pick_softly() {
-  const auto [least, most] = std::ranges::minmax(costs_);
+  const double least = *std::ranges::min_element(costs_);
+  double most = least;
+  for (const double cost : costs_) most = cost == kNever ? most : std::max(most, cost);
   const double range = most - least;
   double sum = 0;
   std::vector<double> upto(costs_.size());
   for (std::size_t worker = 0; worker < costs_.size(); ++worker) {
-    sum += range > 0 ? std::exp(-(costs_[worker] - least) / (range * config_.temperature)) : 1.0;
+    if (costs_[worker] != kNever) {
+      sum += range > 0 ? std::exp(-(costs_[worker] - least) / (range * config_.temperature)) : 1.0;
+    }
     upto[worker] = sum;
   }
   const double drawn = static_cast<double>(random_() >> 11) * 0x1.0p-53 * sum;
@@ -154,15 +221,12 @@ std::size_t KvRouter::pick_softly() {
 
 void KvRouter::note(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt) {
   const auto worker = static_cast<std::size_t>(decision.worker);
-  const auto longest = [](const std::vector<std::uint32_t>& held) {
-    std::uint32_t most = 0;
-    for (std::size_t row = 0; row < held.size(); row += kTiers) most = std::max(most, held[row]);
-    return most;
-  };
   decision.cost = costs_[worker];
   decision.overlap = held_[worker * kTiers];
   for (std::size_t tier = 1; tier < kTiers; ++tier) decision.lower_overlap += held_[worker * kTiers + tier];
   decision.best_overlap = longest(held_);
+  last_ = decision;
+  if (!config_.keep_decisions) return;
   const bool differs = view_->match_truth(prompt, truly_held_);
   const std::vector<std::uint32_t>& truth = differs ? truly_held_ : held_;
   decision.true_overlap = truth[worker * kTiers];

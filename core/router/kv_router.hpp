@@ -9,6 +9,7 @@
 
 #include "router/kv_config.hpp"
 #include "router/kv_load.hpp"
+#include "router/kv_queue.hpp"
 #include "router/kv_view.hpp"
 #include "router/router.hpp"
 
@@ -25,8 +26,9 @@ struct KvDecision {
   std::uint32_t best_overlap = 0;   // the longest that any worker was believed to hold on the device
   std::uint32_t true_overlap = 0;   // what it really held there, and the next what any did
   std::uint32_t best_true_overlap = 0;
-  double cost_regret = 0;  // of the choice, in the eyes of a router that knows the truth
-  std::uint32_t ties = 1;  // workers of that cost
+  double cost_regret = 0;      // of the choice, in the eyes of a router that knows the truth
+  std::uint32_t ties = 1;      // workers of that cost
+  std::int64_t waited_ns = 0;  // in the router
 };
 
 // The cost is Dynamo 1.6.1's: see docs/routing.md. Ties are broken by a seed, uniformly.
@@ -34,10 +36,18 @@ class KvRouter final : public Router {
  public:
   explicit KvRouter(KvRouterConfig config);
 
-  void begin(std::size_t workers) override;
+  void begin(std::span<const std::uint64_t> batch_tokens) override;
+  // One more worker, and whether a worker may be chosen: for fleets that change. WrongState when nobody may be.
+  std::size_t add_worker(std::uint64_t batch_tokens);
+  void set_available(std::size_t worker, bool available);
+  // What was known of its cache is not so any more.
+  void forget(std::size_t worker);
+
   std::size_t choose(const RouteRequest& request, FleetView& view) override;
   // The same for who has the sequence hashes of the prompt's full blocks at hand.
   std::size_t choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns);
+  bool queues() const noexcept override { return config_.queue_threshold.has_value(); }
+  std::optional<Released> release(std::int64_t now_ns) override;
   bool observes() const noexcept override;
   bool gather(std::size_t worker, const TimedEvents& events) override;
   void check(std::size_t worker, const Residency& store) override;
@@ -47,12 +57,18 @@ class KvRouter final : public Router {
 
   const KvRouterConfig& config() const noexcept { return config_; }
   const std::vector<KvDecision>& decisions() const noexcept { return decisions_; }
+  const KvDecision& last() const noexcept { return last_; }
+  const std::vector<double>& costs() const noexcept { return costs_; }  // of the last decision, by worker
+  std::size_t waiting() const noexcept { return queue_.size(); }
   // Null before the first run.
   const KvView* view() const noexcept { return view_.get(); }
   KvView* view() noexcept { return view_.get(); }
   const KvLoad* load() const noexcept { return load_.get(); }
 
  private:
+  bool all_busy() const;
+  std::size_t admit(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t since_ns,
+                    std::int64_t now_ns);
   void price(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
              std::vector<double>& costs) const;
   std::size_t pick(std::uint32_t& ties);
@@ -64,6 +80,10 @@ class KvRouter final : public Router {
   std::unique_ptr<KvView> view_;
   std::unique_ptr<KvLoad> load_;
   std::vector<KvDecision> decisions_;
+  KvDecision last_;
+  KvQueue queue_{config_};
+  std::vector<std::uint64_t> batch_tokens_;  // by worker, and so is the next
+  std::vector<bool> available_;
   std::vector<BlockIdentity> identities_;  // scratch, and so are the rest
   std::vector<std::uint32_t> held_;
   std::vector<std::uint32_t> active_;

@@ -34,6 +34,14 @@ KvView::KvView(const KvRouterConfig& config, std::size_t workers) : config_(conf
   }
 }
 
+void KvView::add_worker() {
+  const std::uint64_t worker = late_.size();
+  for (PrefixIndex* const index : {&index_, predicted_.get(), truth_.get()}) {
+    if (index != nullptr) index->join({worker, 0});
+  }
+  late_.emplace_back();
+}
+
 void KvView::apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows) {
   Applied applied;
   index.apply(static_cast<PrefixIndex::Member>(worker), rows, true, 0, applied);

@@ -17,6 +17,7 @@ namespace understudy {
 class KvView {
  public:
   KvView(const KvRouterConfig& config, std::size_t workers);
+  void add_worker();
 
   // ── What it is told ──
   // Events of a worker, in the order of time. What the configuration delays or loses is not known before, or ever.

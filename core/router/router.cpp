@@ -57,7 +57,7 @@ class PowerOfTwo final : public Router {
 // A session stays where it began: with whoever had the least to do then.
 class SessionAffinity final : public Router {
  public:
-  void begin(std::size_t) override { worker_of_.clear(); }
+  void begin(std::span<const std::uint64_t>) override { worker_of_.clear(); }
   std::size_t choose(const RouteRequest& request, FleetView& view) override {
     const auto [at, fresh] = worker_of_.try_emplace(request.session, 0);
     if (fresh) at->second = least_.choose(request, view);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -21,6 +22,7 @@ struct RouteRequest {
   std::uint32_t prompt_tokens = 0;
   std::uint32_t output_tokens = 0;  // as requested
   std::int64_t priority = 0;
+  std::int64_t strict_priority = 0;            // of a router's queue: before every lower one
   std::uint32_t block_size = 0;                // of the first pool
   const IdentitySource* identities = nullptr;  // of its blocks of that size; null without prefix caching
 };
@@ -59,14 +61,23 @@ struct KvDelivery {
   DrainedEvents events;
 };
 
+// A request that waited in a router has a worker.
+struct Released {
+  std::uint64_t row = 0;
+  std::size_t worker = 0;
+};
+
 class Router {
  public:
+  static constexpr std::size_t kLater = ~std::size_t{0};
+
   virtual ~Router() = default;
 
-  // A run begins with so many workers; what was known of another is forgotten.
-  virtual void begin(std::size_t /*workers*/) {}
+  // A run begins with as many workers as there are numbers: prompt tokens that fit into a step of each. What was known
+  // of another run is forgotten.
+  virtual void begin(std::span<const std::uint64_t> /*batch_tokens*/) {}
 
-  // The worker of a request, below view.loads().size().
+  // The worker of a request, below view.loads().size(); kLater: it waits here.
   virtual std::size_t choose(const RouteRequest& request, FleetView& view) = 0;
 
   // Whether it wants to be told what happens to blocks, and how long that takes to reach it.
@@ -86,6 +97,11 @@ class Router {
   virtual bool tracks() const noexcept { return false; }
   virtual void first_token(std::uint64_t /*row*/) {}
   virtual void ended(std::uint64_t /*row*/) {}
+
+  // Whether requests may wait in it; it then tracks. After each first token and end: the next that need not wait any
+  // longer, if there is one.
+  virtual bool queues() const noexcept { return false; }
+  virtual std::optional<Released> release(std::int64_t /*now_ns*/) { return std::nullopt; }
 
   // Whether its choice is a matter of the requests alone, so that workers may be played one after another.
   virtual bool blind() const noexcept { return false; }

@@ -935,6 +935,7 @@ def run_fleet(
     accepted_draft_offsets: npt.NDArray[np.int64] | None = None,
     accepted_drafts: npt.NDArray[np.uint32] | None = None,
     route_rejected: bool = False,
+    strict_priority: npt.NDArray[np.int64] | None = None,
 ) -> FleetResult: ...
 def trace_identities(
     stream: npt.NDArray[np.uint32],
@@ -1219,6 +1220,16 @@ class PrefixIndex:
     def restore(self, snapshot: bytes, *, now_ms: float = 0.0) -> None: ...
     def check(self) -> None: ...
 
+class LastDecision:
+    row: int
+    worker: int
+    cost: float
+    overlap_blocks: int
+    lower_overlap_blocks: int
+    best_overlap_blocks: int
+    ties: int
+    waited_ms: float
+
 class KvRouter(NativeRouter):
     def __init__(
         self,
@@ -1238,12 +1249,32 @@ class KvRouter(NativeRouter):
         predict_ttl_ms: float,
         approximate_ttl_ms: float,
         approximate_blocks: int,
+        queue_threshold: float | None,
+        queue_policy: str,
         seed: int,
         keep_decisions: bool,
         imposed: Sequence[int],
     ) -> None: ...
-    def begin(self, workers: int) -> None: ...
-    def decide(self, row: int, hashes: _Ints, prompt_tokens: int, block_size: int, now_ms: float) -> int: ...
+    def begin(self, workers: int, batch_tokens: int = 8192) -> None: ...
+    def add_worker(self, batch_tokens: int = 8192) -> int: ...
+    def set_available(self, worker: int, available: bool) -> None: ...
+    def forget(self, worker: int) -> None: ...
+    def decide(
+        self,
+        row: int,
+        hashes: _Ints,
+        prompt_tokens: int,
+        block_size: int,
+        now_ms: float,
+        *,
+        priority: int = 0,
+        strict_priority: int = 0,
+    ) -> int | None: ...
+    def release(self, now_ms: float) -> tuple[int, int] | None: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def last(self) -> LastDecision: ...
     def first_token(self, row: int) -> None: ...
     def ended(self, row: int) -> None: ...
     @property
@@ -1270,6 +1301,10 @@ class KvRouter(NativeRouter):
     def cost_regret(self) -> npt.NDArray[np.float64]: ...
     @property
     def ties(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def waited_ns(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def costs(self) -> npt.NDArray[np.float64]: ...
     @property
     def prefill_tokens(self) -> npt.NDArray[np.int64]: ...
     @property

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   understudy replay trace.jsonl --workers 16 --routing kv --event-delay-ms 50 --event-loss 0.01
   understudy replay trace.jsonl --workers 16 --routing kv --event-delay-ms 500 --predict-ttl-ms 2000
+  understudy replay trace.jsonl --workers 4 --routing kv --router-queue-threshold 2 --router-queue-policy wspt
 """
 
 _SETTINGS = {
@@ -18,6 +19,8 @@ _SETTINGS = {
     "event_loss": "event_loss",
     "predict_ttl_ms": "predict_ttl_ms",
     "router_temperature": "temperature",
+    "router_queue_threshold": "queue_threshold",
+    "router_queue_policy": "queue_policy",
 }
 
 
@@ -56,6 +59,18 @@ def add_router_flags(verb: argparse.ArgumentParser) -> None:
         type=float,
         metavar="T",
         help="0 (default): the lowest cost; above: others too",
+    )
+    group.add_argument(
+        "--router-queue-threshold",
+        type=float,
+        metavar="X",
+        help="requests wait in the router while every worker has over X steps of prompt tokens before it "
+        "(default: nobody waits)",
+    )
+    group.add_argument(
+        "--router-queue-policy",
+        choices=("fcfs", "lcfs", "wspt"),
+        help="who of them goes first: the first, the last, or the one with the least to compute (default: fcfs)",
     )
     group.add_argument(
         "--route-rejected",

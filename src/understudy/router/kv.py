@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +45,13 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Without events: how long what was sent counts."""
     approximate_blocks: int = 0
     """Above 0: without events, the newest so many blocks of a worker count, however old."""
+
+    queue_threshold: float | None = None
+    """A request waits in the router while every worker has more than so many of its steps' tokens of prompts before it
+    (or while others wait); what is cached where is taken as of its arrival. None: nobody waits."""
+    queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
+    """Who goes first: the first that came, the last, or whoever has the fewest tokens to compute. A positive
+    `priority` counts as so many seconds, or as so many times the weight; a higher `strict_priority` before all."""
 
     def build(
         self, seed: int = 0, *, imposed: npt.NDArray[np.int32] | None = None, keep_decisions: bool = True
@@ -97,6 +106,8 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """How much more the choice cost than the best one, in the eyes of a router that knows the truth."""
     ties: npt.NDArray[np.int32]
     """Workers that had this cost; a seeded draw took one."""
+    waited_ns: npt.NDArray[np.int64]
+    """In the router, with a queue threshold."""
 
     def __len__(self) -> int:
         return len(self.rows)

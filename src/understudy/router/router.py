@@ -42,3 +42,11 @@ class Router(ABC):
         Only a router that overrides it is told; workers then keep events for it. `batch.events` has a row for each
         block, as a `BlockManager` tells them.
         """
+
+    @_does_nothing  # noqa: B027
+    def first_token(self, row: int) -> None:
+        """The request of this row has its first token. Told before `choose` is asked again."""
+
+    @_does_nothing  # noqa: B027
+    def ended(self, row: int) -> None:
+        """The request of this row has ended, or was rejected where it was sent. Told before `choose` is asked again."""

@@ -158,6 +158,7 @@ def run_offline(
         accepted_draft_offsets=workload.accepted_draft_offsets,
         accepted_drafts=workload.accepted_drafts,
         route_rejected=route_rejected,
+        strict_priority=workload.strict_priority,
     )
     if record_steps is None:
         by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None

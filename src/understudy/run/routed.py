@@ -37,6 +37,8 @@ def summarise(decisions: Decisions, timeline: Timeline, block_size: int) -> dict
         "regretted": float((decisions.cost_regret > 0).mean()),
         "tied": float((decisions.ties > 1).mean()),
         "imbalance": float(by_worker.max() / by_worker.mean()),
+        "waited": float((decisions.waited_ns > 0).mean()),
+        "mean_wait_ms": float(decisions.waited_ns.mean() / 1e6),
     }
 
 
