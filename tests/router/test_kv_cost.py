@@ -23,8 +23,10 @@ def router(workers: int = 2, seed: int = 0, **settings: Any) -> KvRouter:
     return made
 
 
-def ask(who: KvRouter, row: int, blocks: list[int], tokens: int | None = None, now_ms: float = 0) -> int | None:
-    return who.decide(row, blocks, BLOCK * len(blocks) if tokens is None else tokens, BLOCK, now_ms)
+def ask(who: KvRouter, row: int, blocks: list[int], tokens: int | None = None, now_ms: float = 0) -> int:
+    chosen = who.decide(row, blocks, BLOCK * len(blocks) if tokens is None else tokens, BLOCK, now_ms)
+    assert chosen is not None  # nobody waits here
+    return chosen
 
 
 def price_on(worker: int, prepare: Any, workers: int = 2, **settings: Any) -> float:
