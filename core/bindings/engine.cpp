@@ -72,8 +72,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   config.caps_lone_prefill = caps_lone_prefill;
   config.max_num_active_seqs = read_limit(max_num_active_seqs, "max_num_active_seqs");
   config.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive;
-  config.kv_manager =
-      read_choice<KvBackend>(kv_manager, "kv_manager", {{"native", KvBackend::Native}, {"kvbm", KvBackend::Kvbm}});
+  config.kv_manager = read_choice<KvManagerKind>(kv_manager, "kv_manager",
+                                                 {{"native", KvManagerKind::Native}, {"kvbm", KvManagerKind::Kvbm}});
   config.eviction_policy = read_choice<PolicyKind>(
       eviction_policy, "eviction_policy",
       {{"lineage", PolicyKind::Lineage}, {"lru", PolicyKind::Lru}, {"multi_lru", PolicyKind::MultiLru}});

@@ -44,12 +44,12 @@ void make_manager(KvManager* self, nb::handle num_gpu_blocks, nb::handle block_s
   if (backend != "kvbm" && backend != "native") {
     throw Error(ErrorKind::ConfigError, "backend must be kvbm or native, got '", backend, "'");
   }
-  config.backend = backend == "native" ? KvBackend::Native : KvBackend::Kvbm;
+  config.backend = backend == "native" ? KvManagerKind::Native : KvManagerKind::Kvbm;
   if (!eviction.is_none()) {
     std::string name;
     if (!nb::try_cast(eviction, name)) throw Error(ErrorKind::ConfigError, "eviction must be a name or None");
     config.eviction = read_eviction(name);
-    if (config.backend == KvBackend::Native) {
+    if (config.backend == KvManagerKind::Native) {
       throw Error(ErrorKind::ConfigError,
                   "eviction must be None with backend='native', whose free list is vLLM's; got '", name, "'");
     }
@@ -200,8 +200,9 @@ void bind_manager(nb::module_& m) {
       .def_prop_ro("num_gpu_blocks", [](const KvManager& self) { return self.config().num_gpu_blocks; })
       .def_prop_ro("block_size", [](const KvManager& self) { return self.config().block_size; })
       .def_prop_ro("dp_rank", [](const KvManager& self) { return self.config().dp_rank; })
-      .def_prop_ro("backend",
-                   [](const KvManager& self) { return self.config().backend == KvBackend::Native ? "native" : "kvbm"; })
+      .def_prop_ro(
+          "backend",
+          [](const KvManager& self) { return self.config().backend == KvManagerKind::Native ? "native" : "kvbm"; })
       .def_prop_ro("enable_prefix_caching", [](const KvManager& self) { return self.config().enable_prefix_caching; })
       .def_prop_ro("active_blocks", &KvManager::active_blocks)
       .def_prop_ro("inactive_blocks", &KvManager::inactive_blocks)

@@ -13,7 +13,7 @@ enum class SchedulingPolicy : std::uint8_t { Fcfs, Priority };
 enum class PreemptionMode : std::uint8_t { Lifo, Fifo };  // under Fcfs: the newest or the oldest running request goes
 
 // Who decides which blocks a request gets.
-enum class KvBackend : std::uint8_t {
+enum class KvManagerKind : std::uint8_t {
   Kvbm,    // one physical block a hash, visible as soon as it is acquired
   Native,  // vLLM's: copies of a hash live side by side, each visible once its last token is scheduled
 };
@@ -56,7 +56,7 @@ struct EngineConfig {
   bool scheduler_reserve_full_isl = true;
   double watermark = 0.0;
   bool async_scheduling = false;
-  KvBackend kv_manager = KvBackend::Native;
+  KvManagerKind kv_manager = KvManagerKind::Native;
   PolicyKind eviction_policy = PolicyKind::Lineage;  // Kvbm only: the native free list is vLLM's
   std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
   std::uint64_t burst_seed = 42;

@@ -15,7 +15,7 @@ void check_positions(std::span<const BlockIdentity> identities, std::size_t firs
 }  // namespace
 
 BlockLease::BlockLease(std::shared_ptr<KvManager> manager) : manager_(std::move(manager)) {
-  if (manager_->config().backend != KvBackend::Native) {
+  if (manager_->config().backend != KvManagerKind::Native) {
     throw Error(ErrorKind::WrongState, "leases need backend='native'; with 'kvbm', acquire and release blocks by name");
   }
 }

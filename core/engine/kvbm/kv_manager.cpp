@@ -10,7 +10,7 @@ namespace understudy {
 namespace {
 
 std::shared_ptr<BlockStore> make_store(const KvManagerConfig& config) {
-  const bool native = config.backend == KvBackend::Native;
+  const bool native = config.backend == KvManagerKind::Native;
   PoolConfig pool;
   pool.num_blocks = config.num_gpu_blocks;
   pool.policy.kind = native ? PolicyKind::Vllm : config.eviction;
@@ -42,10 +42,10 @@ bool rising(std::span<const BlockIdentity> blocks) {
 
 }  // namespace
 
-KvManager::KvManager(const KvManagerConfig& config) : config_(config), store_(make_store(config)) {}
+KvManager::KvManager(const KvManagerConfig& config) : config_(config), store_(make_store(config)), shared_(*store_) {}
 
 void KvManager::require_kvbm(const char* call) const {
-  if (config_.backend == KvBackend::Kvbm) return;
+  if (config_.backend == KvManagerKind::Kvbm) return;
   throw Error(ErrorKind::WrongState, call, " needs backend='kvbm'; with 'native', blocks are held by leases");
 }
 
@@ -73,11 +73,9 @@ void KvManager::trace(std::size_t allocated, std::size_t evicted) {
 
 // ── Acquire ──
 
-std::vector<KvManager::Use> KvManager::classify(std::span<const KvBlock> blocks) const {
+std::vector<KvManager::Use> KvManager::classify(std::span<const KvBlock> blocks) {
   const std::vector<BlockIdentity> fulls = full_blocks(blocks);
-  std::vector<SlotId> slots(fulls.size());
-  std::vector<std::uint32_t> references(fulls.size());
-  store_->peek(0, fulls, slots.data(), references.data());
+  shared_.look(fulls);
 
   const bool distinct = rising(fulls);
   std::map<LineageHash, std::size_t> named;  // of this call, and so are the next
@@ -96,12 +94,12 @@ std::vector<KvManager::Use> KvManager::classify(std::span<const KvBlock> blocks)
       }
       continue;
     }
-    use.slot = slots[full];
-    if (references[full++] > 0) continue;  // Held
-    use.outcome = use.slot == kNoSlot ? Outcome::Fresh : Outcome::Cached;
+    const std::size_t at = full++;
+    if (shared_.holders()[at] > 0) continue;  // Held
+    use.outcome = shared_.slots()[at] == kNoSlot ? Outcome::Fresh : Outcome::Cached;
     if (distinct) continue;
-    const auto [at, first] = named.try_emplace(blocks[i].identity.lineage, i);
-    if (!first) use = {Outcome::Repeat, use.slot, at->second};
+    const auto [named_at, first] = named.try_emplace(blocks[i].identity.lineage, i);
+    if (!first) use = {Outcome::Repeat, kNoSlot, named_at->second};
   }
   return uses;
 }
@@ -130,69 +128,57 @@ std::size_t KvManager::acquire(std::span<const KvBlock> blocks, std::span<const 
   return fit;
 }
 
-// There is room for everything.
+// There is room for everything. Blocks that are named again come last, when they have a place.
 void KvManager::take(std::span<const KvBlock> blocks, std::span<Use> uses, std::span<const Token> tokens) {
-  // Hits first, so that making room for the others cannot evict them.
-  std::vector<SlotId> held;
-  std::vector<BlockIdentity> wanted;
-  std::vector<std::size_t> wanted_at;
-  std::size_t fresh = 0;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    fresh += uses[i].outcome == Outcome::Fresh ? 1 : 0;
-    if (!blocks[i].full) continue;
-    if (uses[i].outcome == Outcome::Held) held.push_back(uses[i].slot);
-    if (!uses[i].takes()) continue;
-    wanted.push_back(blocks[i].identity);
-    wanted_at.push_back(i);
-  }
-  std::vector<SlotId> found(wanted.size());
-  store_->retain(0, held);
-  store_->match_scattered(0, wanted, found.data());
-
-  std::vector<SlotId> slots(fresh);
-  std::vector<BlockIdentity> evicted;
-  store_->allocate(0, slots, &evicted);
-
-  std::vector<SlotId> stored;
-  std::vector<BlockIdentity> stored_identities;
-  std::vector<Token> stored_tokens;
+  const std::size_t per_block = store_->emits_token_ids() ? config_.block_size : 0;
+  std::vector<BlockIdentity> names;
+  std::vector<Token> name_tokens;
   std::vector<StoredRun> runs;
   const BlockIdentity* before = nullptr;  // the full block in front, and whether it is of the same run
   bool running = false;
-  std::size_t next = 0;
+  std::size_t stored = 0;
+  std::size_t opened = 0;
   std::size_t full = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const KvBlock& block = blocks[i];
-    const bool is_fresh = uses[i].outcome == Outcome::Fresh;
-    if (is_fresh) uses[i].slot = slots[next++];
-    if (!block.full) {
-      if (is_fresh) partials_.emplace(block.partial, uses[i].slot);
+    const BlockIdentity& identity = blocks[i].identity;
+    const bool fresh = uses[i].outcome == Outcome::Fresh;
+    if (!blocks[i].full) {
+      opened += fresh ? 1 : 0;
       continue;
     }
-    if (is_fresh) {
-      if (!running) {
-        runs.push_back({stored.size(), before != nullptr ? before->sequence_hash() : block.identity.parent_hash});
-      }
-      stored.push_back(uses[i].slot);
-      stored_identities.push_back(block.identity);
-      if (store_->emits_token_ids()) {
-        const std::span<const Token> own = tokens.subspan(full * config_.block_size, config_.block_size);
-        stored_tokens.insert(stored_tokens.end(), own.begin(), own.end());
-      }
+    if (fresh && !running) {
+      runs.push_back({stored, before != nullptr ? before->sequence_hash() : identity.parent_hash});
     }
-    running = is_fresh;
-    before = &block.identity;
-    ++full;
+    stored += fresh ? 1 : 0;
+    running = fresh;
+    before = &identity;
+    const std::span<const Token> own = tokens.subspan(full++ * per_block, per_block);
+    if (uses[i].outcome == Outcome::Repeat) continue;
+    names.push_back(identity);
+    name_tokens.insert(name_tokens.end(), own.begin(), own.end());
   }
-  store_->commit(0, stored, stored_identities, stored_tokens);
 
-  std::vector<SlotId> repeated;
+  (void)shared_.look(names);
+  shared_.hold(names);
+  std::vector<SlotId> fresh(shared_.missing() + opened);
+  std::vector<BlockIdentity> evicted;
+  store_->allocate(0, fresh, &evicted);
+  std::size_t next = shared_.store(names, fresh, name_tokens);
+
+  std::vector<SlotId> again;
+  std::size_t named = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i].full && uses[i].outcome == Outcome::Repeat) repeated.push_back(uses[uses[i].first].slot);
+    if (!blocks[i].full) {
+      if (uses[i].outcome == Outcome::Fresh) partials_.emplace(blocks[i].partial, fresh[next++]);
+    } else if (uses[i].outcome == Outcome::Repeat) {
+      again.push_back(uses[uses[i].first].slot);
+    } else {
+      uses[i].slot = shared_.slots()[named++];
+    }
   }
-  store_->retain(0, repeated);
+  store_->retain(0, again);
   tell(runs);
-  trace(fresh, evicted.size());
+  trace(fresh.size(), evicted.size());
 }
 
 // ── Let go ──
@@ -281,20 +267,7 @@ void KvManager::seal(PartialId partial, const BlockIdentity& identity, std::span
     throw Error(ErrorKind::UnknownBlock, "partial block ", partial, " is not held, so it cannot be sealed");
   }
   SlotId slot = held->second;
-  SlotId existing = kNoSlot;
-  std::uint32_t references = 0;
-  store_->peek(0, {&identity, 1}, &existing, &references);
-  if (existing == kNoSlot) {
-    store_->commit(0, {&slot, 1}, {&identity, 1}, tokens);
-  } else {
-    // An active block gains a reference; finding an inactive one counts as a use of it.
-    if (references > 0) {
-      store_->retain(0, {&existing, 1});
-    } else {
-      store_->match_scattered(0, {&identity, 1}, &existing);
-    }
-    store_->release(0, {&slot, 1});
-  }
+  shared_.seal(slot, identity, tokens);
   partials_.erase(held);
   const StoredRun run{0, identity.parent_hash};
   tell({&run, 1});
@@ -347,7 +320,7 @@ std::uint64_t KvManager::active_references() const {
 void KvManager::check() const {
   store_->check();
   const PoolMetrics now = store_->metrics(0);
-  if (config_.backend == KvBackend::Kvbm && now.mutable_blocks != partials_.size() + orphans_.size()) {
+  if (config_.backend == KvManagerKind::Kvbm && now.mutable_blocks != partials_.size() + orphans_.size()) {
     throw Error(ErrorKind::InvariantViolated, "the store has ", now.mutable_blocks,
                 " blocks without a hash, the manager ", partials_.size(), " partial and ", orphans_.size(),
                 " discarded ones");

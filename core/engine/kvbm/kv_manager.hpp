@@ -12,13 +12,14 @@
 #include "engine/config.hpp"
 #include "engine/kv_trace.hpp"
 #include "engine/kvbm/kv_events.hpp"
+#include "engine/kvbm/shared_blocks.hpp"
 #include "store/block_store.hpp"
 
 namespace understudy {
 
 // Under Native, requests hold leases (kv_lease.hpp).
 struct KvManagerConfig {
-  KvBackend backend = KvBackend::Kvbm;
+  KvManagerKind backend = KvManagerKind::Kvbm;
   std::uint64_t num_gpu_blocks = 0;
   std::uint64_t block_size = 0;
   PolicyKind eviction = PolicyKind::Lineage;
@@ -114,13 +115,14 @@ class KvManager {
   };
 
   void require_kvbm(const char* call) const;
-  std::vector<Use> classify(std::span<const KvBlock> blocks) const;
+  std::vector<Use> classify(std::span<const KvBlock> blocks);
   void take(std::span<const KvBlock> blocks, std::span<Use> uses, std::span<const Token> tokens);
   Resolved resolve(std::span<const KvBlock> blocks) const;
   void let_go(std::span<const KvBlock> blocks, Resolved resolved);
 
   KvManagerConfig config_;
   std::shared_ptr<BlockStore> store_;
+  SharedBlocks shared_;
   std::unordered_map<PartialId, SlotId> partials_;
   std::vector<Orphan> orphans_;
   KvEventLog log_;

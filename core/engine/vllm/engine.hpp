@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "base/turn.hpp"
+#include "engine/announcer.hpp"
+#include "engine/block_backend.hpp"
 #include "engine/config.hpp"
 #include "engine/engine.hpp"
 #include "engine/forward_pass.hpp"
@@ -24,8 +26,6 @@
 #include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/waiting_queue.hpp"
-#include "events/event_log.hpp"
-#include "events/event_truth.hpp"
 #include "store/block_store.hpp"
 #include "tiers/worker_tiers.hpp"
 
@@ -85,6 +85,7 @@ class VllmEngine final : public Engine {
   // With `tiers`, blocks go down to them and come back; `run` is what its workers share (null: the engine is alone).
   VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers = nullptr, TierRun* run = nullptr,
              const std::string& name = "worker");
+  ~VllmEngine() override;
 
   const EngineConfig& config() const noexcept { return config_; }
   BlockStore& store() noexcept { return store_; }
@@ -150,7 +151,7 @@ class VllmEngine final : public Engine {
   // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
   bool stuck() const noexcept override { return stuck_; }
   Stall stall() const override;
-  bool asleep() const noexcept override { return sleeping_; }
+  bool asleep() const noexcept override { return landing_wait_.on; }
   bool landed(std::int64_t now_ns) override;
 
   // What the last call of end_step or advance returned, if nobody has taken it.
@@ -164,127 +165,119 @@ class VllmEngine final : public Engine {
   // ── Events: with config().events, rows of both streams since the last call ──
   // On the device a row is visible at the end of its step (or at once, when none is open), on tiers below when it
   // happened.
-  TimedEvents take_events() override { return events_.take_visible(); }
-  DrainedEvents drain_events();  // those of the step in progress too, as the store tells them
-  DrainedEvents peek_events();   // the same, and they stay to be taken
-  void set_on_events(std::function<void(std::int64_t)> on_events) override { on_events_ = std::move(on_events); }
-  std::vector<TimedKvTrace> take_kv_trace() noexcept { return std::exchange(kv_trace_, {}); }
+  TimedEvents take_events() override { return announcer_.take_visible(); }
+  DrainedEvents drain_events() { return announcer_.take_all(); }
+  DrainedEvents peek_events() { return announcer_.peek_new(); }
+  void set_on_events(std::function<void(std::int64_t)> on_events) override {
+    announcer_.set_on_events(std::move(on_events));
+  }
+  std::vector<TimedKvTrace> take_kv_trace() noexcept { return kv_->take_trace(); }
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
   void check() override;
 
  private:
   static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
+  using Room = KvBackend::Room;
 
-  struct Blocked {  // why the head of the queue could not be admitted, while that still holds
-    bool valid = false;
-    bool wants_key = false;
-    LineageHash missing;         // the key that would lengthen its hit
+  // The head of the queue was not admitted, and will not be while this stands: the others only decode.
+  struct Refusal {
+    bool stands = false;
+    bool wants_block = false;
+    LineageHash missing;         // the block that would lengthen its hit
     std::uint64_t released = 0;  // by the tiers until then
   };
+  // Nothing can be computed before a transfer lands, unless somebody comes or goes.
+  struct LandingWait {
+    bool on = false;
+    bool visited = false;        // somebody came or went since the last step began
+    std::uint64_t released = 0;  // by the tiers until then
+  };
+  // The head of the queue, as the step at hand could admit it.
+  struct Admission {
+    RequestSlot slot = 0;
+    std::size_t limit = 0;  // blocks that it could find at most
+    KvHit hit;
+    std::uint32_t hit_tokens = 0;
+    std::uint32_t wanted = 0;  // tokens that it would compute if the budget were no matter
+    std::uint32_t tokens = 0;  // that it does
+    bool padded = false;       // with blank drafts
+    bool too_long = false;     // without chunks, for the budget that is left
+    bool slow_load = false;    // tiers have more of it, and would take longer than computing it
 
-  class Leap;
-  struct Appointment {
-    std::uint64_t step;
-    std::uint32_t order;  // place in the running list when the leap began
-    bool operator>(const Appointment& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
+    std::uint32_t total() const noexcept { return hit_tokens + tokens; }
   };
-  struct LeapScratch {
-    std::vector<RequestSlot> members;
-    std::vector<std::uint64_t> since;   // how many steps its request knows of
-    std::vector<std::uint64_t> last;    // step of each
-    std::vector<std::uint8_t> out;      // members that have ended, or wait for room
-    std::vector<std::uint32_t> paused;  // those that wait
-    std::vector<Appointment> turns;     // a heap, the next first
-    std::vector<std::uint32_t> due;     // in the step at hand
-    std::vector<std::uint32_t> done;    // of them, with it
-    std::vector<Scheduled> filled;      // requests whose block is complete
-  };
+  class Leap;  // leap.hpp
+
+  // requests.cpp
+  void somebody_came_or_went();
+  void retire(EngineRequest& request);
+  void complete(RequestSlot slot, std::int64_t now_ns);
+  RequestRecord take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns);
 
   // schedule.cpp
   std::int64_t schedule(std::int64_t now_ns);
+  void undo_schedule();
   void schedule_running(std::int64_t now_ns);
   std::uint32_t next_tokens(const EngineRequest& request) const;
   std::uint32_t prefill_cap() const;
   std::size_t max_running() const noexcept { return std::min(config_.max_num_seqs, config_.max_num_active_seqs); }
   std::size_t choose_victim() const;
   void preempt(std::size_t position);
+  StepLoad measure() const;
+  bool can_add() const noexcept { return budget_ > 0 && input_budget_ > config_.speculation.draft_slots; }
+  void charge(std::uint32_t tokens) noexcept;
+
+  // admit.cpp
   void admit(std::int64_t now_ns);
-  using Room = WorkerTiers::Room;
-  Room grow(RequestSlot id, std::uint32_t total, std::int64_t now_ns);
-  bool fits(EngineRequest& request, std::uint32_t tokens, std::size_t hits, std::size_t unreferenced);
-  Room place(RequestSlot id, std::uint32_t tokens, std::size_t hits, std::int64_t now_ns);
-  Room take_blocks(RequestSlot id, std::size_t count, std::int64_t now_ns);
-  void key_blocks(EngineRequest& request, std::uint32_t total);
-  void free_blocks(EngineRequest& request);
-  void need_identities(EngineRequest& request, std::size_t blocks);
-  void trace_taken(std::size_t taken, std::uint64_t evictions_before);
+  bool pads_admissions() const;
+  Admission look_up(RequestSlot slot);
+  bool size_up(Admission& head, bool pads) const;
+  bool fits(const Admission& head);
+  void refuse(const Admission& head);
+  void enter(const Admission& head, std::int64_t now_ns);
   std::uint32_t blocks_for(std::uint32_t tokens) const noexcept {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
-
-  // kvbm.cpp
-  std::uint32_t named_blocks(const EngineRequest& request) const noexcept;
-  std::uint64_t cost_of_shared(EngineRequest& request, std::size_t count);
-  Room take_shared(RequestSlot id, std::size_t count, std::int64_t now_ns);
-  void seal_blocks(EngineRequest& request, std::uint32_t named);
+  std::uint32_t blocks_up_to(const EngineRequest& request, std::uint32_t total, bool admission) const noexcept;
 
   // tiers.cpp
-  WorkerTiers::Onboard onboard(RequestSlot id, std::size_t hits, std::size_t limit, std::int64_t now_ns);
+  WorkerTiers::Onboard onboard(const Admission& head, std::int64_t now_ns);
   void resume_loaded();
-  void count_origins(RequestSlot id, std::size_t hits, bool resumed);
+  void count_origins(const Admission& head, bool resumed);
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);
   void notice_landings(std::int64_t now_ns);
-  bool roused() const noexcept { return disturbed_ || tiers_->has_ready() || tiers_->released() != released_at_sleep_; }
+  bool landing_wait_over() const noexcept {
+    return landing_wait_.visited || tiers_->has_ready() || tiers_->released() != landing_wait_.released;
+  }
   bool head_may_move() const;
-  bool leap_disturbed();
-  bool leap_has_room(std::uint64_t slots) const;
 
-  // engine.cpp
-  void play(std::int64_t until_ns, bool stop_on_finish, bool lazily);
-  void finish_step(std::int64_t end_ns);
-  void new_effects();
-  const StepEffects& hand_out();
-  void close_step();
-  void show_events(std::int64_t now_ns);
-  void release_events(std::int64_t now_ns);
+  // step.cpp
   void greet(std::int64_t now_ns);
   std::int64_t try_schedule(std::int64_t now_ns);
   bool found_work(std::int64_t now_ns);
   void open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns);
+  void finish_step(std::int64_t end_ns);
+  void close_step();
+  void play(std::int64_t until_ns, bool stop_on_finish, bool lazily);
+  void new_effects();
+  const StepEffects& hand_out();
+  bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
+
+  // receive.cpp
   void receive(const std::vector<Scheduled>& turns, std::int64_t end_ns);
   bool receive_token(const Scheduled& turn, std::uint64_t step);
+  void receive_drafts(EngineRequest& request, const Scheduled& turn);
+  void receive_burst(EngineRequest& request);
+  void fold_token_log();
   bool live(const Scheduled& turn) const noexcept {
     return requests_[turn.slot].id == turn.id && requests_[turn.slot].status != RequestStatus::Finished;
   }
-  void retire(EngineRequest& request);
-  void complete(RequestSlot slot, std::int64_t now_ns);
-  RequestRecord take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns);
-  void fold_token_log();
-  void somebody_came_or_went();
-  bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
-  StepLoad measure() const;
-  void undo_schedule();
-
-  // burst.cpp
-  std::uint32_t burst_room(const EngineRequest& request, std::uint32_t total) const noexcept;
-  std::uint32_t lookahead(std::uint32_t total, bool admission) const noexcept;
-  bool can_add() const noexcept { return budget_ > 0 && input_budget_ > config_.speculation.draft_slots; }
-  void charge(std::uint32_t tokens) noexcept;
-  void receive_drafts(EngineRequest& request, const Scheduled& turn);
-  void receive_burst(EngineRequest& request);
-
-  // leap.cpp
-  bool can_leap() const;
-  bool can_leap_ahead() const;
-  bool decodes(RequestSlot id) const noexcept;
-  bool leap(std::int64_t until_ns, bool stop_on_finish);
   std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
 
   // forecast.cpp
   std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
   bool decodes_undisturbed(std::uint64_t steps) const;
-  std::int64_t plain_step_ns() const;
 
   // watch.cpp
   void sample(std::size_t running);
@@ -294,58 +287,52 @@ class VllmEngine final : public Engine {
   Turns turns_;
   StepTiming timing_;
   BlockStore store_;
-  const bool shared_;  // the kvbm manager
-  const bool emits_;   // the store tells what happens
+  Announcer announcer_;
   std::unique_ptr<TierRun> own_run_;
   std::unique_ptr<WorkerTiers> tiers_;
+  std::unique_ptr<BlockBackend> kv_;  // whose blocks are those of store_
   std::uint64_t capacity_tokens_;
   std::uint64_t watermark_blocks_;
   BurstSampler bursts_;
   BurstSampler acceptance_;
 
+  // Requests.
   std::vector<EngineRequest> requests_;  // by slot
   std::vector<RequestSlot> free_slots_;
   std::unordered_map<RequestId, RequestSlot> slots_;  // of those who have not ended
   RequestId next_id_ = 0;
   std::vector<RequestSlot> running_;
   WaitingQueue waiting_;
+  std::size_t parked_ = 0;
+
+  // The schedule at hand, and the last one.
   std::uint64_t budget_ = 0;
   std::uint64_t input_budget_ = 0;  // less than the budget where a draft model takes slots of its own
-  std::uint32_t prefill_cap_ = EngineConfig::kUnlimited;  // in the schedule at hand
+  std::uint32_t prefill_cap_ = EngineConfig::kUnlimited;
   StepLog log_;
-  StepLoad load_;              // of the last schedule
-  Batch open_;                 // asynchronously: what the open step computes
-  Batch planned_;              // and what comes behind it
+  StepLoad load_;
+  Refusal refusal_;
+  Batch open_;     // asynchronously: what the open step computes
+  Batch planned_;  // and what comes behind it
+
+  // Time.
   std::int64_t begun_ns_ = 0;  // when the last step began
   std::int64_t now_ns_ = 0;
   bool in_step_ = false;
   bool stuck_ = false;
-  bool sleeping_ = false;
-  bool disturbed_ = false;  // a request came or went while it slept
-  std::uint64_t released_at_sleep_ = 0;
-  std::uint64_t landings_noticed_ = 0;
-  std::int64_t leap_taken_ns_ = -1;  // a leap has begun the step of then (blocks are taken), and not played it
-  std::size_t parked_ = 0;
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
+  LandingWait landing_wait_;
+  std::uint64_t landings_noticed_ = 0;
   bool leaping_ = true;
-  Observer observer_;
-  std::function<void(const StepEffects&)> pause_;
-  Blocked blocked_;
-  std::vector<SlotId> hits_;  // scratch, and so are the next three
-  std::vector<SlotId> peeked_;
-  std::vector<std::uint32_t> holders_;
-  std::vector<SlotId> fresh_;
-  LeapScratch leap_;
-  std::vector<std::uint8_t> phantom_;  // slots keyed by an allocation that was undone; empty before the first
+  std::unique_ptr<Leap> leap_;
+
+  // Watch.
   StepEffects effects_;
   bool handed_out_ = false;
   EngineTotals totals_;
   TokenLog token_log_;
-  EngineEventLog events_;
-  std::function<void(std::int64_t)> on_events_;
-  bool step_holds_events_ = false;  // rows of the device are those of a step that has not ended
-  EventTruth truth_;
-  std::vector<TimedKvTrace> kv_trace_;
+  Observer observer_;
+  std::function<void(const StepEffects&)> pause_;
 };
 
 }  // namespace understudy

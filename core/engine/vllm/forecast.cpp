@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
+#include "engine/vllm/leap.hpp"
 
 namespace understudy {
 
@@ -10,18 +11,6 @@ std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const no
   const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
   const std::uint64_t most = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens) + 1;
   return std::max<std::uint64_t>(1, (left + most - 1) / most);
-}
-
-// What one decode step of all that run takes, now.
-std::int64_t VllmEngine::plain_step_ns() const {
-  std::uint64_t alive = 0;
-  std::uint64_t context = 0;
-  for (const RequestSlot id : running_) {
-    if (tiers_ && tiers_->waiting(id)) continue;
-    ++alive;
-    context += requests_[id].known;
-  }
-  return timing_.duration_ns({0, 0, 0, alive, context}, capacity_tokens_);
 }
 
 // Whether all that run get a token in each of so many steps, if nobody comes: there is room for what they add, and
@@ -40,13 +29,13 @@ bool VllmEngine::decodes_undisturbed(std::uint64_t steps) const {
     const std::uint64_t end = request.known + steps;
     if (end > room) blocks += (end - room + config_.block_size - 1) / config_.block_size;
   }
-  return leap_has_room(blocks);
+  return leap_->has_room(blocks);
 }
 
 std::int64_t VllmEngine::no_finish_before() const {
   if (idle() && !in_step_) return kNever;
   std::int64_t from_ns = now_ns_;
-  if (!in_step_ && sleeping_ && !roused()) {
+  if (!in_step_ && landing_wait_.on && !landing_wait_over()) {
     from_ns = std::max(from_ns, tiers_->hub().next_wake_ns().value_or(from_ns));
   }
   // The step that is open may be the first of them.

@@ -3,62 +3,97 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
+#include <vector>
 
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
 
-// The members of a leap are the requests that run. A member has a turn when its step begins a block, fills one, or is
-// its last; a step without turns changes the clock and the context, and nothing else. A member whose next block has to
-// wait for a copy pauses, while the others go on. Asynchronously (without tiers) a step schedules the token after the
-// one that it computes.
+// The engine asks whether a leap is possible and lets it play; nothing else of it is known outside. Its members are the
+// requests that run. A member has a turn when its step begins a block, fills one, or is its last; a step without turns
+// changes the clock and the context, and nothing else. A member whose next block has to wait for a copy pauses, while
+// the others go on. Asynchronously (without tiers) a step schedules the token after the one that it computes.
 class VllmEngine::Leap {
  public:
-  Leap(VllmEngine& engine, std::int64_t until_ns, bool stop_on_finish);
+  explicit Leap(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size) {}
 
+  // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
+  bool possible() const;
   // Steps that end by `until_ns`; false when there was none, and an ordinary step must follow.
-  bool play();
+  bool play(std::int64_t until_ns, bool stop_on_finish);
+
+  // A leap may end where it has taken blocks for a step that only an ordinary one can decide on. That step has begun:
+  // nothing lands before it.
+  bool has_begun(std::int64_t now_ns) const noexcept { return begun_ns_ == now_ns; }
+  void forget_begun() noexcept { begun_ns_ = -1; }
+
+  // What one decode step of all that run takes, now.
+  std::int64_t step_of_all_ns() const;
+  // Whether so many blocks can be taken without a wait, or a preemption.
+  bool has_room(std::uint64_t blocks) const;
 
  private:
+  struct Turn {
+    std::uint64_t step;
+    std::uint32_t order;  // place in the running list when the leap began
+    bool operator>(const Turn& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
+  };
+
+  bool possible_ahead() const;
+  void start(std::int64_t until_ns, bool stop_on_finish);
   void play_steps();
   void plan_next();
 
-  // Of a member, by its place in the running list:
-  EngineRequest& request(std::uint32_t order) const { return engine_.requests_[scratch_.members[order]]; }
+  // Of a member, by its place in the running list (leap_members.cpp):
+  EngineRequest& request(std::uint32_t order) const { return engine_.requests_[members_[order]]; }
+  bool decodes(RequestSlot id) const noexcept;
   std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const;
-  // Tokens that blocks with a key may hold, once the step is scheduled.
+  // Tokens that blocks with a name may hold, once the step is scheduled.
   std::uint32_t filled_by(std::uint32_t order, std::uint64_t step) const {
     return computed_by(order, step) + (ahead_ ? 0 : 1);
   }
-  bool lacks_block(std::uint32_t order, std::uint32_t computed) const;
-  void enter(std::uint32_t order);
-  void push_turn(std::uint32_t order, std::uint64_t from);
-  void settle(std::uint32_t order);
-  void pause(std::uint32_t order);
-  bool serve(std::uint32_t order);
   bool begins_block(std::uint32_t order) const;
-  void key_block(std::uint32_t order, std::uint32_t full);
-
+  void join(std::uint32_t order);
+  void push_turn(std::uint32_t order, std::uint64_t from);
+  void catch_up(std::uint32_t order);
+  void pause(std::uint32_t order);
   bool resume_paused();
+  bool serve(std::uint32_t order);
+  void name_filled(std::uint32_t order, std::uint32_t full);
+
+  bool interrupted();
   bool play_plain_steps(std::uint64_t until_step);
   bool play_turns();
   std::uint64_t gather_due();
   bool end_step(std::uint64_t fresh);
-  bool sleep();
+  bool wait_for_landing();
   std::int64_t step_ns() const;
-  std::size_t running() const { return alive_ + scratch_.paused.size(); }
+  std::size_t running() const { return alive_ + paused_.size(); }
 
   VllmEngine& engine_;
-  LeapScratch& scratch_;
-  const std::uint32_t size_;  // of a block
-  const bool ahead_;          // asynchronous: a batch is planned behind the one that runs
-  const std::int64_t until_ns_;
-  const bool stop_on_finish_;
-  const std::uint64_t base_;  // the first step, in the token log
-  std::uint64_t steps_ = 0;   // completed in this leap
-  std::uint64_t alive_ = 0;   // members that decode
+  const std::uint32_t size_;    // of a block
+  std::int64_t begun_ns_ = -1;  // a step that has begun, and was not played; -1: none
+
+  // Of the leap at hand.
+  bool ahead_ = false;             // asynchronous: a batch is planned behind the one that runs
+  bool names_on_receipt_ = false;  // as the backend says
+  std::int64_t until_ns_ = 0;
+  bool stop_on_finish_ = false;
+  std::uint64_t base_ = 0;   // the first step, in the token log
+  std::uint64_t steps_ = 0;  // completed
+  std::uint64_t alive_ = 0;  // members that decode
   std::uint64_t context_ = 0;
   bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token
+  std::vector<RequestSlot> members_;
+  std::vector<std::uint64_t> since_;   // how many steps its request knows of
+  std::vector<std::uint64_t> last_;    // step of each
+  std::vector<std::uint8_t> out_;      // members that have ended, or wait for room
+  std::vector<std::uint32_t> paused_;  // those that wait
+  std::vector<Turn> turns_;            // a heap, the next first
+  std::vector<std::uint32_t> due_;     // in the step at hand
+  std::vector<std::uint32_t> done_;    // of them, with it
+  std::vector<Scheduled> filled_;      // requests whose block is complete
 };
 
 }  // namespace understudy

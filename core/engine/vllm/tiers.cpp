@@ -4,10 +4,11 @@
 namespace understudy {
 
 // Looks below for what follows the head's hits on the device; parks it when that is on its way.
-WorkerTiers::Onboard VllmEngine::onboard(RequestSlot id, std::size_t hits, std::size_t limit, std::int64_t now_ns) {
-  EngineRequest& request = requests_[id];
+WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now_ns) {
+  EngineRequest& request = requests_[head.slot];
+  const std::size_t hits = head.hit.blocks;
   const bool preempted = request.status == RequestStatus::Preempted;
-  if (hits == limit || request.onboard_tried || (preempted && !tiers_->config().onboard_preempted)) {
+  if (hits == head.limit || request.onboard_tried || (preempted && !tiers_->config().onboard_preempted)) {
     return WorkerTiers::Onboard::Miss;
   }
   const auto prefill_ns = [&](std::size_t blocks) {
@@ -15,8 +16,8 @@ WorkerTiers::Onboard VllmEngine::onboard(RequestSlot id, std::size_t hits, std::
   };
   const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
   const auto outcome =
-      tiers_->onboard(id, now_ns, std::span<const SlotId>(hits_.data(), hits),
-                      std::span<const BlockIdentity>(request.blocks).subspan(hits, limit - hits), saved_ns);
+      tiers_->onboard(head.slot, now_ns, kv_->found(head.hit),
+                      std::span<const BlockIdentity>(request.blocks).subspan(hits, head.limit - hits), saved_ns);
   if (outcome != WorkerTiers::Onboard::Parked) return outcome;
   waiting_.pop();
   request.before_park = request.status;
@@ -33,7 +34,7 @@ void VllmEngine::resume_loaded() {
     request.status = request.before_park;
     waiting_.resume(id, request.status == RequestStatus::Preempted);
     --parked_;
-    blocked_.valid = false;
+    refusal_.stands = false;
   }
 }
 
@@ -51,21 +52,21 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
   const bool under_way = tiers_->prefetch(now_ns, blocks);
-  show_events(now_ns);
+  announcer_.show(now_ns);
   return under_way;
 }
 
 // An admission: which of its hits came from below, and were on the device only for it.
-void VllmEngine::count_origins(RequestSlot id, std::size_t hits, bool resumed) {
-  EngineRequest& request = requests_[id];
-  tiers_->note_hits(std::span<const SlotId>(hits_.data(), hits));
+void VllmEngine::count_origins(const Admission& head, bool resumed) {
+  EngineRequest& request = requests_[head.slot];
+  tiers_->note_hits(kv_->found(head.hit));
   request.onboard_tried = false;
   request.through = 0;
-  const std::optional<WorkerTiers::Origin> origin = tiers_->take_origin(id);
+  const std::optional<WorkerTiers::Origin> origin = tiers_->take_origin(head.slot);
   if (!origin) return;
   request.record.parked_ns += origin->parked_ns;
   if (origin->failed) return;  // what is there was computed by somebody else meanwhile
-  for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < hits; ++i) {
+  for (std::size_t i = 0; i < origin->tiers.size() && origin->first_block + i < head.hit.blocks; ++i) {
     if (origin->tiers[i] == Tier::G1) continue;
     const auto below = static_cast<std::size_t>(origin->tiers[i]) - static_cast<std::size_t>(Tier::G2);
     request.record.below_total[below] += config_.block_size;
@@ -81,7 +82,8 @@ void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t
     if (!live(turn) || request.status != RequestStatus::Running) continue;
     // Asynchronously, later blocks may have their keys already.
     const std::uint32_t end = turn.before + turn.tokens;
-    const std::uint32_t full = std::min(request.keyed, shared_ ? blocks_for(end) : end / config_.block_size);
+    const std::uint32_t full =
+        std::min(request.keyed, kv_->names_on_receipt() ? blocks_for(end) : end / config_.block_size);
     if (full <= request.through) continue;
     const std::uint32_t first = request.through;
     request.through = full;
@@ -96,33 +98,17 @@ void VllmEngine::notice_landings(std::int64_t now_ns) {
   if (tiers_->landings() == landings_noticed_) return;
   landings_noticed_ = tiers_->landings();
   token_log_.touch();
-  show_events(now_ns);
+  announcer_.show(now_ns);
 }
 
 bool VllmEngine::landed(std::int64_t now_ns) {
   notice_landings(now_ns);
-  return roused();
+  return landing_wait_over();
 }
 
 // Whether the head of the queue may be admitted on room that was made since it was last asked.
 bool VllmEngine::head_may_move() const {
-  return !waiting_.empty() && blocked_.released != tiers_->released() && !tiers_->waiting(waiting_.head());
-}
-
-// Between two steps of a leap: whether something has landed that an ordinary step must decide on.
-bool VllmEngine::leap_disturbed() {
-  step_holds_events_ = true;  // it landed in the middle of a step
-  tiers_->hub().run_until(now_ns_);
-  step_holds_events_ = false;
-  notice_landings(now_ns_);
-  return tiers_->has_ready() || head_may_move();
-}
-
-bool VllmEngine::leap_has_room(std::uint64_t slots) const {
-  if (slots > store_.available(0)) return false;
-  if (!tiers_ || tiers_->config().mode == OffloadMode::WriteThrough) return true;
-  // What is cached leaves by a copy, which takes time; and in older orders it may come before what is empty.
-  return config_.free_order != FreeOrder::AllLast && slots <= store_.in(0, SlotState::Reset);
+  return !waiting_.empty() && refusal_.released != tiers_->released() && !tiers_->waiting(waiting_.head());
 }
 
 }  // namespace understudy

@@ -4,10 +4,10 @@
 namespace understudy {
 
 void VllmEngine::sample(std::size_t running) {
-  const std::uint64_t cached = store_.in(0, SlotState::Inactive);
+  const KvUsage blocks = kv_->usage();
   EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
-                      static_cast<std::uint32_t>(config_.num_gpu_blocks - store_.in(0, SlotState::Reset) - cached),
-                      static_cast<std::uint32_t>(cached)};
+                      static_cast<std::uint32_t>(config_.num_gpu_blocks - blocks.free - blocks.cached),
+                      static_cast<std::uint32_t>(blocks.cached)};
   if (tiers_) {
     sample.held_blocks = static_cast<std::uint32_t>(tiers_->held());
     sample.host_blocks =
@@ -34,12 +34,12 @@ std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
 std::int64_t VllmEngine::wake_ns() const {
   if (in_step_) return now_ns_;
   if (idle() || stuck_) return kNever;
-  if (sleeping_ && !roused()) return tiers_->hub().next_wake_ns().value_or(kNever);
+  if (landing_wait_.on && !landing_wait_over()) return tiers_->hub().next_wake_ns().value_or(kNever);
   return now_ns_;
 }
 
 Stall VllmEngine::stall() const {
-  Stall stall{thrashing(), waiting_.size(), {}, store_.available(0)};
+  Stall stall{thrashing(), waiting_.size(), {}, kv_->available()};
   for (const RequestSlot id : waiting_.ids()) {
     if (stall.first.size() == 3) break;
     stall.first.push_back({requests_[id].id, requests_[id].known});
@@ -94,8 +94,8 @@ void VllmEngine::check() {
   store_.check();
   check_counts(true);
   // In the middle of a step there is more to tell.
-  if (config_.check && emits_ && !in_step_) truth_.require_equal(store_, EventTruth::Scope::Whole);
-  if (store_.num_events() > 0 && !step_holds_events_)
+  if (!in_step_) announcer_.check(EventTruth::Scope::Whole);
+  if (store_.num_events() > 0 && !announcer_.holds())
     throw Error(ErrorKind::InvariantViolated, "blocks changed, and nobody was told");
 }
 

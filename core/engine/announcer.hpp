@@ -1,0 +1,58 @@
+// What an engine says about its blocks, and when: of the device at the end of a step, of tiers below at once.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "engine/config.hpp"
+#include "events/event_log.hpp"
+#include "events/event_truth.hpp"
+#include "store/block_store.hpp"
+
+namespace understudy {
+
+// Takes what the store tells. With `check`, an index that knows nothing else must agree with the store.
+class Announcer {
+ public:
+  Announcer(const EngineConfig& config, BlockStore& store) : config_(config), store_(store) {}
+
+  // Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
+  static bool wanted(const EngineConfig& config) {
+    return (config.events || config.check) && config.enable_prefix_caching;
+  }
+  EngineEventLog* log() noexcept { return on_ ? &log_ : nullptr; }
+  void set_on_events(std::function<void(std::int64_t)> on_events) { on_events_ = std::move(on_events); }
+
+  // ── Steps ──
+  // Rows of the device are those of a step that has not ended, from now on.
+  void hold() noexcept { holds_ = true; }
+  // They are not: what comes next is nobody's.
+  void stop_holding() noexcept { holds_ = false; }
+  bool holds() const noexcept { return holds_; }
+  // What happened to blocks since the last call is visible from now on; on the device, unless that is held back.
+  void show(std::int64_t now_ns);
+  void release(std::int64_t now_ns) {
+    stop_holding();
+    show(now_ns);
+  }
+
+  // ── For those who listen ──
+  TimedEvents take_visible() { return log_.take_visible(); }
+  DrainedEvents take_all();  // those of the step in progress too, as the store tells them
+  DrainedEvents peek_new();  // the same, and they stay to be taken
+
+  // InvariantViolated when rows and blocks contradict each other.
+  void check(EventTruth::Scope scope);
+
+ private:
+  const EngineConfig& config_;
+  BlockStore& store_;
+  const bool on_ = wanted(config_);
+  EngineEventLog log_;
+  std::function<void(std::int64_t)> on_events_;
+  bool holds_ = false;
+  EventTruth truth_;
+};
+
+}  // namespace understudy

@@ -1,0 +1,85 @@
+#include "engine/block_backend.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
+
+}  // namespace
+
+KvHit BlockBackend::find(KvRequest& request, std::size_t limit) {
+  if (!config_.enable_prefix_caching) return {};
+  need_names(request, limit);
+  hits_.resize(limit);
+  KvHit hit;
+  hit.blocks = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
+                                  &hit.unreferenced);
+  return hit;
+}
+
+void BlockBackend::trim(KvRequest& request, std::size_t blocks) {
+  store_.release(0, std::span<const SlotId>(request.table).subspan(blocks), true);
+  request.table.resize(blocks);
+}
+
+void BlockBackend::release(KvRequest& request) {
+  store_.release(0, request.table, true);
+  request.table.clear();
+  request.keyed = 0;
+}
+
+void BlockBackend::need_names(KvRequest& request, std::size_t blocks) {
+  if (request.blocks.size() >= blocks) return;
+  if (config_.enable_prefix_caching) {
+    request.spec.identities->extend(request.blocks, blocks);
+    return;
+  }
+  // Names that nobody else has, the same for the request's life.
+  while (request.blocks.size() < blocks) {
+    const auto position = static_cast<std::uint32_t>(request.blocks.size());
+    request.blocks.push_back(
+        {LineageHash::make(xxh3_64_pair(request.id, position, kPrivateSeed), false, 0, position), 0, 0});
+  }
+}
+
+KvBackend::Room BlockBackend::take(KvRequest& request, std::size_t count, std::int64_t now_ns) {
+  if (count == 0) return Room::Taken;
+  if (!tiers_ && count > store_.available(0)) return Room::Short;
+  const std::size_t held = request.table.size();
+  request.table.resize(held + count);
+  Room room = Room::Short;
+  try {
+    room = take_slots(request.slot, std::span<SlotId>(request.table).subspan(held), now_ns);
+  } catch (...) {  // a policy of the user's
+    request.table.resize(held);
+    throw;
+  }
+  if (room != Room::Taken) request.table.resize(held);
+  return room;
+}
+
+KvBackend::Room BlockBackend::take_slots(RequestSlot who, std::span<SlotId> out, std::int64_t now_ns) {
+  const std::uint64_t evictions = config_.kv_trace ? store_.metrics(0).evictions : 0;
+  if (!tiers_) {
+    store_.allocate(0, out);
+  } else if (const Room room = tiers_->take(who, now_ns, out); room != Room::Taken) {
+    return room;
+  }
+  if (config_.kv_trace) trace(out.size(), evictions, now_ns);
+  handed_out(out);
+  return Room::Taken;
+}
+
+void BlockBackend::trace(std::size_t taken, std::uint64_t evictions_before, std::int64_t now_ns) {
+  const PoolMetrics m = store_.metrics(0);
+  const auto note = [&](bool eviction, std::size_t blocks) {
+    if (blocks == 0) return;
+    const std::uint64_t active = m.total_blocks - m.reset_blocks - m.inactive_blocks;
+    trace_.push_back({now_ns, {eviction, blocks, m.reset_blocks, active, m.inactive_blocks}});
+  };
+  note(false, taken);
+  note(true, static_cast<std::size_t>(m.evictions - evictions_before));
+}
+
+}  // namespace understudy

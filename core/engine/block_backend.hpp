@@ -1,0 +1,61 @@
+// What the backends over a block store have in common: names of blocks, and slots that tiers may have to make free.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/config.hpp"
+#include "engine/kv_backend.hpp"
+#include "engine/kv_trace.hpp"
+#include "store/block_store.hpp"
+
+namespace understudy {
+
+class BlockBackend : public KvBackend {
+ public:
+  // `tiers` may be null. Both outlive the backend.
+  BlockBackend(const EngineConfig& config, BlockStore& store, WorkerTiers* tiers)
+      : config_(config), store_(store), tiers_(tiers) {}
+
+  KvHit find(KvRequest& request, std::size_t limit) final;
+  std::span<const SlotId> found(const KvHit& hit) const noexcept { return {hits_.data(), hit.blocks}; }
+  void trim(KvRequest& request, std::size_t blocks) final;
+  void release(KvRequest& request) override;
+  std::uint64_t available() const final { return store_.available(0); }
+  KvUsage usage() const final { return {store_.in(0, SlotState::Reset), store_.in(0, SlotState::Inactive)}; }
+
+  // ── Block by block, for those who know what they do ──
+  // One more block, without a name; or nothing has changed.
+  Room add(KvRequest& request, std::int64_t now_ns) { return take(request, 1, now_ns); }
+  // Others can find its first `blocks` blocks from now on.
+  virtual void name(KvRequest& request, std::uint32_t blocks) = 0;
+  // A block is found once its tokens have come; else from the schedule of its last one on.
+  virtual bool names_on_receipt() const noexcept = 0;
+  // A block may be evicted before those that continue it.
+  virtual bool evicts_in_any_order() const noexcept = 0;
+  // Identities of its first `blocks` blocks are known.
+  void need_names(KvRequest& request, std::size_t blocks);
+
+  std::vector<TimedKvTrace> take_trace() noexcept { return std::exchange(trace_, {}); }
+
+ protected:
+  Room take(KvRequest& request, std::size_t count, std::int64_t now_ns);
+  // All of `out`, or nothing has changed.
+  Room take_slots(RequestSlot who, std::span<SlotId> out, std::int64_t now_ns);
+  // They have a new owner: what was known of them holds no longer.
+  virtual void handed_out(std::span<const SlotId>) {}
+
+  const EngineConfig& config_;
+  BlockStore& store_;
+  WorkerTiers* const tiers_;
+
+ private:
+  void trace(std::size_t taken, std::uint64_t evictions_before, std::int64_t now_ns);
+
+  std::vector<SlotId> hits_;  // of the last find
+  std::vector<TimedKvTrace> trace_;
+};
+
+}  // namespace understudy

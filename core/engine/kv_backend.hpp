@@ -1,0 +1,81 @@
+// Where the KV of an engine's requests lives: who finds what is cached, makes room, and lets go.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/request_id.hpp"
+#include "engine/request.hpp"
+#include "slots/slot.hpp"
+#include "tiers/worker_tiers.hpp"
+
+namespace understudy {
+
+// A request as its backend knows it; an engine's own request is one, and more.
+struct KvRequest {
+  RequestId id = 0;
+  RequestSlot slot = 0;
+  RequestSpec spec;
+  std::uint32_t known = 0;  // prompt and the outputs that the scheduler has received
+
+  std::vector<SlotId> table;          // the blocks that it holds, in order
+  std::vector<BlockIdentity> blocks;  // their names, as far as somebody asked; a backend may do without
+  std::uint32_t keyed = 0;            // leading blocks of `table` that others can find
+  std::uint32_t keyed_before = 0;     // the same, before the allocation of the step at hand
+
+  std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
+};
+
+// Leading blocks of a request that are cached, and how many of them nobody holds: those count as free, and leave what
+// is free when they are taken.
+struct KvHit {
+  std::size_t blocks = 0;
+  std::size_t unreferenced = 0;
+};
+
+struct KvUsage {
+  std::uint64_t free = 0;
+  std::uint64_t cached = 0;
+};
+
+// A block is as many tokens as the engine's block size says, down to one. What names it is the backend's business (an
+// identity a block, or the tokens themselves on the edges of a tree: IdentitySource offers both), so that nothing here
+// is made for each token. Calls come once for a request in a step, never for each block.
+class KvBackend {
+ public:
+  using Room = WorkerTiers::Room;
+
+  virtual ~KvBackend() = default;
+
+  // ── Admission ──
+  // The longest cached prefix of at most `limit` blocks. Changes nothing.
+  virtual KvHit find(KvRequest& request, std::size_t limit) = 0;
+  // What holding its first `blocks` blocks, `hit` among them, takes of those that are available.
+  virtual std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) = 0;
+  // Holds the hit of the last `find`, and room up to `blocks`, for a request that computes up to `total` tokens; or
+  // nothing has changed.
+  virtual Room place(KvRequest& request, const KvHit& hit, std::size_t blocks, std::uint32_t total,
+                     std::int64_t now_ns) = 0;
+  // Of the hit that was placed, blocks that nobody ever computed.
+  virtual std::uint64_t phantoms(const KvHit&) const { return 0; }
+
+  // ── While it runs ──
+  // Room up to `blocks` for a request that is scheduled up to `total` tokens; or nothing has changed.
+  virtual Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) = 0;
+  // Its tokens have come; `computed` of them are certain to have KV by now (0: the schedule said so before).
+  virtual void received(KvRequest& request, std::uint32_t computed) = 0;
+  // Lets go of what is behind its first `blocks` blocks.
+  virtual void trim(KvRequest& request, std::size_t blocks) = 0;
+  // Nobody computes what the last place or grow was for. `found_all_the_same`: what others could find of it from then
+  // on they still can, as in engines that forget to take it back.
+  virtual void withdraw(KvRequest& request, bool found_all_the_same) = 0;
+  // It ends, or is preempted.
+  virtual void release(KvRequest& request) = 0;
+
+  // ── Watch ──
+  virtual std::uint64_t available() const = 0;  // blocks that a request could get, cached ones included
+  virtual KvUsage usage() const = 0;
+};
+
+}  // namespace understudy

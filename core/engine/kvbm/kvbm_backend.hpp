@@ -1,0 +1,41 @@
+// An engine whose blocks are kvbm's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/block_backend.hpp"
+#include "engine/kvbm/shared_blocks.hpp"
+#include "events/event_log.hpp"
+
+namespace understudy {
+
+class KvbmBackend final : public BlockBackend {
+ public:
+  // `log` is where rows of the store go, or null: under kvbm an allocation tells what it stored before what it removed.
+  KvbmBackend(const EngineConfig& config, BlockStore& store, WorkerTiers* tiers, EngineEventLog* log)
+      : BlockBackend(config, store, tiers), shared_(store), log_(log) {}
+
+  std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) override;
+  Room place(KvRequest& request, const KvHit&, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override {
+    return grow(request, blocks, total, now_ns);
+  }
+  Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override;
+  void received(KvRequest& request, std::uint32_t computed) override;
+  // What is acquired is found, computed or not, and others may hold it by now.
+  void withdraw(KvRequest&, bool) override {}
+
+  void name(KvRequest& request, std::uint32_t blocks) override;
+  bool names_on_receipt() const noexcept override { return true; }
+  bool evicts_in_any_order() const noexcept override { return config_.eviction_policy == PolicyKind::MultiLru; }
+
+ private:
+  std::uint32_t named_blocks(const KvRequest& request) const noexcept;
+  std::span<const BlockIdentity> names_to_take(KvRequest& request, std::size_t blocks);
+
+  SharedBlocks shared_;
+  EngineEventLog* const log_;
+  std::vector<SlotId> fresh_;  // scratch
+};
+
+}  // namespace understudy

@@ -1,0 +1,137 @@
+// The second half of a schedule: admissions from the head of the queue. Nobody overtakes.
+#include <algorithm>
+
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+// Who may not go on, or waits for blocks to come or to leave, ends the loop or is set aside; the head that passes all
+// of it runs.
+void VllmEngine::admit(std::int64_t now_ns) {
+  const bool pads = pads_admissions();
+  while (!waiting_.empty() && can_add() && running_.size() < max_running()) {
+    if (tiers_ && tiers_->waiting(waiting_.head())) {
+      refusal_.stands = true;
+      return;
+    }
+    Admission head = look_up(waiting_.head());
+    if (!size_up(head, pads)) return;
+    if (!fits(head)) return refuse(head);
+    if (tiers_) {
+      const WorkerTiers::Onboard loading = onboard(head, now_ns);
+      if (loading == WorkerTiers::Onboard::Parked) continue;
+      refusal_.stands = loading == WorkerTiers::Onboard::Retry;
+      if (refusal_.stands) return;
+      head.slow_load = loading == WorkerTiers::Onboard::Slow;
+    }
+    EngineRequest& request = requests_[head.slot];
+    const std::size_t blocks = blocks_up_to(request, head.total(), true);
+    if (kv_->place(request, head.hit, blocks, head.total(), now_ns) != Room::Taken) {
+      refusal_.stands = true;
+      return;
+    }
+    enter(head, now_ns);
+  }
+}
+
+// Whether all that is scheduled verifies drafts.
+bool VllmEngine::pads_admissions() const {
+  const Speculation& speculation = config_.speculation;
+  return speculation.tokens > 0 && speculation.pads_admissions && !log_.scheduled.empty() &&
+         std::ranges::none_of(log_.scheduled,
+                              [this](const Scheduled& turn) { return requests_[turn.slot].prefilling; });
+}
+
+// What the device has of it.
+VllmEngine::Admission VllmEngine::look_up(RequestSlot slot) {
+  EngineRequest& request = requests_[slot];
+  Admission head;
+  head.slot = slot;
+  if (!config_.enable_prefix_caching) return head;
+  head.limit = (request.known - 1) / config_.block_size;  // at least one token is left to compute
+  head.hit = kv_->find(request, head.limit);
+  // The draft needs hidden states that the cache does not hold: the last block found is computed again.
+  if ((bursts_.on() || config_.speculation.drops_last_hit) && head.hit.blocks > 0) {
+    head.hit = kv_->find(request, head.hit.blocks - 1);
+  }
+  head.hit_tokens = static_cast<std::uint32_t>(head.hit.blocks * config_.block_size);
+  return head;
+}
+
+// What it computes in this step. False: one token that would have to be padded, and there is no budget for that.
+bool VllmEngine::size_up(Admission& head, bool pads) const {
+  const EngineRequest& request = requests_[head.slot];
+  const std::uint32_t drafts = config_.speculation.tokens;
+  const std::uint64_t budget = std::min(budget_, input_budget_ - config_.speculation.draft_slots);
+  // Among decodes that all verify drafts, one token to compute is made as many, or waits.
+  head.padded = pads && request.known - head.hit_tokens == 1;
+  if (head.padded && (1 + drafts > budget || head.hit_tokens + 1 + drafts > config_.max_model_len)) return false;
+  head.wanted = std::min(head.padded ? 1 + drafts : request.known - head.hit_tokens, prefill_cap_);
+  head.tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(head.wanted, budget));
+  head.too_long = !config_.enable_chunked_prefill && head.wanted > budget;
+  return true;
+}
+
+bool VllmEngine::fits(const Admission& head) {
+  if (head.too_long) return false;
+  EngineRequest& request = requests_[head.slot];
+  const std::uint64_t free = kv_->available();
+  const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
+  if (config_.scheduler_reserve_full_isl) {
+    const std::uint64_t whole = blocks_for(request.known);
+    const std::uint64_t beyond = whole > head.hit.blocks ? whole - head.hit.blocks : 0;
+    if (beyond + head.hit.unreferenced + watermark > free) return false;
+  }
+  return kv_->cost(request, head.hit, blocks_up_to(request, head.total(), true)) + watermark <= free;
+}
+
+// It stays where it is: for how long is known, or not.
+void VllmEngine::refuse(const Admission& head) {
+  // Blocks only get scarcer while the others decode; but the budget may have gone to prompts of this step alone.
+  // Asynchronously, who has its last token in flight takes none of it.
+  refusal_.stands =
+      !head.too_long || (!config_.async_scheduling && head.wanted + running_.size() > config_.max_num_batched_tokens);
+  // A hit that is evicted takes those behind it along, and a chunk without them may need less than it did.
+  if (head.hit.unreferenced > 0 && !config_.scheduler_reserve_full_isl) refusal_.stands = false;
+  refusal_.wants_block = head.hit.blocks < head.limit;
+  if (refusal_.wants_block) refusal_.missing = requests_[head.slot].blocks[head.hit.blocks].lineage;
+}
+
+// It runs from now on, and has its blocks.
+void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
+  EngineRequest& request = requests_[head.slot];
+  const bool resumed = request.status == RequestStatus::Preempted;
+  waiting_.pop();
+  running_.push_back(head.slot);
+  request.status = RequestStatus::Running;
+  request.computed = head.hit_tokens;
+  if (!resumed) {
+    request.record.first_admit_ns = now_ns;
+    request.record.cached_first = head.hit_tokens;
+  }
+  request.record.cached_total += head.hit_tokens;
+  request.record.looked_up += request.known;
+  totals_.phantom_hit_blocks += kv_->phantoms(head.hit);
+  if (tiers_) count_origins(head, resumed);
+  if (head.slow_load) tiers_->note_slow();
+  log_.admitted.push_back(request.id);
+  log_.resumed.push_back(resumed);
+  log_.cached.push_back(head.hit_tokens);
+  const std::uint32_t drafts = head.padded ? head.tokens - 1 : 0;
+  log_.scheduled.push_back({head.slot, head.tokens, 0, false, request.id, drafts, head.padded});
+  charge(head.tokens);
+}
+
+// Blocks that a turn ending at `total` tokens needs: for its longest burst too, should it sample, and for what a
+// drafter writes behind them.
+std::uint32_t VllmEngine::blocks_up_to(const EngineRequest& request, std::uint32_t total,
+                                       bool admission) const noexcept {
+  std::uint32_t more = 0;
+  if (bursts_.on() && total >= request.known) more = std::min(bursts_.longest(), outputs_left(request));
+  if (!admission || config_.speculation.admission_lookahead) {
+    more += std::min(config_.speculation.lookahead, config_.max_model_len - std::min(total, config_.max_model_len));
+  }
+  return blocks_for(total + more);
+}
+
+}  // namespace understudy

@@ -1,0 +1,96 @@
+// The members of a leap: what each of them needs in the steps where it has a turn.
+#include <algorithm>
+#include <functional>
+
+#include "engine/vllm/leap.hpp"
+
+namespace understudy {
+
+bool VllmEngine::Leap::decodes(RequestSlot id) const noexcept {
+  const EngineRequest& r = engine_.requests_[id];
+  return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
+}
+
+std::uint32_t VllmEngine::Leap::computed_by(std::uint32_t order, std::uint64_t step) const {
+  return static_cast<std::uint32_t>(request(order).computed + (step - since_[order]));
+}
+
+// Asynchronously a step schedules the token after the one that it computes, unless that is the last.
+bool VllmEngine::Leap::begins_block(std::uint32_t order) const {
+  if (ahead_ && last_[order] == steps_) return false;
+  const std::uint32_t computed = computed_by(order, steps_);
+  return computed % size_ == 0 && request(order).table.size() * size_ <= computed;
+}
+
+void VllmEngine::Leap::join(std::uint32_t order) {
+  since_[order] = steps_;
+  last_[order] = steps_ + engine_.outputs_left(request(order)) - 1;
+  out_[order] = 0;
+  context_ += request(order).known;
+  ++alive_;
+  push_turn(order, steps_);
+}
+
+void VllmEngine::Leap::push_turn(std::uint32_t order, std::uint64_t from) {
+  const std::uint32_t into = computed_by(order, from) % size_;
+  // A step ahead, the block that is filled has its name when the next is begun: in one turn.
+  const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
+  turns_.push_back({std::min(block, last_[order]), order});
+  std::ranges::push_heap(turns_, std::greater<>());
+}
+
+// Its request learns of the steps so far.
+void VllmEngine::Leap::catch_up(std::uint32_t order) {
+  EngineRequest& member = request(order);
+  const std::uint64_t first = base_ + since_[order];
+  const auto played = static_cast<std::uint32_t>(steps_ - since_[order]);
+  member.computed += played;
+  member.known += played;
+  member.record.output_tokens += played;
+  if (played > 0) engine_.effects_.tokens.push_back({member.id, played});
+  if (member.tokens.back().first_step + member.tokens.back().count == first) {
+    member.tokens.back().count += played;
+  } else if (played > 0) {
+    member.tokens.push_back({first, played});
+  }
+  since_[order] = steps_;
+}
+
+void VllmEngine::Leap::pause(std::uint32_t order) {
+  catch_up(order);
+  out_[order] = 1;
+  context_ -= request(order).known;
+  --alive_;
+  paused_.push_back(order);
+}
+
+// The blocks of its turn: one that it begins, one that it fills. False: it must wait for the first.
+bool VllmEngine::Leap::serve(std::uint32_t order) {
+  if (begins_block(order) && engine_.kv_->add(request(order), engine_.begun_ns_) != Room::Taken) return false;
+  const std::uint32_t filled = filled_by(order, steps_);
+  if (names_on_receipt_ || filled % size_ != 0 || (ahead_ && last_[order] == steps_)) return true;
+  name_filled(order, filled / size_);
+  return true;
+}
+
+void VllmEngine::Leap::name_filled(std::uint32_t order, std::uint32_t full) {
+  EngineRequest& member = request(order);
+  if (!engine_.config_.enable_prefix_caching || member.keyed == full) return;
+  engine_.kv_->name(member, full);
+  if (engine_.tiers_) filled_.push_back({members_[order], 1, full * size_ - 1, true, member.id});
+}
+
+// False: one of them computes a prompt, which takes an ordinary step.
+bool VllmEngine::Leap::resume_paused() {
+  bool prefills = false;
+  std::erase_if(paused_, [&](std::uint32_t order) {
+    const RequestSlot id = members_[order];
+    if (engine_.tiers_->waiting(id)) return false;
+    prefills = prefills || !decodes(id);
+    if (!prefills) join(order);
+    return !prefills;
+  });
+  return !prefills;
+}
+
+}  // namespace understudy

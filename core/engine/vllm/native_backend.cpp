@@ -1,0 +1,82 @@
+#include "engine/vllm/native_backend.hpp"
+
+#include <algorithm>
+
+namespace understudy {
+
+std::uint64_t NativeBackend::cost(KvRequest&, const KvHit& hit, std::size_t blocks) {
+  return (blocks > hit.blocks ? blocks - hit.blocks : 0) + hit.unreferenced;
+}
+
+KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::size_t blocks, std::uint32_t total,
+                                     std::int64_t now_ns) {
+  const std::span<const SlotId> slots = found(hit);
+  store_.reference(0, slots);
+  request.table.reserve((request.known + config_.block_size - 1) / config_.block_size);  // it comes in chunks
+  request.table.assign(slots.begin(), slots.end());
+  Room room = Room::Short;
+  try {
+    room = take(request, blocks > hit.blocks ? blocks - hit.blocks : 0, now_ns);
+  } catch (...) {  // a policy of the user's
+    release(request);
+    throw;
+  }
+  if (room != Room::Taken) {
+    release(request);
+    return room;
+  }
+  request.keyed = request.keyed_before = static_cast<std::uint32_t>(hit.blocks);
+  name_full(request, total);
+  return room;
+}
+
+std::uint64_t NativeBackend::phantoms(const KvHit& hit) const {
+  if (phantom_.empty()) return 0;
+  std::uint64_t count = 0;
+  for (const SlotId slot : found(hit)) count += phantom_[slot];
+  return count;
+}
+
+KvBackend::Room NativeBackend::grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) {
+  if (blocks > request.table.size()) {
+    const Room room = take(request, blocks - request.table.size(), now_ns);
+    if (room != Room::Taken) return room;
+  }
+  request.keyed_before = request.keyed;
+  name_full(request, total);
+  return Room::Taken;
+}
+
+// Versions with the defect leave the names of an undone allocation: those blocks are found though nobody will ever
+// compute them.
+void NativeBackend::withdraw(KvRequest& request, bool found_all_the_same) {
+  if (request.keyed == request.keyed_before) return;
+  const auto fresh =
+      std::span<const SlotId>(request.table).subspan(request.keyed_before, request.keyed - request.keyed_before);
+  if (!found_all_the_same) {
+    store_.unregister(0, fresh);
+    request.keyed = request.keyed_before;
+    return;
+  }
+  phantom_.resize(config_.num_gpu_blocks);
+  for (const SlotId slot : fresh) phantom_[slot] = 1;
+}
+
+void NativeBackend::name(KvRequest& request, std::uint32_t blocks) {
+  if (!config_.enable_prefix_caching || blocks <= request.keyed) return;
+  need_names(request, blocks);
+  store_.commit(0, std::span<SlotId>(request.table).subspan(request.keyed, blocks - request.keyed),
+                std::span<const BlockIdentity>(request.blocks).subspan(request.keyed, blocks - request.keyed));
+  request.keyed = blocks;
+}
+
+void NativeBackend::name_full(KvRequest& request, std::uint32_t tokens) {
+  name(request, std::min(tokens, request.known) / config_.block_size);
+}
+
+void NativeBackend::handed_out(std::span<const SlotId> slots) {
+  if (phantom_.empty()) return;
+  for (const SlotId slot : slots) phantom_[slot] = 0;
+}
+
+}  // namespace understudy

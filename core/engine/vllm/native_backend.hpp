@@ -1,0 +1,34 @@
+// Blocks as vLLM keeps them: copies of a hash live side by side, each found from the schedule of its last token on.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/block_backend.hpp"
+
+namespace understudy {
+
+class NativeBackend final : public BlockBackend {
+ public:
+  using BlockBackend::BlockBackend;
+
+  std::uint64_t cost(KvRequest& request, const KvHit& hit, std::size_t blocks) override;
+  Room place(KvRequest& request, const KvHit& hit, std::size_t blocks, std::uint32_t total,
+             std::int64_t now_ns) override;
+  std::uint64_t phantoms(const KvHit& hit) const override;
+  Room grow(KvRequest& request, std::size_t blocks, std::uint32_t total, std::int64_t now_ns) override;
+  void received(KvRequest& request, std::uint32_t computed) override { name_full(request, computed); }
+  void withdraw(KvRequest& request, bool found_all_the_same) override;
+
+  void name(KvRequest& request, std::uint32_t blocks) override;
+  bool names_on_receipt() const noexcept override { return false; }
+  bool evicts_in_any_order() const noexcept override { return false; }
+
+ private:
+  void name_full(KvRequest& request, std::uint32_t tokens);
+  void handed_out(std::span<const SlotId> slots) override;
+
+  std::vector<std::uint8_t> phantom_;  // slots named by an allocation that was undone; empty before the first
+};
+
+}  // namespace understudy

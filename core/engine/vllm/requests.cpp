@@ -1,0 +1,149 @@
+// Requests come and go; what they leave.
+#include <algorithm>
+#include <utility>
+
+#include "engine/vllm/engine.hpp"
+#include "engine/vllm/leap.hpp"
+
+namespace understudy {
+
+RequestId VllmEngine::submit(RequestSpec spec) {
+  if (spec.prompt_tokens == 0) throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": the prompt is empty");
+  if (!spec.identities && config_.enable_prefix_caching) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": prefix caching needs identities");
+  }
+  if (spec.prompt_tokens >= config_.max_model_len) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": a prompt of ", spec.prompt_tokens,
+                " tokens leaves no room for output in max_model_len=", config_.max_model_len);
+  }
+  if (spec.eos_at > spec.max_tokens) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": eos_at ", spec.eos_at,
+                " is after max_tokens=", spec.max_tokens, ", which ends it before; leave eos_at out");
+  }
+  if (free_slots_.empty()) {
+    free_slots_.push_back(static_cast<RequestSlot>(requests_.size()));
+    requests_.emplace_back();
+  }
+  const RequestSlot slot = free_slots_.back();
+  free_slots_.pop_back();
+  EngineRequest& request = requests_[slot] = {};
+  request.id = next_id_++;
+  request.slot = slot;
+  request.spec = std::move(spec);
+  request.known = request.spec.prompt_tokens;
+  slots_.emplace(request.id, slot);
+  waiting_.push(slot, false);
+  somebody_came_or_went();
+  return request.id;
+}
+
+std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
+  const std::uint64_t end =
+      std::min<std::uint64_t>(std::uint64_t{prompt_tokens} + std::max(max_tokens, 1u), config_.max_model_len);
+  // The last token is never computed; a burst reserves room for it all the same.
+  const Speculation& drafts = config_.speculation;
+  const std::uint64_t stored =
+      bursts_.on()        ? end
+      : drafts.tokens > 0 ? std::min<std::uint64_t>(end - 1 + drafts.tokens + drafts.lookahead, config_.max_model_len)
+                          : end - 1;
+  const std::uint64_t blocks = (stored + config_.block_size - 1) / config_.block_size;
+  const bool capped = config_.long_prefill_token_threshold > 0 && config_.caps_lone_prefill;
+  const std::uint32_t chunk = capped ? std::min(prompt_tokens, config_.long_prefill_token_threshold) : prompt_tokens;
+  const bool too_long = !config_.enable_chunked_prefill && chunk > config_.max_num_batched_tokens;
+  if (prompt_tokens < config_.max_model_len && blocks <= config_.num_gpu_blocks && !too_long) {
+    return std::nullopt;
+  }
+  if (prompt_tokens >= config_.max_model_len) {
+    return text_of("the prompt of ", prompt_tokens, " tokens leaves no room in max_model_len=", config_.max_model_len);
+  }
+  if (blocks > config_.num_gpu_blocks) {
+    return text_of("prompt and output of ", end, " tokens need ", blocks, " blocks of ", config_.block_size,
+                   ", num_gpu_blocks=", config_.num_gpu_blocks);
+  }
+  return text_of("without chunked prefill a step of ", chunk,
+                 " prompt tokens exceeds max_num_batched_tokens=", config_.max_num_batched_tokens);
+}
+
+std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
+  const auto found = slots_.find(id);
+  if (found == slots_.end()) return std::nullopt;
+  const RequestSlot slot = found->second;
+  EngineRequest& request = requests_[slot];
+  if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
+  if (request.status == RequestStatus::Running) {
+    running_.erase(std::find(running_.begin(), running_.end(), slot));
+  } else if (request.status == RequestStatus::Parked) {
+    --parked_;
+  } else {
+    waiting_.remove(slot);
+  }
+  if (tiers_) {
+    tiers_->abandon(slot);
+    tiers_->stop_waiting(slot, now_ns);
+  }
+  log_.ended.emplace_back(id, request.spec.name);
+  retire(request);
+  announcer_.show(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
+  somebody_came_or_went();
+  return take_record(slot, FinishReason::Cancelled, now_ns);
+}
+
+void VllmEngine::somebody_came_or_went() {
+  refusal_.stands = false;
+  landing_wait_.visited = true;
+  leap_->forget_begun();
+  stuck_ = false;
+  fruitless_preemptions_ = 0;
+  token_log_.touch();
+}
+
+// What the request leaves, which has ended: its slot is free.
+RequestRecord VllmEngine::take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns) {
+  EngineRequest& request = requests_[slot];
+  slots_.erase(request.id);
+  free_slots_.push_back(slot);
+  RequestRecord record = std::move(request.record);
+  record.id = request.id;
+  record.name = std::move(request.spec.name);
+  record.output_tokens = request.outputs();
+  record.reason = reason;
+  record.finish_ns = now_ns;
+  if (tiers_) record.room_wait_ns = tiers_->take_waited_ns(slot);
+  const std::vector<TokenRun>& runs = request.tokens;
+  if (runs.empty()) return record;
+  record.first_token_ns = token_log_.end_of(runs.front().first_step);
+  record.last_token_ns = token_log_.end_of(runs.back().first_step + runs.back().count - 1);
+  if (request.first_burst > 1) {
+    record.second_token_ns = record.first_token_ns;
+  } else if (runs.front().count > 1) {
+    record.second_token_ns = token_log_.end_of(runs.front().first_step + 1);
+  } else if (runs.size() > 1) {
+    record.second_token_ns = token_log_.end_of(runs[1].first_step);
+  }
+  return record;
+}
+
+const EngineRequest& VllmEngine::request(RequestId id) const {
+  const auto found = slots_.find(id);
+  if (found == slots_.end()) {
+    throw Error(ErrorKind::InvalidArgument, "request ", id, id < next_id_ ? " has ended" : " was never submitted");
+  }
+  return requests_[found->second];
+}
+
+void VllmEngine::retire(EngineRequest& request) {
+  kv_->release(request);
+  request.status = RequestStatus::Finished;
+  std::vector<SlotId>().swap(request.table);  // assigning {} would keep the memory
+  std::vector<BlockIdentity>().swap(request.blocks);
+  request.spec.identities = nullptr;
+}
+
+void VllmEngine::complete(RequestSlot slot, std::int64_t now_ns) {
+  const EngineRequest& request = requests_[slot];
+  token_log_.count_gaps(request.tokens, request.outputs());
+  const bool stopped = request.spec.eos_at > 0 && request.outputs() == request.spec.eos_at;
+  effects_.finished.push_back(take_record(slot, stopped ? FinishReason::Stop : FinishReason::Length, now_ns));
+}
+
+}  // namespace understudy

@@ -1,0 +1,123 @@
+// An engine's settings, checked, and what it is built of.
+#include <utility>
+
+#include "engine/kvbm/kvbm_backend.hpp"
+#include "engine/vllm/engine.hpp"
+#include "engine/vllm/leap.hpp"
+#include "engine/vllm/native_backend.hpp"
+
+namespace understudy {
+
+namespace {
+
+const EngineConfig& checked(const EngineConfig& c) {
+  const auto at_least_one = [](std::uint64_t value, const char* field) {
+    if (value < 1) throw Error(ErrorKind::ConfigError, field, " must be at least 1, got ", value);
+  };
+  at_least_one(c.max_num_seqs, "max_num_seqs");
+  at_least_one(c.max_num_batched_tokens, "max_num_batched_tokens");
+  at_least_one(c.max_model_len, "max_model_len");
+  at_least_one(c.max_num_active_seqs, "max_num_active_seqs");
+  if (c.max_num_active_seqs != EngineConfig::kUnlimited && c.max_num_active_seqs > c.max_num_seqs) {
+    throw Error(ErrorKind::ConfigError, "max_num_active_seqs must not be above max_num_seqs=", c.max_num_seqs, ", got ",
+                c.max_num_active_seqs);
+  }
+  if (!(c.watermark >= 0 && c.watermark <= 1)) {
+    throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1], got ", c.watermark);
+  }
+  if (c.policy == SchedulingPolicy::Priority && c.preemption_mode == PreemptionMode::Fifo) {
+    throw Error(ErrorKind::ConfigError,
+                "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
+  }
+  const bool known = c.eviction_policy == PolicyKind::Lineage || c.eviction_policy == PolicyKind::Lru ||
+                     c.eviction_policy == PolicyKind::MultiLru;
+  if (!known) throw Error(ErrorKind::ConfigError, "eviction_policy must be lineage, lru or multi_lru");
+  if (c.async_scheduling && !c.accept_rates.empty()) {
+    throw Error(ErrorKind::ConfigError,
+                "accept_rates contradict async_scheduling: the next step is scheduled before the burst is known");
+  }
+  if (c.speculation.tokens > 0 && !c.accept_rates.empty()) {
+    throw Error(ErrorKind::ConfigError,
+                "accept_rates contradict num_speculative_tokens: one is the mocker's way of "
+                "speculation, the other vLLM's");
+  }
+  if (c.speculation.tokens > 0 && c.kv_manager == KvManagerKind::Kvbm) {
+    throw Error(ErrorKind::ConfigError,
+                "num_speculative_tokens needs kv_manager native: rejected drafts stay in their "
+                "blocks");
+  }
+  if (c.speculation.reserved_slots >= c.max_num_batched_tokens ||
+      c.speculation.draft_slots >= c.max_num_batched_tokens) {
+    throw Error(ErrorKind::ConfigError, "max_num_batched_tokens=", c.max_num_batched_tokens,
+                " leaves nothing beside the slots of the draft model");
+  }
+  return c;
+}
+
+// `below`: there are tiers below the host.
+StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool below) {
+  StoreConfig store;
+  store.block_size = c.block_size;
+  PoolConfig pool;
+  pool.num_blocks = c.num_gpu_blocks;
+  const bool shared = c.kv_manager == KvManagerKind::Kvbm;
+  pool.duplicates = shared ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
+  const bool append =
+      c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
+  pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
+  // A hash is enough to copy what is evicted to the host; not for those who look at it there or below.
+  const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
+  pool.keeps_details = Announcer::wanted(c) || (names_evicted && (below || tiers->filter));
+  store.pools = {pool};
+  if (tiers != nullptr) {
+    if (!c.enable_prefix_caching) {
+      throw Error(ErrorKind::ConfigError, "tiers need enable_prefix_caching: without it no block is found again");
+    }
+    PoolConfig host;
+    host.tier = Tier::G2;
+    host.num_blocks = tiers->g2_blocks;
+    host.policy.kind = PolicyKind::Lru;
+    if (tiers->g2_policy) host.policy = tiers->g2_policy();
+    host.duplicates = DuplicatePolicy::Reject;
+    host.keeps_details = Announcer::wanted(c);
+    store.pools.push_back(host);
+  }
+  store.events.enabled = Announcer::wanted(c);
+  store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
+  return store;
+}
+
+}  // namespace
+
+VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const TierConfig* tiers, TierRun* run,
+                       const std::string& name)
+    : config_(checked(config)),
+      timing_(std::move(timing)),
+      store_(store_config(config, tiers,
+                          run != nullptr ? !run->shared().empty() : tiers != nullptr && (tiers->g3 || tiers->g4))),
+      announcer_(config_, store_),
+      own_run_(tiers != nullptr && run == nullptr
+                   ? std::make_unique<TierRun>(*tiers, config.block_size, config.events, config.check)
+                   : nullptr),
+      tiers_(tiers == nullptr ? nullptr
+                              : std::make_unique<WorkerTiers>(*tiers, store_, run != nullptr ? *run : *own_run_, name)),
+      capacity_tokens_(config.num_gpu_blocks * config.block_size),
+      // vLLM's own count of blocks has one more, and the watermark is taken of that.
+      watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
+      bursts_(config.accept_rates, config.burst_seed),
+      acceptance_(config.speculation.accept_rates, config.speculation.seed),
+      waiting_(config.policy, requests_) {
+  if (config.kv_manager == KvManagerKind::Kvbm) {
+    kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
+  } else {
+    kv_ = std::make_unique<NativeBackend>(config_, store_, tiers_.get());
+  }
+  leap_ = std::make_unique<Leap>(*this);
+  if (tiers_ && announcer_.log() != nullptr) {
+    tiers_->set_on_change([this](std::int64_t time_ns) { announcer_.show(time_ns); });
+  }
+}
+
+VllmEngine::~VllmEngine() = default;
+
+}  // namespace understudy

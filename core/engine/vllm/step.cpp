@@ -1,0 +1,204 @@
+// A step from its beginning to its end, and many of them: what drivers call.
+#include <algorithm>
+#include <utility>
+
+#include "engine/vllm/engine.hpp"
+#include "engine/vllm/leap.hpp"
+
+namespace understudy {
+
+void VllmEngine::require_time(std::int64_t now_ns) const {
+  if (!tiers_ || now_ns >= tiers_->hub().links().now_ns()) return;
+  throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
+              ", to where the transfers have come: time never goes backwards");
+}
+
+std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
+  greet(now_ns);
+  // Behind an empty queue, the batch that begins now is scheduled first.
+  if (planned_.empty()) {
+    const std::int64_t duration_ns = try_schedule(now_ns);
+    if (!found_work(now_ns)) return 0;
+    if (!config_.async_scheduling) {
+      open_step(now_ns, load_, duration_ns);
+      return duration_ns;
+    }
+    planned_ = {log_.scheduled, load_, duration_ns};
+    if (observer_ && !planned_.empty()) {  // it is told of every schedule, and of both halves
+      observer_(false);
+      observer_(true);
+      log_.clear();
+    }
+  }
+  if (planned_.duration_ns == Batch::kUnknown) {
+    planned_.duration_ns = timing_.duration_ns(planned_.load, capacity_tokens_);
+  }
+  Batch behind;
+  if (!planned_.empty()) {
+    behind.duration_ns = try_schedule(now_ns);
+    behind.turns = log_.scheduled;
+    behind.load = load_;
+  }
+  open_ = std::exchange(planned_, std::move(behind));
+  open_step(now_ns, open_.load, open_.duration_ns);
+  return open_.duration_ns;
+}
+
+// The time of a step has come: what has landed by then is here.
+void VllmEngine::greet(std::int64_t now_ns) {
+  if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
+  require_time(now_ns);
+  begun_ns_ = now_ns;
+  landing_wait_.visited = false;
+  log_.clear();
+  if (tiers_ && !leap_->has_begun(now_ns)) {
+    announcer_.stop_holding();
+    tiers_->hub().run_until(now_ns);
+    resume_loaded();
+    landings_noticed_ = tiers_->landings();
+    announcer_.show(now_ns);
+  }
+  leap_->forget_begun();
+}
+
+std::int64_t VllmEngine::try_schedule(std::int64_t now_ns) {
+  announcer_.hold();
+  try {
+    return schedule(now_ns);
+  } catch (...) {  // a policy or a timing model of the user's: no step begins
+    announcer_.release(now_ns);
+    throw;
+  }
+}
+
+// After a schedule behind an empty queue: whether a step begins. Else the engine waits for a landing.
+bool VllmEngine::found_work(std::int64_t now_ns) {
+  const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && planned_.empty();
+  landing_wait_.on = nothing && tiers_ && !idle() && !tiers_->idle();
+  if (landing_wait_.on) {
+    landing_wait_.released = tiers_->released();
+    now_ns_ = now_ns;
+    announcer_.release(now_ns);
+    return false;
+  }
+  stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
+  return true;
+}
+
+void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns) {
+  ++totals_.steps;
+  in_step_ = true;
+  landing_wait_.on = false;
+  now_ns_ = now_ns;
+  if (tiers_) announcer_.show(now_ns);  // what went on the host
+  // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
+  if (load.prefill_requests > 0) sample(running_.size());
+  now_ns_ = now_ns + duration_ns;
+  if (observer_) observer_(false);
+}
+
+const StepEffects& VllmEngine::end_step(std::int64_t end_ns) {
+  new_effects();
+  finish_step(end_ns);
+  return hand_out();
+}
+
+// What a call did that failed in the middle is told by the next.
+void VllmEngine::new_effects() {
+  if (!std::exchange(handed_out_, false)) return;
+  effects_.tokens.clear();
+  effects_.finished.clear();
+}
+
+const StepEffects& VllmEngine::hand_out() {
+  handed_out_ = true;
+  effects_.wake_ns = wake_ns();
+  return effects_;
+}
+
+void VllmEngine::finish_step(std::int64_t end_ns) {
+  if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
+  require_time(end_ns);
+  if (tiers_) {
+    tiers_->hub().run_until(end_ns);
+    write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
+  }
+  in_step_ = false;
+  now_ns_ = end_ns;
+  receive(batch(), end_ns);
+  sample(running_.size());
+  close_step();
+  if (observer_) observer_(true);
+}
+
+void VllmEngine::begin_turn(std::int64_t now_ns) {
+  if (!config_.async_scheduling) {
+    (void)begin_step(now_ns);
+    return;
+  }
+  greet(now_ns);
+  const std::int64_t duration_ns = try_schedule(now_ns);
+  if (!found_work(now_ns)) return;
+  open_ = std::exchange(planned_, {log_.scheduled, load_, duration_ns});
+  open_step(now_ns, {}, 0);
+}
+
+const StepEffects& VllmEngine::end_turn(std::int64_t now_ns) { return end_step(now_ns); }
+
+// The step that ends now has told everything.
+void VllmEngine::close_step() {
+  announcer_.release(now_ns_);
+  if (!config_.check) return;
+  // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little.
+  const bool whole = totals_.steps % std::max<std::uint64_t>(1, store_.num_slots() / 16) == 0 || idle();
+  announcer_.check(whole ? EventTruth::Scope::Whole : EventTruth::Scope::All);
+  if (whole) store_.check();
+  check_counts(whole);
+}
+
+const StepEffects& VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
+  new_effects();
+  play(until_ns, stop_on_finish, false);
+  return hand_out();
+}
+
+const StepEffects& VllmEngine::advance_lazily(std::int64_t until_ns) {
+  new_effects();
+  play(until_ns, true, true);
+  return hand_out();
+}
+
+void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, bool lazily) {
+  for (std::uint32_t turns = 1;; ++turns) {
+    if (turns % 64 == 0 && pause_) pause_(effects_);
+    const std::size_t finished = effects_.finished.size();
+    if (in_step_) {
+      if (now_ns_ > until_ns) return;
+      finish_step(now_ns_);
+    } else {
+      if (now_ns_ >= until_ns || idle() || stuck_) return;
+      if (landing_wait_.on && !landing_wait_over()) {
+        const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
+        if (wake && *wake > until_ns) return;
+        if (wake) {
+          tiers_->hub().run_until(*wake);
+          now_ns_ = std::max(now_ns_, *wake);
+          notice_landings(now_ns_);
+          if (!landing_wait_over()) continue;
+        }
+        if (now_ns_ >= until_ns) return;
+      }
+      const bool leaps = leaping_ && leap_->possible();
+      if (lazily && leaps && now_ns_ + leap_->step_of_all_ns() > until_ns) return;
+      if (!leaps || !leap_->play(until_ns, stop_on_finish)) begin_step(now_ns_);
+      if (stuck_ && in_step_ && batch().empty()) {
+        in_step_ = false;  // nothing was scheduled, so nothing ends
+        announcer_.release(now_ns_);
+        --totals_.steps;
+      }
+    }
+    if (stop_on_finish && effects_.finished.size() > finished) return;
+  }
+}
+
+}  // namespace understudy
