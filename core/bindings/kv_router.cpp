@@ -129,6 +129,14 @@ void bind_kv_router(nb::module_& m) {
           "forget", [](KvRouter& self, nb::handle worker) { self.forget(read_worker(self, worker)); }, "worker"_a,
           "Nothing that was known of its cache is so any more.")
       .def(
+          "set_degraded",
+          [](KvRouter& self, nb::handle worker, bool degraded) {
+            self.set_degraded(read_worker(self, worker), degraded);
+          },
+          "worker"_a, "degraded"_a,
+          "While what events say of a worker is not the whole truth, what is sent there counts as cached, too, for "
+          "`approximate_ttl_ms`; when it is the truth again, that is forgotten.")
+      .def(
           "decide",
           [](KvRouter& self, nb::handle row, nb::handle hashes, nb::handle prompt_tokens, nb::handle block_size,
              double now_ms, std::int64_t priority, std::int64_t strict_priority) -> std::optional<std::size_t> {

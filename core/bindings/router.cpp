@@ -7,10 +7,13 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "router/kv_router.hpp"
 
 namespace understudy {
 
 namespace {
+
+using namespace nb::literals;
 
 // The fleet as seen by a router of Python's, which may keep the object longer than it holds.
 class ViewHandle {
@@ -114,6 +117,43 @@ class PythonRouter final : public Router {
   bool hears_ends_;
 };
 
+// A fleet that somebody else plays, of which only what was sent is known.
+class CountedFleet final : public FleetView {
+ public:
+  CountedFleet(std::vector<WorkerLoad> loads, std::int64_t now_ns) : loads_(std::move(loads)), now_ns_(now_ns) {}
+  std::int64_t now_ns() const override { return now_ns_; }
+  std::span<const WorkerLoad> loads() const override { return loads_; }
+  WorkerState state(std::size_t) override { return {}; }
+  std::uint32_t pool_of(std::size_t) const override { return 0; }
+
+ private:
+  std::vector<WorkerLoad> loads_;
+  std::int64_t now_ns_;
+};
+
+std::size_t pick(Router& self, nb::handle row, nb::handle session, nb::handle outstanding_requests,
+                 nb::handle outstanding_tokens) {
+  if (dynamic_cast<KvRouter*>(&self) != nullptr) {
+    throw Error(ErrorKind::WrongState, "a KV-aware router needs more than loads: decide()");
+  }
+  const IntArray<std::uint64_t> requests(outstanding_requests, "outstanding_requests");
+  const IntArray<std::uint64_t> tokens(outstanding_tokens, "outstanding_tokens");
+  if (requests.span().empty() || requests.span().size() != tokens.span().size()) {
+    throw Error(ErrorKind::InvalidArgument,
+                "outstanding_requests and outstanding_tokens need a number for each worker");
+  }
+  std::vector<WorkerLoad> loads;
+  for (std::size_t worker = 0; worker < tokens.span().size(); ++worker) {
+    loads.push_back({requests.span()[worker], tokens.span()[worker]});
+  }
+  RouteRequest request;
+  request.row = read_uint(row, "row");
+  request.session = read_uint(session, "session");
+  request.block_size = 1;
+  CountedFleet fleet(std::move(loads), 0);
+  return self.choose(request, fleet);
+}
+
 }  // namespace
 
 std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
@@ -135,7 +175,13 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
 }
 
 void bind_router(nb::module_& m) {
-  nb::class_<Router>(m, "NativeRouter", "A router of the core's.");
+  nb::class_<Router>(m, "NativeRouter", "A router of the core's.")
+      .def("pick", &pick, "row"_a, "session"_a, "outstanding_requests"_a, "outstanding_tokens"_a,
+           "The worker of a request, by what was sent to each and has not ended: for fleets that run elsewhere.");
+  m.def(
+      "native_router",
+      [](const std::string& name, nb::handle seed) { return make_router(name, read_uint(seed, "seed")); }, "name"_a,
+      "seed"_a, "A router by name; None: there is none of that name (or it needs more than loads).");
   nb::class_<AskedRequest>(m, "RouteRequest", "What a router knows of a request.")
       .def_prop_ro(
           "row", [](const AskedRequest& self) { return self.request.row; }, "Its row of the workload.")

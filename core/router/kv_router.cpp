@@ -72,11 +72,12 @@ void KvRouter::set_available(std::size_t worker, bool available) { available_.at
 
 void KvRouter::forget(std::size_t worker) { view_->forget(worker); }
 
+void KvRouter::set_degraded(std::size_t worker, bool degraded) { view_->set_degraded(worker, degraded); }
+
 bool KvRouter::observes() const noexcept { return config_.use_events || config_.keep_decisions; }
 
 bool KvRouter::gather(std::size_t worker, const TimedEvents& events) {
-  // A tier that everybody reaches tells no worker from another.
-  if (worker != KvDelivery::kShared) view_->observe(worker, events);
+  worker == KvDelivery::kShared ? view_->observe_shared(events) : view_->observe(worker, events);
   return true;
 }
 

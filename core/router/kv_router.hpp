@@ -42,6 +42,7 @@ class KvRouter final : public Router {
   void set_available(std::size_t worker, bool available);
   // What was known of its cache is not so any more.
   void forget(std::size_t worker);
+  void set_degraded(std::size_t worker, bool degraded);  // KvView::set_degraded
 
   std::size_t choose(const RouteRequest& request, FleetView& view) override;
   // The same for who has the sequence hashes of the prompt's full blocks at hand.

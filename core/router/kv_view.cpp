@@ -1,6 +1,7 @@
 #include "router/kv_view.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "base/errors.hpp"
 
@@ -27,6 +28,7 @@ KvView::KvView(const KvRouterConfig& config, std::size_t workers) : config_(conf
     join_all(*predicted_, workers);
   }
   late_.resize(workers);
+  degraded_.resize(workers);
   const bool exact = config.use_events && config.predict_ttl_ns == 0 && punctual();
   if (!exact && config.keep_decisions) {
     truth_ = std::make_unique<PrefixIndex>();
@@ -36,10 +38,21 @@ KvView::KvView(const KvRouterConfig& config, std::size_t workers) : config_(conf
 
 void KvView::add_worker() {
   const std::uint64_t worker = late_.size();
-  for (PrefixIndex* const index : {&index_, predicted_.get(), truth_.get()}) {
+  for (PrefixIndex* const index : {&index_, predicted_.get(), truth_.get(), assumed_.get()}) {
     if (index != nullptr) index->join({worker, 0});
   }
   late_.emplace_back();
+  degraded_.push_back(false);
+}
+
+void KvView::set_degraded(std::size_t worker, bool degraded) {
+  if (degraded_.at(worker) == degraded) return;
+  degraded_[worker] = degraded;
+  if (!assumed_) {
+    assumed_ = std::make_unique<PrefixIndex>(Ageing::Limits{config_.approximate_ttl_ns, 0});
+    join_all(*assumed_, degraded_.size());
+  }
+  if (!degraded) assumed_->clear(static_cast<PrefixIndex::Member>(worker), std::nullopt);
 }
 
 void KvView::apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows) {
@@ -56,6 +69,24 @@ void KvView::observe(std::size_t worker, const TimedEvents& events) {
     apply(index_, worker, rows);
     return;
   }
+  observe_late(late_[worker], events);
+}
+
+void KvView::observe_shared(const TimedEvents& events) {
+  if (!config_.use_events || events.batch.records.empty()) return;
+  if (!shared_) {
+    shared_ = std::make_unique<PrefixIndex>();
+    join_all(*shared_, 1);
+  }
+  if (punctual()) {
+    apply(*shared_, 0, events.batch.records);
+  } else {
+    observe_late(shared_late_, events);
+  }
+}
+
+void KvView::observe_late(std::deque<Late>& late, const TimedEvents& events) {
+  const EventRecords& rows = events.batch.records;
   for (std::size_t first = 0, last = 0; first < rows.size(); first = last) {
     const std::int64_t time_ns = events.time_ns[first];
     while (last < rows.size() && events.time_ns[last] == time_ns) ++last;
@@ -68,8 +99,7 @@ void KvView::observe(std::size_t worker, const TimedEvents& events) {
       due_ns = (due_ns + config_.event_period_ns - 1) / config_.event_period_ns * config_.event_period_ns;
     }
     const auto begin = rows.begin();
-    late_[worker].push_back(
-        {due_ns, {begin + static_cast<std::ptrdiff_t>(first), begin + static_cast<std::ptrdiff_t>(last)}});
+    late.push_back({due_ns, {begin + static_cast<std::ptrdiff_t>(first), begin + static_cast<std::ptrdiff_t>(last)}});
   }
 }
 
@@ -78,12 +108,16 @@ void KvView::catch_up(std::int64_t now_ns) {
     std::deque<Late>& late = late_[worker];
     for (; !late.empty() && late.front().due_ns <= now_ns; late.pop_front()) apply(index_, worker, late.front().rows);
   }
+  for (; !shared_late_.empty() && shared_late_.front().due_ns <= now_ns; shared_late_.pop_front()) {
+    apply(*shared_, 0, shared_late_.front().rows);
+  }
 }
 
 void KvView::sent(std::size_t worker, std::span<const std::uint64_t> prompt, std::int64_t now_ns) {
-  if (!predicted_) return;
   Applied applied;
-  predicted_->store(static_cast<PrefixIndex::Member>(worker), Tier::G1, prompt, now_ns, applied);
+  const auto member = static_cast<PrefixIndex::Member>(worker);
+  if (predicted_) predicted_->store(member, Tier::G1, prompt, now_ns, applied);
+  if (degraded_[worker]) assumed_->store(member, Tier::G1, prompt, now_ns, applied);
 }
 
 void KvView::forget(std::size_t worker) {
@@ -91,6 +125,7 @@ void KvView::forget(std::size_t worker) {
   index_.clear(member, std::nullopt);
   if (predicted_) predicted_->clear(member, std::nullopt);
   if (truth_) truth_->clear(member, std::nullopt);
+  if (assumed_) assumed_->clear(member, std::nullopt);
   late_[worker].clear();
 }
 
@@ -115,10 +150,36 @@ void KvView::check(std::size_t worker, const Residency& store) {
 void KvView::match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
   catch_up(now_ns);
   index_.match(prompt, false, out);
-  if (!predicted_) return;
-  predicted_->expire(now_ns);
-  predicted_->match(prompt, false, scratch_);
-  // The larger overlap counts: what was just sent will be on the device.
+  if (predicted_) take_larger(*predicted_, prompt, now_ns, out);
+  if (assumed_) take_larger(*assumed_, prompt, now_ns, out);
+  if (shared_) add_shared(prompt, out);
+}
+
+// What a worker holds itself goes on with what all can fetch, on the tier where that is.
+void KvView::add_shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const {
+  constexpr std::size_t kTiers = PrefixIndex::kTiers;
+  std::vector<std::array<std::uint32_t, kTiers>> ahead(prompt.size() + 1);  // from each block on, without a hole
+  for (std::size_t i = prompt.size(); i-- > 0;) {
+    for (const Tier tier : {Tier::G3, Tier::G4}) {
+      if (!shared_->holds(0, tier, prompt[i])) continue;
+      ahead[i] = ahead[i + 1];
+      ++ahead[i][static_cast<std::size_t>(tier) - static_cast<std::size_t>(Tier::G1)];
+      break;
+    }
+  }
+  for (std::size_t row = 0; row < out.size(); row += kTiers) {
+    std::size_t own = 0;
+    for (std::size_t tier = 0; tier < kTiers; ++tier) own += out[row + tier];
+    own = std::min(own, prompt.size());  // a prompt that was just sent counts beside what events say of slower tiers
+    for (std::size_t tier = 0; tier < kTiers; ++tier) out[row + tier] += ahead[own][tier];
+  }
+}
+
+// The larger overlap counts: what was just sent will be on the device.
+void KvView::take_larger(PrefixIndex& other, std::span<const std::uint64_t> prompt, std::int64_t now_ns,
+                         std::vector<std::uint32_t>& out) {
+  other.expire(now_ns);
+  other.match(prompt, false, scratch_);
   for (std::size_t row = 0; row < out.size(); row += PrefixIndex::kTiers) {
     out[row] = std::max(out[row], scratch_[row]);
   }
@@ -126,6 +187,7 @@ void KvView::match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, s
 
 bool KvView::match_truth(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const {
   if (truth_) truth_->match(prompt, false, out);
+  if (truth_ && shared_) add_shared(prompt, out);
   return truth_ != nullptr;
 }
 

@@ -22,9 +22,14 @@ class KvView {
   // ── What it is told ──
   // Events of a worker, in the order of time. What the configuration delays or loses is not known before, or ever.
   void observe(std::size_t worker, const TimedEvents& events);
+  // And of a tier that every worker reaches: its blocks count where they continue what a worker has of its own.
+  void observe_shared(const TimedEvents& events);
   // A prompt was sent to a worker.
   void sent(std::size_t worker, std::span<const std::uint64_t> prompt, std::int64_t now_ns);
   void forget(std::size_t worker);  // all that was known of it
+  // While what events say of a worker is not the whole truth, what was sent there counts as cached, for the time that
+  // it does without events.
+  void set_degraded(std::size_t worker, bool degraded);
 
   // ── What it knows ──
   // Leading blocks of a prompt that each worker holds, by tier: as a router believes it at this time.
@@ -51,13 +56,21 @@ class KvView {
     return config_.event_delay_ns == 0 && config_.event_period_ns == 0 && config_.event_loss == 0;
   }
   void apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows);
+  void observe_late(std::deque<Late>& late, const TimedEvents& events);
+  void add_shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
   void catch_up(std::int64_t now_ns);
+  void take_larger(PrefixIndex& other, std::span<const std::uint64_t> prompt, std::int64_t now_ns,
+                   std::vector<std::uint32_t>& out);
 
   const KvRouterConfig& config_;
   PrefixIndex index_;
   std::unique_ptr<PrefixIndex> predicted_;  // null: what was sent does not count
   std::unique_ptr<PrefixIndex> truth_;      // null: the index is the truth
-  std::vector<std::deque<Late>> late_;      // by worker, in the order in which they come
+  std::unique_ptr<PrefixIndex> assumed_;    // of workers that are or were degraded; null: nobody was
+  std::vector<bool> degraded_;              // by worker
+  std::unique_ptr<PrefixIndex> shared_;     // tiers that all reach, as one worker; null: nobody has told of any
+  std::deque<Late> shared_late_;
+  std::vector<std::deque<Late>> late_;  // by worker, in the order in which they come
   std::mt19937_64 random_;
   std::vector<std::uint32_t> scratch_;
   std::uint64_t checks_ = 0;

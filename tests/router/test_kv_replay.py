@@ -13,6 +13,7 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.router import KvRouting
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.tiers.settings import TiersConfig
 from understudy.workload import Constant, Fixed, SyntheticSpec, SystemPrompts, synthesise
 from understudy.workload.families import FanOut, QuickTurns
 
@@ -110,6 +111,33 @@ def test_the_index_is_what_the_engines_hold_after_every_step(block_size: int) ->
         )
     )
     run_offline(workload, engine, workers=3, routing="kv", check=True)
+
+
+def test_blocks_on_a_shared_tier_count_for_whoever_lacks_them() -> None:
+    tiers = TiersConfig.from_dict(
+        {"kv_bytes_per_token": 1000, "tiers": [{"tier": "g2", "blocks": 8}, {"tier": "g3", "blocks": 400}]}
+    )
+    workload = synthesise(
+        SyntheticSpec(
+            sessions=120,
+            prompt_tokens=Fixed(64),
+            output_tokens=Fixed(12),
+            prefixes=SystemPrompts(groups=6, tokens=160),
+            arrivals=Constant(qps=30),
+            trace_block_size=16,
+        )
+    )
+    small = VllmConfig(block_size=16, num_gpu_blocks=40)  # the device forgets what the disk keeps for all
+    runs = [
+        run_offline(workload, small, workers=4, tiers=tiers, check=True, routing=routing).decisions
+        for routing in (KvRouting(disk_cache_hit_weight=0.25), KvRouting(disk_cache_hit_weight=0.0))
+    ]
+    for decisions in runs:
+        assert decisions is not None
+        assert (decisions.overlap_blocks + decisions.lower_overlap_blocks <= 224 // 16).all()
+        assert (decisions.lower_overlap_blocks > 0).sum() > 10
+    with_credit, without = (decisions.cost.mean() for decisions in runs if decisions is not None)
+    assert with_credit < without
 
 
 def test_imposed_choices_are_taken() -> None:

@@ -21,8 +21,10 @@ flags of the fleet:
   --workers N             how many (default: 4)
   --base-port PORT        of the first worker (default: 9000); 0: any free ones
   --port PORT             of the front door (default: 8000)
-  --routing POLICY        round_robin (default), random, least_loaded, kv
-  --fleet-config FILE     YAML: routing, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
+  --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity, kv,
+                          or FILE.py:CLASS, a router of your own
+  --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
+  --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
 All flags of `understudy serve` describe the workers.
 """
 
@@ -83,6 +85,7 @@ def read_fleet(arguments: list[str]) -> FleetSettings:
 
     import yaml
 
+    from understudy.cli.router_flags import live_policy
     from understudy.cli.serve import tell_idle
     from understudy.errors import ConfigError
     from understudy.server.flags import Flag
@@ -93,6 +96,7 @@ def read_fleet(arguments: list[str]) -> FleetSettings:
         Flag(["--workers"], "int"),
         Flag(["--base-port"], "int"),
         Flag(["--routing"], "str"),
+        Flag(["--router"], "json"),
         Flag(["--fleet-config"], "str"),
     )
     plan = read_serve(arguments, more=own)
@@ -104,7 +108,7 @@ def read_fleet(arguments: list[str]) -> FleetSettings:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"--fleet-config {path}: {error}") from error
-        known = ("routing", "base_port", "port", "pools")
+        known = ("routing", "router", "base_port", "port", "pools")
         if not isinstance(content, dict) or set(content) - set(known):
             raise ConfigError(f"--fleet-config {path}: expected {', '.join(known)} by name")
     pools = []
@@ -124,6 +128,9 @@ def read_fleet(arguments: list[str]) -> FleetSettings:
         base_port=base_port,
         host=plan.settings.host,
         port=values.get("port", content.get("port", 8000)),
-        routing=values.get("routing", content.get("routing", "round_robin")),
+        routing=live_policy(
+            values.get("routing", content.get("routing", "round_robin")),
+            values.get("router") or content.get("router") or {},
+        ),
         seed=plan.settings.seed,
     )

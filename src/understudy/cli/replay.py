@@ -216,15 +216,15 @@ def _online(args: argparse.Namespace, settings: ReplaySettings, workload: Worklo
     for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")
-    if settings.routing == "kv" or settings.route_rejected:
-        raise ConfigError("KV-aware routing and --route-rejected are for offline runs; leave out --online")
+    if settings.route_rejected:
+        raise ConfigError("--route-rejected is for offline runs; leave out --online")
     report = replay_online(
         workload if args.max_tokens is None else workload.limited(args.max_tokens),
         args.trace.name,
         settings.engine,
         slo=_slo(args),
         workers=settings.workers,
-        routing=settings.routing,
+        routing=settings.policy,
         seed=settings.seed,
         speed_up=settings.load.speed_up,
         speedup=1.0 if args.speedup is None else args.speedup,

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
+    from understudy.router.kv import KvRouting
+    from understudy.router.router import Router
+
 EXAMPLES = """\
   understudy replay trace.jsonl --workers 16 --routing kv --event-delay-ms 50 --event-loss 0.01
   understudy replay trace.jsonl --workers 16 --routing kv --event-delay-ms 500 --predict-ttl-ms 2000
@@ -89,3 +92,40 @@ def router_settings(args: argparse.Namespace) -> dict[str, Any]:
     if args.route_rejected:
         flags["route_rejected"] = True
     return flags
+
+
+def live_policy(name: str, settings: dict[str, Any]) -> str | KvRouting | Router:
+    """A policy for a live fleet: a name, kv with these settings, or `FILE.py:CLASS`. ConfigError says what is wrong."""
+    import msgspec
+
+    from understudy.errors import ConfigError
+    from understudy.router.kv import KvRouting
+
+    if settings and name != "kv":
+        raise ConfigError(f"{', '.join(sorted(settings))} is for --routing kv, not {name}")
+    if name == "kv":
+        try:
+            return msgspec.convert(settings, KvRouting)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"router: {error}") from None
+    return load_router(name) if ".py:" in name else name
+
+
+def load_router(place: str) -> Router:
+    """The router of a class in a file, `FILE.py:CLASS`."""
+    import importlib.util
+    from pathlib import Path
+
+    from understudy.errors import ConfigError
+
+    file, _, name = place.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise ConfigError(f"--routing {place}: there is no file {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = getattr(module, name, None)
+    if made is None or not hasattr(made, "choose"):
+        raise ConfigError(f"--routing {place}: {file} has no class {name} with choose(request, view)")
+    router: Router = made()
+    return router

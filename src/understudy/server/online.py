@@ -13,7 +13,7 @@ import numpy as np
 from understudy._core import Tier
 from understudy.errors import ConfigError, WrongState
 from understudy.run.timeline import Status, Timeline
-from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from understudy._core import EventBatch
     from understudy.engines.config import VllmConfig
     from understudy.report import Report, Slo
+    from understudy.router.kv import KvRouting
+    from understudy.router.router import Router
     from understudy.server.core import EngineCore, LiveRequest
     from understudy.workload import Workload
 
@@ -81,7 +83,7 @@ def run_online(
     engine: VllmConfig,
     *,
     workers: int = 1,
-    routing: str = "round_robin",
+    routing: str | KvRouting | Router = "round_robin",
     seed: int = 0,
     speed_up: float = 1.0,
     speedup: float = 1.0,
@@ -176,7 +178,7 @@ class _Player:
         facts = {
             "online": True,
             "workers": len(fleet.servers),
-            "routing": self._settings.routing,
+            "routing": name_of(self._settings.routing),
             "seed": self._settings.seed,
             "speedup": clock.speedup,
             "engine": self._engine.described(),

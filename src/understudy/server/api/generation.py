@@ -80,6 +80,8 @@ class Choice:
         generation.worker.metrics_of(request).on_tokens(request, first, count, now_ns)
         if generation.worker.diary is not None:
             generation.worker.diary.on_tokens(request, count, now_ns)
+        if first == 0:
+            generation.connection.tell_first_token()
         if generation.sampling.stream:
             connection = generation.connection
             if not generation.started:

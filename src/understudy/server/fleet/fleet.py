@@ -10,11 +10,13 @@ import msgspec
 from understudy._core import TierRun
 from understudy.errors import ConfigError
 from understudy.server.fleet.front import FrontDoor
-from understudy.server.fleet.routing import KvAware, make_router
+from understudy.server.fleet.routing import FleetRouting
 from understudy.server.http import listen
 from understudy.server.server import Server, Stage, new_stage, tiers_of
 
 if TYPE_CHECKING:
+    from understudy.router.kv import KvRouting
+    from understudy.router.router import Router
     from understudy.server.settings import ServerSettings
 
 
@@ -27,7 +29,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     """Of the front door."""
-    routing: str = "round_robin"
+    routing: str | KvRouting | Router = "round_robin"
     seed: int = 0
 
 
@@ -43,13 +45,15 @@ class Fleet:
             if pool.speedup != first.speedup or pool.tokenizer != first.tokenizer:
                 raise ConfigError("the pools of a fleet share their tokenizer and their speed-up")
         self.stage: Stage = new_stage(first)
-        self.router = make_router(settings.routing, settings.seed)
         self.servers: list[Server] = []
+        self.routing = FleetRouting(self.servers, settings.routing, settings.seed)
         for count, pool in settings.pools:
             run = self._shared_run(pool)
             for _ in range(count):
-                self.servers.append(self._server(pool, len(self.servers), run))
-        self.door = FrontDoor(self.servers, self.router, settings.routing)
+                server = self._server(pool, len(self.servers), run)
+                self.servers.append(server)
+                self.routing.add(server, len(self.servers) - 1)
+        self.door = FrontDoor(self.servers, self.routing, name_of(settings.routing))
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 
@@ -66,12 +70,8 @@ class Fleet:
         events = pool.kv_events_config
         if events.get("enable_kv_cache_events"):
             own["kv_events_config"] = {**events, **_shifted(events, index * pool.data_parallel_size)}
-        events_kept = self._events or isinstance(self.router, KvAware)
-        server = Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=events_kept)
-        if isinstance(self.router, KvAware):
-            server.worker.on_events = self.router.observe
-            server.worker.on_restart = self.router.forget
-        return server
+        events_kept = self._events or self.routing.dispatcher.wants_events
+        return Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=events_kept)
 
     async def start(self) -> None:
         """Listen, everywhere. OSError when a port is taken; nothing listens then."""
@@ -93,6 +93,14 @@ class Fleet:
             self._listening = None
         self.door.close()
         await asyncio.gather(*(server.stop() for server in self.servers))
+
+
+def name_of(policy: str | KvRouting | Router) -> str:
+    """What a policy is called."""
+    if isinstance(policy, str):
+        return policy
+    kind = type(policy).__name__
+    return "kv" if kind == "KvRouting" else kind
 
 
 def _shifted(events: dict[str, Any], by: int) -> dict[str, Any]:

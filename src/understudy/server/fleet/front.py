@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy._core import Identities, xxh3_64
+from understudy.errors import WrongState
+from understudy.router.dispatch import Asked, Decision
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_body, read_json
 from understudy.server.faults import FaultOrder, apply_order
-from understudy.server.fleet.routing import KvAware, LiveFleetView, LiveRequestView
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.process import HttpMetrics, add_process
 
 if TYPE_CHECKING:
-    from understudy._core import Identities
-    from understudy.server.fleet.routing import LiveRouter
+    from understudy.server.fleet.routing import FleetRouting
     from understudy.server.http import Connection, Request
     from understudy.server.server import Server
 
@@ -31,13 +32,13 @@ KEPT_DECISIONS = 60
 class FrontDoor:
     """Answers on the fleet's own port."""
 
-    def __init__(self, servers: list[Server], router: LiveRouter, routing: str) -> None:
+    def __init__(self, servers: list[Server], routing: FleetRouting, name: str) -> None:
         self.servers = servers
-        self.routing = routing
+        self.routing = name
         self.max_body_bytes = servers[0].settings.max_body_bytes
-        self._router = router
-        self._view = LiveFleetView(servers)
-        self._rows = 0
+        self._router = routing
+        self._dispatcher = routing.dispatcher
+        self._no_blocks = Identities.from_local_hashes([])
         self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)
         self._watchers: set[Connection] = set()
         self._shower: asyncio.TimerHandle | None = None
@@ -106,51 +107,78 @@ class FrontDoor:
         return False
 
     def _forward(self, request: Request, connection: Connection) -> None:
-        chosen, why = self._choose(request)
-        if why is not None:
-            self._routed[chosen].add()
-            self._decisions.append(why)
-        server = self.servers[chosen]
-        connection.extra_headers = b""
-        server.app.handle(request, connection)
-        if why is not None:
-            connection.extra_headers += f"x-understudy-worker: {chosen}\r\n".encode()
-
-    def _choose(self, request: Request) -> tuple[int, dict[str, Any] | None]:
         generators = self.servers[0].app.routes.generators
         if request.path not in generators or request.method != "POST":
-            return self._first_alive(), None
-        blocks: Identities | None = None
-        tokens = len(request.body) // 5
-        if isinstance(self._router, KvAware):
+            self.servers[self._first_alive()].app.handle(request, connection)
+            return
+        self._router.look()
+        asked = self._asked(request)
+        told = connection.on_answered
+
+        def go(decision: Decision) -> None:
+            self._send(asked, decision, request, connection)
+
+        connection.on_close = lambda: self._dispatcher.ended(asked.row)
+        try:
+            self._dispatcher.ask(asked, go)
+        except WrongState:  # the first one says what is wrong with it
+            connection.on_close, connection.on_answered = None, told
+            self.servers[0].app.handle(request, connection)
+
+    def _asked(self, request: Request) -> Asked:
+        """What the policy may know of a request. Who goes by loads alone gets a guess of its length."""
+        tokens, blocks = len(request.body) // 5, self._no_blocks
+        if self._dispatcher.wants_blocks:
             try:
-                tokens, blocks = self.servers[0].app.endpoints.prompt_blocks(read_body(request))
+                tokens, found = self.servers[0].app.endpoints.prompt_blocks(read_body(request))
+                blocks = blocks if found is None else found
             except ApiError:  # the worker says what is wrong with it
-                blocks = None
-        self._rows += 1
-        view = LiveRequestView(
-            self._rows,
-            self._view.now_ns,
+                pass
+        session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
+        priority = request.headers.get("x-vllm-priority", "")
+        return Asked(
+            self._dispatcher.next_row(),
+            self.servers[0].stage.clock.now_ns(),
             tokens,
             0,
-            0,
+            # vLLM's lower numbers go first; a router's queue has it the other way round.
+            -int(priority) if priority.lstrip("-").isdigit() and len(priority) < 10 else 0,
             self.servers[0].settings.engine.block_size,
             blocks,
+            None if session is None else xxh3_64(session.encode()),
         )
-        chosen = self._router.choose(view, self._view)
-        if self.servers[chosen].app.dead:
-            chosen = self._first_alive()
-        why = {
-            "at": time.time(),
-            "worker": chosen,
-            "path": request.path,
-            "tokens": tokens,
-            "why": self.routing,
-            "overlap": self._router.overlap_blocks if isinstance(self._router, KvAware) else 0,
-            "blocks": 0 if blocks is None else len(blocks),
-            "load": len(self.servers[chosen].app.endpoints.in_flight),
-        }
-        return chosen, why
+
+    def _send(self, asked: Asked, decision: Decision, request: Request, connection: Connection) -> None:
+        if connection.closed:
+            self._dispatcher.ended(asked.row)
+            return
+        chosen, rank = self._router.targets[decision.worker]
+        server = self.servers[chosen]
+        if len(server.worker.cores) > 1:
+            request.headers.setdefault("x-data-parallel-rank", str(rank))
+        self._routed[chosen].add()
+        self._decisions.append(
+            {
+                "at": time.time(),
+                "worker": chosen,
+                "path": request.path,
+                "tokens": asked.prompt_tokens,
+                "why": self.routing,
+                "overlap": decision.overlap_blocks,
+                "lower": decision.lower_overlap_blocks,
+                "best": decision.best_overlap_blocks,
+                "cost": round(decision.cost, 2),
+                "ties": decision.ties,
+                "waited_ms": round(decision.waited_ms, 1),
+                "blocks": len(asked.prompt_blocks),
+                "load": len(server.app.endpoints.in_flight),
+            }
+        )
+        row, dispatcher = asked.row, self._dispatcher
+        connection.on_first_token = lambda: dispatcher.first_token(row)
+        connection.on_ended = lambda: dispatcher.ended(row)
+        server.app.handle(request, connection)
+        connection.extra_headers += f"x-understudy-worker: {chosen}\r\n".encode()
 
     def _first_alive(self) -> int:
         alive = (index for index, server in enumerate(self.servers) if not server.app.dead)
@@ -183,6 +211,7 @@ class FrontDoor:
             "workers": columns,
             "ports": [server.port for server in self.servers],
             "routing": self.routing,
+            "queued": self._dispatcher.num_waiting,
             "late_ms": {
                 "token_p50": round(stage.token_lateness.quantile(0.5, since) * 1e3, 3),
                 "token_p99": round(stage.token_lateness.quantile(0.99, since) * 1e3, 3),

@@ -1,49 +1,71 @@
-"""Where the front door sends a request, and why.
-
-A policy is a router of the replay's kind, `choose(request, view)`: one written for a replay works here unchanged.
-"""
+"""The workers of a fleet as its router sees them, and what they tell it."""
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.errors import ConfigError
-from understudy.router import PrefixIndex
+from understudy.router.dispatch import Dispatcher
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, Identities
+    from understudy._core import EventBatch
+    from understudy.router.kv import KvRouting
+    from understudy.router.router import Router
+    from understudy.server.core import EngineCore
     from understudy.server.server import Server
 
-POLICIES = ("round_robin", "random", "least_loaded", "kv")
-TIER_CREDIT = (1.0, 0.75, 0.25, 0.0)
-"""What a cached block is worth on the device, the host, a disk and an object store."""
+UNLIMITED_TOKENS = 10_000_000
+"""The budget of a step that has none, as Dynamo counts it."""
 
 
-class LiveRequestView(NamedTuple):
-    """What a router may know of a request."""
+class FleetRouting:
+    """One policy for the workers of a fleet; each rank of a worker is a place of its own to it."""
 
-    row: int
-    arrival_ns: int
-    prompt_tokens: int
-    output_tokens: int
-    priority: int
-    block_size: int
-    prompt_blocks: Identities | None
+    def __init__(self, servers: list[Server], policy: str | KvRouting | Router, seed: int) -> None:
+        self.servers = servers
+        self.targets: list[tuple[int, int]] = []
+        """(server, rank), by the number that the policy knows it by."""
+        self.dispatcher = Dispatcher(policy, seed=seed, view=LiveFleetView(servers, self.targets))
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def add(self, server: Server, index: int) -> None:
+        """A worker that has been made."""
+        budget = server.settings.engine.max_num_batched_tokens or UNLIMITED_TOKENS
+        for rank in range(server.settings.data_parallel_size):
+            self._numbers[index, rank] = self.dispatcher.add_worker(budget)
+            self.targets.append((index, rank))
+        if self.dispatcher.wants_events:
+            server.worker.on_events = self._observe
+            server.worker.on_restart = self._forget
+
+    def look(self) -> None:
+        """See who is dead."""
+        for number, (server, _) in enumerate(self.targets):
+            self.dispatcher.set_available(number, not self.servers[server].app.dead)
+
+    def _observe(self, worker: int, rank: int, batch: EventBatch) -> None:
+        self.dispatcher.observe(self._numbers[worker, rank], batch)
+
+    def _forget(self, worker: int) -> None:
+        for number, (server, _) in enumerate(self.targets):
+            if server == worker:
+                self.dispatcher.forget(number)
 
 
 class LiveFleetView:
-    """What a router may know of the workers, as of now."""
+    """What a router may know of the workers, as of now: a number for each, or for each of its ranks."""
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: list[Server], targets: list[tuple[int, int]]) -> None:
         self._servers = servers
+        self._targets = targets
 
     def __len__(self) -> int:
-        return len(self._servers)
+        return len(self._targets)
 
     @property
     def now_ns(self) -> int:
@@ -53,132 +75,34 @@ class LiveFleetView:
     @property
     def outstanding_requests(self) -> npt.NDArray[np.int64]:
         """Requests that were sent to each worker and have not ended."""
-        return np.array([len(server.app.endpoints.in_flight) for server in self._servers], dtype=np.int64)
+        return self._each(lambda core: len(core.live))
 
     @property
     def outstanding_tokens(self) -> npt.NDArray[np.int64]:
         """Their tokens, prompt and output."""
-        sums = [
-            sum(
-                one.prompt_tokens + sum(choice.plan.total for choice in one.choices)
-                for one in server.app.endpoints.in_flight
-            )
-            for server in self._servers
-        ]
-        return np.array(sums, dtype=np.int64)
+        return self._each(lambda core: sum(one.prompt_tokens + one.max_tokens for one in core.live.values()))
 
     @property
     def running(self) -> npt.NDArray[np.int64]:
         """Requests in each worker's batch."""
-        return self._counts("num_running")
+        return self._each(lambda core: core.num_running)
 
     @property
     def waiting(self) -> npt.NDArray[np.int64]:
         """Requests in each worker's queue."""
-        return self._counts("num_waiting")
+        return self._each(lambda core: core.num_waiting)
 
     @property
     def used_blocks(self) -> npt.NDArray[np.int64]:
         """Blocks that requests hold on each worker's device."""
-        sums = [sum(core.engine.pool[1] for core in server.worker.cores) for server in self._servers]
-        return np.array(sums, dtype=np.int64)
+        return self._each(lambda core: core.engine.pool[1])
 
     @property
     def total_blocks(self) -> npt.NDArray[np.int64]:
         """Blocks of each worker's device."""
-        sums = [server.settings.engine.num_gpu_blocks * len(server.worker.cores) for server in self._servers]
-        return np.array(sums, dtype=np.int64)
+        blocks = [self._servers[server].settings.engine.num_gpu_blocks for server, _ in self._targets]
+        return np.array(blocks, dtype=np.int64)
 
-    def _counts(self, name: str) -> npt.NDArray[np.int64]:
-        sums = [sum(getattr(core, name) for core in server.worker.cores) for server in self._servers]
-        return np.array(sums, dtype=np.int64)
-
-
-class LiveRouter(Protocol):
-    """A router's `choose`."""
-
-    def choose(self, request: LiveRequestView, view: LiveFleetView) -> int:
-        """The worker of the request."""
-
-
-class RoundRobin:
-    """One after the other."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(self, request: LiveRequestView, view: LiveFleetView) -> int:  # noqa: ARG002
-        """The next."""
-        chosen = self._next % len(view)
-        self._next += 1
-        return chosen
-
-
-class Random:
-    """Any, by the seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-
-    def choose(self, request: LiveRequestView, view: LiveFleetView) -> int:  # noqa: ARG002
-        """Whichever is drawn."""
-        return self._draw.randrange(len(view))
-
-
-class LeastLoaded:
-    """Whoever has the fewest tokens outstanding."""
-
-    def choose(self, request: LiveRequestView, view: LiveFleetView) -> int:  # noqa: ARG002
-        """The first of the least loaded."""
-        return int(np.argmin(view.outstanding_tokens))
-
-
-class KvAware:
-    """The cheapest worker in blocks: what it would have to compute for the request, plus what it already has to do.
-
-    Knows the workers' caches from their events alone.
-    """
-
-    def __init__(self) -> None:
-        self.index = PrefixIndex()
-        self.overlap_blocks = 0
-        self._turn = 0
-
-    def observe(self, worker: int, rank: int, batch: EventBatch) -> None:
-        """A step of a worker stored or removed blocks."""
-        self.index.apply(worker, batch, dp_rank=rank)
-
-    def forget(self, worker: int) -> None:
-        """A worker holds nothing any more."""
-        self.index.clear(worker)
-
-    def choose(self, request: LiveRequestView, view: LiveFleetView) -> int:
-        """The cheapest; among equals they take turns."""
-        overlap = np.zeros(len(view))
-        if request.prompt_blocks is not None and len(request.prompt_blocks):
-            found = self.index.find(request.prompt_blocks.sequence_hashes)
-            for (worker, _), tiers in zip(found.workers, found.blocks.tolist(), strict=True):
-                if worker < len(view):
-                    credit = sum(weight * blocks for weight, blocks in zip(TIER_CREDIT, tiers, strict=True))
-                    overlap[worker] = max(overlap[worker], credit)
-        own = -(-request.prompt_tokens // request.block_size) - overlap
-        cost = own + view.outstanding_tokens / request.block_size
-        cheapest = np.flatnonzero(cost == cost.min())
-        self._turn += 1
-        chosen = int(cheapest[self._turn % len(cheapest)])
-        self.overlap_blocks = round(float(overlap[chosen]))
-        return chosen
-
-
-def make_router(name: str, seed: int) -> LiveRouter:
-    """A policy by name. ConfigError lists the known ones."""
-    match name:
-        case "round_robin":
-            return RoundRobin()
-        case "random":
-            return Random(seed)
-        case "least_loaded":
-            return LeastLoaded()
-        case "kv":
-            return KvAware()
-    raise ConfigError(f"--routing {name!r} is not known; choose one of {', '.join(POLICIES)}")
+    def _each(self, read: Callable[[EngineCore], int]) -> npt.NDArray[np.int64]:
+        cores = (self._servers[server].worker.cores[rank] for server, rank in self._targets)
+        return np.array([read(core) for core in cores], dtype=np.int64)

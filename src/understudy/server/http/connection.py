@@ -99,6 +99,10 @@ class Connection(asyncio.Protocol):
         """Called once if the client goes away before the answer has ended."""
         self.on_answered: Callable[[int, int], None] | None = None
         """Called with the status and the size of an answer that has ended."""
+        self.on_first_token: Callable[[], None] | None = None
+        """Called once by whoever generates, with the first token of the answer."""
+        self.on_ended: Callable[[], None] | None = None
+        """Called once when the answer has ended or the client has gone, after all others."""
         self.extra_headers = b""
         self._status = 0
         self._sent_bytes = 0
@@ -219,17 +223,23 @@ class Connection(asyncio.Protocol):
         self._sent_bytes = len(body)
         self._finish()
 
-    def start_stream(self, headers: bytes = b"") -> None:
+    def start_stream(
+        self,
+        headers: bytes = b"",
+        *,
+        status: int = 200,
+        content_type: str = "text/event-stream; charset=utf-8",
+    ) -> None:
         """The head of a stream of events; it leaves with the first of them."""
-        self._status = 200
+        self._status = status
         self._sent_bytes = 0
         self._streaming = True
         if not self._chunked:
             self._keep_alive = False
         head = (
-            _status_line(200),
+            _status_line(status),
             _date(),
-            b"content-type: text/event-stream; charset=utf-8\r\n",
+            f"content-type: {content_type}\r\n".encode("latin-1") if content_type else b"",
             headers,
             self.extra_headers,
             b"transfer-encoding: chunked\r\n" if self._chunked else b"",
@@ -303,6 +313,16 @@ class Connection(asyncio.Protocol):
         told, self.on_answered = self.on_answered, None
         if told is not None:
             told(self._status, self._sent_bytes)
+        self.on_first_token = None
+        ended, self.on_ended = self.on_ended, None
+        if ended is not None:
+            ended()
+
+    def tell_first_token(self) -> None:
+        """The answer has its first token."""
+        told, self.on_first_token = self.on_first_token, None
+        if told is not None:
+            told()
 
     # ── Between requests ──
 
