@@ -1,83 +1,60 @@
 """The real engine and its twin: fit step times on one workload, predict others (CUDA).
 
-python benchmarks/qwen3_twin.py --model Qwen3-4B --requests 200 --out twin.json
+python benchmarks/qwen3_twin.py --model Qwen3-4B --requests 240 --out twin.json --record steps.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from understudy.kv import KvCacheManager
-from understudy.qwen3 import EngineOptions, Request, build_engine
+from understudy.qwen3 import EngineOptions, build_engine
 from understudy.qwen3.config import find_config
 from understudy.qwen3.engine import Engine
+from understudy.qwen3.host import HostTier
+from understudy.qwen3.pages import LinkTimes, PinnedPages
+from understudy.qwen3.play import Played, VirtualClock, WallClock, play
+from understudy.qwen3.record import Record
 from understudy.qwen3.scheduler import Scheduler
-from understudy.qwen3.steptime import FittedStepTime
-from understudy.qwen3.twin import (
-    Played,
-    RecordedTime,
-    SimulatedExecutor,
-    StepTime,
-    VirtualClock,
-    play,
-)
+from understudy.qwen3.steptime import FittedStepTime, kind_of
+from understudy.qwen3.twin import again, twin_of
+from understudy.qwen3.workloads import RAMP, Traffic, fresh, workload
+
+WORKLOADS: dict[str, tuple[Traffic | tuple[Traffic, ...], bool]] = {
+    "fit": (RAMP, False),
+    "another rate": (Traffic(16.0, 700, 140), False),
+    "other lengths": (Traffic(7.0, 2400, 220), False),
+    "shared prefixes": (Traffic(16.0, 300, 120, 6, 1536), False),
+    "host memory": (Traffic(8.0, 200, 120, 24, 3072), True),
+}
+"""By name: the traffic, and whether it is played on few device pages with host memory below."""
+HOST_DEVICE_BLOCKS, HOST_BLOCKS = 2600, 6000
 
 
-class WallClock:
-    """Milliseconds since it was made."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    @property
-    def now_ms(self) -> float:
-        return (time.perf_counter() - self._start) * 1e3
-
-    def wait_until(self, ms: float) -> None:
-        while (left := ms - self.now_ms) > 0:
-            if left > 2:
-                time.sleep((left - 1) / 1e3)
-
-
-def workload(name: str, count: int, vocab: int) -> list[tuple[float, Request]]:
-    rng = np.random.default_rng(sum(map(ord, name)))
-    rate, prompt, output, shared = {
-        "fit": (12.0, 700, 140, 0),
-        "other rate": (24.0, 700, 140, 0),
-        "other lengths": (8.0, 2400, 220, 0),
-        "shared prefixes": (16.0, 300, 120, 1536),
-    }[name]
-    stems = [rng.integers(0, vocab, shared) for _ in range(6)]
-    at_ms, rows = 0.0, []
-    for number in range(count):
-        at_ms += rng.exponential(1e3 / rate)
-        own = rng.integers(0, vocab, max(8, int(rng.gamma(2.0, prompt / 2))))
-        tokens = np.concatenate((stems[number % 6], own)).tolist()
-        rows.append((at_ms, Request(f"{number}", tokens, max(2, int(rng.gamma(2.0, output / 2))))))
-    return rows
-
-
-def fresh(rows: list[tuple[float, Request]]) -> list[tuple[float, Request]]:
-    return [(at, Request(r.id, r.prompt, r.max_tokens)) for at, r in rows]
-
-
-def _show_residuals(name: str, played: Played, model: FittedStepTime) -> None:
-    for kind, wanted in (("decode", False), ("mixed", True)):
-        rows = [(model.ms(c) / ms - 1, ms, c) for c, ms in played.compositions() if bool(c.chunks) is wanted]
-        errors = np.array([abs(error) for error, _, _ in rows])
-        lost = sum(ms - model.ms(c) for error, ms, c in rows if error < -0.5)
+def residuals(name: str, played: Played, model: FittedStepTime, page_ms: float) -> None:
+    """How far the model is from each kind of step."""
+    for kind in ("decode", "mixed", "eager"):
+        rows = [(step, ms) for step, ms in played.loads(page_ms) if kind_of(step) == kind]
+        if not rows:
+            continue
+        guesses = np.array([model.step_ms(step) for step, _ in rows])
+        times = np.array([ms for _, ms in rows])
+        errors = np.abs(guesses / times - 1)
         print(
-            f"  {name}: {len(rows)} {kind} steps, median error {np.median(errors):.1%}, 95th percentile "
-            f"{np.quantile(errors, 0.95):.1%}, {lost:.0f} ms in steps that took more than twice their time"
+            f"  {name}: {len(rows)} {kind} steps of {times.mean():.2f} ms, error {np.median(errors):.1%} (median), "
+            f"{np.quantile(errors, 0.95):.1%} (95th), {guesses.sum() / times.sum() - 1:+.2%} in all"
         )
-        for error, ms, step in sorted(rows, key=lambda row: row[0])[:3]:
-            print(f"    {ms:.1f} ms ({error:+.0%}): chunks {step.chunks}, {len(step.decodes)} decodes")
+        for place in np.argsort(guesses / times)[:2]:
+            step = rows[place][0]
+            print(
+                f"    {times[place]:.1f} ms, not {guesses[place]:.1f}: {list(step.chunks)}, {step.decodes} decodes"
+            )
 
 
 def main() -> None:
@@ -85,58 +62,85 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="Qwen3-4B")
-    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=240)
     parser.add_argument("--out", type=Path, default=Path("out/twin.json"))
+    parser.add_argument("--record", type=Path, help="write the steps of the fit")
     args = parser.parse_args()
-    config = replace(find_config(args.model), max_positions=16384)
+    vocab = find_config(args.model).vocab_size
     options = EngineOptions(random_weights=1, max_model_len=16384, num_blocks=20_000)
-    real = build_engine(args.model, options)
-    vocab = config.vocab_size
-    play(real, fresh(workload("fit", args.requests // 2, vocab)), WallClock())  # warm
-
-    def twin(rows: list[tuple[float, Request]], time_of: StepTime, clock: VirtualClock) -> Played:
-        manager = KvCacheManager(real.scheduler.manager.total_blocks, real.scheduler.manager.layout)
-        engine = Engine(Scheduler(manager, real.scheduler.config), SimulatedExecutor(time_of, clock))
-        try:
-            return play(engine, fresh(rows), clock)
-        finally:
-            engine.close()
+    plain = build_engine(args.model, options)
+    buffer = plain.executor.buffer  # type: ignore[attr-defined]
+    small = KvCacheManager(HOST_DEVICE_BLOCKS, plain.scheduler.manager.layout)
+    assert small.padding_block == plain.scheduler.manager.padding_block
+    carrier = PinnedPages(HOST_BLOCKS, buffer)
+    link = carrier.measure()
+    print(
+        f"a page: {link.begin_ms * 1e3:.1f} us to begin, {link.down_ms:.4f} ms down, {link.up_ms:.4f} ms up"
+    )
+    hosted = Engine(Scheduler(small, plain.scheduler.config, host=HostTier(small, carrier)), plain.executor)
+    play(plain, workload(RAMP, args.requests // 4, vocab, seed=9), WallClock())  # warm
+    gc.collect()
+    gc.freeze()
 
     model: FittedStepTime | None = None
-    table = []
-    for name in ("fit", "other rate", "other lengths", "shared prefixes"):
-        rows = workload(name, args.requests, vocab)
+    table: list[dict[str, Any]] = []
+    for seed, (name, (traffic, host)) in enumerate(WORKLOADS.items()):
+        real = hosted if host else plain
+        rows = workload(traffic, args.requests * (2 if name == "fit" else 1), vocab, seed=seed)
         real.scheduler.manager.blocks.clear_inactive()
         measured = play(real, fresh(rows), WallClock())
         if model is None:
-            model = FittedStepTime.fit(measured.compositions())
-        _show_residuals(name, measured, model)
-        predicted = twin(rows, model, VirtualClock())
-        recorded = RecordedTime(measured.steps)
-        imposed = twin(rows, recorded, recorded)
-        row = {
-            "workload": name,
-            "steps": len(measured.steps),
-            "ttft_ms": [measured.mean_ttft_ms, predicted.mean_ttft_ms],
-            "tpot_ms": [measured.mean_tpot_ms, predicted.mean_tpot_ms],
-            "cached_equal": measured.cached == predicted.cached,
-            "decisions_equal_given_durations": measured.decisions == imposed.decisions,
-            "ttft_all": [
-                sorted(p.first_ms[k] - p.arrival_ms[k] for k in p.first_ms) for p in (measured, predicted)
-            ],
-        }
-        table.append(row)
-        ttft = predicted.mean_ttft_ms / measured.mean_ttft_ms - 1
-        tpot = predicted.mean_tpot_ms / measured.mean_tpot_ms - 1
-        print(
-            f"{name:16s} {row['steps']:5d} steps  TTFT {measured.mean_ttft_ms:8.2f} ms, twin {ttft:+.1%}  "
-            f"TPOT {measured.mean_tpot_ms:6.2f} ms, twin {tpot:+.1%}  cached equal: {row['cached_equal']}  "
-            f"decisions equal given durations: {row['decisions_equal_given_durations']}",
-            flush=True,
-        )
+            record = Record.of(measured, link, model=args.model)
+            model = record.fit()
+            if args.record is not None:
+                record.write(args.record)
+        residuals(name, measured, model, link.begin_ms)
+        table.append(compare(name, real, rows, measured, model, (HOST_BLOCKS, link) if host else None))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(table))
-    real.close()
+    hosted.scheduler.manager.close()
+    plain.close()
+
+
+def compare(
+    name: str,
+    real: Engine,
+    rows: list[Any],
+    measured: Played,
+    model: FittedStepTime,
+    host: tuple[int, LinkTimes] | None,
+) -> dict[str, Any]:
+    """The twin's run beside the measured one."""
+    clock = VirtualClock()
+    manager = real.scheduler.manager
+    twin = twin_of(real.scheduler.config, manager.total_blocks, manager.layout, model, clock, host=host)
+    predicted = play(twin, fresh(rows), clock)
+    twin.close()
+    imposing, recorded = again(measured, real)
+    imposed = play(imposing, fresh(rows), recorded)
+    imposing.close()
+    ttft = predicted.mean_ttft_ms / measured.mean_ttft_ms - 1
+    tpot = predicted.mean_tpot_ms / measured.mean_tpot_ms - 1
+    equal = measured.decisions == imposed.decisions and measured.cached == imposed.cached
+    cached = [sum(played.cached.values()) for played in (measured, predicted)]
+    print(
+        f"{name:16s} {len(measured.steps):5d} steps  TTFT {measured.mean_ttft_ms:8.2f} ms, twin {ttft:+.1%}  "
+        f"TPOT {measured.mean_tpot_ms:6.2f} ms, twin {tpot:+.1%}  cached tokens {cached[0]}, twin {cached[1]} "
+        f"(each equal: {measured.cached == predicted.cached})  decisions equal given durations: {equal}",
+        flush=True,
+    )
+    return {
+        "workload": name,
+        "steps": len(measured.steps),
+        "ttft_ms": [measured.mean_ttft_ms, predicted.mean_ttft_ms],
+        "tpot_ms": [measured.mean_tpot_ms, predicted.mean_tpot_ms],
+        "cached_tokens": cached,
+        "cached_equal": measured.cached == predicted.cached,
+        "decisions_equal_given_durations": equal,
+        "ttft_all": [sorted(played.ttft_ms) for played in (measured, predicted)],
+        "tpot_all": [sorted(played.tpot_ms) for played in (measured, predicted)],
+        "rows": [{k: v for k, v in step.items() if k != "until_ms"} for step in measured.steps],
+    }
 
 
 if __name__ == "__main__":

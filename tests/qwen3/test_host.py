@@ -8,6 +8,7 @@ from qwen3.building import OPEN, TINY, alone, ends, executor_of, generate, manag
 from understudy.errors import ConfigError
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.pages import PinnedPages, runs
 from understudy.qwen3.request import Request
 from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
 from understudy.tiers.settings import TiersConfig
@@ -27,7 +28,7 @@ class Slow(HostTier):
 def engine_with(blocks: int = 24, host: int = 64, seqs: int = 8) -> tuple[Engine, Slow]:
     manager = manager_of(TINY, blocks)
     executor = executor_of(TINY, manager)
-    tier = Slow(host, manager, executor.buffer)
+    tier = Slow(manager, PinnedPages(host, executor.buffer))
     engine = Engine(Scheduler(manager, SchedulerConfig(64, seqs, 512), host=tier), executor)
     OPEN.append(engine)
     return engine, tier
@@ -76,6 +77,14 @@ def test_a_page_that_came_back_is_the_one_that_left_to_the_bit() -> None:
     assert copy is not None
     with tier.commit(copy) as back:
         assert buffer[back.ids.tolist()].equal(left)
+
+
+def test_what_a_last_step_seals_goes_down_too() -> None:
+    engine, tier = engine_with()
+    generate(engine, PROMPTS[0], max_tokens=1)
+    tier.settle()
+    assert tier.offloaded_blocks == 10
+    everything_is_back(engine, tier)
 
 
 def test_while_one_waits_for_its_pages_others_are_served() -> None:
@@ -176,3 +185,8 @@ def test_the_simulators_settings_make_a_real_host() -> None:
     assert tier is not None
     assert tier.blocks.num_blocks == 5
     assert HostTier.from_config(TiersConfig(), manager, executor_of(TINY, manager).buffer) is None
+
+
+def test_pages_that_lie_end_to_end_on_both_sides_are_one_transfer() -> None:
+    assert runs([3, 4, 5, 9, 1, 2], [7, 8, 9, 10, 0, 5]) == [(3, 7, 3), (9, 10, 1), (1, 0, 1), (2, 5, 1)]
+    assert runs([], []) == []

@@ -111,16 +111,18 @@ def test_paged_prefill_is_dense_causal_attention_behind_its_history() -> None:
     queries = rand(sum(chunks), heads, dim)
     out = torch.full_like(queries, float("nan"))
     chunk_indptr = torch.tensor([0, *np.cumsum(chunks)], dtype=torch.int32, device=DEVICE)
+    tiles = [(1, 64), (3, 0), (-1, 5), (1, 0), (0, 0), (2, 0)]  # in any order, and some of nobody's
+    owners, starts = torch.tensor(tiles, dtype=torch.int32, device=DEVICE).T.contiguous()
     prefill.prefill_attention(
         queries,
         pages,
         indptr,
         torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
         chunk_indptr,
+        (owners, starts, 64),
         keys,
         values,
         out,
-        max(chunks),
     )
     row = 0
     for request, (length, chunk) in enumerate(zip(lengths, chunks, strict=True)):

@@ -13,6 +13,7 @@ from understudy.kv import KvCacheManager
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, Step, TorchExecutor
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Request
 from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
 from understudy.qwen3.weights import random_weights
@@ -59,7 +60,7 @@ class Lives(RuleBasedStateMachine):
         self.manager = KvCacheManager(BLOCKS, TINY.layout(4))
         plain = executor_of(TINY, self.manager, WEIGHTS)
         self.executor = Failing(plain.weights, plain.buffer, plain.backend)
-        self.host = HostTier(30, self.manager, self.executor.buffer)
+        self.host = HostTier(self.manager, PinnedPages(30, self.executor.buffer))
         scheduler = Scheduler(self.manager, SchedulerConfig(13, 5, 512), host=self.host)
         self.engine = Engine(scheduler, self.executor)
         self.asked: dict[str, tuple[int, int]] = {}

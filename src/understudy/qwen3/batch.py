@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from understudy.kv import KvView
 
 
-_ARRAYS = (
-    "tokens",
-    "positions",
-    "owners",
-    "page_ids",
-    "page_indptr",
-    "seq_lens",
-    "chunk_indptr",
-    "logit_rows",
-)
-
-
 class Chunk(NamedTuple):
     """A piece of a prompt: tokens that the step computes, the last of `view`. What is before it is in the pages."""
 
@@ -44,26 +32,76 @@ class Decode(NamedTuple):
     view: KvView
 
 
+class Flat(NamedTuple):
+    """A step's arrays on the host, chunks first and then decodes: positions have no other source than the views."""
+
+    tokens: npt.NDArray[np.int32]  # [T]
+    positions: npt.NDArray[np.int32]  # [T]
+    owners: npt.NDArray[np.int32]  # [T] request of each token
+    page_ids: npt.NDArray[np.int32]  # pages of all requests, end to end; shared ones repeat
+    page_indptr: npt.NDArray[np.int32]  # [B + 1]
+    seq_lens: npt.NDArray[np.int32]  # [B] after the step
+    chunk_indptr: npt.NDArray[np.int32]  # [chunks + 1] tokens of each chunk
+    ends: npt.NDArray[np.int32]  # [B] last token of each request
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> Flat:
+        """InvalidArgument when there is nothing, or a chunk is empty or longer than its view."""
+        for chunk in chunks:
+            if not 0 < len(chunk.tokens) <= chunk.view.seq_len:
+                raise InvalidArgument(
+                    f"a chunk of {len(chunk.tokens)} tokens ends a view of {chunk.view.seq_len}"
+                )
+        if not chunks and not decodes:
+            raise InvalidArgument("a step needs at least one chunk or decode")
+        views = [chunk.view for chunk in chunks] + [decode.view for decode in decodes]
+        count, fed = len(views), np.array([decode.token for decode in decodes], np.int32)
+        seq_lens = np.array([view.seq_len for view in views], np.int32)
+        page_indptr = np.zeros(count + 1, np.int32)
+        np.cumsum([len(view.page_ids) for view in views], out=page_indptr[1:])
+        page_ids = np.concatenate([view.page_ids for view in views])
+        chunk_indptr = np.zeros(len(chunks) + 1, np.int32)
+        if not chunks:
+            rows = np.arange(count, dtype=np.int32)
+            return cls(fed, seq_lens - 1, rows, page_ids, page_indptr, seq_lens, chunk_indptr, rows)
+        per_request = np.ones(count, np.int32)
+        per_request[: len(chunks)] = [len(chunk.tokens) for chunk in chunks]
+        np.cumsum(per_request[: len(chunks)], out=chunk_indptr[1:])
+        tokens = np.concatenate([*(np.asarray(chunk.tokens, np.int32) for chunk in chunks), fed])
+        owners = np.repeat(np.arange(count, dtype=np.int32), per_request)
+        ends = np.cumsum(per_request, dtype=np.int32)
+        positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(ends - seq_lens, per_request)
+        return cls(tokens, positions, owners, page_ids, page_indptr, seq_lens, chunk_indptr, ends - 1)
+
+    def tiles(self, rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Chunks cut into pieces of `rows` tokens: whose each is and where it starts, the longest contexts first."""
+        lengths = np.diff(self.chunk_indptr)
+        counts = -(-lengths // rows)
+        owners = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        starts = ((np.arange(len(owners)) - first) * rows).astype(np.int32)
+        order = np.argsort(-((self.seq_lens[: len(lengths)] - lengths)[owners] + starts), kind="stable")
+        return owners[order], starts[order]
+
+
 @dataclass(slots=True)
 class Batch:
-    """Arrays on the device, chunks first and then decodes. Requests share pages, so `page_ids` may repeat ids.
+    """Arrays on the device, those of `Flat`. Ints beside them are what a launch needs to know without asking it."""
 
-    The kernels derive a request's length from its pages alone: `seq_lens` is the views', and positions have no other
-    source. Ints beside the arrays are what a launch needs to know without asking the device.
-    """
-
-    tokens: torch.Tensor  # [T]
-    positions: torch.Tensor  # [T]
-    owners: torch.Tensor  # [T] request of each token
-    page_ids: torch.Tensor  # pages of all requests, end to end
-    page_indptr: torch.Tensor  # [B + 1]
-    seq_lens: torch.Tensor  # [B] after the step
-    chunk_indptr: torch.Tensor  # [chunks + 1] tokens of each chunk
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    owners: torch.Tensor
+    page_ids: torch.Tensor
+    page_indptr: torch.Tensor
+    seq_lens: torch.Tensor
+    chunk_indptr: torch.Tensor
+    tile_owners: torch.Tensor  # chunk of each tile; -1: nothing to do
+    tile_starts: torch.Tensor
     logit_rows: torch.Tensor  # rows whose logits are wanted
+    tile_rows: int
     num_chunks: int
     chunk_tokens: int
     num_decodes: int
-    longest_chunk: int
     histories: tuple[int, ...]  # of each chunk, tokens before it
 
     @classmethod
@@ -75,42 +113,24 @@ class Batch:
         *,
         all_logits: bool = False,
     ) -> Batch:
-        """From views, in one copy to the device. InvalidArgument when a chunk is empty or longer than its view."""
-        for chunk in chunks:
-            if not 0 < len(chunk.tokens) <= chunk.view.seq_len:
-                raise InvalidArgument(
-                    f"a chunk of {len(chunk.tokens)} tokens ends a view of {chunk.view.seq_len}"
-                )
-        if not chunks and not decodes:
-            raise InvalidArgument("a step needs at least one chunk or decode")
-        views = [chunk.view for chunk in chunks] + [decode.view for decode in decodes]
-        lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int32)
-        chunk_indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        chunk_tokens, count = int(chunk_indptr[-1]), len(views)
-        seq_lens = np.fromiter((view.seq_len for view in views), np.int32, count)
-        tokens = np.concatenate(
-            [np.asarray(chunk.tokens, np.int32) for chunk in chunks]
-            + [np.fromiter((decode.token for decode in decodes), np.int32, len(decodes))]
-        )
-        per_request = np.concatenate((lengths, np.ones(len(decodes), np.int32)))
-        owners = np.repeat(np.arange(count, dtype=np.int32), per_request)
-        ends = np.cumsum(per_request)
-        positions = (np.arange(len(tokens)) - np.repeat(ends - seq_lens, per_request)).astype(np.int32)
-        page_indptr = np.zeros(count + 1, np.int32)
-        np.cumsum([len(view.page_ids) for view in views], out=page_indptr[1:])
-        page_ids = np.concatenate([view.page_ids for view in views])
-        logit_rows = np.arange(len(tokens)) if all_logits else ends - 1
-        parts = (tokens, positions, owners, page_ids, page_indptr, seq_lens, chunk_indptr, logit_rows)
-        flat = torch.from_numpy(np.concatenate([part.astype(np.int32) for part in parts]))
+        """From views, in one copy to the device. InvalidArgument as `Flat.of`."""
+        flat = Flat.of(chunks, decodes)
+        lengths = np.diff(flat.chunk_indptr)
+        longest = int(lengths.max(initial=0))
+        tile_rows = 128 if longest > 64 else 64 if longest > 16 else 16
+        rows = np.arange(len(flat.tokens), dtype=np.int32) if all_logits else flat.ends
+        parts = {**flat._asdict(), "logit_rows": rows}
+        del parts["ends"]
+        parts["tile_owners"], parts["tile_starts"] = flat.tiles(tile_rows)
+        whole = torch.from_numpy(np.concatenate(list(parts.values())))
         if device.type == "cuda":
-            flat = flat.pin_memory()
-        arrays = flat.to(device, non_blocking=True).split([len(part) for part in parts])
-        named = zip(_ARRAYS, arrays, strict=True)
+            whole = whole.pin_memory()
+        arrays = whole.to(device, non_blocking=True).split([len(part) for part in parts.values()])
         return cls(
-            **dict(named),
+            **dict(zip(parts, arrays, strict=True)),
+            tile_rows=tile_rows,
             num_chunks=len(chunks),
-            chunk_tokens=chunk_tokens,
+            chunk_tokens=int(flat.chunk_indptr[-1]),
             num_decodes=len(decodes),
-            longest_chunk=int(lengths.max(initial=0)),
-            histories=tuple((seq_lens[: len(chunks)] - lengths).tolist()),
+            histories=tuple((flat.seq_lens[: len(chunks)] - lengths).tolist()),
         )

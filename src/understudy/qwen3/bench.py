@@ -16,6 +16,7 @@ from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.executor import TorchExecutor
 from understudy.qwen3.forward import forward
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Request
 from understudy.tokens import TokenBlocks
 
@@ -69,9 +70,10 @@ class Bench:
         graphs = self.executor._graphs
         assert graphs is not None, "decode is measured with graphs"
         step = self._decodes(batch, context)
-        graphs.replay(step)
-        graph = graphs._graphs[next(size for size in graphs.buckets if size >= batch)][0]
-        ms = self._timed(graph.replay)
+        shape = graphs.shape_of((), step)
+        assert shape is not None, f"a batch of {batch} is not captured"
+        graphs.replay(shape, (), step)
+        ms = self._timed(graphs.graph(shape).replay)
         return Row(
             f"decode step, batch {batch}, context {context}", ms, "floor", self.floor_ms(batch, context)
         )
@@ -131,7 +133,8 @@ class Bench:
         """Pages of a prompt back from pinned host memory, beside the link's time for as many bytes in one copy."""
         manager, buffer = self.engine.scheduler.manager, self.executor.buffer
         pages = (tokens - 1) // self.page
-        tier = HostTier(pages, manager, buffer)
+        carrier = PinnedPages(pages, buffer)
+        tier = HostTier(manager, carrier)
         prompt = np.random.default_rng(5).integers(0, self.config.vocab_size, tokens)
         names = TokenBlocks(prompt, self.page).identities[:pages]
         tier.blocks.allocate(pages).register(names).release()
@@ -146,8 +149,8 @@ class Bench:
             times.append((time.perf_counter() - start) * 1e3)
             tier.commit(copy).release()
             manager.blocks.clear_inactive()
-        target = torch.empty_like(tier.pages, device=self.device, pin_memory=False)
-        link = self._timed(lambda: target.copy_(tier.pages, non_blocking=True), 5)
+        target = torch.empty_like(carrier.pages, device=self.device, pin_memory=False)
+        link = self._timed(lambda: target.copy_(carrier.pages, non_blocking=True), 5)
         return Row(f"restore, {pages * self.page} tokens", median(times), "link", link)
 
     def _first_token_ms(self, prompt: list[int]) -> float:

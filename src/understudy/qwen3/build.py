@@ -18,10 +18,11 @@ from understudy.qwen3.config import Qwen3Config, find_config
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Step, TorchExecutor
 from understudy.qwen3.forward import alone
-from understudy.qwen3.graphs import DecodeGraphs
+from understudy.qwen3.graphs import StepGraphs
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.sampling import Draw, SamplingParams
 from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.shapes import CHUNK_ROWS
 from understudy.qwen3.weights import Weights, load_weights, random_weights
 
 if TYPE_CHECKING:
@@ -77,13 +78,14 @@ def build_engine(
     graphs = None
     if device.type == "cuda" and options.cuda_graphs:
         with torch.inference_mode():
-            graphs = DecodeGraphs(
+            graphs = StepGraphs(
                 weights,
                 buffer,
                 backend,
                 alone,
                 padding_block=manager.padding_block,
-                max_batch=options.max_num_seqs,
+                max_decodes=options.max_num_seqs,
+                max_tokens=options.max_batched_tokens,
                 max_pages=-(-config.max_positions // options.page_size),
                 progress=None
                 if progress is None
@@ -91,7 +93,7 @@ def build_engine(
             )
     executor = TorchExecutor(weights, buffer, backend, graphs=graphs)
     if device.type == "cuda":
-        _warm(executor, options, manager.padding_block, progress)
+        _warm(executor, options, manager.padding_block, CHUNK_ROWS[-1] if graphs else 0, progress)
     scheduler = Scheduler(
         manager,
         SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions),
@@ -114,12 +116,14 @@ def make_backend(config: Qwen3Config, device: torch.device, name: str | None = N
     return TritonBackend(config, device)
 
 
-def _warm(executor: TorchExecutor, options: EngineOptions, page: int, progress: Progress | None) -> None:
-    """Steps of every size once, on the padding block: kernels are compiled and loaded before the first request."""
+def _warm(
+    executor: TorchExecutor, options: EngineOptions, page: int, captured: int, progress: Progress | None
+) -> None:
+    """Steps of every size that is not captured once, on the padding block: kernels are compiled and loaded before the
+    first request."""
     known = {16 << shift for shift in range(20)} | set(range(1024, 16385, 1024))
-    sizes = sorted(
-        {size for size in known if size < options.max_batched_tokens} | {options.max_batched_tokens}
-    )
+    most = options.max_batched_tokens
+    sizes = sorted(size for size in {size for size in known if size < most} | {most} if size > captured)
     for number, tokens in enumerate(sizes):
         pages = np.full(-(-tokens // options.page_size), page, np.int32)
         for history in (False, True):  # behind a history other kernels run
@@ -175,5 +179,5 @@ def _blocks_that_fit(
     others = total - free - torch.cuda.memory_reserved(device)
     del buffer, executor
     torch.cuda.empty_cache()
-    room = int(total * options.memory_utilization) - peak - others - (1 << 30 if options.cuda_graphs else 0)
+    room = int(total * options.memory_utilization) - peak - others - (2 << 30 if options.cuda_graphs else 0)
     return layout.block_budget(max(0, room), 1.0)

@@ -51,6 +51,16 @@ class Engine:
         """Nothing waits, runs or has something to say."""
         return self._running is None and self.scheduler.idle and not self._outputs
 
+    @property
+    def running(self) -> bool:
+        """A step is under way."""
+        return self._running is not None
+
+    @property
+    def waits(self) -> bool:
+        """Requests are there, and none can be computed before pages have come from the host."""
+        return self._running is None and not self._outputs and not self.scheduler.idle
+
     def step(self, poll: Callable[[], None] | None = None) -> list[Output]:
         """What requests hear of the step that ends now. `poll` may submit and cancel, right before the next begins."""
         if self._running is None:

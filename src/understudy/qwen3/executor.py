@@ -11,13 +11,14 @@ from understudy.kv import KvView
 from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.forward import Reduce, alone, forward
 from understudy.qwen3.sampling import Draw, Logprobs, Sampled, sample
+from understudy.qwen3.shapes import is_short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from understudy.qwen3.backend import Backend
     from understudy.qwen3.buffer import KvBuffer
-    from understudy.qwen3.graphs import DecodeGraphs
+    from understudy.qwen3.graphs import StepGraphs
     from understudy.qwen3.weights import Weights
 
 
@@ -54,7 +55,7 @@ class Executor(Protocol):
 
 
 class TorchExecutor:
-    """One rank: weights, buffer and backend on one device. With `graphs`, steps that only decode are replayed."""
+    """One rank: weights, buffer and backend on one device. With `graphs`, steps that were captured are replayed."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class TorchExecutor:
         backend: Backend,
         *,
         reduce: Reduce = alone,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self.weights = weights
         self.buffer = buffer
@@ -74,17 +75,14 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def begin(self, step: Step) -> None:
-        greedy = None
-        rows = None if self._graphs is None else as_decodes(step)
-        if self._graphs is not None and rows is not None and self._graphs.fits(len(rows.decodes)):
-            logits, greedy = self._graphs.replay(rows.decodes)
-            if rows.wanted is not None:
-                wanted = torch.tensor(rows.wanted).to(logits.device, non_blocking=True)
-                logits, greedy = logits[wanted], greedy[wanted]
-        else:
-            batch = Batch.build(step.chunks, step.decodes, self.buffer.pages.device)
-            logits = forward(self.weights, batch, self.buffer, self.backend, self._reduce)
-        self._running = (step, sample(logits, step.draws, greedy))
+        replayed = None if self._graphs is None else self._replay(self._graphs, step)
+        if replayed is not None:
+            logits, greedy = replayed
+            self._running = (step, sample(logits, step.draws, greedy))
+            return
+        batch = Batch.build(step.chunks, step.decodes, self.buffer.pages.device)
+        logits = forward(self.weights, batch, self.buffer, self.backend, self._reduce)
+        self._running = (step, sample(logits, step.draws))
 
     def finish(self) -> Computed:
         assert self._running is not None, "no step was begun"
@@ -94,26 +92,31 @@ class TorchExecutor:
     def close(self) -> None:
         self._running = None
 
-
-SHORT_STEP_TOKENS = 256
-"""Tokens of a step up to which its chunks are computed as so many decodes: a captured step has no kernels to launch."""
+    def _replay(self, graphs: StepGraphs, step: Step) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if (rows := as_decodes(step)) is not None and (
+            shape := graphs.shape_of((), rows.decodes)
+        ) is not None:
+            logits, greedy = graphs.replay(shape, (), rows.decodes)
+            wanted = torch.tensor(rows.wanted).to(logits.device, non_blocking=True)
+            return logits[wanted], greedy[wanted]
+        if (shape := graphs.shape_of(step.chunks, step.decodes)) is not None:
+            return graphs.replay(shape, step.chunks, step.decodes)
+        return None
 
 
 class Rows(NamedTuple):
-    """A step as decodes alone, and which of them the step asks for (None: all)."""
+    """A step as decodes alone, and which of them the step asks for."""
 
     decodes: list[Decode]
-    wanted: list[int] | None
+    wanted: list[int]
 
 
 def as_decodes(step: Step) -> Rows | None:
-    """Short chunks as decodes of the same pages, one token further each; None when they are not short.
+    """Short chunks as decodes of the same pages, one token further each; None when there are none, or long ones.
 
     Within a layer all rows are written before any is read, so each token sees those before it.
     """
-    if not step.chunks:
-        return Rows(step.decodes, None)
-    if sum(len(chunk.tokens) for chunk in step.chunks) + len(step.decodes) > SHORT_STEP_TOKENS:
+    if not step.chunks or not is_short(sum(len(c.tokens) for c in step.chunks), len(step.decodes)):
         return None
     decodes: list[Decode] = []
     wanted: list[int] = []

@@ -1,4 +1,4 @@
-"""Decode steps as captured CUDA graphs: one launch a step, whatever the lengths."""
+"""Steps as captured CUDA graphs: one launch a step, whatever its requests and their lengths."""
 
 from __future__ import annotations
 
@@ -7,25 +7,123 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from understudy.qwen3.batch import Batch, Decode
+from understudy.qwen3.batch import Batch, Flat
 from understudy.qwen3.forward import Reduce, forward
+from understudy.qwen3.shapes import Shape, shape_of, shapes_up_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
+
     from understudy.qwen3.backend import Backend
+    from understudy.qwen3.batch import Chunk, Decode
     from understudy.qwen3.buffer import KvBuffer
     from understudy.qwen3.weights import Weights
 
-BUCKETS = (1, 2, 4, 8, *range(16, 257, 16))
-"""Batch sizes that are captured; a smaller batch is padded to the next."""
 
+class StepArrays:
+    """Metadata of a captured step: one array on the host and one on the device, whose addresses never change.
 
-class DecodeGraphs:
-    """Captured at start-up, replayed for ever. Metadata live in arrays whose addresses never change.
-
-    Padded rows feed token 0 at position 0 of the padding block, and nobody reads what they compute.
+    A step is padded to its shape. Padded rows feed token 0 at position 0 of the padding block, padded tiles compute
+    nothing, and nobody reads what comes of either.
     """
+
+    def __init__(
+        self, shapes: Sequence[Shape], *, padding_block: int, max_pages: int, device: torch.device
+    ) -> None:
+        self._padding_block = padding_block
+        tokens, slots = max(s.tokens for s in shapes), max(s.slots for s in shapes)
+        requests = slots + max(s.decode_rows for s in shapes) + 1
+        tiles = max(s.tiles for s in shapes)
+        sizes = {
+            **dict.fromkeys(("tokens", "positions", "owners"), tokens),
+            "seq_lens": requests,
+            "page_indptr": requests + 1,
+            "chunk_indptr": slots + 1,
+            "tile_owners": tiles,
+            "tile_starts": tiles,
+            "logit_rows": requests,
+            "page_ids": requests * max_pages,  # requests share pages: as many as all contexts have
+        }
+        self._pages_at = sum(sizes.values()) - sizes["page_ids"]
+        self._host = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device = torch.zeros_like(self._host, device=device, pin_memory=False)
+        parts = zip(sizes, self._device.split(list(sizes.values())), strict=True)
+        self._there: dict[str, torch.Tensor] = dict(parts)
+        places = np.cumsum([0, *sizes.values()])
+        mirror = self._host.numpy()
+        self._here: dict[str, npt.NDArray[np.int32]] = {
+            name: mirror[at : at + size] for (name, size), at in zip(sizes.items(), places, strict=False)
+        }
+
+    def batch(self, shape: Shape) -> Batch:
+        """The arrays of a shape, as kernels read them."""
+        there, slots = self._there, shape.slots
+        requests = slots + shape.decode_rows
+        return Batch(
+            tokens=there["tokens"][: shape.tokens],
+            positions=there["positions"][: shape.tokens],
+            owners=there["owners"][: shape.tokens],
+            page_ids=there["page_ids"],
+            page_indptr=there["page_indptr"][: requests + 1],
+            seq_lens=there["seq_lens"][:requests],
+            chunk_indptr=there["chunk_indptr"][: slots + 1],
+            tile_owners=there["tile_owners"][: shape.tiles],
+            tile_starts=there["tile_starts"][: shape.tiles],
+            logit_rows=there["logit_rows"][:requests],
+            tile_rows=shape.tile_rows,
+            num_chunks=slots,
+            chunk_tokens=shape.chunk_rows,
+            num_decodes=shape.decode_rows,
+            histories=(),
+        )
+
+    def fill(self, shape: Shape, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> None:
+        """Describe a step, and send it to the device in one copy. A step of nothing is all padding."""
+        here, slots, at = self._here, shape.slots, shape.chunk_rows
+        first, padding = len(chunks), slots + shape.decode_rows
+        end, last = at + len(decodes), slots + len(decodes)
+        flat = Flat.of(chunks, decodes) if chunks or decodes else None
+        fed = 0 if flat is None else int(flat.chunk_indptr[-1])
+        for name, blank in (("tokens", 0), ("positions", 0), ("owners", padding)):
+            rows = here[name]
+            rows[fed:at] = blank
+            rows[end : shape.tokens] = blank
+            if flat is not None:
+                of = getattr(flat, name)
+                rows[:fed] = of[:fed]
+                rows[at:end] = of[fed:] + (slots - first if name == "owners" else 0)
+        lengths, counts = here["seq_lens"], np.ones(padding + 1, np.int32)
+        lengths[: padding + 1] = 1
+        lengths[first:slots] = counts[first:slots] = 0
+        used = 0
+        if flat is not None:
+            lengths[:first], lengths[slots:last] = flat.seq_lens[:first], flat.seq_lens[first:]
+            pages = np.diff(flat.page_indptr)
+            counts[:first], counts[slots:last] = pages[:first], pages[first:]
+            used = len(flat.page_ids)
+            here["page_ids"][:used] = flat.page_ids
+            here["logit_rows"][: first + len(decodes)] = flat.ends
+            here["logit_rows"][first : first + len(decodes)] += at - fed
+        here["logit_rows"][first + len(decodes) : padding] = 0
+        padded = padding + 1 - last
+        here["page_ids"][used : used + padded] = self._padding_block
+        here["page_indptr"][0] = 0
+        np.cumsum(counts, out=here["page_indptr"][1 : padding + 2])
+        if slots:
+            here["tile_owners"][: shape.tiles] = -1
+            here["chunk_indptr"][: slots + 1] = fed
+            if flat is not None:
+                here["chunk_indptr"][: first + 1] = flat.chunk_indptr
+                owners, starts = flat.tiles(shape.tile_rows)
+                here["tile_owners"][: len(owners)], here["tile_starts"][: len(starts)] = owners, starts
+        until = self._pages_at + used + padded
+        self._device[:until].copy_(self._host[:until], non_blocking=True)
+
+
+class StepGraphs:
+    """Captured at start-up, replayed for ever."""
 
     def __init__(
         self,
@@ -35,97 +133,54 @@ class DecodeGraphs:
         reduce: Reduce,
         *,
         padding_block: int,
-        max_batch: int,
+        max_decodes: int,
+        max_tokens: int,
         max_pages: int,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._padding_block = padding_block
-        self._page_size = buffer.layout.page_size
-        self.buckets = tuple(size for size in BUCKETS if size <= max_batch) or (1,)
-        self._most = self.buckets[-1]
-        # Tokens, positions, lengths, indptr, then pages: requests share pages, so as many as all contexts have.
-        self._heads = np.cumsum([0, self._most, self._most, self._most, self._most + 1])
-        size = int(self._heads[-1]) + self._most * max_pages
         device = buffer.pages.device
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=True)
-        self._mirror = self._host.numpy()
-        self._device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._owners = torch.arange(self._most, dtype=torch.int32, device=device)
-        self._no_chunks = torch.zeros(1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
-        self._fill([], self._most)
+        shapes = shapes_up_to(max_tokens, max_decodes)
+        self._arrays = StepArrays(shapes, padding_block=padding_block, max_pages=max_pages, device=device)
+        rows = max(shape.slots + shape.decode_rows for shape in shapes)
+        # One place for what all of them compute: each is read before the next is replayed.
+        self._logits = torch.empty(rows, weights.head.shape[0], dtype=weights.head.dtype, device=device)
+        self._greedy = torch.empty(rows, dtype=torch.int64, device=device)
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
         pool = None
-        for number, bucket in enumerate(
-            reversed(self.buckets)
-        ):  # the largest first: the rest fits into its memory
-            batch = self._batch(bucket)
-            logits = forward(
-                weights, batch, buffer, backend, reduce
-            )  # compiles kernels outside of the capture
-            logits.argmax(-1)
+        for number, shape in enumerate(shapes):  # the largest first: the rest fits into its memory
+            batch = self._arrays.batch(shape)
+            self._arrays.fill(shape, (), ())
+
+            def compute(batch: Batch = batch) -> None:
+                logits = forward(weights, batch, buffer, backend, reduce)
+                self._logits[: len(logits)] = logits
+                torch.argmax(logits, -1, out=self._greedy[: len(logits)])
+
+            compute()  # compiles kernels outside of the capture
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = forward(weights, batch, buffer, backend, reduce)
-                greedy = logits.argmax(-1)
+                compute()
             pool = graph.pool()
-            self._graphs[bucket] = (graph, logits, greedy)
+            self._graphs[shape] = graph
             if progress is not None:
-                progress(number + 1, len(self.buckets))
+                progress(number + 1, len(shapes))
 
-    def fits(self, count: int) -> bool:
-        """Whether a batch of so many decodes has a graph."""
-        return 0 < count <= self._most
+    def shape_of(self, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> Shape | None:
+        """What such a step is padded to, or None when it was not captured."""
+        shape = shape_of(sum(len(chunk.tokens) for chunk in chunks), len(chunks), len(decodes))
+        return shape if shape in self._graphs else None
 
     @torch.inference_mode()
-    def replay(self, decodes: Sequence[Decode]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and likeliest tokens of the batch. Both are overwritten by the next replay."""
-        count = len(decodes)
-        bucket = next(size for size in self.buckets if size >= count)
-        self._fill(decodes, bucket)
-        graph, logits, greedy = self._graphs[bucket]
-        graph.replay()
-        return logits[:count], greedy[:count]
+    def replay(
+        self, shape: Shape, chunks: Sequence[Chunk], decodes: Sequence[Decode]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and likeliest tokens behind chunks, then decodes. Both are overwritten by the next replay."""
+        count = len(chunks) + len(decodes)
+        self._arrays.fill(shape, chunks, decodes)
+        self._graphs[shape].replay()
+        return self._logits[:count], self._greedy[:count]
 
-    def _fill(self, decodes: Sequence[Decode], bucket: int) -> None:
-        """Metadata to the device in one copy."""
-        count, most = len(decodes), self._most
-        tokens, positions, lengths, indptr, pages = (int(at) for at in self._heads)
-        mirror = self._mirror
-        mirror[tokens : tokens + bucket] = 0
-        mirror[positions : positions + bucket] = 0
-        mirror[lengths : lengths + bucket] = 1
-        used = 0
-        if count:
-            seq_lens = np.fromiter((decode.view.seq_len for decode in decodes), np.int32, count)
-            mirror[tokens : tokens + count] = [decode.token for decode in decodes]
-            mirror[positions : positions + count] = seq_lens - 1
-            mirror[lengths : lengths + count] = seq_lens
-            ids = np.concatenate([decode.view.page_ids for decode in decodes])
-            used = len(ids)
-            mirror[pages : pages + used] = ids
-            np.cumsum(-(-seq_lens // self._page_size), out=mirror[indptr + 1 : indptr + 1 + count])
-        padded = bucket - count
-        mirror[indptr + 1 + count : indptr + 1 + bucket] = np.arange(used + 1, used + 1 + padded)
-        mirror[pages + used : pages + used + padded] = self._padding_block
-        end = pages + used + padded
-        assert most >= bucket
-        self._device[:end].copy_(self._host[:end], non_blocking=True)
-
-    def _batch(self, bucket: int) -> Batch:
-        tokens, positions, lengths, indptr, pages = (int(at) for at in self._heads)
-        return Batch(
-            tokens=self._device[tokens : tokens + bucket],
-            positions=self._device[positions : positions + bucket],
-            owners=self._owners[:bucket],
-            page_ids=self._device[pages:],
-            page_indptr=self._device[indptr : indptr + bucket + 1],
-            seq_lens=self._device[lengths : lengths + bucket],
-            chunk_indptr=self._no_chunks,
-            logit_rows=self._owners[:bucket],
-            num_chunks=0,
-            chunk_tokens=0,
-            num_decodes=bucket,
-            longest_chunk=0,
-            histories=(),
-        )
+    def graph(self, shape: Shape) -> torch.cuda.CUDAGraph:
+        """To be replayed once more with the metadata that are there, by a benchmark."""
+        return self._graphs[shape]

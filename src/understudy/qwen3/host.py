@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from understudy.errors import CapacityExhausted, ConfigError
 from understudy.kv import BlockManager, Tier
+from understudy.qwen3.pages import PinnedPages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.kv import BlockGuard, KvCacheManager, MutableBlocks, RegisteredBlocks
     from understudy.qwen3.buffer import KvBuffer
+    from understudy.qwen3.pages import Carrier
     from understudy.tiers.settings import TiersConfig
     from understudy.tokens import Identities
 
@@ -32,27 +33,23 @@ class Copy:
 
 
 class HostTier:
-    """Pinned pages with a pool of their own, and copies on streams of their own. One thread at a time.
+    """A pool of host pages, and the copies between it and the device. One thread at a time.
 
     A copy that was begun cannot be called back: who loses interest leaves it, and `settle` cleans up behind it.
     """
 
-    def __init__(
-        self, num_blocks: int, manager: KvCacheManager, buffer: KvBuffer, *, policy: str = "lru"
-    ) -> None:
+    def __init__(self, manager: KvCacheManager, carrier: Carrier, *, policy: str = "lru") -> None:
         self.manager = manager
-        self.buffer = buffer
+        self.carrier = carrier
         self.blocks = BlockManager(
-            num_blocks,
+            carrier.num_blocks,
             block_size=manager.layout.page_size,
             policy=policy,  # type: ignore[arg-type]
             duplicates="reject",
             tier=Tier.G2,
         )
-        cuda = buffer.pages.device.type == "cuda"
-        shape = (num_blocks, *buffer.pages.shape[1:])
-        self.pages = torch.empty(shape, dtype=buffer.pages.dtype, pin_memory=cuda)
-        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if cuda else None
+        self.on_copy: Callable[[Copy], None] | None = None
+        """Told of every copy as it begins."""
         self._leaving: deque[Copy] = deque()
         self._abandoned: list[Copy] = []
         self.offloaded_blocks = 0
@@ -79,7 +76,7 @@ class HostTier:
         num_blocks = host.blocks if host.blocks is not None else int(str(host.bytes)) // page_bytes
         if num_blocks < 1:
             raise ConfigError(f"g2: {host.bytes} bytes hold no page of {page_bytes} bytes")
-        return cls(num_blocks, manager, buffer, policy=host.eviction)
+        return cls(manager, PinnedPages(num_blocks, buffer), policy=host.eviction)
 
     # ── Down ──
 
@@ -147,30 +144,17 @@ class HostTier:
 
     def close(self) -> None:
         """Wait for every copy, and give all blocks back. Idempotent."""
-        if self._streams is not None:
-            for stream in self._streams:
-                stream.synchronize()
+        self.carrier.wait()
         self.settle()
 
     def _copy(
         self, source: RegisteredBlocks, target: MutableBlocks, names: Identities, *, down: bool
     ) -> Copy:
-        """A page is one range of bytes on both sides: one transfer each, in order, on the stream of its direction."""
-        to, of = (self.pages, self.buffer.pages) if down else (self.buffer.pages, self.pages)
-        pairs = list(zip(_ids(target), _ids(source), strict=True))
-        if self._streams is None:
-            for there, here in pairs:
-                to[there].copy_(of[here])
-            return Copy(source, target, names, lambda: True)
-        stream = self._streams[0 if down else 1]
-        # Steps that were launched before may still read or write the slots: after them.
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), torch.inference_mode():
-            for there, here in pairs:
-                to[there].copy_(of[here], non_blocking=True)
-            ended = torch.cuda.Event()
-            ended.record(stream)
-        return Copy(source, target, names, ended.query)
+        done = self.carrier.carry(_ids(target), _ids(source), down=down)
+        copy = Copy(source, target, names, done)
+        if self.on_copy is not None:
+            self.on_copy(copy)
+        return copy
 
 
 def _ids(guard: BlockGuard) -> list[int]:

@@ -69,6 +69,8 @@ class ReferenceBackend:
         starts = [*batch.chunk_indptr.tolist()[:-1], *range(batch.chunk_tokens, len(queries))]
         ends = [*batch.chunk_indptr.tolist()[1:], *range(batch.chunk_tokens + 1, len(queries) + 1)]
         for request, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if start == end:  # a place that nobody takes in a captured step
+                continue
             pages = batch.page_ids[indptr[request] : indptr[request + 1]].long()
             length = lengths[request]
             k = keys[pages].flatten(0, 1)[:length].transpose(0, 1)  # [head, position, dim]

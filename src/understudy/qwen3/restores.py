@@ -62,15 +62,14 @@ class Restores:
                 return True
         return False
 
-    def offer(self, requests: Iterable[Request]) -> None:
+    def offer(self, request: Request) -> None:
         """Begin to copy down the blocks that a step has sealed."""
-        for request in requests:
-            kv, chain = request.kv, request.chain
-            if kv is None or chain is None or kv.registered_blocks <= request.offered:
-                continue
-            names = chain.identities[request.offered : kv.registered_blocks]
-            request.offered = kv.registered_blocks
-            self.host.offer(names)
+        kv, chain = request.kv, request.chain
+        if kv is None or chain is None or kv.registered_blocks <= request.offered:
+            return
+        names = chain.identities[request.offered : kv.registered_blocks]
+        request.offered = kv.registered_blocks
+        self.host.offer(names)
 
     def drop(self, request: Request) -> None:
         """The request ends, wherever it is; a copy under way ends by itself."""

@@ -16,6 +16,7 @@ from understudy.qwen3.batch import Chunk, Decode
 from understudy.qwen3.executor import Computed, Step
 from understudy.qwen3.request import Output, Request
 from understudy.qwen3.restores import Restores
+from understudy.qwen3.shapes import MOST_CHUNKS
 
 if TYPE_CHECKING:
     from understudy.kv import KvCacheManager
@@ -29,10 +30,12 @@ class SchedulerConfig:
     max_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_positions: int = 40960
+    max_chunks: int = MOST_CHUNKS
+    """Prompts in one step: as many as a captured one has room for."""
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or self.max_positions < 1:
-            raise ConfigError("max_num_seqs and max_positions must be at least 1")
+        if min(self.max_num_seqs, self.max_positions, self.max_chunks) < 1:
+            raise ConfigError("max_num_seqs, max_positions and max_chunks must be at least 1")
         if self.max_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_batched_tokens={self.max_batched_tokens} must not be less than "
@@ -132,18 +135,19 @@ class Scheduler:
             kv = request.kv
             if kv is None:  # cancelled while the step ran
                 continue
+            unfinished = row < len(plan.chunks) and kv.view_length < kv.prefill_target
             if row >= len(plan.chunks):
                 kv.apply_decode(token)
-            elif kv.view_length < kv.prefill_target:
-                kv.apply_prefill()
-                continue
             else:
-                kv.apply_prefill(token)
+                kv.apply_prefill(None if unfinished else token)
+            if self.restores is not None:
+                self.restores.offer(request)  # before it may end
+            if unfinished:
+                continue
+            if row < len(plan.chunks):
                 self.prefilling.remove(request)
                 self.decoding.append(request)
             outputs.append(self._receive(request, token, logprobs))
-        if self.restores is not None:
-            self.restores.offer(plan.requests)
         self._suspects = [request for request in self._suspects if request not in plan.requests]
         return outputs
 
@@ -221,7 +225,7 @@ class Scheduler:
 
     def _schedule_chunks(self, plan: Plan, budget: int) -> None:
         for request in self.prefilling:
-            if budget <= 0:
+            if budget <= 0 or len(plan.chunks) == self.config.max_chunks:
                 return
             budget -= self._add_chunk(plan, request, budget)
 

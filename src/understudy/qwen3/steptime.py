@@ -2,85 +2,135 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from understudy.errors import InvalidArgument
-from understudy.qwen3.executor import SHORT_STEP_TOKENS
-from understudy.qwen3.graphs import BUCKETS
+from understudy.qwen3.shapes import Shape, is_short, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    from understudy.qwen3.twin import Composition
+    from understudy.qwen3.load import StepLoad
+
+KINDS = ("decode", "mixed", "eager")
+"""Captured without prompts, captured with prompts, and launched kernel by kernel."""
+_NAMES = {"decode": "that only decode", "mixed": "with prompts"}
+_FEWEST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
-    """Linear in what a step reads and computes, apart for steps that only decode (captured) and those with prompts."""
+    """Linear, apart for each kind of step, in what it reads and computes and in the rows that it is padded to."""
 
-    decode: tuple[float, ...]
-    mixed: tuple[float, ...]
-    floor_tokens: float
-    """A step with prompts costs no less than one of so many tokens: launching its kernels takes the host that long."""
+    terms: dict[str, tuple[float, ...]]
+    launches: dict[str, float]
+    """Milliseconds of the host before a step runs on its own, which is when the outputs of the last are told."""
 
     @classmethod
-    def fit(cls, steps: Sequence[tuple[Composition, float]]) -> FittedStepTime:
-        """Least squares of relative errors, none negative. InvalidArgument when a kind of step is missing."""
-        kinds: tuple[list[tuple[Composition, float]], list[tuple[Composition, float]]] = ([], [])
-        for step in steps:
-            if not step[0].chunks:
-                kinds[0].append(step)
-            elif _tokens(step[0]) > SHORT_STEP_TOKENS:
-                kinds[1].append(step)
-        for name, kind in zip(("that only decode", "with prompts"), kinds, strict=True):
-            if len(kind) < 8:
-                raise InvalidArgument(f"a fit needs at least 8 steps {name}, got {len(kind)}")
-        decode = _least_squares([_decode_terms(step) for step, _ in kinds[0]], [ms for _, ms in kinds[0]])
-        fits = []
-        for floor in (0.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0):
-            mixed = _least_squares([_mixed_terms(s, floor) for s, _ in kinds[1]], [ms for _, ms in kinds[1]])
-            guesses = [float(np.dot(mixed, _mixed_terms(s, floor))) for s, _ in kinds[1]]
-            error = float(np.median([abs(g / ms - 1) for g, (_, ms) in zip(guesses, kinds[1], strict=True)]))
-            fits.append((error, floor, mixed))
-        _, floor, mixed = min(fits)
-        return cls(decode, mixed, floor)
+    def fit(
+        cls, steps: Sequence[tuple[StepLoad, float]], launches: Iterable[tuple[StepLoad, float]] = ()
+    ) -> FittedStepTime:
+        """Least squares of relative errors, none negative; those that took far longer than such steps do are left out
+        (the machine did something else). InvalidArgument when there are too few of a kind.
 
-    def ms(self, step: Composition) -> float:
-        """Of one step."""
-        if step.chunks and _tokens(step) > SHORT_STEP_TOKENS:
-            return float(np.dot(self.mixed, _mixed_terms(step, self.floor_tokens)))
-        rows = (history + i + 1 for tokens, history in step.chunks for i in range(tokens))
-        return float(np.dot(self.decode, _decode_terms(step._replace(decodes=(*rows, *step.decodes)))))
+        Steps that were launched kernel by kernel may be missing: they take what the largest captured ones promise.
+        """
+        kinds: dict[str, list[tuple[StepLoad, float]]] = {kind: [] for kind in KINDS}
+        for step, ms in steps:
+            kinds[kind_of(step)].append((step, ms))
+        for kind, name in _NAMES.items():
+            if len(kinds[kind]) < _FEWEST:
+                raise InvalidArgument(
+                    f"a fit needs at least {_FEWEST} steps {name}, got {len(kinds[kind])}: record a longer run"
+                )
+        terms = {
+            kind: _robust([_TERMS[kind](step) for step, _ in rows], [ms for _, ms in rows])
+            for kind, rows in kinds.items()
+            if len(rows) >= _FEWEST
+        }
+        terms.setdefault("eager", terms["mixed"])
+        began: dict[str, list[float]] = {}
+        for step, ms in launches:
+            began.setdefault(kind_of(step), []).append(ms)
+        return cls(terms, {kind: float(np.mean(times)) for kind, times in began.items()})
 
+    def step_ms(self, step: StepLoad, /) -> float:
+        """Of one step, as timing models are asked."""
+        kind = kind_of(step)
+        return float(np.dot(self.terms[kind], _TERMS[kind](step)))
 
-def _tokens(step: Composition) -> int:
-    return sum(tokens for tokens, _ in step.chunks) + len(step.decodes)
-
-
-def _decode_terms(step: Composition) -> list[float]:
-    count = len(step.decodes)
-    at = bisect_left(BUCKETS, count)
-    bucket = float(BUCKETS[at]) if at < len(BUCKETS) else float(count)
-    return [1.0, min(bucket, 64.0), max(0.0, bucket - 64.0), float(count), float(sum(step.decodes))]
+    def launch_ms(self, step: StepLoad, /) -> float:
+        """Of it, until the host is free again."""
+        return min(self.launches.get(kind_of(step), 0.0), self.step_ms(step))
 
 
-def _mixed_terms(step: Composition, floor_tokens: float) -> list[float]:
-    tokens = max(floor_tokens, float(_tokens(step)))
-    behind = float(sum(chunk * history for chunk, history in step.chunks))
-    own = float(sum(chunk * chunk for chunk, _ in step.chunks)) / 2
-    read = float(sum(history for _, history in step.chunks))
-    terms = [1.0, tokens, behind, own, read]
-    return [*terms, float(len(step.chunks)), float(len(step.decodes)), float(sum(step.decodes))]
+def kind_of(step: StepLoad) -> str:
+    """One of `KINDS`."""
+    prompts = sum(tokens for tokens, _ in step.chunks)
+    if not step.chunks or is_short(prompts, step.decodes):
+        return "decode" if shape_of(0, 0, step.tokens) is not None else "eager"
+    return "mixed" if shape_of(prompts, len(step.chunks), step.decodes) is not None else "eager"
 
 
-def _least_squares(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:
+def _decode_terms(step: StepLoad) -> list[float]:
+    # In a short step each token of a chunk is a row of its own, behind those before it.
+    rows = sum(tokens * history + tokens * (tokens + 1) / 2 for tokens, history in step.chunks)
+    shape = shape_of(0, 0, step.tokens) or Shape(0, step.tokens)
+    longest = max(step.longest_context, max((sum(chunk) for chunk in step.chunks), default=0))
+    size = shape.decode_rows
+    return [
+        *(1.0, float(size > 1), float(min(size, 16)), float(min(max(size - 16, 0), 48)), float(max(size - 64, 0))),
+        *(float(step.decodes), float(step.context_tokens), float(rows), longest / splits(size)),
+        float(len(step.chunks)),
+    ]  # fmt: skip
+
+
+def _mixed_terms(step: StepLoad) -> list[float]:
+    prompts = sum(tokens for tokens, _ in step.chunks)
+    shape = shape_of(prompts, len(step.chunks), step.decodes)
+    rows = step.tokens if shape is None else shape.tokens
+    behind = sum(chunk * history for chunk, history in step.chunks)
+    own = sum(chunk * chunk for chunk, _ in step.chunks) / 2
+    longest = max((sum(chunk) for chunk in step.chunks), default=0)
+    beside = 0 if shape is None else shape.decode_rows
+    return [
+        *(1.0, float(min(rows, 256)), float(max(rows - 256, 0)), float(behind), float(own), float(longest)),
+        *(float(len(step.chunks)), float(step.decodes), float(step.context_tokens)),
+        step.longest_context / splits(max(beside, 1)),
+    ]  # fmt: skip
+
+
+_TERMS = {"decode": _decode_terms, "mixed": _mixed_terms, "eager": _mixed_terms}
+
+
+def splits(rows: int, kv_heads: int = 8, multiprocessors: int = 132) -> int:
+    """Parts that a context is read in, all at a time: few decodes share a device that many fill."""
+    return min(32, 1 << max(0, (multiprocessors * 2 // (rows * kv_heads)).bit_length() - 1))
+
+
+def _robust(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:
     terms, wanted = np.array(rows), np.array(times)
+    keep = np.ones(len(wanted), bool)
+    for _ in range(3):
+        solution = _least_squares(terms[keep], wanted[keep])
+        off = wanted / np.maximum(terms @ solution, 1e-6) - 1
+        spread = float(np.median(np.abs(off[keep]))) or 1e-6
+        keep = np.abs(off) < max(0.05, 6 * spread)
+        if keep.sum() < _FEWEST:
+            break
+    # What was left out happens again: its time is shared out, so that the whole takes as long as it did.
+    share = float(wanted.sum() / max((terms @ solution).sum(), 1e-9))
+    return tuple(float(value * share) for value in solution)
+
+
+def _least_squares(
+    terms: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
     weight = 1.0 / np.maximum(wanted, 1e-3)
     keep = np.ones(terms.shape[1], bool)
     solution: npt.NDArray[np.float64] = np.zeros(terms.shape[1])
@@ -93,5 +143,5 @@ def _least_squares(rows: list[list[float]], times: list[float]) -> tuple[float, 
         solution[keep] = found
         if (found >= 0).all():
             break
-        keep[np.flatnonzero(keep)[found.argmin()]] = False
-    return tuple(float(value) for value in solution)
+        keep[np.flatnonzero(keep)[(found * scale).argmin()]] = False
+    return solution

@@ -82,10 +82,10 @@ class TritonBackend:
                 batch.page_indptr,
                 batch.seq_lens,
                 batch.chunk_indptr,
+                (batch.tile_owners, batch.tile_starts, batch.tile_rows),
                 keys,
                 values,
                 out[:tokens],
-                batch.longest_chunk,
             )
         if batch.num_decodes:
             decode.decode_attention(

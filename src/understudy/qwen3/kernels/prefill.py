@@ -46,24 +46,30 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 # Slices of one array, wherever they begin: one kernel for all of them.
-@triton.jit(do_not_specialize_on_alignment=["page_ids", "page_indptr", "seq_lens", "chunk_indptr"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        *("page_ids", "page_indptr", "seq_lens", "chunk_indptr", "tile_owners", "tile_starts"),
+    ]
+)
 def _prefill(  # type: ignore[no-untyped-def]
-    queries, keys, values, page_ids, page_indptr, seq_lens, chunk_indptr, out, scale, page_stride, row_stride,
-    heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, rows: tl.constexpr,
-    block: tl.constexpr, exact: tl.constexpr,
+    queries, keys, values, page_ids, page_indptr, seq_lens, chunk_indptr, tile_owners, tile_starts, out, scale,
+    page_stride, row_stride, heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
-    request = tl.program_id(2)
+    request = tl.load(tile_owners + tl.program_id(0))
+    if request < 0:
+        return
     head = tl.program_id(1)
     kv_head = head // (heads // kv_heads)
     first = tl.load(chunk_indptr + request)
     chunk = tl.load(chunk_indptr + request + 1) - first
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
-    if tile * rows >= chunk:
+    start = tl.load(tile_starts + tl.program_id(0)) + tl.program_id(2) * rows
+    if start >= chunk:
         return
     length = tl.load(seq_lens + request)
     history = length - chunk
     pages = page_ids + tl.load(page_indptr + request)
-    member = tile * rows + tl.arange(0, rows)
+    member = start + tl.arange(0, rows)
     col = tl.arange(0, dim)
     mine = (member < chunk)[:, None]
     place = ((first + member).to(tl.int64) * heads + head)[:, None] * dim + col[None, :]
@@ -72,8 +78,8 @@ def _prefill(  # type: ignore[no-untyped-def]
     total = tl.zeros([rows], tl.float32)
     mixed = tl.zeros([rows, dim], tl.float32)
     limit = history + member
-    whole = (history + tile * rows + 1) // block * block  # keys that every row of the tile sees
-    last = tl.minimum(length, history + (tile + 1) * rows)
+    whole = (history + start + 1) // block * block  # keys that every row of the tile sees
+    last = tl.minimum(length, history + start + rows)
     top, total, mixed = _tile(
         query, keys, values, pages, top, total, mixed, 0, whole, last, limit, kv_head, scale, page_stride, row_stride,
         dim, page_size, block, False, exact,
@@ -91,19 +97,28 @@ def prefill_attention(
     page_indptr: torch.Tensor,
     seq_lens: torch.Tensor,
     chunk_indptr: torch.Tensor,
+    tiles: tuple[torch.Tensor, torch.Tensor, int],
     keys: torch.Tensor,
     values: torch.Tensor,
     out: torch.Tensor,
-    longest_chunk: int,
 ) -> None:
-    """Attention of queries [tokens, heads, dim], chunk after chunk, into `out` of the same shape."""
+    """Attention of queries [tokens, heads, dim], chunk after chunk, into `out` of the same shape.
+
+    `tiles` are the pieces of chunks that programs compute: owners (-1: none), starts, and the rows of each.
+    """
     heads, dim = queries.shape[1:]
     _, page_size, kv_heads, _ = keys.shape
-    rows = 128 if longest_chunk > 64 else 64 if longest_chunk > 16 else 16
+    tile_owners, tile_starts, tile_rows = tiles
     exact = queries.dtype == torch.float32
-    rows = min(rows, 32) if exact else rows
-    _prefill[(triton.cdiv(longest_chunk, rows), heads, chunk_indptr.shape[0] - 1)](
-        queries, keys, values, page_ids, page_indptr, seq_lens, chunk_indptr, out,
-        dim**-0.5 * 1.4426950408889634, keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, rows, 64,
-        exact, num_warps=8 if rows == 128 else 4, num_stages=3,
+    rows = min(tile_rows, 32) if exact else tile_rows
+    block, warps, stages = launch_of(rows)
+    _prefill[(tile_owners.shape[0], heads, tile_rows // rows)](
+        queries, keys, values, page_ids, page_indptr, seq_lens, chunk_indptr, tile_owners, tile_starts, out,
+        dim**-0.5 * 1.4426950408889634, keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, rows, block,
+        exact, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+
+
+def launch_of(rows: int) -> tuple[int, int, int]:
+    """Keys of a tile, warps and stages: measured on an H200."""
+    return 64, 8 if rows == 128 else 4, 3

@@ -1,0 +1,73 @@
+"""Recorded steps as a file, JSON lines: a header that says of what, then each step's composition and milliseconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.qwen3.pages import LinkTimes
+from understudy.qwen3.play import load_of_row
+from understudy.qwen3.steptime import FittedStepTime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.qwen3.play import Played
+
+KIND = "understudy qwen3 steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Steps of one run, the link's times where they were measured, and what else the header says."""
+
+    steps: list[dict[str, Any]]
+    link: LinkTimes | None
+    about: dict[str, Any]
+
+    def write(self, path: Path) -> None:
+        """A line a step."""
+        header = {"kind": KIND, **self.about, "link": None if self.link is None else self.link._asdict()}
+        with path.open("w", encoding="utf-8") as file:
+            for row in (header, *self.steps):
+                file.write(json.dumps(row) + "\n")
+
+    @classmethod
+    def of(cls, played: Played, link: LinkTimes | None = None, **about: Any) -> Record:
+        """What was just played."""
+        return cls(played.steps, link, about)
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """ConfigError names the line at fault."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                if number > 1:
+                    load_of_row(row)
+                    float(row["ms"]), float(row["launch_ms"]), int(row["pages"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise ConfigError(f"{path}:{number}: not a recorded step ({error})") from error
+            rows.append(row)
+        if not rows or not isinstance(rows[0], dict) or rows[0].get("kind") != KIND:
+            raise ConfigError(f"{path}: no record of steps; write one with `understudy qwen3 bench --record`")
+        header = rows[0]
+        link = header.get("link")
+        about = {name: value for name, value in header.items() if name not in ("kind", "link")}
+        return cls(rows[1:], None if link is None else LinkTimes(**link), about)
+
+    def fit(self) -> FittedStepTime:
+        """Step times for a twin."""
+        page_ms = 0.0 if self.link is None else self.link.begin_ms
+        loads = [(load_of_row(step), step["ms"] - page_ms * step["pages"]) for step in self.steps]
+        launches = [(load_of_row(step), step["launch_ms"]) for step in self.steps if step["launch_ms"]]
+        if not loads:
+            raise InvalidArgument("the record holds no steps")
+        return FittedStepTime.fit(loads, launches)
