@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   understudy::bind_errors(m);
   understudy::bind_identities(m);
   understudy::bind_tokens(m);
+  understudy::bind_reuse_stack(m);
   understudy::bind_store(m);
   understudy::bind_events(m);
   understudy::bind_wire(m);

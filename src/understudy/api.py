@@ -27,7 +27,7 @@ from understudy.run.offline import run_offline
 from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
-from understudy.workload.reuse import unlimited_hit_ratio
+from understudy.workload.reuse import hit_curve, unlimited_hit_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,7 +142,12 @@ def replay(
     }
     report = Report.build(run.timeline, facts, slo)
     report = report.with_run(wall_time_s=time.perf_counter() - started)
-    report = replace(report, best_hits=partial(unlimited_hit_ratio, workload, run.timeline.block_size))
+    block_size = run.timeline.block_size
+    report = replace(
+        report,
+        best_hits=partial(unlimited_hit_ratio, workload, block_size),
+        every_size=partial(hit_curve, workload, block_size),
+    )
     if not compare_without_tiers:
         return report
     if run.timeline.tiers is None:

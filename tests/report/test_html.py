@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from report.building import Row, crowd, timeline
 from understudy.report import Report, Slo
 from understudy.report.html import page
 from understudy.report.html.scale import Scale
+from understudy.report.text import compact
 from understudy.run.timeline import Status
+from understudy.workload.reuse import HitCurve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,6 +138,8 @@ def test_every_plot_is_there() -> None:
         "KV cache",
         "Prefix hit ratio",
         "Balance of the workers",
+        "KV usage by worker",
+        "Where time goes, over time",
     ):
         assert f"<h2>{title}</h2>" in PAGES["crowd"], title
 
@@ -149,6 +154,35 @@ def test_a_comparison_overlays_the_baseline() -> None:
     assert "compared with <b>before</b>" in PAGES["compared"]
     assert 'class="delta' in PAGES["compared"]
     assert 'class="line base"' not in PAGES["crowd"]
+
+
+def test_the_baseline_stands_under_every_plot_over_time() -> None:
+    for name in ("baseline, p50", "running, baseline", "active, baseline"):
+        assert name in PAGES["compared"]
+        assert name not in PAGES["crowd"]
+        assert name not in PAGES["compared with nothing"]
+
+
+def test_the_curve_over_cache_sizes_marks_todays_sizes_and_the_bound() -> None:
+    curve = HitCurve(
+        depths=np.array([10, 20, 4_000, 5_000]),
+        block_size=64,
+        prompt_tokens=640,
+        smallest_blocks=8,
+        distinct_blocks=9_000,
+    )
+    text = page(replace(CROWD, every_size=lambda: curve))
+    checked(text)
+    workers, blocks = CROWD.columns.num_workers, CROWD.columns.blocks_per_worker
+    assert f"a worker, {compact(blocks)}: {round(curve.hit_ratio(blocks) * 100):d} %" in text
+    assert f"all workers, {compact(workers * blocks)}" in text
+    assert "without limits 40 %" in text
+    assert "Hit ratio against cache size" not in PAGES["crowd"]
+
+
+def test_many_workers_are_shown_from_the_fullest_to_the_emptiest() -> None:
+    assert "64 of 200 workers, from the fullest to the emptiest" in PAGES["many workers"]
+    assert "KV usage by worker" not in PAGES["one token"]
 
 
 def test_what_did_not_complete_is_listed_with_its_reason() -> None:

@@ -26,6 +26,8 @@ NAMES = {
 class Phases:
     """One row a completed request that has a token. Waits of a request that was preempted later count as decode."""
 
+    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    """Which requests these are."""
     queue_ms: Float64Column
     room_ms: Float64Column
     parked_ms: Float64Column
@@ -42,6 +44,7 @@ class Phases:
         room = np.minimum(none if t.tiers is None else t.tiers.room_wait_ns[rows], wait)
         parked = np.minimum(none if t.tiers is None else t.tiers.parked_ns[rows], wait - room)
         return cls(
+            rows=rows,
             queue_ms=(wait - room - parked) / NS_PER_MS,
             room_ms=room / NS_PER_MS,
             parked_ms=parked / NS_PER_MS,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from understudy.report.goodput import Slo
     from understudy.report.verdicts import Verdict
     from understudy.run.timeline import Timeline
+    from understudy.workload.reuse import HitCurve
 
 SCHEMA = "understudy.report/1"
 
@@ -124,6 +125,8 @@ class Report:
     """The same workload without tiers, where that was asked for."""
     best_hits: Callable[[], float] | None = field(default=None, repr=False)
     """Hit ratio of a cache that forgets nothing; asked for only where a verdict needs it, since it takes a while."""
+    every_size: Callable[[], HitCurve] | None = field(default=None, repr=False)
+    """Hit ratios of LRU caches of every size; asked for only where the curve is drawn."""
 
     @classmethod
     def build(
@@ -195,6 +198,11 @@ class Report:
         if known is not None or self.best_hits is None or not self.kv.evictions:
             return known
         return self.best_hits()
+
+    @cached_property
+    def hit_curve(self) -> HitCurve | None:
+        """Hit ratio against cache size; None when the workload is not at hand."""
+        return None if self.every_size is None else self.every_size()
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:

@@ -6,8 +6,8 @@ import json
 from typing import IO, TYPE_CHECKING, Any
 
 from understudy import __version__
-from understudy._core import trace_identities
 from understudy.engines.recorder import StepRecorder, end_line
+from understudy.workload.identities import row_identities
 
 if TYPE_CHECKING:
     from understudy._core import Engine
@@ -76,19 +76,8 @@ class StepFile:
         w = self._workload
         size = self._block_size
         prompt, output = int(w.prompt_tokens[row]), int(w.output_tokens[row])
-        quoted = w.output_in_next is not None and bool(w.output_in_next[row])
         known = w.known_output_tokens(row)
-        exact = known if known is not None and not quoted else w.hash_ids[:0]
-        stream = w.prompt_hash_ids(int(w.next_turn[row]) if quoted else row)
-        identities = trace_identities(
-            stream,
-            w.trace_block_size,
-            prompt + (output if quoted else 0),
-            exact,
-            size,
-            row,
-            (prompt + output) // size,
-        )
+        identities = row_identities(w, row, size, (prompt + output) // size)
         firsts: list[int | None] = []
         for token in range(0, len(identities) * size, size):
             if token < prompt:

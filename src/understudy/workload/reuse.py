@@ -1,12 +1,18 @@
-"""What prefix caching could bring at most: the hits of a cache that forgets nothing."""
+"""What prefix caching could bring: the hits of a cache that forgets nothing, and of LRU caches of every size."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from understudy._core import ReuseStack
+from understudy.workload.identities import row_identities
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from understudy.workload.columns import Int64Column
     from understudy.workload.workload import Workload
 
@@ -52,3 +58,57 @@ def unlimited_hit_tokens(workload: Workload, block_size: int) -> Int64Column:
 def unlimited_hit_ratio(workload: Workload, block_size: int) -> float:
     """The same as a share of all prompt tokens."""
     return int(unlimited_hit_tokens(workload, block_size).sum()) / max(workload.total_prompt_tokens, 1)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HitCurve:
+    """Hit ratio against cache size, for one LRU cache that serves the requests in order, one after the other."""
+
+    depths: Int64Column
+    """Of every block that was found, ascending: the smallest cache, in blocks, that has it."""
+    block_size: int
+    prompt_tokens: int
+    smallest_blocks: int
+    """What the largest request needs: no smaller cache can serve it."""
+    distinct_blocks: int
+    """What a cache without limits holds at the end."""
+
+    def hit_ratio(self, blocks: int) -> float:
+        """Share of prompt tokens that a cache of `blocks` finds."""
+        found = int(np.searchsorted(self.depths, blocks, side="right"))
+        return found * self.block_size / max(self.prompt_tokens, 1)
+
+    @property
+    def unlimited_hit_ratio(self) -> float:
+        """Share of prompt tokens that a cache without limits finds."""
+        return self.hit_ratio(self.distinct_blocks)
+
+
+def hit_curve(workload: Workload, block_size: int, progress: Callable[[int], None] | None = None) -> HitCurve:
+    """One pass over the requests as they arrive, each served whole before the next, outputs included.
+
+    That is what one vLLM engine finds when it runs one request at a time, to within one block of size (the last,
+    partly filled block of a request is forgotten first, but takes a place while it runs); requests that overlap, and
+    workers that each see a part, find less or more. `progress` is called with the rows done, now and then.
+    """
+    order = workload.arrival_order() if workload.has_arrivals else None
+    stack = ReuseStack()
+    smallest = 0
+    for done, row in enumerate((np.arange(len(workload)) if order is None else order).tolist()):
+        prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
+        if workload.max_tokens is not None and workload.max_tokens[row] >= 0:
+            output = min(output, int(workload.max_tokens[row]))
+        computed = prompt + max(output - 1, 0)  # of the last token nothing is kept
+        known = prompt if workload.known_output_tokens(row) is None else computed
+        identities = row_identities(workload, row, block_size, min(known, computed) // block_size)
+        stack.serve(identities, (prompt - 1) // block_size, computed // block_size)
+        smallest = max(smallest, -(-computed // block_size))
+        if progress is not None and done % 1_000 == 0:
+            progress(done)
+    return HitCurve(
+        depths=np.sort(stack.depths()).astype(np.int64),
+        block_size=block_size,
+        prompt_tokens=workload.total_prompt_tokens,
+        smallest_blocks=smallest,
+        distinct_blocks=len(stack),
+    )

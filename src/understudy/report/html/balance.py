@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from understudy.report.report import Report
 
 MOST_BARS = 64
-STRIPS_LEFT, STRIPS_RIGHT, STRIPS_TOP, STRIP_GAP = 124, 66, 8, 16
+STRIPS_LEFT, STRIPS_RIGHT, STRIPS_TOP, STRIP_GAP, STRIP_PITCH = 124, 66, 8, 16, 56
 
 
 def worker_balance(report: Report) -> Card | None:
-    """Requests, tokens, prefix hit and KV usage by worker; None for a single worker."""
+    """Requests, tokens, waits, preemptions, prefix hit and KV usage by worker; None for a single worker."""
     timeline = report.columns
     workers = timeline.num_workers
     if workers == 1:
@@ -39,6 +39,9 @@ def worker_balance(report: Report) -> Card | None:
     strips = [
         ("requests", requests, "", "s1"),
         ("tokens", prompt + output, "", "s1"),
+        ("TTFT, mean", _mean(report.latencies.ttft_ms, report), " ms", "s2"),
+        ("queue, mean", _mean(report.latencies.queue_ms, report), " ms", "s2"),
+        ("preemptions", np.bincount(worker, timeline.preemptions[rows], workers), "", "s2"),
         ("prefix hit", hit, " %", "s4"),
         ("KV usage, mean", np.nan_to_num(usage), " %", "s1"),
     ]
@@ -52,10 +55,19 @@ def worker_balance(report: Report) -> Card | None:
     return Card("Balance of the workers", note, _strips(strips, order))
 
 
+def _mean(values_ms: Float64Column, report: Report) -> Float64Column:
+    """Of the requests of each worker that have a value; 0 where none has."""
+    timeline = report.columns
+    rows = np.flatnonzero((timeline.worker >= 0) & ~np.isnan(values_ms))
+    count = np.bincount(timeline.worker[rows], minlength=timeline.num_workers)
+    total = np.bincount(timeline.worker[rows], values_ms[rows], timeline.num_workers)
+    return np.divide(total, count, out=np.zeros(timeline.num_workers), where=count > 0)
+
+
 def _strips(
     strips: list[tuple[str, Float64Column, str, str]], order: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> str:
-    width, height = HALF.width, HALF.height
+    width, height = HALF.width, STRIPS_TOP + len(strips) * STRIP_PITCH
     left, right = STRIPS_LEFT, width - STRIPS_RIGHT
     strip = (height - STRIPS_TOP) / len(strips) - STRIP_GAP
     pitch = (right - left) / len(order)

@@ -55,7 +55,7 @@ def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
         )
         everything = np.concatenate([values, others])
         x = latency_scale(everything, SMALL.x, log=_wide(everything))
-        y = Scale.linear(1, SMALL.y, label=_percent)
+        y = Scale.linear(1, SMALL.y, label=percent)
         plot = Plot(SMALL, x, y, f"Cumulative distribution of {title}")
         if len(others):
             plot.steps(others, other_parts, "base")
@@ -75,39 +75,44 @@ def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
     return cards
 
 
-def ttft_over_time(report: Report) -> Card | None:
-    """TTFT by arrival: every request as a dot, or percentiles in windows when there are many."""
+def ttft_over_time(report: Report, baseline: Report | None = None) -> Card | None:
+    """TTFT by arrival: every request as a dot, or percentiles in windows when there are many; the baseline's median."""
     timeline = report.columns
     rows = np.flatnonzero(~np.isnan(report.latencies.ttft_ms))
     if not len(rows):
         return None
     ttft_ms = report.latencies.ttft_ms[rows]
     arrival_ns = timeline.arrival_ns[rows]
-    x, seconds = _time_axis(report, FULL)
+    x, seconds = time_axis(report, FULL)
     title = "Time to first token by arrival time"
+    before_xs, before = _median_ttft(baseline, x.high * seconds)
+    known = (("base", "baseline, p50"),) if len(before) else ()
     if len(rows) <= MOST_DOTS:
-        plot = Plot(FULL, x, latency_scale(ttft_ms, FULL.y, log=_wide(ttft_ms)), title)
-        xs = _since_start(report, arrival_ns) / seconds
+        shown = np.concatenate([ttft_ms, before])
+        plot = Plot(FULL, x, latency_scale(shown, FULL.y, log=_wide(shown)), title)
+        plot.line(before_xs / seconds, before, "base")
+        xs = since_start(report, arrival_ns) / seconds
         plot.dots(xs, ttft_ms, "s1 few" if len(rows) <= FEW_DOTS else "s1")
         labels = [
             f"request {row}: {latency_label(value)}"
             for row, value in zip(rows.tolist(), ttft_ms.tolist(), strict=True)
         ]
         plot.on_hover_dots(xs, ttft_ms, labels)
-        return Card("TTFT over time", f"a dot a request, by arrival{_log(plot.y)}", plot.svg(), (), "full")
+        return Card("TTFT over time", f"a dot a request, by arrival{_log(plot.y)}", plot.svg(), known, "full")
     edges = windows(timeline, LATENCY_WINDOWS)
     window = window_of(arrival_ns, edges)
     p50, p90, p99 = (window_percentile(ttft_ms, window, LATENCY_WINDOWS, p) for p in (50, 90, 99))
-    shown = present(np.concatenate([p50, p90, p99]))
+    shown = present(np.concatenate([p50, p90, p99, before]))
     plot = Plot(FULL, x, latency_scale(shown, FULL.y, log=_wide(shown)), title)
-    xs = _middles(report, edges) / seconds
+    xs = middles(report, edges) / seconds
+    plot.line(before_xs / seconds, before, "base")
     plot.area(xs, p50, p90, "s1")
     plot.line(xs, p99, "s2")
     plot.line(xs, p90, "s1 thin")
     plot.line(xs, p50, "s1")
     plot.on_hover(
         xs,
-        _window_labels(report, edges),
+        window_labels(report, edges),
         [
             HoverSeries(
                 name, style, ["" if value != value else latency_label(value) for value in values.tolist()]
@@ -116,40 +121,45 @@ def ttft_over_time(report: Report) -> Card | None:
         ],
     )
     width = duration((edges[1] - edges[0]) / NS_PER_S)
-    legend = (("s1", "p50"), ("s1 thin", "p90"), ("s2", "p99"))
+    legend = (("s1", "p50"), ("s1 thin", "p90"), ("s2", "p99"), *known)
     subtitle = f"percentiles by arrival in windows of {width}{_log(plot.y)}"
     return Card("TTFT over time", subtitle, plot.svg(), legend, "full")
 
 
-def running_waiting(report: Report) -> Card | None:
-    """How many requests ran and waited on all workers together."""
+def running_waiting(report: Report, baseline: Report | None = None) -> Card | None:
+    """How many requests ran and waited on all workers together, and ran in the baseline."""
     timeline = report.columns
     if not len(timeline.sample_time_ns):
         return None
     edges = windows(timeline, SAMPLE_WINDOWS)
     running = StepFunction.fleet(timeline, timeline.sample_running).means(edges)
     waiting = StepFunction.fleet(timeline, timeline.sample_waiting).means(edges)
-    x, seconds = _time_axis(report, HALF)
-    y = Scale.linear(float(max(running.max(), waiting.max())), HALF.y)
+    x, seconds = time_axis(report, HALF)
+    before_xs, before = _sampled(baseline, "sample_running", x.high * seconds)
+    y = Scale.linear(float(max(running.max(), waiting.max(), before.max(initial=0))), HALF.y)
     plot = Plot(HALF, x, y, "Running and waiting requests over time")
-    xs = _middles(report, edges) / seconds
+    xs = middles(report, edges) / seconds
     plot.area(xs, np.zeros_like(running), running, "s1")
+    plot.line(before_xs / seconds, before, "base thin")
     plot.line(xs, running, "s1")
     plot.line(xs, waiting, "s2")
     plot.on_hover(
         xs,
-        _window_labels(report, edges),
+        window_labels(report, edges),
         [
             HoverSeries("running", "s1", [compact(value) for value in running.tolist()]),
             HoverSeries("waiting", "s2", [compact(value) for value in waiting.tolist()]),
         ],
     )
     subtitle = "requests on all workers"
-    return Card("Running and waiting", subtitle, plot.svg(), (("s1", "running"), ("s2", "waiting")))
+    legend = [("s1", "running"), ("s2", "waiting")]
+    if len(before):
+        legend.append(("base", "running, baseline"))
+    return Card("Running and waiting", subtitle, plot.svg(), tuple(legend))
 
 
-def kv_usage(report: Report) -> Card | None:
-    """Active and cached blocks, stacked, as a share of all workers' capacity."""
+def kv_usage(report: Report, baseline: Report | None = None) -> Card | None:
+    """Active and cached blocks, stacked, as a share of all workers' capacity; active ones of the baseline."""
     timeline = report.columns
     if not len(timeline.sample_time_ns):
         return None
@@ -157,24 +167,30 @@ def kv_usage(report: Report) -> Card | None:
     capacity = int(timeline.worker_blocks.sum())
     active = StepFunction.fleet(timeline, timeline.sample_used_blocks).means(edges) / capacity
     cached = StepFunction.fleet(timeline, timeline.sample_cached_blocks).means(edges) / capacity
-    x, seconds = _time_axis(report, HALF)
-    top = float((active + cached).max())
-    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=_percent)
+    x, seconds = time_axis(report, HALF)
+    before_xs, before = _sampled(baseline, "sample_used_blocks", x.high * seconds)
+    if baseline is not None:
+        before = before / int(baseline.columns.worker_blocks.sum())
+    top = float(max((active + cached).max(), before.max(initial=0)))
+    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=percent)
     plot = Plot(HALF, x, y, "KV cache usage over time")
-    xs = _middles(report, edges) / seconds
+    xs = middles(report, edges) / seconds
     plot.area(xs, np.zeros_like(active), active, "s1 solid")
     plot.area(xs, active, active + cached, "s3 solid")
+    plot.line(before_xs / seconds, before, "base")
     plot.on_hover(
         xs,
-        _window_labels(report, edges),
+        window_labels(report, edges),
         [
-            HoverSeries("cached", "s3 solid", [_percent(value) for value in cached.tolist()]),
-            HoverSeries("active", "s1 solid", [_percent(value) for value in active.tolist()]),
+            HoverSeries("cached", "s3 solid", [percent(value) for value in cached.tolist()]),
+            HoverSeries("active", "s1 solid", [percent(value) for value in active.tolist()]),
         ],
     )
     subtitle = f"share of {capacity:,} blocks, mean of each window"
-    legend = (("s1 solid", "active"), ("s3 solid", "cached"))
-    return Card("KV cache", subtitle, plot.svg(), legend)
+    legend = [("s1 solid", "active"), ("s3 solid", "cached")]
+    if len(before):
+        legend.append(("base", "active, baseline"))
+    return Card("KV cache", subtitle, plot.svg(), tuple(legend))
 
 
 def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | None:
@@ -191,22 +207,47 @@ def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | No
     cached = np.bincount(window, timeline.cached_tokens_first[rows], count)
     prompt = np.bincount(window, timeline.prompt_tokens[rows], count)
     hit = np.divide(cached, prompt, out=np.full(count, np.nan), where=prompt > 0)
-    x, seconds = _time_axis(report, size)
+    x, seconds = time_axis(report, size)
     before = baseline.prefix_hit_ratio.first_admission if baseline is not None else np.nan
     top = float(np.nanmax(np.append(hit, [overall, before])))
-    y = Scale.linear(min(1.0, max(top, 0.01)), size.y, label=_percent)
+    y = Scale.linear(min(1.0, max(top, 0.01)), size.y, label=percent)
     plot = Plot(size, x, y, "Prefix hit ratio by arrival time")
-    xs = _middles(report, edges) / seconds
+    xs = middles(report, edges) / seconds
     plot.area(xs, np.zeros_like(hit), hit, "s4")
     plot.line(xs, hit, "s4")
     if before == before:
-        plot.rule(before, f"baseline {_percent(before)}", "base", at_left=True)
-    plot.rule(overall, f"overall {_percent(overall)}", "s4")
-    texts = ["" if value != value else _percent(value) for value in hit.tolist()]
-    plot.on_hover(xs, _window_labels(report, edges), [HoverSeries("prefix hit", "s4", texts)])
+        plot.rule(before, "", "base")
+    plot.rule(overall, "", "s4")
+    texts = ["" if value != value else percent(value) for value in hit.tolist()]
+    plot.on_hover(xs, window_labels(report, edges), [HoverSeries("prefix hit", "s4", texts)])
     width = duration((edges[1] - edges[0]) / NS_PER_S)
     subtitle = f"share of prompt tokens, first admission, by arrival in windows of {width}"
-    return Card("Prefix hit ratio", subtitle, plot.svg(), (), span)
+    legend = [("s4", f"overall {percent(overall)}")]
+    if before == before:
+        legend.append(("base", f"baseline {percent(before)}"))
+    return Card("Prefix hit ratio", subtitle, plot.svg(), tuple(legend), span)
+
+
+def _median_ttft(baseline: Report | None, until_s: float) -> tuple[Float64Column, Float64Column]:
+    """Seconds since its start and the median TTFT of the baseline by arrival, as far as the axis goes."""
+    if baseline is None or not len(rows := np.flatnonzero(~np.isnan(baseline.latencies.ttft_ms))):
+        return np.empty(0), np.empty(0)
+    edges = windows(baseline.columns, LATENCY_WINDOWS)
+    window = window_of(baseline.columns.arrival_ns[rows], edges)
+    p50 = window_percentile(baseline.latencies.ttft_ms[rows], window, LATENCY_WINDOWS, 50)
+    xs = middles(baseline, edges)
+    shown = (xs <= until_s) & ~np.isnan(p50)
+    return xs[shown], p50[shown]
+
+
+def _sampled(baseline: Report | None, column: str, until_s: float) -> tuple[Float64Column, Float64Column]:
+    """Seconds since its start and means of a sample column of the baseline, as far as the axis goes."""
+    if baseline is None or not len(baseline.columns.sample_time_ns):
+        return np.empty(0), np.empty(0)
+    edges = windows(baseline.columns, SAMPLE_WINDOWS)
+    values = StepFunction.fleet(baseline.columns, getattr(baseline.columns, column)).means(edges)
+    xs = middles(baseline, edges)
+    return xs[xs <= until_s], values[xs <= until_s]
 
 
 def _pooled(report: Report, column: str) -> tuple[Float64Column, Int64Column]:
@@ -240,11 +281,12 @@ def _log(scale: Scale) -> str:
     return ", log scale" if scale.log else ""
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Write a share in percent, three digits."""
     return f"{significant(100 * share)} %"
 
 
-def _time_axis(report: Report, size: Size) -> tuple[Scale, float]:
+def time_axis(report: Report, size: Size) -> tuple[Scale, float]:
     """Return the axis and the seconds in its unit, which its last label names."""
     span_s = max(report.duration_s, 1e-9)
     seconds, unit = time_unit(span_s)
@@ -253,14 +295,17 @@ def _time_axis(report: Report, size: Size) -> tuple[Scale, float]:
     return replace(axis, ticks=(*ticks, (value, f"{label} {unit}"))), seconds
 
 
-def _since_start(report: Report, times_ns: Int64Column | Float64Column) -> Float64Column:
+def since_start(report: Report, times_ns: Int64Column | Float64Column) -> Float64Column:
+    """Seconds from the start of the run."""
     result: Float64Column = (times_ns - report.columns.start_ns) / NS_PER_S
     return result
 
 
-def _middles(report: Report, edges_ns: Float64Column) -> Float64Column:
-    return _since_start(report, (edges_ns[:-1] + edges_ns[1:]) / 2)
+def middles(report: Report, edges_ns: Float64Column) -> Float64Column:
+    """Seconds from the start of the run to the middle of each window."""
+    return since_start(report, (edges_ns[:-1] + edges_ns[1:]) / 2)
 
 
-def _window_labels(report: Report, edges_ns: Float64Column) -> list[str]:
-    return [f"after {duration(second)}" for second in _middles(report, edges_ns).tolist()]
+def window_labels(report: Report, edges_ns: Float64Column) -> list[str]:
+    """What a tooltip calls each window."""
+    return [f"after {duration(second)}" for second in middles(report, edges_ns).tolist()]

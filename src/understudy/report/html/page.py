@@ -12,7 +12,9 @@ from understudy import __version__
 from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
-from understudy.report.html.phase_chart import where_time_goes
+from understudy.report.html.heat_map import usage_by_worker
+from understudy.report.html.hit_curve import hits_by_cache_size
+from understudy.report.html.phase_chart import phases_over_time, where_time_goes
 from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
 from understudy.report.html.tier_charts import tier_cards
 from understudy.report.html.tier_tables import tier_tables
@@ -97,11 +99,14 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
     hits = charts.prefix_hits(report, baseline, "half" if balance is not None else "full")
     rest = [
         where_time_goes(report, baseline),
-        charts.ttft_over_time(report),
-        charts.running_waiting(report),
-        charts.kv_usage(report),
+        phases_over_time(report),
+        charts.ttft_over_time(report, baseline),
+        charts.running_waiting(report, baseline),
+        charts.kv_usage(report, baseline),
         hits,
         balance,
+        usage_by_worker(report),
+        hits_by_cache_size(report),
         *tier_cards(report, baseline),
     ]
     return charts.latency_cdfs(report, baseline) + [card for card in rest if card is not None]

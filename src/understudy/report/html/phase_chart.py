@@ -5,9 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from understudy.report.html.charts import FULL, Card
-from understudy.report.html.plot import number
+import numpy as np
+
+from understudy.report.html.charts import FULL, Card, middles, time_axis, window_labels
+from understudy.report.html.plot import HoverSeries, Plot, number
+from understudy.report.html.scale import latency_label, latency_scale
+from understudy.report.latency import NS_PER_S
 from understudy.report.phases import NAMES, Phases
+from understudy.report.series import window_of, windows
 from understudy.report.text import duration
 
 if TYPE_CHECKING:
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
 
 STYLES = {"queue_ms": "s3", "room_ms": "s2", "parked_ms": "s4", "prefill_ms": "s1", "decode_ms": "base"}
 LEFT, RIGHT, BAR, GAP, TOP = 150, 90, 34, 22, 10
+MIN_REQUESTS, MOST_WINDOWS = 40, 60
 
 
 def where_time_goes(report: Report, baseline: Report | None) -> Card | None:
@@ -52,6 +58,55 @@ def where_time_goes(report: Report, baseline: Report | None) -> Card | None:
         f'<div class="plot"><svg viewBox="0 0 {FULL.width} {height}" role="img" aria-label="Latency by phase">'
         f"{''.join(shapes)}</svg></div>",
         tuple((STYLES[name], NAMES[name]) for name in shown),
+        "full",
+    )
+
+
+def phases_over_time(report: Report) -> Card | None:
+    """The mean of every phase by arrival, stacked."""
+    phases = Phases.of(report)
+    if len(phases.queue_ms) < MIN_REQUESTS:
+        return None
+    count = min(MOST_WINDOWS, max(8, len(phases.queue_ms) // 40))
+    edges = windows(report.columns, count)
+    window = window_of(report.columns.arrival_ns[phases.rows], edges)
+    requests = np.bincount(window, minlength=count)
+    means = {
+        name: np.divide(
+            np.bincount(window, getattr(phases, name), count),
+            requests,
+            out=np.full(count, np.nan),
+            where=requests > 0,
+        )
+        for name in NAMES
+    }
+    shown = [name for name in NAMES if np.nansum(means[name]) > 0]
+    if not shown:
+        return None
+    stacked = np.cumsum([means[name] for name in shown], axis=0)
+    x, seconds = time_axis(report, FULL)
+    y = latency_scale(stacked[-1][~np.isnan(stacked[-1])], FULL.y, log=False)
+    plot = Plot(FULL, x, y, "Phases of latency by arrival time")
+    xs = middles(report, edges) / seconds
+    low = np.where(np.isnan(stacked[0]), np.nan, 0.0)
+    for name, high in zip(shown, stacked, strict=True):
+        plot.area(xs, low, high, f"{STYLES[name]} solid")
+        low = high
+    series = [
+        HoverSeries(
+            NAMES[name],
+            f"{STYLES[name]} solid",
+            ["" if value != value else latency_label(value) for value in means[name].tolist()],
+        )
+        for name in reversed(shown)
+    ]
+    plot.on_hover(xs, window_labels(report, edges), series)
+    width = duration((edges[1] - edges[0]) / NS_PER_S)
+    return Card(
+        "Where time goes, over time",
+        f"mean of each phase, by arrival in windows of {width}",
+        plot.svg(),
+        tuple((f"{STYLES[name]} solid", NAMES[name]) for name in shown),
         "full",
     )
 

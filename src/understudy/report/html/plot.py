@@ -50,7 +50,9 @@ class Plot:
     hover: dict[str, Any] | None = None
 
     def line(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
-        """Draw a line through the points; a NaN interrupts it."""
+        """Draw a line through the points, if there are any; a NaN interrupts it."""
+        if not len(xs):
+            return
         self.marks.append(f'<path class="line {style}" d="{path(self.x.pixels(xs), self.y.pixels(ys))}"/>')
 
     def steps(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
@@ -78,14 +80,27 @@ class Plot:
         self.marks.append(f'<path class="dots {style}" d="{"".join(f"M{x} {y}h0" for x, y in points)}"/>')
 
     def rule(self, value: float, label: str, style: str, at_left: bool = False) -> None:
-        """Draw a horizontal rule across the plot, labelled at its right or left end."""
+        """Draw a horizontal rule across the plot, labelled (unless the label is empty) at its right or left end."""
         left, right = self.size.x
         y = self.y.pixel(value)
         above = y - LABEL_GAP if y > TOP + 16 else y + 15
         x, anchor = (left + LABEL_GAP, "start") if at_left else (right, "end")
+        self.marks.append(f'<path class="rule {style}" d="M{left} {number(y)}H{right}"/>')
+        if label:
+            self.marks.append(
+                f'<text class="note {style}" x="{x}" y="{number(above)}" text-anchor="{anchor}">{escape(label)}</text>'
+            )
+
+    def upright(self, value: float, label: str, style: str) -> None:
+        """Draw a vertical rule, labelled at its top, on the side that has room."""
+        left, right = self.size.x
+        bottom, top = self.size.y
+        x = self.x.pixel(value)
+        at, anchor = (x - LABEL_GAP, "end") if x > (left + right) / 2 else (x + LABEL_GAP, "start")
         self.marks.append(
-            f'<path class="rule {style}" d="M{left} {number(y)}H{right}"/>'
-            f'<text class="note {style}" x="{x}" y="{number(above)}" text-anchor="{anchor}">{escape(label)}</text>'
+            f'<path class="rule {style}" d="M{number(x)} {number(bottom)}V{number(top)}"/>'
+            f'<text class="note {style}" x="{number(at)}" y="{number(top + 44)}" text-anchor="{anchor}">'
+            f"{escape(label)}</text>"
         )
 
     def marker(self, x: float, y: float, style: str) -> None:

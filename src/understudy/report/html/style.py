@@ -63,7 +63,7 @@ button:hover { color: var(--ink); }
 .legend span { white-space: nowrap; }
 i.key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: 6px; vertical-align: middle;
   background: var(--c); }
-i.key.solid { height: 10px; width: 10px; } i.key.thin { height: 1.5px; }
+i.key.solid, i.key[class*="heat"] { height: 10px; width: 10px; } i.key.thin { height: 1.5px; }
 .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); } .s4 { --c: var(--s4); }
 .base { --c: var(--base); }
 .plot { position: relative; overflow-x: auto; }
@@ -78,6 +78,12 @@ svg .axis, svg .tickmark { stroke: var(--faint); fill: none; opacity: .7; }
 svg .line { stroke: var(--c); fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 svg .line.thin { stroke-width: 1; opacity: .8; } svg .line.base { stroke-dasharray: 5 4; stroke-width: 1.5; }
 svg .area { fill: var(--c); opacity: .16; } svg .area.solid { opacity: .9; }
+"""
+    + "\n".join(
+        f":is(svg .area, i.key).heat{level} {{ opacity: {0.08 + 0.09 * level:.2f}; }}"
+        for level in range(1, 11)
+    )
+    + """
 svg .dots { stroke: var(--c); fill: none; stroke-width: 4; stroke-linecap: round; opacity: .45; }
 svg .dots.few { stroke-width: 7; opacity: .7; }
 svg .rule { stroke: var(--c); fill: none; stroke-dasharray: 2 3; } svg .marker { fill: var(--c); stroke: var(--card); }

@@ -55,22 +55,24 @@ def _hits(report: Report, baseline: Report | None) -> Card | None:
     before = baseline.prefix_hit_ratio.first_admission if baseline is not None else math.nan
     stacked = np.cumsum(list(shares.values()), axis=0)
     top = float(np.nanmax(np.append(stacked[-1], [overall, before])))
-    x, seconds = charts._time_axis(report, HALF)
-    y = Scale.linear(min(1.0, max(top, 0.01)), HALF.y, label=charts._percent)
+    x, seconds = charts.time_axis(report, HALF)
+    y = Scale.linear(min(1.0, max(top, 0.01)), HALF.y, label=charts.percent)
     plot = Plot(HALF, x, y, "Prefix hits by tier and arrival time")
-    xs = charts._middles(report, edges) / seconds
+    xs = charts.middles(report, edges) / seconds
     low = np.where(np.isnan(stacked[0]), np.nan, 0.0)
     for tier, high in zip(shares, stacked, strict=True):
         plot.area(xs, low, high, STYLES[tier])
         low = high
     if before == before:
-        plot.rule(before, f"baseline {charts._percent(before)}", "base", at_left=True)
+        plot.rule(before, "", "base")
     series = [
         HoverSeries(tier.name, STYLES[tier], _percents(share)) for tier, share in reversed(shares.items())
     ]
-    plot.on_hover(xs, charts._window_labels(report, edges), series)
+    plot.on_hover(xs, charts.window_labels(report, edges), series)
     width = duration((edges[1] - edges[0]) / NS_PER_S)
     legend = tuple((STYLES[tier], tier.name) for tier in shares)
+    if before == before:
+        legend += (("base", f"baseline {charts.percent(before)}"),)
     subtitle = f"share of prompt tokens, first admission, windows of {width}"
     return Card("Hits by tier", subtitle, plot.svg(), legend)
 
@@ -84,17 +86,17 @@ def _links(report: Report) -> Card | None:
     edges = windows(report.columns, len(shown[0].window_bytes))
     values = [_over_time(link, bool(shares)) for link in shown]
     top = max(float(value.max()) for value in values)
-    x, seconds = charts._time_axis(report, HALF)
-    text = charts._percent if shares else _gbps
+    x, seconds = charts.time_axis(report, HALF)
+    text = charts.percent if shares else _gbps
     y = Scale.linear(1.0 if shares and top > 0.5 else max(top, 1e-9), HALF.y, label=text)
     plot = Plot(HALF, x, y, "Use of the links over time")
-    xs = charts._middles(report, edges) / seconds
+    xs = charts.middles(report, edges) / seconds
     styles = [LINK_STYLES[at % len(LINK_STYLES)] for at in range(len(shown))]
     for value, style in zip(values, styles, strict=True):
         plot.line(xs, value, style)
     plot.on_hover(
         xs,
-        charts._window_labels(report, edges),
+        charts.window_labels(report, edges),
         [
             HoverSeries(
                 arrow(link),
@@ -136,13 +138,13 @@ def _residency(report: Report) -> Card | None:
             means = StepFunction(*summary.residency).means(edges) / summary.capacity_blocks
             lines.append((summary.tier.name, "s2" if summary.tier == Tier.G3 else "s3", means))
     top = max(float(values.max()) for _, _, values in lines)
-    x, seconds = charts._time_axis(report, HALF)
-    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=charts._percent)
+    x, seconds = charts.time_axis(report, HALF)
+    y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=charts.percent)
     plot = Plot(HALF, x, y, "Residency of the tiers over time")
-    xs = charts._middles(report, edges) / seconds
+    xs = charts.middles(report, edges) / seconds
     for _, style, values in lines:
         plot.line(xs, values, style)
-    labels = charts._window_labels(report, edges)
+    labels = charts.window_labels(report, edges)
     plot.on_hover(xs, labels, [HoverSeries(name, style, _percents(values)) for name, style, values in lines])
     of = " and ".join(f"{capacity[tier]:,} ({tier.name})" for tier in sorted(capacity, key=int))
     legend = tuple((style, name) for name, style, _ in lines)
@@ -158,7 +160,7 @@ def _onboards(report: Report) -> Card | None:
         return None
     values, parts = charts._quantiles(took, np.ones(len(took), np.int64))
     x = latency_scale(values, HALF.x, log=charts._wide(values))
-    plot = Plot(HALF, x, Scale.linear(1, HALF.y, label=charts._percent), "Cumulative distribution of loads")
+    plot = Plot(HALF, x, Scale.linear(1, HALF.y, label=charts.percent), "Cumulative distribution of loads")
     plot.steps(values, parts, "s1")
     stats = report.tiers.onboard_ms
     for p, value in ((0.50, stats.p50), (0.90, stats.p90), (0.99, stats.p99)):
@@ -179,7 +181,7 @@ def _over_time(link: LinkUse, share: bool) -> Float64Column:
 
 
 def _percents(values: Float64Column) -> list[str]:
-    return ["" if value != value else charts._percent(value) for value in values.tolist()]
+    return ["" if value != value else charts.percent(value) for value in values.tolist()]
 
 
 def _gbps(value: float) -> str:

@@ -1,0 +1,53 @@
+"""Hit ratio against cache size: what more blocks would bring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.report.html.charts import FULL, Card, percent
+from understudy.report.html.plot import HoverSeries, Plot
+from understudy.report.html.scale import Scale
+from understudy.report.text import compact
+
+if TYPE_CHECKING:
+    from understudy.report.report import Report
+
+POINTS = 160
+
+
+def hits_by_cache_size(report: Report) -> Card | None:
+    """The curve of one LRU cache, today's sizes and the bound; None where nobody can tell or nothing is reused."""
+    curve = report.hit_curve
+    if curve is None or not len(curve.depths):
+        return None
+    one = report.columns.blocks_per_worker
+    fleet = int(report.columns.worker_blocks.sum())
+    best = curve.unlimited_hit_ratio
+    low = max(1, min(curve.smallest_blocks, one))
+    high = max(2 * low, curve.distinct_blocks, fleet)
+    sizes = np.unique(np.geomspace(low, high, POINTS).round().astype(np.int64))
+    ratios = np.array([curve.hit_ratio(size) for size in sizes.tolist()])
+    x = Scale.logarithmic(float(low), float(high), FULL.x)
+    y = Scale.linear(max(best, report.prefix_hit_ratio.first_admission, 0.01), FULL.y, label=percent)
+    plot = Plot(FULL, x, y, "Prefix hit ratio against cache size in blocks")
+    plot.area(sizes.astype(np.float64), np.zeros(len(sizes)), ratios, "s4")
+    plot.line(sizes.astype(np.float64), ratios, "s4")
+    plot.rule(best, f"without limits {percent(best)}", "s4", at_left=True)
+    plot.upright(one, f"a worker, {compact(one)}: {percent(curve.hit_ratio(one))}", "base")
+    if report.columns.num_workers > 1:
+        plot.upright(fleet, f"all workers, {compact(fleet)}: {percent(curve.hit_ratio(fleet))}", "base")
+    plot.on_hover(
+        sizes.astype(np.float64),
+        [f"{size:,} blocks" for size in sizes.tolist()],
+        [HoverSeries("prefix hit", "s4", [percent(ratio) for ratio in ratios.tolist()])],
+    )
+    return Card(
+        "Hit ratio against cache size",
+        "one LRU cache that serves all requests in order, one at a time; blocks, log scale. This run: "
+        + percent(report.prefix_hit_ratio.first_admission),
+        plot.svg(),
+        (),
+        "full",
+    )
