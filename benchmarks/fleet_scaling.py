@@ -3,8 +3,8 @@
     python benchmarks/fleet_scaling.py --trace PATH [--repeat 3] [--large] [--json PATH]
 
 Every row is a ratio of CPU seconds of one thread, medians of `--repeat` runs of each side in turn, with the goal that
-the project has set itself. No peer is needed. `--large` adds 1,000 workers with a shared disk and object store on ten
-copies of the trace, with its peak of memory, in a process of its own.
+the project has set itself. No peer is needed; engines schedule synchronously. `--large` adds 1,000 workers with a
+shared disk and object store on ten copies of the trace, with its peak of memory, in a process of its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from understudy.run.offline import run_offline
 from understudy.tiers import Links, TiersConfig
 from understudy.workload import ClosedLoop, Workload, read_trace, repeat
 
-ROOMY = VllmConfig(block_size=64, num_gpu_blocks=16384)
-TIGHT = VllmConfig(block_size=64, num_gpu_blocks=4096)
+ROOMY = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
+TIGHT = VllmConfig(block_size=64, num_gpu_blocks=4096, async_scheduling=False)
 
 
 def tiers(mode: str, *below: str) -> TiersConfig:

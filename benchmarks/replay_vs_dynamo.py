@@ -4,7 +4,7 @@
 
 The peer (ai-dynamo-runtime 1.6.1) is installed into a virtual environment of its own on first use. Each call is timed
 from opening the file to the finished report, after imports, in a process of its own. Blocks of 64, 16,384 of them,
-4 workers, round robin, polynomial timing.
+4 workers, round robin, polynomial timing; synchronous scheduling on both sides, which is the peer's only mode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import json, resource, sys, time
 import understudy.api
 from understudy.engines.config import VllmConfig
 trace, block_size, num_blocks, workers, threads = sys.argv[1], *map(int, sys.argv[2:])
-engine = VllmConfig(block_size=block_size, num_gpu_blocks=num_blocks)
+engine = VllmConfig(block_size=block_size, num_gpu_blocks=num_blocks, async_scheduling=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 report = understudy.api.replay(trace, engine, workers=workers, threads=threads)

@@ -3,7 +3,8 @@
     python benchmarks/router_parity.py --traces PATH --choices PATH
 
 PATH holds the Mooncake traces (`mooncake_conversation.jsonl`, `mooncake_synthetic.jsonl`), and what the peer chose: a
-line a request in arrival order, `worker cost overlap`, in `dec_NAME.txt.gz`.
+line a request in arrival order, `worker cost overlap`, in `dec_NAME.txt.gz`. Engines schedule synchronously, as the
+peer's do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CASES = {
     "dec_syn_lag50": ("mooncake_synthetic", 50.0),
     "dec_syn_lag5000": ("mooncake_synthetic", 5000.0),
 }
-ENGINE = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False)
+ENGINE = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False, async_scheduling=False)
 WORKERS = 4
 TOLERANCE = 1e-6
 

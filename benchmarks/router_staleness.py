@@ -2,7 +2,8 @@
 
     python benchmarks/router_staleness.py [--traces PATH] [--svg docs/staleness.svg]
 
-Without traces it makes the two workloads itself (`understudy workload fanout|turns`).
+Without traces it makes the two workloads itself (`understudy workload fanout|turns`). Engines schedule synchronously,
+as those of Dynamo's replay do, so that the numbers can be laid beside its.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from understudy.run.offline import run_offline
 from understudy.workload import Workload, read_trace
 from understudy.workload.families import FanOut, QuickTurns
 
-ENGINE = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False)
+ENGINE = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False, async_scheduling=False)
 WORKERS = 16
 SEEDS = range(5)
 DELAYS_MS = (0, 50, 500, 5000)

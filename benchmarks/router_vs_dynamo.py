@@ -4,8 +4,8 @@
 
 The peer (ai-dynamo-runtime 1.6.1) is installed into a virtual environment of its own on first use. Index: blocks of
 prompts of 2,000, applied in batches by the peer's RadixTree (JSON events, its only way in) and by ours; `find` asks for
-one prompt that all workers hold. Replay, with a trace: KV router, blocks of 64, 16,384 of them, CPU seconds of one
-thread.
+one prompt that all workers hold. Replay, with a trace: KV router, blocks of 64, 16,384 of them, synchronous scheduling
+(the peer's only mode), CPU seconds of one thread.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ import understudy.api
 from understudy.engines.config import VllmConfig
 from understudy.router import KvRouting
 trace, workers = sys.argv[1], int(sys.argv[2])
-engine = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False)
+engine = VllmConfig(block_size=64, num_gpu_blocks=16384, charge_first_token=False, async_scheduling=False)
 start = time.process_time()
 report = understudy.api.replay(trace, engine, workers=workers, routing=KvRouting())
 print(json.dumps({"cpu_s": time.process_time() - start, "ttft_ms": report.ttft_ms.mean,

@@ -5,7 +5,8 @@
 Blocks of 64, 4,096 of them on each of 8 workers, round robin; a host tier of 65,536 blocks a worker, 131,072 bytes a
 token, 25 GB/s each way. The peer (ai-dynamo-runtime 1.6.1) writes through, so that is the policy it is compared with;
 offload on eviction is shown beside it. Each call is timed from opening the file to the finished report, after imports,
-on one thread, in a process of its own; the best of the repeats counts, and runs take turns.
+on one thread, in a process of its own; the best of the repeats counts, and runs take turns. Both schedule
+synchronously, which is the peer's only mode.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import understudy.api
 from understudy.engines.config import VllmConfig
 from understudy.tiers import TiersConfig
 trace, mode = sys.argv[1:]
-engine = VllmConfig(block_size=64, num_gpu_blocks=4096)
+engine = VllmConfig(block_size=64, num_gpu_blocks=4096, async_scheduling=False)
 tiers = None if mode == "none" else TiersConfig.from_dict({
     "kv_bytes_per_token": 131072,
     "tiers": [{"tier": "g2", "blocks": 65536, "link": {"down_gbps": 25, "up_gbps": 25}}],

@@ -31,7 +31,9 @@ RECORDINGS = find_recordings(GOLDEN)
 
 def mtp(k: int = 2, rates: tuple[float, ...] = (1.0, 1.0), **settings: Any) -> VllmConfig:
     speculation = SpeculativeConfig(method="mtp", num_speculative_tokens=k, accept_rates=rates)
-    return VllmConfig(timing=ONE_MS, speculative_config=speculation, **settings)
+    return VllmConfig(
+        **{"timing": ONE_MS, "speculative_config": speculation, "async_scheduling": False, **settings}
+    )
 
 
 def test_all_recordings_are_here() -> None:

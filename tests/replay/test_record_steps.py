@@ -95,7 +95,8 @@ def test_a_scenario_s_order_of_equal_priorities_survives_sorting_but_not_a_trace
 def test_workers_that_keep_their_own_time_say_who_and_when(tmp_path: Path) -> None:
     workload = single_turns([16, 16, 8], [2, 3, 1], arrival_ms=[0, 0, 50.5])
     path = tmp_path / "steps.jsonl"
-    run = run_offline(workload, VllmConfig(block_size=8, timing=ONE_MS), workers=2, record_steps=path)
+    engine = VllmConfig(block_size=8, timing=ONE_MS, async_scheduling=False)
+    run = run_offline(workload, engine, workers=2, record_steps=path)
     header, *steps, end = lines(path)
     assert header["header"]["requests"] == 3
     assert [(s["worker"], s["end_ns"] / 1e6, s["step"]) for s in steps] == [
@@ -193,7 +194,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_in_lockstep_a_step_is_a_millisecond_and_idle_ones_count() -> None:
     workload = single_turns([8, 8], [2, 1], arrival_ms=[3, 7])
-    run = run_offline(workload, VllmConfig(), load=Lockstep(), workers=2)
+    run = run_offline(workload, VllmConfig(async_scheduling=False), load=Lockstep(), workers=2)
     assert run.timeline.first_token_ns.tolist() == [4_000_000, 8_000_000]
     assert run.timeline.steps == 2 * 8
 

@@ -107,6 +107,7 @@ def test_requests_that_preempt_each_other_for_ever_end_with_an_error(routing: An
         preemption_mode="fifo",
         enable_prefix_caching=False,
         scheduler_reserve_full_isl=False,
+        async_scheduling=False,
         timing=ONE_MS,
     )
     with pytest.raises(WrongState, match="preempt each other without end"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from replay.building import MS, ONE_MS, play, single_turns
@@ -12,14 +14,16 @@ from understudy.run.offline import run_offline
 
 def test_a_budget_is_spent_on_one_prompt_after_the_other() -> None:
     # Two prompts of 8 and a budget of 4: the first computes 4 and 4, the second waits meanwhile.
-    engine = VllmConfig(block_size=4, num_gpu_blocks=100, max_num_batched_tokens=4, timing=Constant(1.0, 1.0))
+    budget: dict[str, Any] = {"max_num_batched_tokens": 4, "async_scheduling": False}
+    engine = VllmConfig(block_size=4, num_gpu_blocks=100, timing=Constant(1.0, 1.0), **budget)
     columns = play(single_turns([8, 8], [1, 1]), engine).timeline
     assert columns.first_token_ns[0] == 3 * MS  # steps of 1 (prefill) and 2 (prefill and token) ms
     assert columns.first_admit_ns.tolist() == [0, 3 * MS]
 
 
 def test_running_requests_take_the_budget_before_waiting_ones() -> None:
-    engine = VllmConfig(block_size=4, num_gpu_blocks=100, max_num_batched_tokens=4, timing=ONE_MS)
+    budget: dict[str, Any] = {"max_num_batched_tokens": 4, "async_scheduling": False}
+    engine = VllmConfig(block_size=4, num_gpu_blocks=100, timing=ONE_MS, **budget)
     columns = play(single_turns([4, 8], [6, 1], arrival_ms=[0, 0.5]), engine).timeline
     # One token of four is the first request's own: 3 + 3 + 2 for the prompt of 8.
     assert columns.first_token_ns.tolist() == [MS, 4 * MS]

@@ -58,7 +58,8 @@ class Request:
 def played() -> tuple[OfflineRun, Report, list[Request], list[dict[str, Any]]]:
     """A run that preempts, offloads, loads and fails to load; its report; its steps, and its requests from them."""
     workload = conversations(30, output_tokens=Normal(mean=120, std=40))
-    engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=CAPACITY)
+    # Synchronously a line of the recording is a whole step: its schedule, and the tokens of it.
+    engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=CAPACITY, async_scheduling=False)
     with TemporaryDirectory() as folder:
         steps = f"{folder}/steps.jsonl"
         run = run_offline(workload, engine, workers=WORKERS, tiers=TIERS, events=True, record_steps=steps)

@@ -43,7 +43,11 @@ SETTINGS = (
     Flag("preemption_mode", str, "who is preempted first: lifo (default) or fifo", "NAME"),
     Flag("scheduler_reserve_full_isl", bool, "admit only whole prompts (default: as the version does)"),
     Flag("watermark", float, "share of blocks that admissions leave free (default: 0)", "X"),
-    Flag("async_scheduling", bool, "schedule one step ahead (default: no)"),
+    Flag(
+        "async_scheduling",
+        bool,
+        "schedule one batch ahead (default: as the version does; 0.14 and later: yes)",
+    ),
     Flag("kv_manager", str, "native (vLLM's, the default) or kvbm (one block a hash)", "NAME"),
     Flag("eviction_policy", str, "of kvbm: lineage (default), lru or multi_lru", "NAME"),
     Flag(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,9 @@ from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
 from understudy.tiers.dynamo import take_dynamo_names
 from understudy.tiers.settings import TiersConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _LATER = {
     **dict.fromkeys(("sglang", "trtllm"), "other engines than vLLM"),
@@ -118,7 +121,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     preemption_mode: Literal["lifo", "fifo"] = "lifo"
     scheduler_reserve_full_isl: bool | None = None
     watermark: float = 0.0
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
+    """None: as vLLM chooses by itself, which since 0.14 is to schedule one batch ahead wherever it can."""
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
     aic_nextn: int | None = None
@@ -202,10 +206,10 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(
                     "aic_nextn contradicts speculative_config: one is the mocker's, one vLLM's; give one"
                 )
-            if self.async_scheduling:
+            if self.async_scheduling and self.speculative_config.method == "ngram":
                 raise ConfigError(
-                    "async_scheduling contradicts speculative_config: the next step would be scheduled before the "
-                    "drafts of this one are verified, which this version does not have yet"
+                    "async_scheduling contradicts method ngram, which needs the tokens of a batch before the next is "
+                    "scheduled; leave it out (mtp, eagle, eagle3 and draft_model go with it)"
                 )
             if self.kv_manager == "kvbm":
                 raise ConfigError(
@@ -276,11 +280,22 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The accept rate of every draft token; empty without speculation."""
         return [] if self.aic_nextn is None else _read_rates(self.aic_nextn_accept_rates, self.aic_nextn)
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the next batch is scheduled while this one runs: as told, or as the version chooses."""
+        return self._schedules_ahead(profile_named(self.vllm_version))
+
+    def _schedules_ahead(self, profile: VersionProfile) -> bool:
+        if self.async_scheduling is not None:
+            return self.async_scheduling
+        method = None if self.speculative_config is None else self.speculative_config.method
+        return self.aic_nextn is None and (method is None or method in profile.async_methods)
+
     def described(self) -> dict[str, Any]:
         """The engine's own settings as JSON can hold them; tiers are told apart."""
         described: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tiers=TiersConfig()))
         del described["tiers"]
-        return described
+        return {**described, "async_scheduling": self.asynchronous}
 
     def _require(self, profile: VersionProfile) -> None:
         if self.watermark and not profile.has_watermark:
@@ -324,7 +339,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             preemption_mode=self.preemption_mode,
             scheduler_reserve_full_isl=profile.has_reserve_full_isl if reserve is None else reserve,
             watermark=self.watermark,
-            async_scheduling=self.async_scheduling,
+            async_scheduling=self._schedules_ahead(profile),
             kv_manager=self.kv_manager,
             eviction_policy=self.eviction_policy or "lineage",
             accept_rates=self.accept_rates,
@@ -348,6 +363,12 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             built = self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)
         built.charges_first_token = self.charge_first_token
         return built
+
+
+def scheduling_in_words(engines: Iterable[VllmConfig]) -> str:
+    """How these engines schedule: asynchronous, synchronous, or both."""
+    modes = {"asynchronous" if engine.asynchronous else "synchronous" for engine in engines}
+    return " and ".join(sorted(modes))
 
 
 def _read_rates(text: str | None, count: int) -> list[float]:

@@ -9,6 +9,12 @@ import msgspec
 
 from understudy.errors import ConfigError
 
+Method = Literal["mtp", "eagle", "eagle3", "ngram", "draft_model"]
+"""How drafts are made."""
+
+_DRAFTERS: frozenset[Method] = frozenset({"mtp", "eagle", "eagle3", "draft_model"})
+_EAGLE_LIKE = _DRAFTERS - {"draft_model"}
+
 FreeOrder = Literal["unkeyed_first", "all_last", "uncached_last"]
 
 
@@ -21,6 +27,8 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     `has_active_seqs`: `max_num_active_seqs` and `long_prefill_token_threshold_adaptive` are settings.
     `phantom_hits`: under the priority policy a victim that was already scheduled keeps the keys of blocks that nobody
     will compute, so that they can be hit. A known defect; the report counts such hits.
+    Batches are scheduled one ahead unless told otherwise (every release since 0.14); `async_methods`: with these
+    methods of speculation, too.
 
     Speculation: `spec_admission_lookahead`: an admission takes blocks for the drafts to come; `spec_pads_admissions`: a
     request that joins decodes with one token to compute is given blank drafts; `spec_slots_by_request`: a draft model
@@ -34,6 +42,7 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     caps_lone_prefill: bool = True
     has_active_seqs: bool = False
     phantom_hits: bool = True
+    async_methods: frozenset[Method] = _DRAFTERS
     spec_admission_lookahead: bool = True
     spec_pads_admissions: bool = True
     spec_slots_by_request: bool = True
@@ -44,14 +53,19 @@ PROFILES: dict[str, VersionProfile] = {
     for profile in (
         VersionProfile(name="v0.31", caps_lone_prefill=False, has_active_seqs=True),
         VersionProfile(name="recorded"),
-        VersionProfile(name="v0.27", free_order="uncached_last", spec_slots_by_request=False),
-        VersionProfile(name="v0.24", spec_pads_admissions=False, spec_slots_by_request=False),
+        VersionProfile(
+            name="v0.27", free_order="uncached_last", spec_slots_by_request=False, async_methods=_EAGLE_LIKE
+        ),
+        VersionProfile(
+            name="v0.24", spec_pads_admissions=False, spec_slots_by_request=False, async_methods=_EAGLE_LIKE
+        ),
         VersionProfile(
             name="v0.23",
             free_order="all_last",
             has_watermark=False,
             spec_pads_admissions=False,
             spec_slots_by_request=False,
+            async_methods=_EAGLE_LIKE,
         ),
         VersionProfile(
             name="v0.18",
@@ -61,6 +75,7 @@ PROFILES: dict[str, VersionProfile] = {
             spec_admission_lookahead=False,
             spec_pads_admissions=False,
             spec_slots_by_request=False,
+            async_methods=_EAGLE_LIKE,
         ),
     )
 }

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy._core import Engine, constant_timing
+from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.recorder import STEP_NS
 from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, blocks_of
-from understudy.engines.speculation import Method, SpeculativeConfig
+from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:

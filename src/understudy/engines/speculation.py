@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.engines.profiles import VersionProfile
-
-Method = Literal["mtp", "eagle", "eagle3", "ngram", "draft_model"]
 
 DEFAULT_RATES = (0.85, 0.3)
 

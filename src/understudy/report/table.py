@@ -138,6 +138,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     facts.append(("Duration", duration(report.duration_s)))
     if (timing := timing_model(report)) is not None:
         facts.append(("Timing model", timing))
+    if "scheduling" in report.run:
+        facts.append(("Scheduling", str(report.run["scheduling"])))
     if "wall_time_s" in report.run:
         facts.append(("Wall time", duration(report.run["wall_time_s"])))
     throughput = report.throughput

@@ -10,7 +10,7 @@ import numpy as np
 
 from understudy._core import Pool, run_fleet
 from understudy.checks import whole_number
-from understudy.engines.config import VllmConfig
+from understudy.engines.config import VllmConfig, scheduling_in_words
 from understudy.errors import ConfigError
 from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
 from understudy.router.kv import Decisions, KvRouter, KvRouting
@@ -187,6 +187,7 @@ def run_offline(
     kv = KvLog(result, engine.block_size, timeline.worker_blocks) if kept else None
     described = [
         {
+            "scheduling": scheduling_in_words([pool.engine]),
             "engine": pool.engine.described(),
             **({} if plan is None else {"tiers": pool.below().described()}),
         }
@@ -201,10 +202,11 @@ def run_offline(
             described[0]
             if len(pools) == 1
             else {
+                "scheduling": scheduling_in_words([pool.engine for pool in pools]),
                 "pools": [
                     {"name": pool.name, "workers": pool.workers, **settings}
                     for pool, settings in zip(pools, described, strict=True)
-                ]
+                ],
             }
         ),
         **({} if timing is None else {"timing": type(timing).__qualname__}),

@@ -41,7 +41,7 @@ class StepFile:
         self._first: dict[int, int | None] = {}  # of all workers: one may load what another computed
         self._recorders = [
             StepRecorder(
-                engine.block_size, engine.async_scheduling, keep_events=keep_events, first_tokens=self._first
+                engine.block_size, engine.asynchronous, keep_events=keep_events, first_tokens=self._first
             )
             for _ in range(workers)
         ]

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from understudy._core import Tier
+from understudy.engines.config import scheduling_in_words
 from understudy.errors import ConfigError, WrongState
 from understudy.run.timeline import Status, Timeline
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
@@ -181,6 +182,7 @@ class _Player:
             "routing": name_of(self._settings.routing),
             "seed": self._settings.seed,
             "speedup": clock.speedup,
+            "scheduling": scheduling_in_words([self._engine]),
             "engine": self._engine.described(),
             "lateness_ms": {name: round(value, 3) for name, value in late.items()},
             "played_s": round(time.perf_counter() - began_s, 3),

@@ -70,6 +70,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         f"<b>{workers}</b> × {timeline.blocks_per_worker:,} blocks of {timeline.block_size} tokens",
         f"<b>{duration(report.duration_s)}</b> simulated",
     ]
+    if "scheduling" in report.run:
+        facts.insert(1, f"<b>{escape(str(report.run['scheduling']))}</b> scheduling")
     wall_time_s = report.run.get("wall_time_s")
     if isinstance(wall_time_s, (int, float)) and wall_time_s > 0:
         speed = report.duration_s / wall_time_s
