@@ -18,6 +18,7 @@ from understudy.qwen3 import EngineOptions, build_engine
 from understudy.qwen3.config import find_config
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.link import measure_link
 from understudy.qwen3.pages import LinkTimes, PinnedPages
 from understudy.qwen3.play import Played, VirtualClock, WallClock, play
 from understudy.qwen3.record import Record
@@ -37,10 +38,10 @@ WORKLOADS: dict[str, tuple[Traffic | tuple[Traffic, ...], bool]] = {
 HOST_DEVICE_BLOCKS, HOST_BLOCKS = 2600, 6000
 
 
-def residuals(name: str, played: Played, model: FittedStepTime, page_ms: float) -> None:
+def residuals(name: str, played: Played, model: FittedStepTime, link: LinkTimes) -> None:
     """How far the model is from each kind of step."""
     for kind in ("decode", "mixed", "eager"):
-        rows = [(step, ms) for step, ms in played.loads(page_ms) if kind_of(step) == kind]
+        rows = [(step, ms) for step, ms in Record.of(played, link).loads() if kind_of(step) == kind]
         if not rows:
             continue
         guesses = np.array([model.step_ms(step) for step, _ in rows])
@@ -73,11 +74,13 @@ def main() -> None:
     small = KvCacheManager(HOST_DEVICE_BLOCKS, plain.scheduler.manager.layout)
     assert small.padding_block == plain.scheduler.manager.padding_block
     carrier = PinnedPages(HOST_BLOCKS, buffer)
-    link = carrier.measure()
+    tier = HostTier(small, carrier)
+    link = measure_link(tier)
     print(
-        f"a page: {link.begin_ms * 1e3:.1f} us to begin, {link.down_ms:.4f} ms down, {link.up_ms:.4f} ms up"
+        f"a copy takes the host {link.copy_ms:.3f} ms and {link.page_ms:.4f} ms a page, the link {link.down_ms:.4f} ms "
+        f"a page down and {link.up_ms:.4f} ms up"
     )
-    hosted = Engine(Scheduler(small, plain.scheduler.config, host=HostTier(small, carrier)), plain.executor)
+    hosted = Engine(Scheduler(small, plain.scheduler.config, host=tier), plain.executor)
     play(plain, workload(RAMP, args.requests // 4, vocab, seed=9), WallClock())  # warm
     gc.collect()
     gc.freeze()
@@ -94,7 +97,7 @@ def main() -> None:
             model = record.fit()
             if args.record is not None:
                 record.write(args.record)
-        residuals(name, measured, model, link.begin_ms)
+        residuals(name, measured, model, link)
         table.append(compare(name, real, rows, measured, model, (HOST_BLOCKS, link) if host else None))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(table))

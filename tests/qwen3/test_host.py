@@ -8,6 +8,7 @@ from qwen3.building import OPEN, TINY, alone, ends, executor_of, generate, manag
 from understudy.errors import ConfigError
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.link import measure_link
 from understudy.qwen3.pages import PinnedPages, runs
 from understudy.qwen3.request import Request
 from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
@@ -190,3 +191,14 @@ def test_the_simulators_settings_make_a_real_host() -> None:
 def test_pages_that_lie_end_to_end_on_both_sides_are_one_transfer() -> None:
     assert runs([3, 4, 5, 9, 1, 2], [7, 8, 9, 10, 0, 5]) == [(3, 7, 3), (9, 10, 1), (1, 0, 1), (2, 5, 1)]
     assert runs([], []) == []
+
+
+def test_the_link_is_measured_and_nothing_stays_behind() -> None:
+    engine, tier = engine_with(blocks=64, host=64)
+    times = measure_link(tier, rounds=2)
+    assert min(times) >= 0
+    assert times.down_ms > 0
+    assert times.up_ms > 0
+    assert tier.blocks.available == 64
+    everything_is_back(engine, tier)
+    assert generate(engine, PROMPTS[0]) == [alone(PROMPTS[0])]

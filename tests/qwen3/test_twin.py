@@ -118,7 +118,7 @@ def test_simulated_pages_take_the_link_and_the_host_their_time() -> None:
         TINY.layout(4),
         Measured(),
         clock,
-        host=(100, LinkTimes(0.5, 1.0, 2.0)),
+        host=(100, LinkTimes(0.0, 0.5, 1.0, 2.0)),
     )
     OPEN.append(engine)
     asks = [

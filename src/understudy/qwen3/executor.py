@@ -96,9 +96,7 @@ class TorchExecutor:
         if (rows := as_decodes(step)) is not None and (
             shape := graphs.shape_of((), rows.decodes)
         ) is not None:
-            logits, greedy = graphs.replay(shape, (), rows.decodes)
-            wanted = torch.tensor(rows.wanted).to(logits.device, non_blocking=True)
-            return logits[wanted], greedy[wanted]
+            return graphs.replay(shape, (), rows.decodes, rows.wanted)
         if (shape := graphs.shape_of(step.chunks, step.decodes)) is not None:
             return graphs.replay(shape, step.chunks, step.decodes)
         return None

@@ -51,6 +51,7 @@ class StepArrays:
         self._device = torch.zeros_like(self._host, device=device, pin_memory=False)
         parts = zip(sizes, self._device.split(list(sizes.values())), strict=True)
         self._there: dict[str, torch.Tensor] = dict(parts)
+        self.logit_rows = self._there["logit_rows"]
         places = np.cumsum([0, *sizes.values()])
         mirror = self._host.numpy()
         self._here: dict[str, npt.NDArray[np.int32]] = {
@@ -79,8 +80,17 @@ class StepArrays:
             histories=(),
         )
 
-    def fill(self, shape: Shape, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> None:
-        """Describe a step, and send it to the device in one copy. A step of nothing is all padding."""
+    def fill(
+        self,
+        shape: Shape,
+        chunks: Sequence[Chunk],
+        decodes: Sequence[Decode],
+        wanted: Sequence[int] | None = None,
+    ) -> None:
+        """Describe a step, and send it to the device at once. A step of nothing is all padding.
+
+        `wanted` are the rows of `logit_rows` where not all requests' last ones are.
+        """
         here, slots, at = self._here, shape.slots, shape.chunk_rows
         first, padding = len(chunks), slots + shape.decode_rows
         end, last = at + len(decodes), slots + len(decodes)
@@ -107,6 +117,8 @@ class StepArrays:
             here["logit_rows"][: first + len(decodes)] = flat.ends
             here["logit_rows"][first : first + len(decodes)] += at - fed
         here["logit_rows"][first + len(decodes) : padding] = 0
+        if wanted is not None:
+            here["logit_rows"][: len(wanted)] = wanted
         padded = padding + 1 - last
         here["page_ids"][used : used + padded] = self._padding_block
         here["page_indptr"][0] = 0
@@ -119,7 +131,12 @@ class StepArrays:
                 owners, starts = flat.tiles(shape.tile_rows)
                 here["tile_owners"][: len(owners)], here["tile_starts"][: len(starts)] = owners, starts
         until = self._pages_at + used + padded
-        self._device[:until].copy_(self._host[:until], non_blocking=True)
+        if self._device.device.type == "cuda":
+            from understudy.qwen3.kernels.fetch import fetch
+
+            fetch(self._host, self._device, until)
+        else:
+            self._device[:until].copy_(self._host[:until])
 
 
 class StepGraphs:
@@ -173,12 +190,22 @@ class StepGraphs:
 
     @torch.inference_mode()
     def replay(
-        self, shape: Shape, chunks: Sequence[Chunk], decodes: Sequence[Decode]
+        self,
+        shape: Shape,
+        chunks: Sequence[Chunk],
+        decodes: Sequence[Decode],
+        wanted: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and likeliest tokens behind chunks, then decodes. Both are overwritten by the next replay."""
+        """Logits and likeliest tokens behind chunks, then decodes; of decodes alone, those that are `wanted`.
+
+        Both are overwritten by the next replay.
+        """
         count = len(chunks) + len(decodes)
-        self._arrays.fill(shape, chunks, decodes)
+        self._arrays.fill(shape, chunks, decodes, wanted)
         self._graphs[shape].replay()
+        if wanted is not None:
+            rows = self._arrays.logit_rows[: len(wanted)]
+            return self._logits[rows], self._greedy[rows]
         return self._logits[:count], self._greedy[:count]
 
     def graph(self, shape: Shape) -> torch.cuda.CUDAGraph:

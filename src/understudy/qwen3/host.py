@@ -142,6 +142,11 @@ class HostTier:
             copy.source.release()
             copy.target.release()
 
+    @property
+    def leaving(self) -> int:
+        """Copies on their way down."""
+        return len(self._leaving)
+
     def close(self) -> None:
         """Wait for every copy, and give all blocks back. Idempotent."""
         self.carrier.wait()

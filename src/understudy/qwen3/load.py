@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from understudy.kv import KvView
     from understudy.qwen3.executor import Step
 
 
@@ -19,6 +22,8 @@ class StepLoad:
     decodes: int = 0
     context_tokens: int = 0
     longest_context: int = 0
+    shared_tokens: int = 0
+    """Of the contexts, those on pages that another decode of the step reads too: they are read once."""
 
     @property
     def tokens(self) -> int:
@@ -26,7 +31,7 @@ class StepLoad:
         return sum(tokens for tokens, _ in self.chunks) + self.decodes
 
 
-def load_of(chunks: Iterable[tuple[int, int]], contexts: Iterable[int]) -> StepLoad:
+def load_of(chunks: Iterable[tuple[int, int]], contexts: Iterable[int], shared_tokens: int = 0) -> StepLoad:
     """From each chunk's tokens and history, and each decode's context."""
     lengths = list(contexts)
     return StepLoad(
@@ -34,6 +39,7 @@ def load_of(chunks: Iterable[tuple[int, int]], contexts: Iterable[int]) -> StepL
         decodes=len(lengths),
         context_tokens=sum(lengths),
         longest_context=max(lengths, default=0),
+        shared_tokens=shared_tokens,
     )
 
 
@@ -42,4 +48,13 @@ def load_of_step(step: Step) -> StepLoad:
     return load_of(
         ((len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)) for chunk in step.chunks),
         (decode.view.seq_len for decode in step.decodes),
+        shared_tokens([decode.view for decode in step.decodes]),
     )
+
+
+def shared_tokens(views: Sequence[KvView]) -> int:
+    """Tokens on pages beyond their first mention."""
+    if len(views) < 2:
+        return 0
+    pages = np.concatenate([view.page_ids for view in views])
+    return int(len(pages) - len(np.unique(pages))) * views[0].page_size

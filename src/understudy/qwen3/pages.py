@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -73,25 +72,12 @@ class PinnedPages:
         for stream in self._streams or ():
             stream.synchronize()
 
-    def measure(self, pages: int = 256) -> LinkTimes:
-        """How long scattered pages take, of which nobody may be in use."""
-        pages = min(pages, self.num_blocks, int(self.buffer.pages.shape[0])) // 2 * 2
-        order = [*range(0, pages, 2), *range(1, pages, 2)]
-        begins, ends = [], []
-        for down in (True, False) * 3:
-            start = time.perf_counter()
-            done = self.carry(order, order, down=down)
-            begins.append((time.perf_counter() - start) * 1e3 / pages)
-            while not done():
-                pass
-            ends.append((time.perf_counter() - start) * 1e3 / pages)
-        return LinkTimes(sorted(begins)[3], sorted(ends[0::2])[1], sorted(ends[1::2])[1])
-
 
 class LinkTimes(NamedTuple):
-    """Milliseconds of a page: of the host that begins its copy, and of the link down and up."""
+    """Milliseconds that it takes the host to set off a copy and each page of it, and the link to carry a page."""
 
-    begin_ms: float
+    copy_ms: float
+    page_ms: float
     down_ms: float
     up_ms: float
 
@@ -108,7 +94,7 @@ class SimulatedPages:
 
     def carry(self, target: Sequence[int], source: Sequence[int], *, down: bool) -> Callable[[], bool]:  # noqa: ARG002
         """See `Carrier`."""
-        self.clock.now_ms += len(target) * self.times.begin_ms
+        self.clock.now_ms += self.times.copy_ms + len(target) * self.times.page_ms
         each = self.times.down_ms if down else self.times.up_ms
         way = 0 if down else 1
         end_ms = self._free_ms[way] = max(self._free_ms[way], self.clock.now_ms) + len(target) * each
@@ -133,7 +119,7 @@ class RecordedPages(SimulatedPages):
     """Each copy ends when the recorded engine saw the same one end."""
 
     def __init__(self, num_blocks: int, seen_ms: Sequence[float], clock: Counting) -> None:
-        super().__init__(num_blocks, LinkTimes(0.0, 0.0, 0.0), clock)
+        super().__init__(num_blocks, LinkTimes(0.0, 0.0, 0.0, 0.0), clock)
         self._seen = list(reversed(seen_ms))
 
     def carry(self, target: Sequence[int], source: Sequence[int], *, down: bool) -> Callable[[], bool]:  # noqa: ARG002

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy.errors import InvalidArgument, WrongState
-from understudy.qwen3.load import load_of
+from understudy.qwen3.load import load_of, shared_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from understudy.kv import KvView
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.host import Copy
     from understudy.qwen3.load import StepLoad
@@ -85,7 +86,8 @@ class Played:
     steps: list[dict[str, Any]] = field(default_factory=list)
     """`chunks` as [request, tokens, history], `decodes` as [request, context]; from `at_ms`, when arrivals were taken
     in, `ms` until they were again, of which `launch_ms` passed before outputs of the step before were told; and the
-    `pages` that were set off between the device and the host meanwhile."""
+    `pages` and `copies` of several that were set off between the device and the host meanwhile; `shared` tokens of
+    contexts are on pages that another one has too."""
     polls: list[float] = field(default_factory=list)
     """When something was found on looking up: an arrival, the end of a copy, a step to begin."""
     copies: list[float] = field(default_factory=list)
@@ -126,19 +128,11 @@ class Played:
         """Each request counted once."""
         return sum(self.tpot_ms) / len(self.tpot_ms)
 
-    def loads(self, page_ms: float = 0.0) -> list[tuple[StepLoad, float]]:
-        """Its steps as a timing model is fitted on them, less what it took the host to set off copies."""
-        return [(load_of_row(step), step["ms"] - page_ms * step["pages"]) for step in self.steps]
-
-    def launches(self) -> list[tuple[StepLoad, float]]:
-        """Of each step that was begun while there was something to tell."""
-        return [(load_of_row(step), step["launch_ms"]) for step in self.steps if step["launch_ms"]]
-
 
 def load_of_row(row: dict[str, Any]) -> StepLoad:
     """What a timing model sees of a recorded step."""
     chunks = ((tokens, history) for _, tokens, history in row["chunks"])
-    return load_of(chunks, (context for _, context in row["decodes"]))
+    return load_of(chunks, (context for _, context in row["decodes"]), row["shared"])
 
 
 def play(
@@ -183,7 +177,8 @@ class _Player:
         self._queue = list(reversed(workload))
         self._began_ms = clock.now_ms
         self._launch_ms = 0.0
-        self._pages = 0
+        self._pages = self._copies = 0
+        self._views: list[list[KvView]] = []
 
     def run(self, landing: Callable[[], float | None] | None) -> None:
         engine, queue, clock = self._engine, self._queue, self._clock
@@ -196,6 +191,8 @@ class _Player:
             now_ms = clock.now_ms
             self._launch_ms = now_ms - self._began_ms if outputs and engine.running else 0.0
             self._tell(outputs, now_ms)
+        for step, views in zip(self.played.steps, self._views, strict=True):  # not while the clock runs
+            step["shared"] = shared_tokens(views)
 
     def note(self, plan: Plan) -> None:
         """A step has been computed."""
@@ -208,10 +205,13 @@ class _Player:
                 "ms": None,
                 "launch_ms": self._launch_ms,
                 "pages": 0,
+                "copies": 0,
+                "shared": 0,
                 "chunks": chunks,
                 "decodes": [[request.id, decode.view.seq_len] for request, decode in pairs],
             }
         )
+        self._views.append([decode.view for decode in plan.step.decodes])
         self._launch_ms = 0.0
         self.found.add(self._began_ms)
         for request in plan.chunks:
@@ -222,6 +222,7 @@ class _Player:
         seen, done, number = self.played.copies, copy.done, len(self.played.copies)
         seen.append(float("inf"))
         self._pages += len(copy.identities)
+        self._copies += 1
 
         def asked() -> bool:
             if seen[number] == float("inf") and done():
@@ -235,8 +236,9 @@ class _Player:
         self._began_ms = now_ms = self._clock.now_ms
         if self.played.steps and self.played.steps[-1]["ms"] is None:
             last = self.played.steps[-1]
-            last["ms"], last["until_ms"], last["pages"] = now_ms - last["at_ms"], now_ms, self._pages
-        self._pages = 0
+            last["ms"], last["until_ms"] = now_ms - last["at_ms"], now_ms
+            last["pages"], last["copies"] = self._pages, self._copies
+        self._pages = self._copies = 0
         while self._queue and self._queue[-1][0] <= now_ms:
             at_ms, request = self._queue.pop()
             self.played.arrival_ms[request.id] = at_ms

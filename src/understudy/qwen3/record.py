@@ -14,6 +14,7 @@ from understudy.qwen3.steptime import FittedStepTime
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from understudy.qwen3.load import StepLoad
     from understudy.qwen3.play import Played
 
 KIND = "understudy qwen3 steps"
@@ -52,7 +53,7 @@ class Record:
                 row = json.loads(line)
                 if number > 1:
                     load_of_row(row)
-                    float(row["ms"]), float(row["launch_ms"]), int(row["pages"])
+                    float(row["ms"]), float(row["launch_ms"]), int(row["pages"]), int(row["copies"])
             except (ValueError, TypeError, KeyError) as error:
                 raise ConfigError(f"{path}:{number}: not a recorded step ({error})") from error
             rows.append(row)
@@ -65,9 +66,15 @@ class Record:
 
     def fit(self) -> FittedStepTime:
         """Step times for a twin."""
-        page_ms = 0.0 if self.link is None else self.link.begin_ms
-        loads = [(load_of_row(step), step["ms"] - page_ms * step["pages"]) for step in self.steps]
-        launches = [(load_of_row(step), step["launch_ms"]) for step in self.steps if step["launch_ms"]]
-        if not loads:
+        if not self.steps:
             raise InvalidArgument("the record holds no steps")
-        return FittedStepTime.fit(loads, launches)
+        launches = [(load_of_row(step), step["launch_ms"]) for step in self.steps if step["launch_ms"]]
+        return FittedStepTime.fit(self.loads(), launches)
+
+    def loads(self) -> list[tuple[StepLoad, float]]:
+        """Steps with their milliseconds, less what it took the host to set off copies."""
+        copy_ms, page_ms = (0.0, 0.0) if self.link is None else self.link[:2]
+        return [
+            (load_of_row(step), step["ms"] - page_ms * step["pages"] - copy_ms * step["copies"])
+            for step in self.steps
+        ]

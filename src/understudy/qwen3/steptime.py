@@ -85,8 +85,8 @@ def _decode_terms(step: StepLoad) -> list[float]:
     size = shape.decode_rows
     return [
         *(1.0, float(size > 1), float(min(size, 16)), float(min(max(size - 16, 0), 48)), float(max(size - 64, 0))),
-        *(float(step.decodes), float(step.context_tokens), float(rows), longest / splits(size)),
-        float(len(step.chunks)),
+        *(float(step.decodes), float(step.context_tokens - step.shared_tokens), float(step.shared_tokens)),
+        *(float(rows), longest / splits(size), float(len(step.chunks))),
     ]  # fmt: skip
 
 
@@ -100,7 +100,8 @@ def _mixed_terms(step: StepLoad) -> list[float]:
     beside = 0 if shape is None else shape.decode_rows
     return [
         *(1.0, float(min(rows, 256)), float(max(rows - 256, 0)), float(behind), float(own), float(longest)),
-        *(float(len(step.chunks)), float(step.decodes), float(step.context_tokens)),
+        *(float(len(step.chunks)), float(step.decodes), float(step.context_tokens - step.shared_tokens)),
+        float(step.shared_tokens),
         step.longest_context / splits(max(beside, 1)),
     ]  # fmt: skip
 
@@ -110,7 +111,7 @@ _TERMS = {"decode": _decode_terms, "mixed": _mixed_terms, "eager": _mixed_terms}
 
 def splits(rows: int, kv_heads: int = 8, multiprocessors: int = 132) -> int:
     """Parts that a context is read in, all at a time: few decodes share a device that many fill."""
-    return min(32, 1 << max(0, (multiprocessors * 2 // (rows * kv_heads)).bit_length() - 1))
+    return min(32, 1 << max(0, (multiprocessors * 8 // (rows * kv_heads)).bit_length() - 1))
 
 
 def _robust(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:

@@ -82,8 +82,11 @@ def _merge(partial, stats, out, splits: tl.constexpr, ways: tl.constexpr, dim: t
 
 
 def splits_for(batch: int, kv_heads: int, multiprocessors: int) -> int:
-    """Parts of a context: known from the batch alone, so that a captured graph serves every length."""
-    wanted = multiprocessors * 2 // (batch * kv_heads)
+    """Parts of a context: known from the batch alone, so that a captured graph serves every length.
+
+    More than would fill the device, so that nobody waits for the longest context of a batch.
+    """
+    wanted = multiprocessors * 8 // (batch * kv_heads)
     return min(32, 1 << max(0, wanted.bit_length() - 1))
 
 

@@ -121,4 +121,4 @@ def prefill_attention(
 
 def launch_of(rows: int) -> tuple[int, int, int]:
     """Keys of a tile, warps and stages: measured on an H200."""
-    return 64, 8 if rows == 128 else 4, 3
+    return {128: (128, 8, 3), 64: (128, 4, 3)}.get(rows, (64, 4, 3))

@@ -1,0 +1,61 @@
+"""How long it takes to bring pages to host memory and back: what the twin's host memory is told."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.qwen3.pages import LinkTimes
+from understudy.tokens import TokenBlocks
+
+if TYPE_CHECKING:
+    from understudy.qwen3.host import HostTier
+
+PAGES = 128
+ALONE = 16
+
+
+def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
+    """Of an idle engine: sealed pages go down, one by one and then many at once, and come up again."""
+    blocks, size = tier.manager.blocks, tier.manager.layout.page_size
+    many = min(PAGES, tier.blocks.available - ALONE, blocks.available - ALONE)
+    alone, together, down, up = [], [], [], []
+    for seed in range(rounds):
+        tokens = (np.arange((ALONE + many) * size, dtype=np.uint32) * 7 + seed) % 50_000
+        names = TokenBlocks(tokens, size).identities
+        blocks.allocate(ALONE + many).register(names).release()
+        start_ms = _now_ms()
+        for place in range(ALONE):
+            tier.offer(names[place : place + 1])
+        alone.append((_now_ms() - start_ms) / ALONE)
+        _settled(tier)
+        start_ms = _now_ms()
+        tier.offer(names[ALONE:])
+        together.append(_now_ms() - start_ms)
+        _settled(tier)
+        down.append((_now_ms() - start_ms) / many)
+        blocks.clear_inactive()
+        start_ms = _now_ms()
+        copy = tier.onboard(names[ALONE:])
+        assert copy is not None, "the host has what it was just given"
+        while not copy.done():
+            pass
+        up.append((_now_ms() - start_ms) / many)
+        tier.commit(copy).release()
+        blocks.clear_inactive()
+        tier.blocks.clear_inactive()
+    tier.offloaded_blocks = tier.onboarded_blocks = 0
+    page_ms = max(0.0, (median(together) - median(alone)) / max(many - 1, 1))
+    return LinkTimes(max(0.0, median(alone) - page_ms), page_ms, median(down), median(up))
+
+
+def _settled(tier: HostTier) -> None:
+    while tier.leaving:
+        tier.settle()
+
+
+def _now_ms() -> float:
+    return time.perf_counter() * 1e3
