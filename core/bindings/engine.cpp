@@ -360,6 +360,8 @@ void bind_engine(nb::module_& m) {
           "Take (time ns, eviction, blocks, free, active, inactive) of allocations and evictions.")
       .def_prop_ro("pool", &pool_counts, "(free, active, inactive) blocks.")
       .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
+      .def_prop_ro("step_ns", [](const VllmEngine& self) { return self.totals().step_ns; })
+      .def_prop_ro("uncovered_ns", [](const VllmEngine& self) { return self.totals().uncovered_ns; })
       .def_prop_ro("preemptions", [](const VllmEngine& self) { return self.totals().preemptions; })
       .def_prop_ro("burst_steps", [](const VllmEngine& self) { return self.totals().burst_steps; })
       .def_prop_ro("burst_tokens", [](const VllmEngine& self) { return self.totals().burst_tokens; })

@@ -1,10 +1,15 @@
 // Timing models in Python, and timing models written in Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "engine/interpolated_timing.hpp"
+#include "engine/physical_timing.hpp"
 
 namespace understudy {
 
@@ -13,11 +18,13 @@ namespace {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-// Asks an object with prefill_ms and decode_ms, once for each part of a step. The engine runs without the GIL.
-class PythonTiming final : public TimingModel {
+// An object of the user's. The engine runs without the GIL.
+class PythonModel {
  public:
-  explicit PythonTiming(nb::object model) : model_(std::move(model)) {}
-  ~PythonTiming() override {
+  explicit PythonModel(nb::object model) : model_(std::move(model)) {}
+  PythonModel(const PythonModel&) = delete;
+  PythonModel& operator=(const PythonModel&) = delete;
+  ~PythonModel() {
     if (Py_IsInitialized() == 0) {
       (void)model_.release();
       return;
@@ -26,25 +33,49 @@ class PythonTiming final : public TimingModel {
     model_.reset();
   }
 
-  double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const override {
+  template <typename... Args>
+  double ask(const char* method, const Args&... args) const {
     nb::gil_scoped_acquire gil;
-    return number(model_.attr("prefill_ms")(requests, mean_input, mean_cached), "prefill_ms");
-  }
-  double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
-                   std::uint64_t capacity_tokens) const override {
-    nb::gil_scoped_acquire gil;
-    return number(model_.attr("decode_ms")(requests, context_tokens, mean_context, capacity_tokens), "decode_ms");
-  }
-
- private:
-  static double number(nb::handle answer, const char* method) {
     double ms = 0;
-    if (!nb::try_cast(answer, ms))
+    if (!nb::try_cast(model_.attr(method)(args...), ms))
       throw Error(ErrorKind::InvalidArgument, "the timing model's ", method, " returned no number");
     return ms;
   }
 
+ private:
   nb::object model_;
+};
+
+// Asks for the whole step.
+class PythonStepTiming final : public TimingModel {
+ public:
+  explicit PythonStepTiming(nb::object model) : model_(std::move(model)) {}
+  double step_ms(const StepLoad& load, std::uint64_t, const Speedups& speedups) const override {
+    return model_.ask("step_ms", load) / speedups.all;
+  }
+  double decode_step_ms(const DecodeLoad& load, std::uint64_t capacity, const Speedups& speedups) const override {
+    return step_ms(StepLoad::of(load), capacity, speedups);
+  }
+  bool needs_sums_only() const noexcept override { return false; }
+
+ private:
+  PythonModel model_;
+};
+
+// Asks for prompts and for decoding, apart.
+class PythonTiming final : public SplitTiming {
+ public:
+  explicit PythonTiming(nb::object model) : model_(std::move(model)) {}
+  double prefill_ms(std::uint64_t requests, std::uint64_t mean_input, std::uint64_t mean_cached) const override {
+    return model_.ask("prefill_ms", requests, mean_input, mean_cached);
+  }
+  double decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
+                   std::uint64_t capacity_tokens) const override {
+    return model_.ask("decode_ms", requests, context_tokens, mean_context, capacity_tokens);
+  }
+
+ private:
+  PythonModel model_;
 };
 
 StepTiming with_speedups(std::shared_ptr<const TimingModel> model, double speedup_ratio, double decode_speedup_ratio) {
@@ -56,9 +87,95 @@ StepTiming with_speedups(std::shared_ptr<const TimingModel> model, double speedu
   }
   StepTiming timing;
   timing.model = std::move(model);
-  timing.speedup_ratio = speedup_ratio;
-  timing.decode_speedup_ratio = decode_speedup_ratio;
+  timing.speedups = {speedup_ratio, decode_speedup_ratio};
   return timing;
+}
+
+// A step of which nothing can be told apart takes no speed-up of a part.
+StepTiming whole_steps(std::shared_ptr<const TimingModel> model, double speedup_ratio, double decode_speedup_ratio) {
+  if (decode_speedup_ratio != 1) {
+    throw Error(ErrorKind::ConfigError, "decode_speedup_ratio=", decode_speedup_ratio,
+                " needs a timing model that times decoding apart; this one times whole steps: use speedup_ratio");
+  }
+  return with_speedups(std::move(model), speedup_ratio, decode_speedup_ratio);
+}
+
+using Chunk = std::pair<std::uint32_t, std::uint32_t>;
+
+StepLoad make_load(const std::vector<Chunk>& chunks, std::uint64_t decodes, std::uint64_t context_tokens,
+                   std::optional<std::uint64_t> windowed_context, std::uint64_t longest_context,
+                   std::uint64_t rank_tokens) {
+  StepLoad load;
+  load.mocker.prefill_requests = chunks.size();
+  for (const auto& [tokens, history] : chunks) {
+    load.chunks.push_back({tokens, history});
+    load.tokens += tokens;
+    load.mocker.prefill_input_tokens += std::uint64_t{tokens} + history;
+    load.mocker.prefill_cached_tokens += history;
+  }
+  load.tokens += decodes;
+  load.requests = chunks.size() + decodes;
+  load.decodes = load.mocker.decode_requests = decodes;
+  load.context_tokens = load.mocker.decode_context_tokens = context_tokens;
+  load.windowed_context = windowed_context.value_or(context_tokens);
+  load.longest_context = longest_context;
+  load.rank_tokens = rank_tokens;
+  return load;
+}
+
+void bind_step_load(nb::module_& m) {
+  nb::class_<StepLoad>(m, "StepLoad", "What a step computes, as timing models see it.")
+      .def(
+          "__init__",
+          [](StepLoad* self, const std::vector<Chunk>& chunks, std::uint64_t decodes, std::uint64_t context_tokens,
+             std::optional<std::uint64_t> windowed_context, std::uint64_t longest_context, std::uint64_t rank_tokens) {
+            new (self)
+                StepLoad(make_load(chunks, decodes, context_tokens, windowed_context, longest_context, rank_tokens));
+          },
+          nb::kw_only(), "chunks"_a = std::vector<Chunk>(), "decodes"_a = 0, "context_tokens"_a = 0,
+          "windowed_context"_a = nb::none(), "longest_context"_a = 0, "rank_tokens"_a = 0)
+      .def_prop_ro(
+          "chunks",
+          [](const StepLoad& self) {
+            std::vector<Chunk> chunks;
+            for (const PrefillChunk& chunk : self.chunks) chunks.emplace_back(chunk.tokens, chunk.history);
+            return chunks;
+          },
+          "(tokens, history) of each request that computes a prompt, or more than its next token.")
+      .def_ro("tokens", &StepLoad::tokens, "Computed by all.")
+      .def_ro("requests", &StepLoad::requests, "Sequences of the batch.")
+      .def_ro("decodes", &StepLoad::decodes, "Of them, those that compute the token after their last.")
+      .def_ro("context_tokens", &StepLoad::context_tokens, "Lengths of those that decode, together.")
+      .def_ro("longest_context", &StepLoad::longest_context, "The greatest of these.")
+      .def_prop_ro(
+          "rank_tokens", [](const StepLoad& self) { return self.rank_tokens == 0 ? self.tokens : self.rank_tokens; },
+          "Tokens of all data-parallel ranks that step together.")
+      .def_prop_ro(
+          "has_prefill", [](const StepLoad& self) { return !self.chunks.empty(); }, "Whether there are chunks.");
+}
+
+void bind_physical(nb::module_& m) {
+  m.def(
+      "physical_timing",
+      [](const std::map<std::string, double>& numbers, std::vector<std::uint64_t> captures, std::uint64_t window,
+         std::uint64_t floor_above_tokens, std::optional<std::uint64_t> tokens, std::optional<std::uint64_t> requests,
+         std::optional<std::uint64_t> context_tokens, std::optional<std::uint64_t> prompt_tokens, double speedup,
+         double decode_speedup) {
+        StepCoefficients coefficients;
+        coefficients.captures = std::move(captures);
+        coefficients.window = window;
+        coefficients.floor_above = floor_above_tokens;
+        for (const auto& [name, value] : numbers) coefficients.set(name, value);
+        const TimingDomain all;
+        const TimingDomain domain{tokens.value_or(all.tokens), requests.value_or(all.requests),
+                                  context_tokens.value_or(all.context_tokens),
+                                  prompt_tokens.value_or(all.prompt_tokens)};
+        return whole_steps(std::make_shared<PhysicalTiming>(std::move(coefficients), domain), speedup, decode_speedup);
+      },
+      "numbers"_a, nb::kw_only(), "captures"_a = std::vector<std::uint64_t>(), "window"_a = 0,
+      "floor_above_tokens"_a = 0, "most_tokens"_a = nb::none(), "most_requests"_a = nb::none(),
+      "most_context_tokens"_a = nb::none(), "most_prompt_tokens"_a = nb::none(), "speedup_ratio"_a = 1.0,
+      "decode_speedup_ratio"_a = 1.0);
 }
 
 }  // namespace
@@ -66,7 +183,18 @@ StepTiming with_speedups(std::shared_ptr<const TimingModel> model, double speedu
 void bind_timing(nb::module_& m) {
   nb::class_<StepTiming>(m, "StepTiming", "A timing model with its speed-ups.")
       .def_rw("charges_first_token", &StepTiming::charges_first_token,
-              "Whether a request whose prompt ends in a step is among those that decode in it.");
+              "Whether a request whose prompt ends in a step is among those that decode in it.")
+      .def(
+          "step_ms",
+          [](const StepTiming& self, const StepLoad& load, std::uint64_t capacity_tokens) {
+            return checked_ms(self.model->step_ms(load, capacity_tokens, self.speedups));
+          },
+          "load"_a, "capacity_tokens"_a = 0, "Of one step, before it is rounded to nanoseconds.")
+      .def(
+          "covers", [](const StepTiming& self, const StepLoad& load) { return self.model->covers(load); }, "load"_a,
+          "Whether the step is like those that the model was made from.");
+  bind_step_load(m);
+  bind_physical(m);
   m.def(
       "polynomial_timing",
       [](double speedup, double decode_speedup) {
@@ -92,9 +220,13 @@ void bind_timing(nb::module_& m) {
   m.def(
       "python_timing",
       [](nb::object model, double speedup, double decode_speedup) {
+        if (nb::hasattr(model, "step_ms")) {
+          return whole_steps(std::make_shared<PythonStepTiming>(std::move(model)), speedup, decode_speedup);
+        }
         for (const char* method : {"prefill_ms", "decode_ms"}) {
           if (!nb::hasattr(model, method)) {
-            throw Error(ErrorKind::ConfigError, "a timing model needs a method ", method);
+            throw Error(ErrorKind::ConfigError, "a timing model needs a method ", method,
+                        ", beside it the other of prefill_ms and decode_ms; or step_ms alone");
           }
         }
         return with_speedups(std::make_shared<PythonTiming>(std::move(model)), speedup, decode_speedup);

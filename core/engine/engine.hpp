@@ -31,6 +31,8 @@ struct StepEffects {
 
 struct EngineTotals {
   std::uint64_t steps = 0;
+  std::int64_t step_ns = 0;       // that they take, together
+  std::int64_t uncovered_ns = 0;  // of that, in steps unlike those that the timing model was made from
   std::uint64_t preemptions = 0;
   std::uint64_t burst_steps = 0;   // turns that ended in a burst
   std::uint64_t burst_tokens = 0;  // and its tokens

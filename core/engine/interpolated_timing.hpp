@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/timing.hpp"
+#include "engine/split_timing.hpp"
 
 namespace understudy {
 
 // Linear over new prompt tokens, bilinear over (context tokens, mean context); both go on linearly past the grid.
 // Prefill is at least 0, decode at least 1 ms.
-class InterpolatedTiming final : public TimingModel {
+class InterpolatedTiming final : public SplitTiming {
  public:
   // Axes must rise strictly and have at least two points; `decode_itl_ms` is row-major, a row for each active_kv.
   InterpolatedTiming(std::vector<double> prefill_isl, std::vector<double> prefill_ttft_ms,

@@ -1,7 +1,7 @@
 """Types of the native core. Use the modules of the package, which re-export what is public."""
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol, Self, TypeAlias, overload
 
 import numpy as np
@@ -458,7 +458,50 @@ class StepTiming:
     def charges_first_token(self) -> bool: ...
     @charges_first_token.setter
     def charges_first_token(self, value: bool) -> None: ...
+    def step_ms(self, load: StepLoad, capacity_tokens: int = 0) -> float: ...
+    def covers(self, load: StepLoad) -> bool: ...
 
+class StepLoad:
+    def __init__(
+        self,
+        *,
+        chunks: Sequence[tuple[int, int]] = (),
+        decodes: int = 0,
+        context_tokens: int = 0,
+        windowed_context: int | None = None,
+        longest_context: int = 0,
+        rank_tokens: int = 0,
+    ) -> None: ...
+    @property
+    def chunks(self) -> list[tuple[int, int]]: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def decodes(self) -> int: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def longest_context(self) -> int: ...
+    @property
+    def rank_tokens(self) -> int: ...
+    @property
+    def has_prefill(self) -> bool: ...
+
+def physical_timing(
+    numbers: Mapping[str, float],
+    *,
+    captures: Sequence[int] = (),
+    window: int = 0,
+    floor_above_tokens: int = 0,
+    most_tokens: int | None = None,
+    most_requests: int | None = None,
+    most_context_tokens: int | None = None,
+    most_prompt_tokens: int | None = None,
+    speedup_ratio: float = 1.0,
+    decode_speedup_ratio: float = 1.0,
+) -> StepTiming: ...
 def polynomial_timing(speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0) -> StepTiming: ...
 def constant_timing(
     prefill_ms: float, decode_ms: float, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0
@@ -473,8 +516,11 @@ def interpolated_timing(
     decode_speedup_ratio: float = 1.0,
 ) -> StepTiming: ...
 def python_timing(
-    model: _TimingModel, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0
+    model: _TimingModel | _StepTimingModel, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0
 ) -> StepTiming: ...
+
+class _StepTimingModel(Protocol):
+    def step_ms(self, step: StepLoad, /) -> float: ...
 
 class _TimingModel(Protocol):
     def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float: ...
@@ -713,6 +759,10 @@ class Engine:
     def free_blocks(self) -> int: ...
     @property
     def steps(self) -> int: ...
+    @property
+    def step_ns(self) -> int: ...
+    @property
+    def uncovered_ns(self) -> int: ...
     @property
     def preemptions(self) -> int: ...
     @property

@@ -19,10 +19,34 @@ from understudy import _core
 from understudy.engines.config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import OfflineRun, run_offline
+from understudy.timing.coefficients import StepCoefficients
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
 ENGINE_SEEDS = 400
 FLEET_SEEDS = 400
+
+
+def physical(rng: Random) -> _core.StepTiming:
+    """Step times with every term, and a window that requests pass or do not."""
+    coefficients = StepCoefficients(
+        weights_ms=0.5,
+        token_ms=0.01,
+        expert_ms=0.1,
+        local_experts=8,
+        expert_share=0.25,
+        context_ms=0.0013,
+        window_context_ms=0.0017,
+        window=rng.choice([1, 12, 40, 100_000]),
+        mix=1.5,
+        attention_ms=1e-5,
+        window_attention_ms=1e-5,
+        step_ms=0.3,
+        sequence_ms=0.01,
+    )
+    limits: dict[str, int] = rng.choice(
+        [{}, {"most_requests": 2}, {"most_context_tokens": 60, "most_tokens": 10}]
+    )
+    return coefficients.build(**limits)
 
 
 # ── The engine: state and events after every stop ──
@@ -36,7 +60,7 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) ->
     prefill_ms, decode_ms = rng.choice([(1.0, 1.0), (3.0, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
     timing = constant(prefill_ms, decode_ms)
     if rng.random() < 0.4:
-        timing = _core.polynomial_timing()
+        timing = rng.choice([_core.polynomial_timing(), physical(rng)])
     engine = engine_for(scenario["config"], profile, timing)
     engine.set_leaping(leaping)
     stretch = rng.choice([0, 1, 3, 20, 80]) * 1_000_000
@@ -63,6 +87,8 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) ->
                 engine.free_head(1000),
                 engine.take_finished(),
                 engine.steps,
+                engine.step_ns,
+                engine.uncovered_ns,
                 engine.preemptions,
                 engine.phantom_hit_blocks,
                 events.kinds.tolist(),

@@ -224,7 +224,12 @@ class VllmEngine final : public Engine {
   std::size_t max_running() const noexcept { return std::min(config_.max_num_seqs, config_.max_num_active_seqs); }
   std::size_t choose_victim() const;
   void preempt(std::size_t position);
-  StepLoad measure() const;
+  void measure();
+  template <typename Load>
+  void count_time(const Load& load, std::int64_t duration_ns) noexcept {
+    totals_.step_ns += duration_ns;
+    if (!timing_.model->covers(load)) totals_.uncovered_ns += duration_ns;
+  }
   bool can_add() const noexcept { return budget_ > 0 && input_budget_ > config_.speculation.draft_slots; }
   void charge(std::uint32_t tokens) noexcept;
 

@@ -44,19 +44,23 @@ std::int64_t VllmEngine::no_finish_before() const {
     const std::int64_t most = (kNever - from_ns) / std::max<std::int64_t>(step_ns, 1);
     return from_ns + std::min(static_cast<std::int64_t>(std::min<std::uint64_t>(steps, 1u << 31)), most) * step_ns;
   };
+  const std::uint64_t window = timing_.model->window();
   std::uint64_t fewest = kNever;
   for (const RequestSlot id : running_) fewest = std::min(fewest, steps_to_finish(requests_[id]));
   if (decodes_undisturbed(fewest)) {
-    std::uint64_t context = 0;
-    for (const RequestSlot id : running_) context += requests_[id].known;
-    return after(fewest, timing_.least_ns(running_.size(), context, context / running_.size(), capacity_tokens_));
+    DecodeLoad load{running_.size(), 0, 0};
+    for (const RequestSlot id : running_) {
+      load.context_tokens += requests_[id].known;
+      load.windowed_context += std::min<std::uint64_t>(requests_[id].known, window);
+    }
+    return after(fewest, timing_.least_ns(load, load.context_tokens / load.requests, capacity_tokens_));
   }
   // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
   std::int64_t least_ns = kNever;
   const auto consider = [&](RequestSlot id) {
     const EngineRequest& request = requests_[id];
-    const std::int64_t step_ns =
-        request.spec.max_tokens == 0 ? 0 : timing_.least_ns(1, request.known, 1, capacity_tokens_);
+    const DecodeLoad alone{1, request.known, std::min<std::uint64_t>(request.known, window)};
+    const std::int64_t step_ns = request.spec.max_tokens == 0 ? 0 : timing_.least_ns(alone, 1, capacity_tokens_);
     std::uint64_t steps = steps_to_finish(request);
     // The step that ends a prompt may take no time for the token that it gives.
     if (request.computed < request.spec.prompt_tokens && !timing_.charges_first_token && --steps == 0) {

@@ -13,6 +13,7 @@ bool VllmEngine::Leap::possible() const {
   // Requests learn of their tokens where a leap ends, not after each step.
   if (e.config_.check || e.bursts_.on() || e.config_.speculation.tokens > 0) return false;
   if (e.in_step_ || e.running_.empty() || e.running_.size() > e.config_.max_num_batched_tokens) return false;
+  if (!sums_tell_time()) return false;
   if (e.config_.async_scheduling) return possible_ahead();
   if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running() &&
@@ -21,6 +22,20 @@ bool VllmEngine::Leap::possible() const {
   }
   return std::ranges::all_of(e.running_,
                              [&](RequestSlot id) { return decodes(id) || (e.tiers_ && e.tiers_->waiting(id)); });
+}
+
+// Whether the time of a step is known from the sum of all contexts until the first of those who run ends: each of them
+// has passed the model's window, or ends before it.
+bool VllmEngine::Leap::sums_tell_time() const {
+  const VllmEngine& e = engine_;
+  if (!e.timing_.model->needs_sums_only()) return false;
+  const std::uint64_t window = e.timing_.model->window();
+  if (window == TimingModel::kNoWindow) return true;
+  const bool past = e.requests_[e.running_.front()].known >= window;
+  return std::ranges::all_of(e.running_, [&](RequestSlot id) {
+    const EngineRequest& request = e.requests_[id];
+    return past ? request.known >= window : std::uint64_t{request.known} + e.outputs_left(request) <= window;
+  });
 }
 
 // The same with a batch planned, which must be of everybody's next token.
@@ -49,7 +64,7 @@ std::int64_t VllmEngine::Leap::step_of_all_ns() const {
     ++alive;
     context += engine_.requests_[id].known;
   }
-  return engine_.timing_.duration_ns({0, 0, 0, alive, context}, engine_.capacity_tokens_);
+  return engine_.timing_.duration_ns(engine_.timing_.decodes(alive, context), engine_.capacity_tokens_);
 }
 
 // Begins as a step does.
@@ -111,7 +126,7 @@ void VllmEngine::Leap::plan_next() {
     const EngineRequest& member = engine_.requests_[slot];
     next.turns.push_back({slot, 1, member.computed - 1, true, member.id});
   }
-  next.load = {0, 0, 0, alive_, context_};
+  next.load = StepLoad::of(engine_.timing_.decodes(alive_, context_));
   next.duration_ns = Batch::kUnknown;
 }
 
@@ -141,7 +156,7 @@ bool VllmEngine::Leap::interrupted() {
 }
 
 std::int64_t VllmEngine::Leap::step_ns() const {
-  return engine_.timing_.duration_ns({0, 0, 0, alive_, context_}, engine_.capacity_tokens_);
+  return engine_.timing_.duration_ns(engine_.timing_.decodes(alive_, context_), engine_.capacity_tokens_);
 }
 
 // Up to the next turn, or until something has landed. False: time is up.
@@ -151,19 +166,25 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   std::uint64_t steps = steps_;
   std::uint64_t context = context_;
   std::int64_t now_ns = engine_.now_ns_;
+  const std::int64_t from_ns = now_ns;
+  const StepTiming& timing = engine_.timing_;
+  const bool covered = timing.model->covers(timing.decodes(alive, context + (until_step - steps) * alive));
   bool in_time = true;
   bool stop = false;
   std::exception_ptr failure;  // of a timing model of the user's
   while (steps < until_step && !stop) {
-    std::int64_t end_ns = now_ns;
+    const DecodeLoad load = timing.decodes(alive, context);
+    std::int64_t duration_ns = 0;
     try {
-      end_ns += engine_.timing_.duration_ns({0, 0, 0, alive, context}, engine_.capacity_tokens_);
+      duration_ns = timing.duration_ns(load, engine_.capacity_tokens_);
     } catch (...) {
       failure = std::current_exception();
       break;
     }
+    const std::int64_t end_ns = now_ns + duration_ns;
     in_time = now_ns < until_ns_ && end_ns <= until_ns_;
     if (!in_time) break;
+    if (!covered && !timing.model->covers(load)) engine_.totals_.uncovered_ns += duration_ns;
     now_ns = engine_.now_ns_ = end_ns;
     ++steps;
     engine_.token_log_.end_step(end_ns);
@@ -174,6 +195,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
     if (engine_.token_log_.wants_sample()) engine_.sample(running());
   }
   engine_.totals_.steps += steps - steps_;
+  engine_.totals_.step_ns += now_ns - from_ns;
   steps_ = steps;
   context_ = context;
   if (failure) std::rethrow_exception(failure);
@@ -256,6 +278,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   }
   ++engine_.totals_.steps;
   engine_.token_log_.end_step(end_ns);
+  engine_.count_time(engine_.timing_.decodes(alive_, context_), end_ns - engine_.begun_ns_);
   bool sealed = false;
   // Where blocks are named when their tokens come, those come in turn: a block is sealed, or a request ends, before the
   // next one's.

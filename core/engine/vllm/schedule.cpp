@@ -17,7 +17,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   schedule_running(now_ns);
   if (log_.preempted.size() == preempted_before) admit(now_ns);
   if (tiers_) refusal_.released = tiers_->released();
-  load_ = measure();
+  measure();
   std::int64_t duration_ns = 0;
   try {
     duration_ns = timing_.duration_ns(load_, capacity_tokens_);
@@ -147,8 +147,11 @@ void VllmEngine::preempt(std::size_t position) {
 
 // ── What it costs ──
 
-StepLoad VllmEngine::measure() const {
-  StepLoad load;
+// What was scheduled, into load_.
+void VllmEngine::measure() {
+  load_.clear();
+  MockerLoad& load = load_.mocker;
+  const std::uint64_t window = timing_.model->window();
   for (const Scheduled& turn : log_.scheduled) {
     const EngineRequest& request = requests_[turn.slot];
     const std::uint32_t prompt = request.spec.prompt_tokens;
@@ -163,8 +166,14 @@ StepLoad VllmEngine::measure() const {
       ++load.decode_requests;
       load.decode_context_tokens += length;
     }
+    ++load_.requests;
+    load_.tokens += turn.tokens;
+    if (request.computed < prompt || turn.tokens > 1 + turn.drafts) {
+      load_.chunks.push_back({turn.tokens, request.computed});
+    } else {
+      load_.add_decode(request.computed + turn.tokens, window);
+    }
   }
-  return load;
 }
 
 void VllmEngine::charge(std::uint32_t tokens) noexcept {

@@ -87,12 +87,13 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
 
 void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns) {
   ++totals_.steps;
+  count_time(load, duration_ns);
   in_step_ = true;
   landing_wait_.on = false;
   now_ns_ = now_ns;
   if (tiers_) announcer_.show(now_ns);  // what went on the host
   // Blocks for a prompt are held while it is computed; one more for a token can wait for the end of its step.
-  if (load.prefill_requests > 0) sample(running_.size());
+  if (load.mocker.prefill_requests > 0) sample(running_.size());
   now_ns_ = now_ns + duration_ns;
   if (observer_) observer_(false);
 }

@@ -12,7 +12,8 @@ WorkerTiers::Onboard VllmEngine::onboard(const Admission& head, std::int64_t now
     return WorkerTiers::Onboard::Miss;
   }
   const auto prefill_ns = [&](std::size_t blocks) {
-    return timing_.duration_ns({1, request.known, blocks * config_.block_size, 0, 0}, capacity_tokens_);
+    const auto cached = static_cast<std::uint32_t>(blocks * config_.block_size);
+    return timing_.duration_ns(StepLoad::of_prompt(request.known, cached), capacity_tokens_);
   };
   const auto saved_ns = [&](std::size_t blocks) { return prefill_ns(hits) - prefill_ns(hits + blocks); };
   const auto outcome =

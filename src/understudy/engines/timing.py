@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from understudy._core import StepTiming, constant_timing, interpolated_timing, polynomial_timing
+from understudy._core import StepLoad, StepTiming, constant_timing, interpolated_timing, polynomial_timing
 from understudy.errors import ConfigError
+from understudy.timing.physical import Physical
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +24,15 @@ _ARRAYS = (
 )
 
 
-class TimingModel(Protocol):
-    """A timing model written in Python, asked once for each part of a step. Milliseconds, not negative, finite."""
+class StepTimingModel(Protocol):
+    """A timing model written in Python, asked once a step. Milliseconds, not negative, finite."""
+
+    def step_ms(self, step: StepLoad, /) -> float:
+        """Of the whole step."""
+
+
+class SplitTimingModel(Protocol):
+    """One that times prompts and decoding apart, as Dynamo's mocker does; the two are added."""
 
     def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:
         """`requests` compute prompt tokens; on average `mean_input` are done afterwards, `mean_cached` before."""
@@ -113,4 +121,6 @@ class Interpolated(
             raise ConfigError(f"timing.path {self.path}: {error}") from error
 
 
-Timing = Polynomial | Constant | Interpolated
+TimingModel = StepTimingModel | SplitTimingModel
+
+Timing = Polynomial | Constant | Interpolated | Physical

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from understudy._core import StepTiming, physical_timing
 from understudy.errors import ConfigError
 
 CAPTURES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
@@ -72,3 +73,19 @@ class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             value = getattr(self, field)
             if isinstance(value, int | float) and (not math.isfinite(value) or value < 0):
                 raise ConfigError(f"timing.{field} must be finite and not negative, got {value}")
+
+    def build(
+        self, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0, **domain: int | None
+    ) -> StepTiming:
+        """The native model of these numbers; `domain` as in `_core.physical_timing`."""
+        whole = ("captures", "window", "floor_above_tokens")
+        above = self.floor_above_tokens
+        return physical_timing(
+            {field: getattr(self, field) for field in self.__struct_fields__ if field not in whole},
+            captures=self.captures,
+            window=self.window,
+            floor_above_tokens=max(self.captures, default=0) if above is None else above,
+            speedup_ratio=speedup_ratio,
+            decode_speedup_ratio=decode_speedup_ratio,
+            **domain,
+        )

@@ -1,0 +1,79 @@
+// The time of a step from what a GPU has to read and to compute in it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "engine/timing.hpp"
+
+namespace understudy {
+
+// Milliseconds on one rank, reduced from a model, a GPU and the way in which the one is spread over several of the
+// other. "Token" is one of the step, padded where graphs are; "rank token" one of all data-parallel ranks together.
+struct StepCoefficients {
+  double weights_ms = 0;                // linear weights, read once
+  double token_ms = 0;                  // computing a token with them
+  double expert_ms = 0;                 // weights of one expert in all layers, read once
+  double local_experts = 0;             // that are on the rank
+  double expert_share = 0;              // of the experts, that a token is sent to
+  double expert_token_ms = 0;           // computing a rank token with them
+  double head_ms = 0;                   // the output matrix, read once
+  double head_sequence_ms = 0;          // computing the logits of a sequence
+  double context_ms = 0;                // KV of a token of context
+  double window_context_ms = 0;         // the same in layers with a sliding window
+  std::uint64_t window = 0;             // its size; 0: no layer has one
+  double mix = 1;                       // factor on the two when there is prefill
+  double attention_ms = 0;              // of a new prompt token with a token of its past
+  double window_attention_ms = 0;       // the same in layers with a sliding window
+  double comm_ms = 0;                   // between tensor-parallel ranks, of a step
+  double comm_token_ms = 0;             // and of a token
+  double comm_rank_token_ms = 0;        // between data-parallel ranks
+  double step_ms = 0;                   // overheads: of a step,
+  double sequence_ms = 0;               // of a sequence,
+  double prefill_ms = 0;                // and of prefill being there
+  double floor_ms = 0;                  // no step with prefill takes less that is too large for a graph,
+  std::uint64_t floor_above = 0;        // which are those with more tokens
+  std::vector<std::uint64_t> captures;  // sizes of graphs, rising; a step is padded to the next
+  double softness = 2;                  // reading and computing overlap: (a^p + b^p)^(1/p)
+
+  // One of the numbers above, by its name; ConfigError when there is none.
+  void set(std::string_view name, double value);
+};
+
+// What steps were like that the coefficients were fitted on: the most of each.
+struct TimingDomain {
+  std::uint64_t tokens = ~std::uint64_t{0};
+  std::uint64_t requests = ~std::uint64_t{0};
+  std::uint64_t context_tokens = ~std::uint64_t{0};  // of those that decode
+  std::uint64_t prompt_tokens = ~std::uint64_t{0};   // of one prompt, this chunk included
+};
+
+// Rises with every argument; affine in the context for steps that only decode.
+class PhysicalTiming final : public TimingModel {
+ public:
+  // ConfigError names the coefficient that is not finite, negative, or contradicts another.
+  explicit PhysicalTiming(StepCoefficients coefficients, TimingDomain domain = {});
+
+  double step_ms(const StepLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups) const override;
+  double decode_step_ms(const DecodeLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups) const override;
+  double least_ms(const DecodeLoad& load, std::uint64_t mean_context, std::uint64_t capacity_tokens,
+                  const Speedups& speedups) const override;
+  std::uint64_t window() const noexcept override { return of_.window == 0 ? kNoWindow : of_.window; }
+  bool covers(const StepLoad& load) const noexcept override;
+  bool covers(const DecodeLoad& load) const noexcept override;
+
+ private:
+  // All but attention and the overhead of prefill: of so many tokens, and rows that the output matrix sees.
+  double base_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rows, std::uint64_t rank_tokens) const;
+  double context_ms(std::uint64_t context, std::uint64_t windowed) const;
+  double soft(double a, double b) const;
+  std::uint64_t padded(std::uint64_t tokens) const;
+
+  StepCoefficients of_;
+  TimingDomain domain_;
+  std::vector<std::uint64_t> padded_;   // by tokens, up to the largest graph
+  std::vector<double> decode_base_ms_;  // by requests, for as many as a batch usually has
+};
+
+}  // namespace understudy

@@ -1,0 +1,78 @@
+// What a step computes, as timing models see it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace understudy {
+
+// Tokens of one request that a step computes, behind `history` tokens that have their KV.
+struct PrefillChunk {
+  std::uint32_t tokens = 0;
+  std::uint32_t history = 0;
+};
+
+// A step in which everybody computes one token.
+struct DecodeLoad {
+  std::uint64_t requests = 0;
+  std::uint64_t context_tokens = 0;    // sum of their lengths, that token included
+  std::uint64_t windowed_context = 0;  // the same with no length counted past the model's window
+};
+
+// A step as Dynamo's mocker counts it: prompts, and the requests that sample.
+struct MockerLoad {
+  std::uint64_t prefill_requests = 0;       // requests that compute prompt tokens
+  std::uint64_t prefill_input_tokens = 0;   // sum of their prompt lengths so far, this chunk included
+  std::uint64_t prefill_cached_tokens = 0;  // of those, computed before this step or taken from the cache
+  std::uint64_t decode_requests = 0;        // requests that sample a token
+  std::uint64_t decode_context_tokens = 0;  // sum of their lengths
+};
+
+// A step as a whole. A request decodes when its prompt was computed before and it computes one token, drafts apart;
+// else what it computes is a chunk.
+struct StepLoad {
+  MockerLoad mocker;
+  std::uint64_t tokens = 0;            // computed by all
+  std::uint64_t requests = 0;          // sequences of the batch
+  std::uint64_t decodes = 0;           // of them, that decode
+  std::uint64_t context_tokens = 0;    // exact sum of the lengths of these
+  std::uint64_t windowed_context = 0;  // the same with no length counted past the model's window
+  std::uint64_t longest_context = 0;
+  std::uint64_t rank_tokens = 0;  // of all data-parallel ranks that step together; 0: there is one
+  std::vector<PrefillChunk> chunks;
+
+  static StepLoad of(const DecodeLoad& decodes) {
+    StepLoad load;
+    load.mocker.decode_requests = load.tokens = load.requests = load.decodes = decodes.requests;
+    load.mocker.decode_context_tokens = load.context_tokens = decodes.context_tokens;
+    load.windowed_context = decodes.windowed_context;
+    return load;
+  }
+  // One prompt of which `history` tokens are there, and nothing else.
+  static StepLoad of_prompt(std::uint32_t prompt_tokens, std::uint32_t history) {
+    StepLoad load;
+    load.mocker = {1, prompt_tokens, history, 0, 0};
+    load.tokens = prompt_tokens - history;
+    load.requests = 1;
+    load.chunks.push_back({prompt_tokens - history, history});
+    return load;
+  }
+
+  void clear() noexcept {  // keeps the memory
+    std::vector<PrefillChunk> kept = std::move(chunks);
+    kept.clear();
+    *this = {};
+    chunks = std::move(kept);
+  }
+  void add_decode(std::uint64_t context, std::uint64_t window) noexcept {
+    ++decodes;
+    context_tokens += context;
+    windowed_context += std::min(context, window);
+    longest_context = std::max(longest_context, context);
+  }
+  bool only_decodes() const noexcept { return chunks.empty() && tokens == decodes; }
+  DecodeLoad as_decodes() const noexcept { return {decodes, context_tokens, windowed_context}; }
+};
+
+}  // namespace understudy
