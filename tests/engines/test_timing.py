@@ -281,7 +281,7 @@ def test_a_model_that_echoes_the_batch_is_believed() -> None:
 
 def test_a_model_is_asked_in_means_of_the_batch_and_told_the_capacity() -> None:
     model = Model()
-    engine = VllmConfig(block_size=16, num_gpu_blocks=100)
+    engine = VllmConfig(async_scheduling=False, block_size=16, num_gpu_blocks=100)
     workload = single_turns(
         [100, 301], 2, arrival_ms=[0, 1.5], content=[range(7), [*range(6), *range(100, 113)]]
     )
