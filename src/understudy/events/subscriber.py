@@ -129,6 +129,14 @@ class Subscriber:
         self._out, self._ts = [], []
         return update
 
+    def catch_up(self) -> None:
+        """Before anything was heard: ask the replay socket, if there is one, what was said so far.
+
+        A follower that comes late need not wait for the next message; `poll` hands out what it learns.
+        """
+        if self._next is None and self._client is not None:
+            self._start_anew(None, None)
+
     def close(self) -> None:
         """Stop following."""
         self._sub.disable_monitor()

@@ -1,0 +1,123 @@
+"""`understudy router --workers URL,...`: a proxy that routes to real engines by what they say of their caches."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy router --workers http://gpu1:8000,http://gpu2:8000 --port 8080
+  understudy router --workers http://gpu1:8000=tcp://gpu1:5557+tcp://gpu1:5558 --block-size 16     before vLLM 0.32
+  understudy router --workers http://gpu1:8000,http://gpu2:8000 --router '{"predict_ttl_ms": 2000}'
+  curl localhost:8080/v1/completions -H 'content-type: application/json' -d '{"model": "m", "prompt": "hello"}'
+  curl localhost:8080/dump                                                     engines, and how far each is known
+  curl localhost:8080/query -d '{"token_ids": [1, 2, 3]}'                      who holds how much of a prompt
+  curl localhost:8080/register -d '{"url": "http://gpu3:8000"}'
+
+A worker is URL, URL=EVENTS or URL=EVENTS+REPLAY; without EVENTS, the engine is asked (/kv_event_sources).
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy router`."""
+    verb = verbs.add_parser(
+        "router",
+        help="route requests to real engines by their KV events",
+        description="An HTTP proxy for /v1/... that sends each request to the engine with the least work for it, its "
+        "cache considered. Works with any vLLM that publishes KV events, and with `understudy serve`.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument(
+        "--workers", default="", metavar="URL,...", help="the engines; more by /register (default: none yet)"
+    )
+    verb.add_argument(
+        "--routing",
+        default="kv",
+        metavar="POLICY",
+        help="kv (default), round_robin, random, least_loaded, power_of_two, session_affinity, or FILE.py:CLASS",
+    )
+    verb.add_argument(
+        "--router", metavar="JSON", help="settings of kv, as under `router` in a replay's configuration"
+    )
+    verb.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    verb.add_argument("--port", type=int, default=8080, help="(default: 8080)")
+    verb.add_argument("--block-size", type=int, metavar="N", help="of the engines (default: as they say)")
+    verb.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help="a local Hugging Face directory, or builtin (default: the engines' own /tokenize)",
+    )
+    verb.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="of the engines, for queue_threshold (default: 8192)",
+    )
+    verb.add_argument(
+        "--silence-s",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="an engine that answers and says nothing for so long is not believed to tell all (default: 5)",
+    )
+    verb.add_argument("--seed", type=int, default=0, help="of ties and chance (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Route until SIGINT or SIGTERM; exit code 0."""
+    import asyncio
+    import logging
+
+    import msgspec
+
+    from understudy.cli.router_flags import live_policy
+    from understudy.errors import ConfigError
+    from understudy.server.proxy.service import RouterService, RouterSettings
+    from understudy.server.proxy.workers import WorkerAddress
+    from understudy.server.server import run_until_stopped
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        router = {} if args.router is None else msgspec.json.decode(args.router, type=dict)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--router: {error}") from None
+    settings = RouterSettings(
+        workers=tuple(WorkerAddress.parse(text.strip()) for text in args.workers.split(",") if text.strip()),
+        routing=live_policy(args.routing, router),
+        host=args.host,
+        port=args.port,
+        block_size=args.block_size,
+        tokenizer=args.tokenizer,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        silence_s=args.silence_s,
+        seed=args.seed,
+    )
+
+    async def serve() -> None:
+        service = RouterService(settings)
+
+        async def start() -> None:
+            try:
+                await service.start()
+            except OSError as error:
+                raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error}") from None
+            count = len(service.workers.ranks)
+            followed = sum(rank.follower.source is not None for rank in service.workers.ranks)
+            print(
+                f"understudy router: {count} engines, {followed} with KV events, on http://{settings.host}:{service.port}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        await run_until_stopped(start, service.stop)
+
+    asyncio.run(serve())
+    return 0

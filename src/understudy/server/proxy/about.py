@@ -1,0 +1,120 @@
+"""What a standalone router says of itself: whom it knows, what it believes, and how far it trusts that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from understudy._core import Tier
+from understudy.errors import ConfigError
+from understudy.server.api.errors import ApiError
+from understudy.server.proxy.workers import WorkerAddress
+
+if TYPE_CHECKING:
+    from understudy.router.dispatch import Dispatcher
+    from understudy.server.proxy.prompts import PromptReader
+    from understudy.server.proxy.workers import Rank, Workers
+
+_TIERS = {"device": Tier.G1, "host": Tier.G2, "disk": Tier.G3, "external": Tier.G4}
+
+
+class About:
+    """Answers `/query`, `/register`, `/unregister` and `/dump`."""
+
+    def __init__(self, workers: Workers, dispatcher: Dispatcher, prompts: PromptReader) -> None:
+        self._workers = workers
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+
+    async def query(self, body: Any) -> dict[str, Any]:
+        """What each engine is believed to hold of a prompt; nothing is sent and nothing booked."""
+        kv = self._dispatcher.kv
+        if kv is None:
+            raise ApiError("only --routing kv knows what engines hold")
+        if not isinstance(body, dict):
+            raise ApiError("a query has token_ids, or a prompt or messages as a request has")
+        if isinstance(body.get("token_ids"), list):
+            body = {**body, "prompt": body["token_ids"]}
+        up = self._workers.any_up()
+        prompt = await self._prompts.read(body, up.upstream)
+        if prompt is None:
+            raise ApiError("a query has token_ids, or a prompt or messages as a request has")
+        blocks = prompt.blocks(self._workers.block_size or 16, up.adapters)
+        found = kv.index.find(blocks.sequence_hashes)
+        held = {
+            worker: tiers for (worker, _), tiers in zip(found.workers, found.blocks.tolist(), strict=True)
+        }
+        return {
+            "tokens": len(prompt.tokens),
+            "blocks": len(blocks),
+            "block_size": self._workers.block_size,
+            "workers": [
+                {
+                    **self._described(rank),
+                    "held": dict(zip(_TIERS, held.get(rank.number, [0, 0, 0, 0]), strict=True)),
+                    "prefill_tokens": int(kv.prefill_tokens[rank.number]),
+                    "active_blocks": int(kv.active_blocks[rank.number]),
+                }
+                for rank in self._workers.ranks
+                if not rank.worker.gone
+            ],
+        }
+
+    async def register(self, body: Any) -> dict[str, Any]:
+        """One more engine."""
+        try:
+            worker = await self._workers.add(msgspec.convert(body, WorkerAddress))
+        except (msgspec.ValidationError, ConfigError) as error:
+            raise ApiError(str(error)) from None
+        return {"registered": [self._described(rank) for rank in worker.ranks]}
+
+    def unregister(self, body: Any) -> dict[str, Any]:
+        """One engine less."""
+        if not isinstance(body, dict) or not isinstance(body.get("url"), str):
+            raise ApiError("name the url of an engine")
+        try:
+            self._workers.remove(body["url"])
+        except ConfigError as error:
+            raise ApiError(str(error), status=404, kind="NotFoundError") from None
+        return {"unregistered": body["url"]}
+
+    def dump(self, query: str) -> dict[str, Any]:
+        """Every engine and how its view is; with `?blocks=1`, every block that it is believed to hold."""
+        kv = self._dispatcher.kv
+        hashes = parse_qs(query).get("blocks", ["0"])[0] not in ("", "0")
+        self._workers.look()
+        rows = []
+        columns = kv.index.dump_columns() if kv is not None and hashes else None
+        for rank in self._workers.ranks:
+            if rank.worker.gone:
+                continue
+            row = {**self._described(rank), "routed": rank.routed}
+            if kv is not None:
+                row["blocks"] = {
+                    name: kv.index.num_blocks(rank.number, tier=tier) for name, tier in _TIERS.items()
+                }
+            if columns is not None:
+                mine = columns[0] == rank.number
+                for name, tier in _TIERS.items():
+                    row[f"{name}_hashes"] = columns[3][mine & (columns[2] == int(tier))].tolist()
+            rows.append(row)
+        return {
+            "routing": "kv" if kv is not None else "by load",
+            "block_size": self._workers.block_size,
+            "waiting": self._dispatcher.num_waiting,
+            "degraded": [row["worker"] for row in rows if row["view"]["state"] != "live"],
+            "workers": rows,
+        }
+
+    def _described(self, rank: Rank) -> dict[str, Any]:
+        return {
+            "worker": rank.number,
+            "url": rank.worker.upstream.url,
+            "rank": rank.rank,
+            "up": rank.worker.up,
+            **({"why_down": rank.worker.why_down} if rank.worker.why_down else {}),
+            "outstanding_requests": self._dispatcher.counted.requests[rank.number],
+            "view": rank.follower.described(),
+        }

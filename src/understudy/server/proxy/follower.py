@@ -1,0 +1,141 @@
+"""What a router knows of one engine's cache, how it learns it, and how far that can be trusted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from understudy.events import Consolidator
+from understudy.events.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from understudy.events.columns import EventColumns
+
+Health: TypeAlias = Literal["live", "waiting", "partial", "silent", "conflict", "none"]
+
+MEANING: dict[Health, str] = {
+    "live": "every event has come",
+    "waiting": "nothing has been heard of it yet",
+    "partial": "events were lost and cannot be asked for again: what is known is true, but not all is known",
+    "silent": "it answers requests and says nothing of their blocks",
+    "conflict": "two publishers speak under its name: neither is believed",
+    "none": "it publishes no events",
+}
+ASSUMED = "what is sent there counts as cached there, for a while, beside what is known"
+
+
+class EventSource(msgspec.Struct, frozen=True):
+    """Where a rank of an engine publishes."""
+
+    endpoint: str
+    replay: str | None = None
+    topic: str | None = None
+
+
+class Follower:
+    """Follows one rank's events in a thread of its own, and hands them to the loop that routes."""
+
+    def __init__(
+        self,
+        source: EventSource | None,
+        apply: Callable[[EventColumns], None],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        silence_s: float = 5.0,
+    ) -> None:
+        self.source = source
+        self.health: Health = "none" if source is None else "waiting"
+        self.changes = 0
+        """How often its trust was lost or won."""
+        self.counters: dict[str, int] = {}
+        self._silence_s = silence_s
+        self._expected_since_s: float | None = None
+        self._heard_s = 0.0
+        self._apply = apply
+        self._loop = loop
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if source is not None:
+            subscriber = Subscriber(source.endpoint, replay=source.replay, topic=source.topic or None)
+            self._thread = threading.Thread(target=self._follow, args=(subscriber,), daemon=True)
+            self._thread.start()
+
+    # ── The loop's side ──
+
+    def expect(self) -> None:
+        """It has computed blocks that nobody had: it should say so."""
+        if self._expected_since_s is None:
+            self._expected_since_s = time.monotonic()
+
+    def look(self) -> Health:
+        """How far its events can be trusted, as of now."""
+        since = self._expected_since_s
+        if since is not None and self._heard_s >= since:
+            self._expected_since_s = since = None
+        state = self._state
+        if state == "live" and since is not None and time.monotonic() - since > self._silence_s:
+            state = "silent"
+        if state != self.health:
+            self.health = state
+            self.changes += 1
+        return state
+
+    @property
+    def degraded(self) -> bool:
+        """Whether its events do not tell all."""
+        return self.health != "live"
+
+    def described(self) -> dict[str, Any]:
+        """For people."""
+        told: dict[str, Any] = {"state": self.health, "meaning": MEANING[self.health]}
+        if self.degraded:
+            told["meanwhile"] = ASSUMED
+        if self.source is not None:
+            told |= {"endpoint": self.source.endpoint, "replay": self.source.replay, **self.counters}
+        return told
+
+    def close(self) -> None:
+        """Stop following."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    # ── The thread's side ──
+
+    @property
+    def _state(self) -> Health:
+        return self._told if self.source is not None else "none"
+
+    _told: Health = "waiting"
+
+    def _follow(self, subscriber: Subscriber) -> None:
+        truth = Consolidator(by_content=True)
+        seen: Any = None
+        with subscriber:
+            subscriber.catch_up()
+            while not self._stop.is_set():
+                update = subscriber.poll(100, gather_ms=1.0)
+                counters = msgspec.structs.asdict(subscriber.counters)
+                if update is None and (subscriber.state, counters) == seen:
+                    continue
+                columns = None if update is None else truth.apply(update.columns)
+                seen = (subscriber.state, counters)
+                told = {**counters, "unnamed_blocks": truth.distance.unnamed}
+                try:
+                    self._loop.call_soon_threadsafe(self._hear, columns, subscriber.state, told)
+                except RuntimeError:  # the loop has ended
+                    return
+
+    def _hear(self, columns: EventColumns | None, state: Health, counters: dict[str, int]) -> None:
+        if self._stop.is_set():
+            return
+        self._told, self.counters = state, counters
+        if columns is not None:
+            self._heard_s = time.monotonic()
+            self._apply(columns)

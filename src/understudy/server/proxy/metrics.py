@@ -1,0 +1,59 @@
+"""A standalone router's page of metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy.server.metrics import Registry
+from understudy.server.metrics.process import add_process
+from understudy.server.proxy.follower import MEANING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.server.proxy.workers import Rank, Workers
+
+_COUNTERS = ("gaps", "restarts", "conflicts", "partial_views", "replayed_messages", "dumped_messages")
+
+
+def router_metrics(workers: Workers, counts: Callable[[], dict[str, int]]) -> Registry:
+    """What is shown of the router (`counts`, by name) and of each engine behind it."""
+    registry = Registry()
+    add_process(registry)
+    for name in counts():
+        registry.gauge(
+            f"understudy:router_{name}_requests",
+            "Requests that wait here, went by load alone, or to another engine.",
+            lambda name=name: float(counts()[name]),  # type: ignore[misc]
+        )
+    shown: set[int] = set()
+
+    def show_new() -> None:
+        for rank in workers.ranks:
+            if rank.number not in shown:
+                shown.add(rank.number)
+                _add(registry, rank)
+
+    registry.before_page(show_new)
+    return registry
+
+
+def _add(registry: Registry, rank: Rank) -> None:
+    labels = {"worker": rank.worker.upstream.url, "rank": str(rank.rank)}
+    registry.gauge("understudy:router_up", "1: it may be chosen.", lambda: float(rank.worker.up), **labels)
+    registry.gauge("understudy:routed_requests", "Sent to a worker.", lambda: float(rank.routed), **labels)
+    for state in MEANING:
+        registry.gauge(
+            "understudy:router_view",
+            "1 for how far the events of an engine are trusted.",
+            lambda state=state: float(rank.follower.look() == state),  # type: ignore[misc]
+            **labels,
+            state=state,
+        )
+    for name in _COUNTERS:
+        registry.gauge(
+            f"understudy:router_event_{name}",
+            "Of the stream of an engine.",
+            lambda name=name: float(rank.follower.counters.get(name, 0)),  # type: ignore[misc]
+            **labels,
+        )

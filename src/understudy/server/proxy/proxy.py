@@ -1,0 +1,244 @@
+"""The router's own port: requests are passed to the engine that the policy chooses, answers as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy._core import Identities, xxh3_64
+from understudy.errors import WrongState
+from understudy.router.dispatch import Asked, Decision
+from understudy.server.api.errors import ApiError, error_body
+from understudy.server.api.fields import read_json
+from understudy.server.metrics.families import CONTENT_TYPE
+from understudy.server.metrics.process import HttpMetrics
+from understudy.server.proxy.about import About
+from understudy.server.proxy.metrics import router_metrics
+from understudy.server.proxy.upstream import UpstreamError
+
+if TYPE_CHECKING:
+    from understudy.router.dispatch import Dispatcher
+    from understudy.server.http import Connection, Outbox, Request
+    from understudy.server.proxy.prompts import PromptReader
+    from understudy.server.proxy.workers import Rank, Workers
+
+log = logging.getLogger("understudy.router")
+
+GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations")
+MAX_BODY_BYTES = 64 * 1024 * 1024
+_OWN_HEADERS = (
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "expect",
+    "te",
+    "upgrade",
+)
+
+
+class Proxy:
+    """Answers `/query`, `/register`, `/unregister`, `/dump`, `/health` and `/metrics`; passes the rest on."""
+
+    def __init__(
+        self, workers: Workers, dispatcher: Dispatcher, prompts: PromptReader, outbox: Outbox
+    ) -> None:
+        self.max_body_bytes = MAX_BODY_BYTES
+        self._workers = workers
+        self._dispatcher = dispatcher
+        self._prompts = prompts
+        self._outbox = outbox
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._no_blocks = Identities.from_local_hashes([])
+        self.counts = {"untokenized": 0, "retried": 0}
+        """Requests whose prompt nobody could read, which went by load alone; and those that went to another engine."""
+        self.registry = router_metrics(workers, lambda: {**self.counts, "waiting": dispatcher.num_waiting})
+        self.http = HttpMetrics(self.registry)
+        self._about = About(workers, dispatcher, prompts)
+
+    # ── HTTP ──
+
+    def handle(self, request: Request, connection: Connection) -> None:
+        """Answer, now or when an engine has."""
+        began, method, size = time.monotonic(), request.method, len(request.body)
+
+        def answered(status: int, sent: int) -> None:
+            self.http.answered(method, status, time.monotonic() - began, size, sent)
+
+        connection.on_answered = answered
+        connection.extra_headers = b""
+        if request.path in ("/metrics", "/metrics/") and method == "GET":
+            connection.respond(200, self.registry.render(), CONTENT_TYPE)
+            return
+        if request.path == "/health":
+            up = sum(worker.up for worker in self._workers.all)
+            connection.respond(200 if up else 503, b"", "")
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(request, connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def malformed(self, status: int, why: str) -> bytes:
+        """The body of the answer to bytes that are no request."""
+        return error_body(status, why, "Bad Request")
+
+    async def close(self) -> None:
+        """Let nobody wait."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(self, request: Request, connection: Connection) -> None:
+        try:
+            match request.path, request.method:
+                case "/query", "POST":
+                    self._reply(connection, await self._about.query(read_json(request.body)))
+                case "/register", "POST":
+                    self._reply(connection, await self._about.register(read_json(request.body)))
+                case "/unregister", "POST":
+                    self._reply(connection, self._about.unregister(read_json(request.body)))
+                case "/dump", "GET":
+                    self._reply(connection, self._about.dump(request.query))
+                case path, "POST" if path in GENERATES:
+                    await self._route(request, connection)
+                case _:
+                    await self._pass_on(request, connection)
+        except ApiError as error:
+            connection.respond(error.status, error.body())
+        except asyncio.CancelledError:
+            connection.drop()
+        except Exception:
+            log.exception("a request failed that nobody foresaw")
+            connection.respond(500, error_body(500, "an error inside the router", "InternalServerError"))
+
+    def _reply(self, connection: Connection, value: Any) -> None:
+        connection.respond(200, msgspec.json.encode(value))
+
+    # ── Routed requests ──
+
+    async def _route(self, request: Request, connection: Connection) -> None:
+        asked = await self._asked(request)
+        tried = 0
+        while True:
+            row = asked.row
+            decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+
+            def go(decision: Decision, decided: asyncio.Future[Decision] = decided) -> None:
+                if not decided.done():
+                    decided.set_result(decision)
+
+            task = asyncio.current_task()
+            assert task is not None
+            connection.on_close = lambda task=task: task.cancel() and None
+            try:
+                self._dispatcher.ask(asked, go)
+                rank = self._workers.ranks[(await decided).worker]
+                rank.routed += 1
+                if await self._send(request, connection, rank, asked, await decided):
+                    return
+            except WrongState:
+                raise ApiError(
+                    "no engine behind this router is up", status=503, kind="Service Unavailable"
+                ) from None
+            finally:
+                self._dispatcher.ended(row)
+            tried += 1
+            if tried > len(self._workers.ranks):
+                raise ApiError("no engine could be reached", status=503, kind="Service Unavailable")
+            self.counts["retried"] += 1
+            asked = asked._replace(row=self._dispatcher.next_row())
+
+    async def _asked(self, request: Request) -> Asked:
+        tokens, output, blocks = len(request.body) // 5, 0, self._no_blocks
+        size = self._workers.block_size or 16
+        if self._dispatcher.wants_blocks:
+            up = self._workers.any_up()
+            prompt = await self._prompts.read(read_json(request.body), up.upstream)
+            if prompt is None:
+                self.counts["untokenized"] += 1
+            else:
+                tokens, output = len(prompt.tokens), prompt.output_tokens
+                blocks = prompt.blocks(size, up.adapters)
+        session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
+        return Asked(
+            self._dispatcher.next_row(),
+            time.monotonic_ns(),
+            tokens,
+            output,
+            0,
+            size,
+            blocks,
+            None if session is None else xxh3_64(session.encode()),
+        )
+
+    async def _send(
+        self, request: Request, connection: Connection, rank: Rank, asked: Asked, decision: Decision
+    ) -> bool:
+        """Pass it on. False: the engine cannot be reached, and nothing has been said to the client."""
+        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+        if len(rank.worker.ranks) > 1:
+            headers.setdefault("x-data-parallel-rank", str(rank.rank))
+        target = request.path + (f"?{request.query}" if request.query else "")
+        try:
+            answer = await rank.worker.upstream.ask(request.method, target, request.body, headers)
+        except UpstreamError as error:
+            self._workers.down(rank.worker, str(error))
+            return False
+        more = f"x-understudy-worker: {rank.number}\r\nx-understudy-overlap-blocks: {decision.overlap_blocks}\r\n"
+        began = False
+        try:
+            if "content-length" in answer.headers:
+                body = await answer.body()
+                self._dispatcher.first_token(asked.row)
+                began = True
+                connection.respond(answer.status, body, answer.headers.get("content-type", ""), more.encode())
+            else:
+                connection.start_stream(
+                    more.encode(), status=answer.status, content_type=answer.headers.get("content-type", "")
+                )
+                async for part in answer.chunks():
+                    if not began:
+                        began = True
+                        self._dispatcher.first_token(asked.row)
+                    connection.send_event(part)
+                    self._outbox.flush()
+                connection.end_stream()
+        except UpstreamError as error:
+            self._workers.down(rank.worker, str(error))
+            self._broken(connection, began, "content-length" in answer.headers)
+            return True
+        except asyncio.CancelledError:
+            answer.close()
+            raise
+        if answer.status == 200 and len(asked.prompt_blocks) > decision.overlap_blocks:
+            rank.follower.expect()
+        return True
+
+    def _broken(self, connection: Connection, began: bool, whole: bool) -> None:
+        """The engine broke off in the middle of its answer."""
+        body = error_body(502, "the engine broke off in the middle of its answer", "InternalServerError")
+        if whole:
+            connection.respond(502, body)
+        elif began:
+            connection.send_event(b"data: " + body + b"\n\ndata: [DONE]\n\n")
+            connection.end_stream()
+        else:
+            connection.drop()
+
+    async def _pass_on(self, request: Request, connection: Connection) -> None:
+        """What is not routed goes to the first engine that is up."""
+        worker = self._workers.any_up()
+        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+        target = request.path + (f"?{request.query}" if request.query else "")
+        try:
+            answer = await worker.upstream.ask(request.method, target, request.body, headers)
+            body = await answer.body()
+        except UpstreamError as error:
+            self._workers.down(worker, str(error))
+            raise ApiError(str(error), status=502, kind="Bad Gateway") from error
+        connection.respond(answer.status, body, answer.headers.get("content-type", ""))

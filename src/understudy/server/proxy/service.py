@@ -1,0 +1,81 @@
+"""A standalone router that runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from understudy.router.dispatch import Dispatcher
+from understudy.server.clock import WallClock
+from understudy.server.http import Outbox, listen
+from understudy.server.lateness import Lateness
+from understudy.server.proxy.prompts import PromptReader
+from understudy.server.proxy.proxy import Proxy
+from understudy.server.proxy.workers import Workers
+from understudy.server.tokenizer import open_tokenizer
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from understudy.router.kv import KvRouting
+    from understudy.router.router import Router
+    from understudy.server.proxy.workers import WorkerAddress
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a standalone router is told."""
+
+    workers: tuple[WorkerAddress, ...] = ()
+    routing: str | KvRouting | Router = "kv"
+    host: str = "127.0.0.1"
+    port: int = 8080
+    block_size: int | None = None
+    """Of the engines' caches; None: as they say on their metrics page."""
+    tokenizer: str | None = None
+    """None: the engines tokenize (`/tokenize`); `builtin`, or a local Hugging Face directory."""
+    max_num_batched_tokens: int = 8192
+    """Prompt tokens in a step of an engine, for the queue's threshold."""
+    silence_s: float = 5.0
+    """An engine that answers and says nothing of its blocks for so long is not believed to tell all."""
+    look_every_s: float = 1.0
+    seed: int = 0
+
+
+class RouterService:
+    """Listens on one port, and routes to engines elsewhere."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self.settings = settings
+        self.dispatcher = Dispatcher(settings.routing, seed=settings.seed)
+        self.workers = Workers(
+            self.dispatcher,
+            block_size=settings.block_size,
+            batch_tokens=settings.max_num_batched_tokens,
+            silence_s=settings.silence_s,
+            look_every_s=settings.look_every_s,
+        )
+        tokenizer = None if settings.tokenizer is None else open_tokenizer(settings.tokenizer)
+        self._outbox = Outbox(WallClock(), Lateness())
+        self.proxy = Proxy(self.workers, self.dispatcher, PromptReader(tokenizer), self._outbox)
+        self._listening: asyncio.Server | None = None
+        self.port = settings.port
+
+    async def start(self) -> None:
+        """Find the engines and listen. ConfigError when one is not there, OSError when the port is taken."""
+        try:
+            for address in self.settings.workers:
+                await self.workers.add(address)
+            self._listening = await listen(self.proxy, self._outbox, self.settings.host, self.settings.port)
+        except BaseException:
+            await self.workers.close()
+            raise
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and following."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        await self.proxy.close()
+        await self.workers.close()

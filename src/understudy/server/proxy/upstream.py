@@ -1,0 +1,181 @@
+"""Asking an engine over HTTP/1.1: connections that are used again, answers that are passed on as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MAX_HEAD_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024
+_MAX_IDLE = 64
+
+
+class UpstreamError(Exception):
+    """The engine cannot be reached, or says what is no HTTP."""
+
+
+class Answer:
+    """An answer whose body is still to come."""
+
+    def __init__(self, status: int, headers: dict[str, str], upstream: Upstream, pair: _Pair) -> None:
+        self.status = status
+        self.headers = headers
+        self._upstream = upstream
+        self._reader, self._writer = pair
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes. UpstreamError when it breaks off."""
+        try:
+            if self.headers.get("transfer-encoding", "").lower() == "chunked":
+                async for part in self._chunked():
+                    yield part
+            elif "content-length" in self.headers:
+                left = int(self.headers["content-length"])
+                while left:
+                    part = await self._reader.read(min(left, _READ_BYTES))
+                    if not part:
+                        raise UpstreamError("the answer broke off")
+                    left -= len(part)
+                    yield part
+            else:
+                while part := await self._reader.read(_READ_BYTES):
+                    yield part
+                self.close()
+                return
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            self.close()
+            raise UpstreamError(f"the answer broke off: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        if self.headers.get("connection", "").lower() == "close":
+            self.close()
+        else:
+            self._upstream.keep((self._reader, self._writer))
+
+    async def _chunked(self) -> AsyncIterator[bytes]:
+        while True:
+            line = await self._reader.readuntil(b"\r\n")
+            size = int(line.split(b";")[0], 16)
+            if size:
+                yield await self._reader.readexactly(size)
+            await self._reader.readexactly(2)
+            if not size:
+                return
+
+    async def body(self) -> bytes:
+        """All of it."""
+        return b"".join([part async for part in self.chunks()])
+
+    def close(self) -> None:
+        """Nobody wants the rest."""
+        self._writer.close()
+
+
+_Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Upstream:
+    """One engine's address."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/", "/v1", "/v1/"):
+            raise ConfigError(f"a worker is an address like http://host:8000, got {url!r}")
+        self.host = parts.hostname
+        self.port = 80 if port is None else port
+        self.url = f"http://{self.host}:{self.port}"
+        self._idle: list[_Pair] = []
+
+    async def ask(
+        self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Answer:
+        """Send a request, and wait for the head of its answer. UpstreamError when there is none."""
+        lines = [
+            f"{method} {target} HTTP/1.1",
+            f"host: {self.host}:{self.port}",
+            f"content-length: {len(body)}",
+        ]
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        data = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
+        while True:
+            used = bool(self._idle)
+            pair: _Pair | None = None
+            try:
+                pair = self._idle.pop() if used else await asyncio.open_connection(self.host, self.port)
+                pair[1].write(data)
+                status, named = await _read_head(pair[0])
+            except (OSError, asyncio.IncompleteReadError) as error:
+                if pair is not None:
+                    pair[1].close()
+                if used:  # it was closed while nobody looked
+                    continue
+                raise UpstreamError(
+                    f"{self.url} cannot be reached: {error or type(error).__name__}"
+                ) from error
+            except (ValueError, asyncio.LimitOverrunError) as error:
+                assert pair is not None
+                pair[1].close()
+                raise UpstreamError(f"{self.url} does not speak HTTP: {error}") from error
+            except asyncio.CancelledError:
+                if pair is not None:
+                    pair[1].close()
+                raise
+            return Answer(status, named, self, pair)
+
+    async def get(self, target: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
+        """Status and body of a GET. UpstreamError when there is no answer in time."""
+        return await self._whole("GET", target, b"", timeout_s)
+
+    async def post(self, target: str, body: bytes, timeout_s: float = 5.0) -> tuple[int, bytes]:
+        """The same of a POST of JSON."""
+        return await self._whole("POST", target, body, timeout_s)
+
+    async def _whole(self, method: str, target: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self.ask(method, target, body, {"content-type": "application/json"})
+                return answer.status, await answer.body()
+        except TimeoutError:
+            raise UpstreamError(f"{self.url}{target} does not answer within {timeout_s} s") from None
+
+    def keep(self, pair: _Pair) -> None:
+        """A connection that can be used again."""
+        if len(self._idle) < _MAX_IDLE and not pair[0].at_eof():
+            self._idle.append(pair)
+        else:
+            pair[1].close()
+
+    def close(self) -> None:
+        """Let go of idle connections."""
+        while self._idle:
+            with suppress(OSError, RuntimeError):
+                self._idle.pop()[1].close()
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    while True:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        lines = head[:-4].split("\r\n")
+        parts = lines[0].split(" ", 2)
+        if len(head) > MAX_HEAD_BYTES or len(parts) < 2 or not parts[0].startswith("HTTP/1."):
+            raise ValueError(f"no answer begins with {lines[0][:40]!r}")
+        status = int(parts[1])
+        if status != 100:
+            break
+    headers = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return status, headers

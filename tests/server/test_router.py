@@ -1,0 +1,407 @@
+"""The standalone router, in front of our own servers: routed by their events, and honest about what it knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from server.client import Client, serving
+from understudy.errors import ConfigError
+from understudy.router import KvRouting, Router
+from understudy.server.proxy.service import RouterService, RouterSettings
+from understudy.server.proxy.workers import WorkerAddress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from understudy.server.server import Server
+
+C = "/v1/completions"
+EVENTS = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}
+
+
+class Scene:
+    """A router and the servers behind it."""
+
+    def __init__(self, service: RouterService, servers: list[Server]) -> None:
+        self.service = service
+        self.servers = servers
+        self.client = Client(service.port)
+
+    async def dump(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.client.get("/dump?blocks=1")).json
+        return found
+
+    async def held(self, worker: int) -> set[int]:
+        return set((await self.dump())["workers"][worker]["device_hashes"])
+
+    async def states(self) -> list[str]:
+        return [row["view"]["state"] for row in (await self.dump())["workers"]]
+
+    async def until(self, done: Callable[[], Any], seconds: float = 10.0) -> None:
+        """Wait for something that other threads bring about."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not await done():
+            assert asyncio.get_running_loop().time() < deadline, await self.dump()
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def scene(
+    count: int, routing: Any = "kv", *, events: Any = EVENTS, **settings: Any
+) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        servers = []
+        for _ in range(count):
+            _, server = await stack.enter_async_context(serving(kv_events_config=events))
+            servers.append(server)
+        addresses = tuple(WorkerAddress(url=f"http://127.0.0.1:{server.port}") for server in servers)
+        given = {"silence_s": 0.2, "look_every_s": 0.05, **settings}
+        service = RouterService(RouterSettings(workers=addresses, routing=routing, port=0, **given))
+        await service.start()
+        try:
+            yield Scene(service, servers)
+        finally:
+            await service.stop()
+
+
+def play(test: Any, *args: Any, **settings: Any) -> None:
+    async def main() -> None:
+        async with scene(*args, **settings) as told:
+            await test(told)
+
+    asyncio.run(main())
+
+
+def test_prompts_go_to_where_their_blocks_are() -> None:
+    async def test(told: Scene) -> None:
+        prompts = [[seed * 1000 + place for place in range(320)] for seed in range(3)]
+        for prompt in prompts:
+            reply = await told.client.post(C, {"prompt": prompt, "max_tokens": 1})
+            home = int(reply.headers["x-understudy-worker"])
+
+            async def known(home: int = home) -> bool:
+                return len(await told.held(home)) >= 20
+
+            await told.until(known)
+            again = await told.client.post(C, {"prompt": [*prompt, 5, 6], "max_tokens": 1})
+            assert (again.headers["x-understudy-worker"], again.headers["x-understudy-overlap-blocks"]) == (
+                str(home),
+                "20",
+            )
+            asked = (await told.client.post("/query", {"token_ids": prompt})).json
+            assert (asked["blocks"], asked["block_size"]) == (20, 16)
+            assert [row["held"]["device"] for row in asked["workers"]][home] == 20
+        assert set(await told.states()) == {"live"}
+
+    play(test, 2)
+
+
+def test_text_is_tokenized_by_the_engine_or_here() -> None:
+    async def test(told: Scene) -> None:
+        text = "the quick brown fox " * 40
+        chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        for path, body in ((C, {"prompt": text, "max_tokens": 1}), ("/v1/chat/completions", chat)):
+            first = await told.client.post(path, body)
+            blocks = first.json["usage"]["prompt_tokens"] // 16
+
+            async def known(path: str = path, body: Any = body, blocks: int = blocks) -> bool:
+                row = (await told.client.post("/query", body)).json
+                return bool(max(one["held"]["device"] for one in row["workers"]) == blocks)
+
+            await told.until(known)
+        assert told.service.proxy.counts["untokenized"] == 0
+
+    play(test, 2)
+    play(test, 2, tokenizer="builtin")
+
+
+def test_streams_are_passed_on_as_they_come() -> None:
+    async def test(told: Scene) -> None:
+        direct = Client(told.servers[0].port)
+        body = {"prompt": "hello there", "max_tokens": 5, "stream": True, "seed": 3}
+        there, here = await direct.post(C, body), await told.client.post(C, body)
+        texts = [[event["choices"][0]["text"] for event in reply.events[:-1]] for reply in (there, here)]
+        assert texts[0] == texts[1]
+        assert here.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert here.headers["transfer-encoding"] == "chunked"
+        # A chunk leaves when it comes, not with the last.
+        reader, writer = await asyncio.open_connection("127.0.0.1", told.client.port)
+        data = json.dumps({**body, "max_tokens": 3000}).encode()
+        writer.write(
+            f"POST {C} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
+        await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+        assert told.servers[0].worker.live()
+        writer.close()  # and a client that goes away frees its blocks there
+
+        async def idle() -> bool:
+            return not told.servers[0].worker.live()
+
+        await told.until(idle)
+        assert told.service.dispatcher.counted.requests == [0]
+        kv = told.service.dispatcher.kv
+        assert kv is not None
+        assert not kv.active_blocks.any()
+
+    play(test, 1)
+
+
+def test_errors_and_other_paths_are_the_engines_own() -> None:
+    async def test(told: Scene) -> None:
+        direct = Client(told.servers[0].port)
+        for path, body in (
+            (C, {"prompt": "x", "max_tokens": -1}),
+            (C, {"model": "nope", "prompt": "x"}),
+            ("/v1/nope", {}),
+        ):
+            here, there = await told.client.post(path, body), await direct.post(path, body)
+            assert (here.status, here.json) == (there.status, there.json)
+        assert (await told.client.get("/v1/models")).json["data"][0]["id"] == "stub"
+        assert (await told.client.get("/health")).status == 200
+        page = (await told.client.get("/metrics")).body.decode()
+        assert 'understudy:router_view{rank="0",state="live",worker="http://127.0.0.1:' in page
+        bad = await told.client.post("/query", {"token_ids": "no"})
+        assert bad.status == 400
+        assert (await told.client.post(C, b"{nope")).status == 400
+
+    play(test, 1)
+
+
+def test_a_lost_message_is_asked_for_again_and_the_view_is_whole() -> None:
+    async def test(told: Scene) -> None:
+        sender = told.servers[0].worker.senders[0]
+        await told.client.post(C, {"prompt": list(range(160)), "max_tokens": 1})
+        sender.lose = 1
+        await told.client.post(C, {"prompt": list(range(1000, 1160)), "max_tokens": 1})
+        await told.client.post(C, {"prompt": list(range(2000, 2160)), "max_tokens": 1})
+
+        async def whole() -> bool:
+            return len(await told.held(0)) == 30
+
+        await told.until(whole)
+        view = (await told.dump())["workers"][0]["view"]
+        assert (view["state"], view["gaps"], view["replayed_messages"] > 0) == ("live", 1, True)
+
+    play(test, 1)
+
+
+def test_without_a_replay_socket_a_gap_leaves_a_view_that_is_said_to_be_partial() -> None:
+    async def test(told: Scene) -> None:
+        sender = told.servers[0].worker.senders[0]
+        await told.client.post(C, {"prompt": list(range(160)), "max_tokens": 1})
+        sender.lose = 1
+        await told.client.post(C, {"prompt": list(range(1000, 1160)), "max_tokens": 1})
+        await told.client.post(C, {"prompt": list(range(2000, 2160)), "max_tokens": 1})
+
+        async def partial() -> bool:
+            return await told.states() == ["partial"]
+
+        await told.until(partial)
+        row = (await told.dump())["workers"][0]
+        assert "cannot be asked for" in row["view"]["meaning"]
+        assert "counts as cached" in row["view"]["meanwhile"]
+        # What is sent there from now on counts, though the events may not tell all.
+        lost = {"prompt": list(range(1000, 1160)), "max_tokens": 1}
+        await told.client.post(C, lost)
+        again = await told.client.post(C, lost)
+        assert again.headers["x-understudy-overlap-blocks"] == "10"
+
+    play(test, 1, events={**EVENTS, "replay_endpoint": None})
+
+
+def test_an_engine_that_falls_silent_is_found_out_and_believed_again_when_it_speaks() -> None:
+    async def test(told: Scene) -> None:
+        sender = told.servers[0].worker.senders[0]
+
+        async def state(wanted: str) -> bool:
+            return await told.states() == [wanted]
+
+        await told.client.post(C, {"prompt": list(range(160)), "max_tokens": 1})
+        await told.until(lambda: state("live"))
+        sender.stopped = True
+        await told.client.post(C, {"prompt": list(range(1000, 1160)), "max_tokens": 1})
+        await told.until(lambda: state("silent"))
+        sender.stopped = False
+        await told.client.post(C, {"prompt": list(range(2000, 2160)), "max_tokens": 1})
+        await told.until(lambda: state("live"))
+
+    play(test, 1)
+
+
+def test_a_restarted_engine_leaves_no_ghosts(tmp_path: Path) -> None:
+    async def test(told: Scene) -> None:
+        prompt = list(range(320))
+        await told.client.post(C, {"prompt": prompt, "max_tokens": 1})
+
+        async def count(blocks: int) -> bool:
+            return len(await told.held(0)) == blocks
+
+        await told.until(lambda: count(20))
+        told.servers[0].worker.kill()
+        await asyncio.sleep(0.05)
+        await told.client.post(C, {"prompt": list(range(5000, 5080)), "max_tokens": 1})
+        await told.until(lambda: count(5))
+        assert (await told.dump())["workers"][0]["view"]["state"] == "live"
+
+    # The publisher comes back at the same addresses.
+    there = {"endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": f"ipc://{tmp_path}/replay"}
+    play(test, 1, events={**EVENTS, **there})
+
+
+def test_a_router_that_comes_late_learns_what_is_there() -> None:
+    async def test(told: Scene) -> None:
+        await told.client.post(C, {"prompt": list(range(320)), "max_tokens": 1})
+        late = RouterService(RouterSettings(workers=told.service.settings.workers, port=0, look_every_s=0.05))
+        await late.start()
+        try:
+            other = Scene(late, told.servers)
+
+            async def whole() -> bool:
+                return sum([len(await other.held(worker)) for worker in range(2)]) == 20
+
+            await other.until(whole)  # though no engine has said anything since
+            assert await other.states() == ["live", "live"]
+        finally:
+            await late.stop()
+
+    play(test, 2)
+
+
+def test_an_engine_that_is_away_is_left_out_and_comes_back() -> None:
+    async def test(told: Scene) -> None:
+        async def up(wanted: bool) -> bool:
+            return (await told.dump())["workers"][1]["up"] is wanted
+
+        async def homes() -> set[str]:
+            replies = [await told.client.post(C, {"prompt": "x", "max_tokens": 1}) for _ in range(4)]
+            assert [reply.status for reply in replies] == [200] * 4
+            return {reply.headers["x-understudy-worker"] for reply in replies}
+
+        told.servers[1].app.dead = True  # it still listens, and says so
+        await told.until(lambda: up(False))
+        assert await homes() == {"0"}
+        told.servers[1].app.dead = False
+        await told.until(lambda: up(True))
+        assert await homes() == {"0", "1"}
+        _cut(told, 1)
+        assert await homes() == {"0"}  # who met it went to the other one
+        row = (await told.dump())["workers"][1]
+        assert not row["up"]
+        assert "cannot be reached" in row["why_down"]
+        _cut(told, 0)
+        gone = await told.client.post(C, {"prompt": "x", "max_tokens": 1})
+        assert (gone.status, gone.json["error"]["type"]) == (503, "Service Unavailable")
+        assert (await told.client.get("/health")).status == 503
+
+    play(test, 2, "round_robin")
+
+
+def _cut(told: Scene, worker: int) -> None:
+    """It cannot be reached any more."""
+    listening = told.servers[worker]._listening
+    assert listening is not None
+    listening.close()
+    told.service.workers.all[worker].upstream.close()
+
+
+def test_engines_register_and_leave_while_it_runs() -> None:
+    async def test(told: Scene) -> None:
+        async with serving(kv_events_config=EVENTS) as (_, server):
+            url = f"http://127.0.0.1:{server.port}"
+            assert (await told.client.post("/register", {"url": url})).json["registered"][0]["worker"] == 1
+            twice = await told.client.post("/register", {"url": url})
+            assert (twice.status, "already" in twice.json["error"]["message"]) == (400, True)
+            assert (await told.client.post("/register", {"colour": 1})).status == 400
+            assert (await told.client.post("/register", {"url": "http://127.0.0.1:1"})).status == 400
+            for _ in range(4):
+                await told.client.post(C, {"prompt": "x", "max_tokens": 1})
+            assert server.worker.metrics[0].generation_tokens.value == 2
+            assert (await told.client.post("/unregister", {"url": url})).status == 200
+            assert (await told.client.post("/unregister", {"url": url})).status == 404
+            assert len((await told.dump())["workers"]) == 1
+        assert (await told.client.post(C, {"prompt": "x", "max_tokens": 1})).status == 200
+
+    play(test, 1, "round_robin")
+
+
+def test_requests_wait_in_it_and_all_are_answered() -> None:
+    async def test(told: Scene) -> None:
+        tasks = [
+            asyncio.create_task(told.client.post(C, {"prompt": [n] * 200, "max_tokens": 2})) for n in range(8)
+        ]
+        most = 0
+        while not all(task.done() for task in tasks):
+            most = max(most, told.service.dispatcher.num_waiting)
+            await asyncio.sleep(0.001)
+        assert most > 0
+        assert [task.result().status for task in tasks] == [200] * 8
+
+    play(test, 2, KvRouting(queue_threshold=0.0))
+
+
+class _Sticky(Router):
+    """Where most of the prompt is, by what it heard."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, set[int]] = {0: set(), 1: set()}
+
+    def observe(self, batch: Any) -> None:
+        for kind, value in zip(
+            batch.events.kinds.tolist(), batch.events.sequence_hashes.tolist(), strict=True
+        ):
+            (self.known[batch.worker].add if kind == 0 else self.known[batch.worker].discard)(value)
+
+    def choose(self, request: Any, view: Any) -> int:
+        names = request.prompt_blocks.sequence_hashes.tolist()
+        hits = [sum(name in self.known[worker] for name in names) for worker in range(len(view))]
+        return max(range(len(view)), key=lambda worker: (hits[worker], -view.outstanding_tokens[worker]))
+
+
+def test_a_router_in_python_works_here_unchanged() -> None:
+    router = _Sticky()
+
+    async def test(told: Scene) -> None:
+        direct = Client(told.servers[1].port)
+        await direct.post(C, {"prompt": list(range(320)), "max_tokens": 1})
+
+        async def heard() -> bool:
+            return len(router.known[1]) == 20
+
+        await told.until(heard)
+        reply = await told.client.post(C, {"prompt": list(range(320)), "max_tokens": 1})
+        assert reply.headers["x-understudy-worker"] == "1"
+
+    play(test, 2, router)
+
+
+def test_what_cannot_be_routed_to_is_refused_at_the_start() -> None:
+    async def start(**settings: Any) -> None:
+        service = RouterService(RouterSettings(port=0, **settings))
+        await service.start()
+
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        asyncio.run(start(workers=(WorkerAddress(url="http://127.0.0.1:9"),)))
+    with pytest.raises(ConfigError, match="address like"):
+        asyncio.run(start(workers=(WorkerAddress(url="ftp://x"),)))
+    with pytest.raises(ConfigError, match="choose one of"):
+        asyncio.run(start(routing="best"))
+
+    async def mixed() -> None:
+        async with scene(1, block_size=32):
+            pass
+
+    with pytest.raises(ConfigError, match="blocks of 16 tokens"):
+        asyncio.run(mixed())
+
+
+def test_addresses_name_events_and_replay() -> None:
+    whole = WorkerAddress.parse("http://a:1=tcp://a:2+tcp://a:3")
+    assert (whole.url, whole.events, whole.replay) == ("http://a:1", "tcp://a:2", "tcp://a:3")
+    assert WorkerAddress.parse("http://a:1") == WorkerAddress(url="http://a:1")
