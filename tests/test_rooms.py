@@ -38,3 +38,25 @@ def test_the_core_uses_no_iostreams() -> None:
     for path in sorted([*CORE.rglob("*.hpp"), *CORE.rglob("*.cpp")]):
         found = re.search(r"sstream|iostream|ostream|std::(cout|cerr|format|locale)\b", path.read_text())
         assert found is None, f"{path.relative_to(CORE)} uses {found[0]}"
+
+
+PYTHON = Path(__file__).parents[1] / "src" / "understudy"
+
+
+def rooms_used_by(room: str) -> set[str]:
+    used = set()
+    for path in (PYTHON / room).rglob("*.py"):
+        used |= set(re.findall(r"^\s*from understudy\.(\w+)", path.read_text(), re.MULTILINE))
+    return used - {room, "_core", "errors"}
+
+
+def test_times_of_gpus_stand_above_tiers_and_engines() -> None:
+    assert rooms_used_by("timing") <= {"kv", "checks"}
+
+
+def test_nobody_but_the_command_line_uses_calibration() -> None:
+    rooms = [
+        path.name for path in PYTHON.iterdir() if path.is_dir() and path.name not in ("calibrate", "cli")
+    ]
+    assert not [room for room in rooms if "calibrate" in rooms_used_by(room)]
+    assert not rooms_used_by("calibrate") & {"cli", "server", "qwen3", "api"}

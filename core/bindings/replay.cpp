@@ -84,7 +84,8 @@ FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t>
                       nb::handle trace_block_size, nb::handle routing, nb::handle seed, nb::handle concurrency,
                       nb::handle threads, bool leaping, bool check, nb::object progress,
                       Column<std::int64_t> queue_order, const std::vector<std::string>& names, nb::handle lockstep_ns,
-                      nb::object on_step, std::optional<Column<std::int64_t>> accepted_draft_offsets,
+                      nb::handle turnaround_ns, nb::object on_step,
+                      std::optional<Column<std::int64_t>> accepted_draft_offsets,
                       std::optional<Column<std::uint32_t>> accepted_drafts, bool route_rejected,
                       std::optional<Column<std::int64_t>> strict_priority) {
   const std::size_t rows = prompt_tokens.size();
@@ -127,6 +128,7 @@ FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t>
   config.check = check;
   config.route_rejected = route_rejected;
   config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
+  config.turnaround_ns = static_cast<std::int64_t>(read_uint(turnaround_ns, "turnaround_ns", std::uint64_t{1} << 62));
   if (!on_step.is_none()) {
     config.on_step = [&on_step](std::size_t worker, VllmEngine& stepped, bool ended) {
       nb::gil_scoped_acquire gil;
@@ -306,7 +308,7 @@ void bind_replay(nb::module_& m) {
         "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a,
         "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
         "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
-        "on_step"_a.none() = nb::none(), "accepted_draft_offsets"_a.none() = nb::none(),
+        "turnaround_ns"_a = 0, "on_step"_a.none() = nb::none(), "accepted_draft_offsets"_a.none() = nb::none(),
         "accepted_drafts"_a.none() = nb::none(), "route_rejected"_a = false, "strict_priority"_a.none() = nb::none(),
         "Replay a workload through a fleet of simulated workers.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,

@@ -31,7 +31,8 @@ struct WorkerPool {
 struct FleetConfig {
   std::vector<WorkerPool> pools;  // workers are numbered through them
   std::shared_ptr<Router> router;
-  std::uint32_t concurrency = 0;  // sessions at a time; 0: open loop
+  std::uint32_t concurrency = 0;   // sessions at a time; 0: open loop
+  std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the one that takes its place
   bool leaping = true;
   bool route_rejected = false;  // a router is asked about what fits nowhere, too, as in Dynamo's replay
   bool check = false;           // verify conservation and the truth of events after every step

@@ -147,7 +147,7 @@ void Fleet::after(std::uint64_t row, std::int64_t time_ns) {
     const auto next = static_cast<std::uint64_t>(workload_.next_turn[row]);
     push_arrival(time_ns + workload_.delay_ns[next], next);
   } else if (config_.concurrency > 0 && next_first_turn_ < first_turns_.size()) {
-    push_arrival(time_ns, first_turns_[next_first_turn_++]);
+    push_arrival(time_ns + config_.turnaround_ns, first_turns_[next_first_turn_++]);
   }
 }
 

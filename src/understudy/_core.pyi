@@ -984,6 +984,7 @@ def run_fleet(
     queue_order: npt.NDArray[np.int64],
     names: Sequence[str],
     lockstep_ns: int = 0,
+    turnaround_ns: int = 0,
     on_step: Callable[[int, Engine, bool], None] | None = None,
     accepted_draft_offsets: npt.NDArray[np.int64] | None = None,
     accepted_drafts: npt.NDArray[np.uint32] | None = None,

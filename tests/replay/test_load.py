@@ -85,6 +85,14 @@ def test_latency_does_not_count_the_wait_for_a_slot() -> None:
     assert (run.timeline.first_token_ns - run.timeline.arrival_ns).tolist() == [MS] * 4
 
 
+def test_a_client_takes_its_time_between_two_requests_of_a_slot() -> None:
+    workload = single_turns([10] * 4, 5, arrival_ms=[0, 0, 0, 0])
+    run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=2, turnaround_ms=2.5))
+    assert run.timeline.arrival_ns.tolist() == [0, 0, 7_500_000, 7_500_000]
+    with pytest.raises(ConfigError, match="turnaround_ms must be finite and not negative, got -1"):
+        ClosedLoop(concurrency=1, turnaround_ms=-1.0)
+
+
 def test_a_closed_loop_keeps_the_order_of_rows() -> None:
     workload = single_turns([10] * 3, 5, arrival_ms=[9, 4, 1])
     run = play(workload, MILLISECOND_STEPS, load=ClosedLoop(concurrency=1))

@@ -80,6 +80,8 @@ def read(folder: Path, **config: Any) -> Architecture:
         ("gpt-oss-20b", 20.9),
         ("MiniMax-M2.5", 228.7),
         ("Gemma-3-27B", 27.0),
+        ("Llama-4-Scout-17B-16E", 107.8),
+        ("Llama-4-Maverick-17B-128E", 400.7),
     ],
 )
 def test_a_model_has_the_parameters_that_its_makers_count(model: str, billions: float) -> None:

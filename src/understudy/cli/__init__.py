@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from understudy import __version__
 from understudy.cli import (
+    calibrate,
     compare,
     conformance,
     convert,
     demo,
     events,
     fleet,
+    predict,
     qwen3,
     replay,
     router,
@@ -64,6 +66,8 @@ class Verb(Protocol):
 VERBS: dict[str, Verb] = {
     "replay": replay,
     "compare": compare,
+    "predict": predict,
+    "calibrate": calibrate,
     "workload": workload,
     "convert": convert,
     "serve": serve,

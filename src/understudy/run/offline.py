@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
 
-    from understudy._core import NativeRouter
+    from understudy._core import Engine, NativeRouter
     from understudy.engines.timing import TimingModel
     from understudy.router import Router
     from understudy.tiers.settings import TiersConfig
@@ -71,6 +71,7 @@ def run_offline(
     progress: Callable[[int], None] | None = None,
     record_steps: str | PathLike[str] | None = None,
     route_rejected: bool = False,
+    on_step_end: Callable[[int, int], None] | None = None,
 ) -> OfflineRun:
     """Play a workload to its end.
 
@@ -83,7 +84,8 @@ def run_offline(
     g4. `check` verifies, after every step, conservation and that an index fed by the events alone knows exactly
     the blocks that are there (InvariantViolated); `events` and `kv_trace` keep the run's KV events, and its
     allocations and evictions; `leaping` off plays every decode step by itself, with the same result. `record_steps`
-    names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz).
+    names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz);
+    `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself.
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
     stuck.
     """
@@ -149,6 +151,7 @@ def run_offline(
         routing=router,
         seed=seed,
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
+        turnaround_ns=round(load.turnaround_ms * 1e6) if isinstance(load, ClosedLoop) else 0,
         threads=threads,
         leaping=leaping,
         check=check,
@@ -165,7 +168,7 @@ def run_offline(
         names = (workload.request_ids or []) if by_name else []
         if order is not None and engine.scheduling_policy != "priority":  # there, names break ties
             names = list(map(str, order.tolist()))
-        result = play(names=names)
+        result = play(names=names, on_step=None if on_step_end is None else _ends(on_step_end))
     else:
         from understudy.run.step_file import StepFile
 
@@ -219,6 +222,14 @@ def run_offline(
             decisions = msgspec.structs.replace(decisions, rows=order[decisions.rows])
         facts["router"] = summarise(decisions, timeline, engine.block_size)
     return OfflineRun(timeline, facts, kv, decisions)
+
+
+def _ends(tell: Callable[[int, int], None]) -> Callable[[int, Engine, bool], None]:
+    def on_step(worker: int, engine: Engine, ended: bool) -> None:
+        if ended:
+            tell(worker, engine.now_ns)
+
+    return on_step
 
 
 def _described(routing: Routing | KvRouting | Router | NativeRouter) -> Any:

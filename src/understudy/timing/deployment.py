@@ -140,14 +140,15 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * heads * self.model.head_dim * KV_TYPES[kv_type(self.kv)]
 
     def _communication(self, reached: Efficiencies) -> tuple[float, float, float]:
-        """Of a step, of a token of this rank, and of a token of all ranks, in ms.
+        """Of a step, of a token of this rank, and of a token of all ranks, in ms; what does not divide among GPUs.
 
         Tensor-parallel ranks add up twice a layer. Data-parallel ones gather the tokens of all before the experts and
         scatter the results behind them: each moves the other ranks' share once, twice a layer.
         """
         model, parallel = self.model, self.parallel
         tp, moved = parallel.tensor, model.hidden_size * 2 * 1e3 / (self.gpu.link_gbps * 1e9 * reached.link)
-        step = token = dealt = 0.0
+        step = token = 0.0
+        dealt = model.expert_layers * reached.routing_ns / 1e6
         if tp > 1:
             step += 2 * model.num_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (tp - 2))
             token += 2 * model.num_layers * moved * 2 * (tp - 1) / tp

@@ -24,6 +24,8 @@ class Efficiencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of the memory bandwidth, reading experts."""
     expert_compute: float = 0.15
     """Of the peak of the experts' type."""
+    routing_ns: float = 0.0
+    """Of a token in a layer of experts, whatever the number of GPUs: choosing experts, reordering tokens."""
     link: float = 0.6
     """Of the link between GPUs."""
     link_latency_us: float = 14.0

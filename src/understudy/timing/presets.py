@@ -4,7 +4,7 @@ Fitted on public measurements of vLLM (docs/accuracy.md names them, and which ro
 
 - "InferenceX": Llama-3.1-70B, gpt-oss-120b and MiniMax-M2.5 on H100, H200 and B200, one mean TTFT and TPOT a row.
 - "BLIS": experiments with fp16 models on H100, A100 and L40S at constant rates.
-- "op tables": kernel times of RTX 4090 and RTX PRO 6000, recorded by LLMServingSim.
+- "op tables": kernel times of RTX 4090 and RTX PRO 6000, and "recorded runs" on them, from LLMServingSim.
 """
 
 from __future__ import annotations
@@ -67,6 +67,21 @@ _HOPPER = _Dense(
     trust="fitted",
     origin="InferenceX Llama-3.1-70B fp8 on H100 and H200; bf16 KV from BLIS on H100",
 )
+_HOPPER_BF16 = _Dense(
+    efficiencies=msgspec.structs.replace(
+        _HOPPER.efficiencies,
+        weights=0.802,
+        kv=0.803,
+        link_latency_us=8.2,
+        step_ms=0.99,
+        sequence_us=12.1,
+        prefill_ms=1.25,
+        front_end_ms=6.1,
+    ),
+    kv_fp8=0.33,
+    trust="fitted",
+    origin="BLIS Llama-3.1-8B and Llama-2-70B fp16 on H100, 8 experiments; the rest as for fp8",
+)
 _B200_FP8 = _Dense(
     efficiencies=Efficiencies(
         weights=0.625,
@@ -112,7 +127,7 @@ _A100 = _Dense(
     origin="two BLIS experiments on A100; the rest as on Hopper",
 )
 _L40S = _Dense(
-    efficiencies=msgspec.structs.replace(_HOPPER.efficiencies, weights=0.738, link_latency_us=20.0),
+    efficiencies=msgspec.structs.replace(_HOPPER.efficiencies, weights=0.738, link=0.4, link_latency_us=20.0),
     kv_fp8=0.33,
     trust="rough",
     origin="one BLIS experiment on L40S; the rest as on Hopper; its link is a guess",
@@ -120,34 +135,39 @@ _L40S = _Dense(
 _RTX_4090 = _Dense(
     efficiencies=msgspec.structs.replace(
         _HOPPER.efficiencies,
-        weights=0.93,
-        compute=0.95,
-        kv=0.85,
+        weights=0.894,
+        compute=0.887,
+        kv=0.861,
+        link=0.3,
         link_latency_us=25.0,
         mixed_kv_factor=1.75,
         front_end_ms=6.6,
     ),
     kv_fp8=0.85,
     trust="rough",
-    origin="op tables of Llama-3.1-8B (FlashAttention 2); overheads as on Hopper; its link is a guess",
+    origin="half of a recorded run of Llama-3.1-8B, from op tables (FlashAttention 2) on; its link is a guess",
 )
 _RTX_PRO_6000 = _Dense(
     efficiencies=msgspec.structs.replace(
         _HOPPER.efficiencies,
-        weights=0.90,
-        compute=0.79,
-        kv=0.85,
+        weights=0.883,
+        compute=0.768,
+        kv=0.858,
+        link=0.33,
         link_latency_us=25.0,
-        mixed_kv_factor=1.75,
+        step_ms=0.98,
+        prefill_ms=1.14,
+        mixed_kv_factor=1.85,
         front_end_ms=6.6,
     ),
     kv_fp8=0.85,
     trust="rough",
-    origin="op tables of Llama-3.1-8B and Qwen3 (FlashAttention 2); overheads as on Hopper; its link is a guess",
+    origin="a recorded run of Llama-3.1-8B, from op tables (FlashAttention 2) on; its link is a guess",
 )
 
 _DENSE: dict[tuple[str, str], _Dense] = {
     **dict.fromkeys((("H100", "*"), ("H200", "*")), _HOPPER),
+    **dict.fromkeys((("H100", "bf16"), ("H200", "bf16")), _HOPPER_BF16),
     ("B200", "*"): _B200_FP8,
     ("B200", "nvfp4"): _B200_NVFP4,
     ("B200", "mxfp4"): _B200_NVFP4,
@@ -171,17 +191,121 @@ _SEEN = {
 """Pairs of GPU and type of weights that were measured."""
 
 _EXPERTS: dict[tuple[str, str, str], _Experts] = {
-    ("gpt-oss-120b", "mxfp4", "H100"): _Experts(read=0.75, compute=0.15, origin="InferenceX"),
-    ("gpt-oss-120b", "mxfp4", "H200"): _Experts(read=0.75, compute=0.15, origin="InferenceX"),
-    ("gpt-oss-120b", "mxfp4", "B200"): _Experts(read=0.75, compute=0.15, origin="InferenceX"),
-    ("MiniMax-M2.5", "fp8", "H100"): _Experts(read=0.9, compute=0.065, origin="InferenceX"),
-    ("MiniMax-M2.5", "fp8", "B200"): _Experts(read=0.9, compute=0.065, origin="InferenceX"),
-    ("MiniMax-M2.5", "nvfp4", "B200"): _Experts(read=0.9, compute=0.065, origin="InferenceX"),
-    ("Mixtral-8x7B", "bf16", "H100"): _Experts(read=0.95, compute=0.40, origin="BLIS"),
+    ("gpt-oss-120b", "mxfp4", "H100"): _Experts(
+        read=0.881,
+        compute=0.174,
+        origin="InferenceX",
+        others={
+            "kv": 1.22,
+            "step_ms": 1.28,
+            "layer_us": 17.4,
+            "routing_ns": 125.0,
+            "link": 0.52,
+            "link_latency_us": 9.2,
+            "prefill_ms": 1.42,
+            "sequence_us": 11.5,
+        },
+    ),
+    ("gpt-oss-120b", "mxfp4", "H200"): _Experts(
+        read=0.657,
+        compute=0.178,
+        origin="InferenceX",
+        others={
+            "kv": 1.37,
+            "step_ms": 1.73,
+            "layer_us": 18.7,
+            "routing_ns": 123.0,
+            "link": 0.54,
+            "link_latency_us": 5.7,
+            "prefill_ms": 1.75,
+            "sequence_us": 7.6,
+        },
+    ),
+    ("gpt-oss-120b", "mxfp4", "B200"): _Experts(
+        read=1.17,
+        compute=0.509,
+        origin="InferenceX",
+        others={
+            "kv": 1.3,
+            "step_ms": 1.28,
+            "layer_us": 15.1,
+            "routing_ns": 57.0,
+            "link": 0.30,
+            "link_latency_us": 8.0,
+            "prefill_ms": 1.24,
+            "sequence_us": 12.9,
+            "floor_ms_per_layer": 0.72,
+        },
+    ),
+    ("MiniMax-M2.5", "fp8", "H100"): _Experts(
+        read=1.17, compute=0.063, origin="InferenceX, nine rows of", others={"link_latency_us": 41.8}
+    ),
+    ("MiniMax-M2.5", "fp8", "B200"): _Experts(
+        read=0.939,
+        compute=0.091,
+        origin="InferenceX",
+        others={
+            "kv": 1.12,
+            "step_ms": 4.4,
+            "layer_us": 20.2,
+            "routing_ns": 72.0,
+            "link": 0.40,
+            "link_latency_us": 8.8,
+            "prefill_ms": 1.37,
+            "sequence_us": 7.3,
+            "floor_ms_per_layer": 0.84,
+        },
+    ),
+    ("MiniMax-M2.5", "nvfp4", "B200"): _Experts(
+        read=0.983,
+        compute=0.125,
+        origin="InferenceX",
+        others={
+            "kv": 1.34,
+            "step_ms": 2.89,
+            "layer_us": 22.7,
+            "routing_ns": 80.0,
+            "link": 0.24,
+            "link_latency_us": 6.6,
+            "prefill_ms": 1.29,
+            "sequence_us": 17.9,
+            "floor_ms_per_layer": 0.80,
+        },
+    ),
+    ("Mixtral-8x7B", "bf16", "H100"): _Experts(
+        read=0.906,
+        compute=0.268,
+        origin="BLIS, five experiments with",
+        others={"layer_us": 9.6, "routing_ns": 89.0},
+    ),
 }
-"""Efficiencies of experts belong to kernels: to a model, the type of its experts and the GPU."""
+"""Efficiencies of experts belong to kernels: to a model, the type of its experts and the GPU. A value above 1 absorbs
+what is not modelled."""
 
-_UNKNOWN_EXPERTS = _Experts(read=0.8, compute=0.15, origin="no measurement: between the models that have one")
+_NEAREST = {
+    "bf16": ("Mixtral-8x7B", "bf16", "H100"),
+    "int4": ("Mixtral-8x7B", "bf16", "H100"),
+    "mxfp4": ("gpt-oss-120b", "mxfp4", "H100"),
+    "fp8": ("MiniMax-M2.5", "fp8", "B200"),
+    "nvfp4": ("MiniMax-M2.5", "nvfp4", "B200"),
+}
+"""Whose experts stand in for those that nobody measured, by the type of their weights."""
+
+
+def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
+    """Those of another model; read as much better or worse as this GPU reads other weights."""
+    source = _NEAREST[kind]
+    known = _EXPERTS[source]
+    there = _DENSE.get((source[2], kind)) or _DENSE[source[2], "*"]
+    others: dict[str, float] = {
+        name: known.others[name] for name in ("layer_us", "routing_ns") if name in known.others
+    }
+    return _Experts(
+        read=round(known.read * dense.efficiencies.weights / there.efficiencies.weights, 3),
+        compute=known.compute,
+        origin=f"no measurement on {gpu.name}: those of {source[0]} in {source[1]} on {source[2]}",
+        others=others,
+    )
 
 
 def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
@@ -200,7 +324,7 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
     if model.num_experts:
         experts = _EXPERTS.get((model.name, kind, gpu.name))
         if experts is None:
-            trust, experts = "uncalibrated", _UNKNOWN_EXPERTS
+            trust, experts = "uncalibrated", _nearest_experts(kind, gpu, dense)
             origin = f"{origin}; experts of {model.name} in {kind}: {experts.origin}"
         else:
             origin = f"{origin}; experts: {experts.origin} {model.name} on {gpu.name}"

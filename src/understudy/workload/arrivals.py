@@ -74,15 +74,22 @@ class OpenLoop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class ClosedLoop(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="closed_loop"
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kind",
+    tag="closed_loop",
 ):
     """At most `concurrency` sessions at a time, started in row order as slots come free; no timestamps.
 
     A session keeps its slot through all its turns and think times (delays are kept). A request arrives when
-    it is dispatched, so waiting for a slot is not part of its latency.
+    it is dispatched, so waiting for a slot is not part of its latency. A slot is empty for `turnaround_ms` between two
+    sessions: what a client needs to see the end of one and to send the next.
     """
 
     concurrency: int
+    turnaround_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if (
@@ -91,6 +98,8 @@ class ClosedLoop(
             or self.concurrency < 1
         ):
             raise ConfigError(f"concurrency must be an integer of at least 1, got {self.concurrency!r}")
+        if not 0 <= self.turnaround_ms < 1e9:
+            raise ConfigError(f"turnaround_ms must be finite and not negative, got {self.turnaround_ms}")
 
 
 LOCKSTEP_NS = 1_000_000

@@ -1,0 +1,1 @@
+"""Times against measurements: the loads of benchmarks replayed, predictions, and numbers fitted to files."""

@@ -1,0 +1,92 @@
+"""An experiment: a deployment, the settings of its engine, and the load that was put on it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from understudy.calibrate.simulate import Outcome, simulate
+from understudy.engines.config import VllmConfig
+from understudy.timing.capacity import kv_blocks
+from understudy.timing.physical import Physical
+from understudy.timing.presets import preset
+
+if TYPE_CHECKING:
+    from understudy.calibrate.load import Load
+    from understudy.timing.deployment import Deployment
+    from understudy.timing.efficiencies import Efficiencies
+
+MEASURES = ("ttft_ms", "tpot_ms", "e2e_ms")
+_BLOCK_SIZE = 16
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run, and what of it was measured: means of milliseconds by name, as far as they are known."""
+
+    name: str
+    deployment: Deployment
+    engine: VllmConfig
+    loads: tuple[Load, ...]
+    """Draws of the same random load: their outcomes are averaged."""
+    measured: dict[str, float]
+    client_output_tokens: float | None = None
+    """Tokens that the client counted in an answer, where it did not count those that the engine made."""
+
+    def preset(self) -> Efficiencies:
+        """The efficiencies that nothing but its deployment tells."""
+        return preset(
+            self.deployment.model, self.deployment.gpu, self.deployment.weights, self.deployment.kv
+        ).efficiencies
+
+    def outcomes(self, reached: Efficiencies) -> list[Outcome]:
+        """Each load replayed with these efficiencies."""
+        timing = Physical(coefficients=self.deployment.coefficients(reached))
+        engine = msgspec.structs.replace(self.engine, timing=timing)
+        workers = self.deployment.parallel.data
+        return [
+            simulate(load, engine, front_end_ms=reached.front_end_ms, workers=workers) for load in self.loads
+        ]
+
+    def predict(self, reached: Efficiencies) -> dict[str, float]:
+        """Means over all requests."""
+        outcomes = self.outcomes(reached)
+        means = {name: float(np.mean([one.mean(name) for one in outcomes])) for name in MEASURES}
+        if self.client_output_tokens is not None:
+            gaps = max(self.client_output_tokens - 1, 1.0)
+            means["itl_ms"] = (means["e2e_ms"] - means["ttft_ms"]) / gaps
+        return means
+
+
+def engine_for(
+    deployment: Deployment,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    enable_prefix_caching: bool,
+    max_model_len: int | None = None,
+    num_gpu_blocks: int | None = None,
+) -> VllmConfig:
+    """vLLM as a benchmark runs it: blocks of 16 tokens, as many as fit, schedules decided one step ahead."""
+    blocks = num_gpu_blocks or kv_blocks(
+        deployment,
+        block_size=_BLOCK_SIZE,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    )
+    return VllmConfig(
+        block_size=_BLOCK_SIZE,
+        num_gpu_blocks=min(blocks, 2**22),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enable_prefix_caching=enable_prefix_caching,
+        async_scheduling=True,
+    )
+
+
+def draws_of(concurrency: int, prompts: int, *, enough: int = 400, most: int = 5) -> int:
+    """How many draws of random lengths make the mean steady: a small benchmark is an accident of its lengths."""
+    return max(1, min(most, math.ceil(enough / max(prompts, concurrency, 1))))

@@ -1,0 +1,285 @@
+"""Fit a deployment's efficiencies to benchmarks, by replaying their very loads."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from understudy import __version__
+from understudy.calibrate.experiment import engine_for
+from understudy.calibrate.least_squares import solve
+from understudy.calibrate.simulate import simulate
+from understudy.errors import ConfigError
+from understudy.timing.deployment import Parallelism
+from understudy.timing.physical import Domain, Physical, Residuals
+from understudy.timing.timing_file import FittedInput, FittedNumber, TimingFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from understudy.calibrate.benchmark import Benchmark
+    from understudy.calibrate.simulate import Outcome
+    from understudy.engines.config import VllmConfig
+    from understudy.timing.deployment import Deployment
+    from understudy.timing.efficiencies import Efficiencies
+
+    Vector = NDArray[np.float64]
+
+_WEIGHTS = {"tpot_ms": 1.5, "ttft_ms": 0.5, "e2e_ms": 1.0}
+_PLUS_MS = 30.0
+"""Added to both TTFTs of single requests before they are compared: what is below it is accident."""
+_PRIOR = 0.25
+"""How far a number may be from its preset: a standard deviation of its logarithm."""
+_TIGHT = 0.1
+"""The same for numbers that hardly anything but the prior tells."""
+_NOISE = 0.02
+"""Of equal benchmarks: what is left when everything is right."""
+_DETERMINED = 0.6
+"""A number is determined where the data left less than this share of the prior's uncertainty."""
+
+
+class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the engine that ran the benchmarks, where a file does not name its own."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    num_gpu_blocks: int | None = None
+    enable_prefix_caching: bool = True
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """What was found, and how the benchmarks come out of it."""
+
+    file: TimingFile
+    outcomes: tuple[Outcome, ...]
+    notes: tuple[str, ...]
+
+
+def numbers_to_fit(deployment: Deployment, benchmarks: Sequence[Benchmark]) -> dict[str, float]:
+    """Which efficiencies these benchmarks may tell, and how far each may move (of its logarithm)."""
+    sizes = {one.engine.get("tensor_parallel_size", deployment.parallel.tensor) for one in benchmarks}
+    prompts = {round(float(np.median(one.load.workload.prompt_tokens)), -2) for one in benchmarks}
+    detailed = any(one.detailed for one in benchmarks)
+    experts = bool(deployment.model.num_experts)
+    wanted = {"weights": _PRIOR, "compute": _PRIOR, "kv": _PRIOR, "step_ms": _PRIOR}
+    if experts:
+        wanted = {
+            "experts": _PRIOR,
+            "expert_compute": _PRIOR,
+            "kv": _PRIOR,
+            "step_ms": _PRIOR,
+            "weights": _TIGHT,
+        }
+    if len(prompts) > 1 or detailed:
+        wanted["front_end_ms"] = _PRIOR
+    if detailed:
+        wanted |= {"prefill_ms": _PRIOR, "mixed_kv_factor": _TIGHT, "sequence_us": _PRIOR}
+    if len(sizes) > 1:
+        wanted |= {"link_latency_us": _PRIOR, "link": _PRIOR}
+    return wanted
+
+
+def fit(
+    benchmarks: Sequence[Benchmark],
+    deployment: Deployment,
+    start: Efficiencies,
+    flags: EngineFlags,
+    *,
+    in_engine: bool = False,
+    iterations: int = 8,
+    progress: Callable[[int], None] | None = None,
+) -> Fit:
+    """Damped least squares from `start`, which is also the prior. `in_engine`: the times were taken in the engine, so
+    that nothing passes between client and engine.
+    """
+    if not benchmarks:
+        raise ConfigError("nothing to fit: give at least one benchmark")
+    if in_engine:
+        start = msgspec.structs.replace(start, front_end_ms=0.0)
+    wanted = {
+        name: spread
+        for name, spread in numbers_to_fit(deployment, benchmarks).items()
+        if getattr(start, name) > 0
+    }
+    names = list(wanted)
+    runs = [Run.of(one, deployment, flags) for one in benchmarks]
+
+    def efficiencies(values: Vector) -> Efficiencies:
+        found = dict(zip(names, map(float, values), strict=True))
+        if "mixed_kv_factor" in found:
+            found["mixed_kv_factor"] = max(found["mixed_kv_factor"], 1.0)
+        return msgspec.structs.replace(start, **found)
+
+    def residuals(values: Vector) -> Vector:
+        reached = efficiencies(values)
+        return np.concatenate([run.residuals(run.play(reached)) for run in runs])
+
+    solution = solve(
+        residuals,
+        np.array([getattr(start, name) for name in names]),
+        prior=np.array(list(wanted.values())),
+        noise=_NOISE,
+        iterations=iterations,
+        progress=progress,
+    )
+    reached = efficiencies(solution.values)
+    outcomes = tuple(run.play(reached) for run in runs)
+    fitted = tuple(
+        FittedNumber(
+            name=name,
+            value=round(getattr(reached, name), 6),
+            plus_minus_percent=round(100 * float(deviation), 1),
+            preset=getattr(start, name),
+            determined=bool(deviation < _DETERMINED * wanted[name]),
+        )
+        for name, deviation in zip(names, solution.deviations, strict=True)
+    )
+    inputs = tuple(score(run.benchmark, outcome) for run, outcome in zip(runs, outcomes, strict=True))
+    file = TimingFile(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        understudy=__version__,
+        model=deployment.model,
+        gpu=deployment.gpu,
+        weights=deployment.weights,
+        kv=deployment.kv,
+        parallel=deployment.parallel,
+        efficiencies=reached,
+        fitted=fitted,
+        inputs=inputs,
+        residuals=summarise(inputs),
+        domain=_domain(runs),
+    )
+    notes = tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes)
+    return Fit(file, outcomes, notes)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A benchmark with the deployment and the engine that it ran on."""
+
+    benchmark: Benchmark
+    deployment: Deployment
+    engine: VllmConfig
+
+    @classmethod
+    def of(cls, benchmark: Benchmark, deployment: Deployment, flags: EngineFlags) -> Run:
+        """The settings that the file names win over the flags."""
+        own = benchmark.engine
+        tensor = own.get("tensor_parallel_size", deployment.parallel.tensor)
+        if tensor != deployment.parallel.tensor:
+            parallel = Parallelism(
+                tensor=tensor, data=deployment.parallel.data, expert=deployment.parallel.expert
+            )
+            deployment = msgspec.structs.replace(deployment, parallel=parallel)
+        engine = engine_for(
+            deployment,
+            max_num_seqs=own.get("max_num_seqs", flags.max_num_seqs),
+            max_num_batched_tokens=own.get("max_num_batched_tokens", flags.max_num_batched_tokens),
+            max_model_len=flags.max_model_len,
+            num_gpu_blocks=own.get("num_gpu_blocks", flags.num_gpu_blocks),
+            enable_prefix_caching=flags.enable_prefix_caching,
+        )
+        return cls(benchmark, deployment, engine)
+
+    def play(self, reached: Efficiencies) -> Outcome:
+        """Its load, replayed with these efficiencies."""
+        timing = Physical(coefficients=self.deployment.coefficients(reached))
+        return simulate(
+            self.benchmark.load,
+            msgspec.structs.replace(self.engine, timing=timing),
+            front_end_ms=reached.front_end_ms,
+            workers=self.deployment.parallel.data,
+        )
+
+    def residuals(self, outcome: Outcome) -> Vector:
+        """Logarithms of simulated over measured, weighted.
+
+        Of a file with every request, these are means of groups, by when requests came and by how long they are: one
+        request more or less in a batch moves single times by a step, and groups of them hardly.
+        """
+        if not self.benchmark.detailed:
+            return np.array(
+                [
+                    _WEIGHTS[name] * float(np.log(max(outcome.mean(name), 1e-9) / value))
+                    for name, value in self.benchmark.means.items()
+                    if value > 0
+                ]
+            )
+        prompts = self.benchmark.load.workload.prompt_tokens
+        groups = [
+            *np.array_split(np.arange(len(prompts)), min(_GROUPS_BY_TIME, len(prompts))),
+            *np.array_split(np.argsort(prompts, kind="stable"), min(_GROUPS_BY_LENGTH, len(prompts))),
+        ]
+        weights = _DETAILED_WEIGHT / np.sqrt(len(groups))
+        return np.array(
+            [
+                weights
+                * weight
+                * _off(getattr(self.benchmark, name)[group], getattr(outcome, name)[group], name)
+                for name, weight in _WEIGHTS.items()
+                for group in groups
+            ]
+        )
+
+
+_GROUPS_BY_TIME = 8
+_GROUPS_BY_LENGTH = 4
+_DETAILED_WEIGHT = 3.0
+"""A file with every request weighs as much as nine summaries."""
+
+
+def _off(measured: Vector, simulated: Vector, name: str) -> float:
+    known = np.isfinite(measured) & np.isfinite(simulated)
+    if not known.any():
+        return 0.0
+    plus = _PLUS_MS if name == "ttft_ms" else 1e-9
+    return float(np.log((simulated[known].mean() + plus) / (measured[known].mean() + plus)))
+
+
+def score(benchmark: Benchmark, outcome: Outcome) -> FittedInput:
+    """How far simulated means are from measured ones."""
+    off = {
+        name: 100 * (outcome.mean(name) / value - 1)
+        for name, value in benchmark.means.items()
+        if value > 0 and np.isfinite(getattr(outcome, name)).any()
+    }
+    return FittedInput(
+        file=benchmark.file,
+        sha256=benchmark.sha256,
+        format=benchmark.format,
+        requests=len(benchmark.load.workload),
+        **{name.replace("_ms", "_percent"): round(value, 2) for name, value in off.items()},
+    )
+
+
+def summarise(inputs: Sequence[FittedInput]) -> Residuals:
+    """Medians of |simulated / measured − 1| over files."""
+    medians: dict[str, float] = {}
+    for name in ("ttft_percent", "tpot_percent", "e2e_percent"):
+        found = [abs(value) for one in inputs if (value := getattr(one, name)) is not None]
+        if found:
+            medians[name] = round(float(np.median(found)), 2)
+    return Residuals(measurements=len(inputs), **medians)
+
+
+def _domain(runs: Sequence[Run]) -> Domain:
+    """The most that steps had of each in these loads."""
+    prompts = max(int(run.benchmark.load.workload.prompt_tokens.max()) for run in runs)
+    budget = max(run.engine.max_num_batched_tokens or 0 for run in runs)
+    together = max(_together(run) for run in runs)
+    longest = max(
+        int((run.benchmark.load.workload.prompt_tokens + run.benchmark.load.workload.output_tokens).max())
+        for run in runs
+    )
+    return Domain(tokens=budget, requests=together, context_tokens=together * longest, prompt_tokens=prompts)
+
+
+def _together(run: Run) -> int:
+    load = run.benchmark.load
+    most = load.concurrency or len(load.workload)
+    return min(most, run.engine.max_num_seqs or most)

@@ -1,0 +1,99 @@
+"""Loads of benchmarks: the same requests, at the same times or with the same concurrency, as a workload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from understudy.errors import ConfigError
+from understudy.workload import ClosedLoop, OpenLoop, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+_ONE_ID = 1 << 30
+"""Tokens that one id stands for: a prompt has one, so that prompts are equal or have nothing in common."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Requests, and how they come: at their times, or as soon as one of `concurrency` slots is free."""
+
+    workload: Workload
+    concurrency: int = 0
+    """0: at their times."""
+
+    def loop(self, turnaround_ms: float) -> OpenLoop | ClosedLoop:
+        """How to replay it, where a client takes so long from the end of one request to the start of another."""
+        if not self.concurrency:
+            return OpenLoop()
+        return ClosedLoop(concurrency=self.concurrency, turnaround_ms=turnaround_ms)
+
+
+def requests(
+    prompt_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    *,
+    arrival_s: ArrayLike | None = None,
+    contents: ArrayLike | None = None,
+    request_ids: Sequence[str] | None = None,
+    concurrency: int = 0,
+) -> Load:
+    """Requests of these lengths. Equal `contents` are equal prompts; unless given, no two are alike."""
+    prompts = np.asarray(prompt_tokens, dtype=np.int32)
+    rows = len(prompts)
+    ids = np.arange(rows) if contents is None else np.asarray(contents)
+    times = np.zeros(rows) if arrival_s is None else np.asarray(arrival_s, dtype=np.float64)
+    return Load(
+        Workload(
+            arrival_ns=np.round(times * 1e9).astype(np.int64),
+            prompt_tokens=prompts,
+            output_tokens=np.asarray(output_tokens, dtype=np.int32),
+            hash_offsets=np.arange(rows + 1),
+            hash_ids=ids.astype(np.uint32),
+            trace_block_size=_ONE_ID,
+            has_arrivals=arrival_s is not None,
+            request_ids=None if request_ids is None else list(request_ids),
+        ),
+        concurrency,
+    )
+
+
+def random_lengths(
+    mean_input: int, mean_output: int, *, least: float, concurrency: int, prompts: int, seed: int
+) -> Load:
+    """A closed loop of prompts whose lengths are uniform from `least` of the nominal ones to all of them."""
+    if not 0 < least <= 1:
+        raise ConfigError(f"the least length is a share of the nominal one in (0, 1], got {least}")
+    draw = np.random.default_rng(seed)
+    lengths = [
+        draw.integers(max(int(nominal * least), 1), nominal + 1, size=prompts)
+        for nominal in (mean_input, mean_output)
+    ]
+    return requests(lengths[0], lengths[1], concurrency=concurrency)
+
+
+def constant_stages(
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    rates_per_s: Sequence[float],
+    stage_seconds: Sequence[float],
+    distinct_prompts: int,
+) -> Load:
+    """Arrivals at a constant rate, stage after stage, of prompts that repeat.
+
+    The prompts differ by up to 15 tokens around their mean length, so that what a block-wise cache leaves to compute is
+    no accident of that one length.
+    """
+    times, start = [], 0.0
+    for rate, seconds in zip(rates_per_s, stage_seconds, strict=True):
+        times.append(start + np.arange(round(rate * seconds)) / rate)
+        start += seconds
+    arrivals = np.concatenate(times)
+    which = np.arange(len(arrivals)) % max(distinct_prompts, 1)
+    lengths = np.maximum(prompt_tokens + which % 16 - 7, 1)
+    return requests(lengths, np.full(len(arrivals), output_tokens), arrival_s=arrivals, contents=which)

@@ -1,0 +1,154 @@
+"""A page: measured beside simulated, for every benchmark of a fit or of a check."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy import __version__
+from understudy.report.html.charts import HALF, SMALL, Card
+from understudy.report.html.plot import Plot
+from understudy.report.html.scale import Scale, latency_label, latency_scale
+from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from understudy.calibrate.benchmark import Benchmark
+    from understudy.calibrate.simulate import Outcome
+    from understudy.timing.timing_file import TimingFile
+
+    Times = NDArray[np.float64]
+
+_MEASURES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
+_POINTS = 200
+_LEGEND = (("base", "measured"), ("s1", "simulated"))
+
+
+def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
+    """The whole page as text, with nothing to load."""
+    deployment = file.deployment
+    title = f"{file.model.name} on {deployment.parallel.tensor * deployment.parallel.data} × {file.gpu.name}"
+    cards = [_means(benchmarks, outcomes)]
+    for benchmark, outcome in zip(benchmarks, outcomes, strict=True):
+        if benchmark.detailed:
+            cards += [_section(card) for card in _detailed(benchmark, outcome)]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        "script-src 'unsafe-inline'; img-src data:\">\n"
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)} · calibrated · Understudy</title>\n'
+        f"<style>{STYLE}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
+        f'<header><div><h1>{escape(title)}</h1><div class="facts"><span>weights <b>{escape(file.weights)}</b></span>'
+        f"<span>KV <b>{escape(file.kv)}</b></span><span>fitted <b>{escape(file.date)}</b> to "
+        f"<b>{len(file.inputs)}</b> benchmarks</span></div></div>"
+        '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button></header>\n'
+        f'<div class="cards">{"".join(cards)}{_numbers(file)}</div>\n'
+        f"<footer>Times at the client, where the benchmark measured them there. Understudy {__version__}.</footer>\n"
+        f'</main>\n<div id="tip" role="tooltip"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+    )
+
+
+def _means(benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
+    rows = []
+    for benchmark, outcome in zip(benchmarks, outcomes, strict=True):
+        cells = ""
+        for name in _MEASURES:
+            measured = benchmark.means.get(name)
+            if measured is None:
+                cells += "<td>–</td><td>–</td><td>–</td>"
+                continue
+            simulated = outcome.mean(name)
+            cells += (
+                f"<td>{measured:,.2f}</td><td>{simulated:,.2f}</td><td>{simulated / measured - 1:+.1%}</td>"
+            )
+        rows.append(
+            f'<tr><td>{escape(benchmark.file)} <span class="unit">{escape(benchmark.format)}</span></td>'
+            f"<td>{len(benchmark.load.workload):,}</td>{cells}</tr>"
+        )
+    head = "".join(f"<th>{name}</th><th>simulated</th><th>off</th>" for name in _MEASURES.values())
+    return (
+        '<section class="card full"><div class="head"><h2>Means</h2><span class="sub">milliseconds, measured beside '
+        f'simulated</span></div><div class="scroll"><table><thead><tr><th>Benchmark</th><th>Requests</th>{head}</tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
+def _numbers(file: TimingFile) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(one.name)}</td><td>{one.value:.4g}</td><td>± {one.plus_minus_percent:.1f} %</td>"
+        f'<td>{one.preset:.4g}</td><td class="text">{"yes" if one.determined else "no: the preset, more or less"}</td>'
+        "</tr>"
+        for one in file.fitted
+    )
+    return (
+        '<section class="card full"><div class="head"><h2>Numbers</h2><span class="sub">as fitted</span></div>'
+        '<div class="scroll"><table><thead><tr><th>Number</th><th>Value</th><th>Uncertainty</th><th>Preset</th>'
+        f'<th class="text">Determined by the data</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _detailed(benchmark: Benchmark, outcome: Outcome) -> list[Card]:
+    cards = []
+    for name, short in _MEASURES.items():
+        measured, simulated = getattr(benchmark, name), getattr(outcome, name)
+        both = np.isfinite(measured) & np.isfinite(simulated)
+        if both.any():
+            cards.append(_cdf(benchmark.file, short, measured[both], simulated[both]))
+    for name, short in (("ttft_ms", "TTFT"), ("e2e_ms", "E2E")):
+        measured, simulated = getattr(benchmark, name), getattr(outcome, name)
+        both = np.isfinite(measured) & np.isfinite(simulated)
+        cards.append(_scatter(benchmark.file, short, measured[both], simulated[both]))
+    return cards
+
+
+def _cdf(file: str, name: str, measured: Times, simulated: Times) -> Card:
+    shares = np.linspace(0, 1, _POINTS)
+    lines = [np.quantile(values, shares) for values in (measured, simulated)]
+    x = latency_scale(np.concatenate(lines), SMALL.x, log=_wide(np.concatenate(lines)))
+    plot = Plot(
+        SMALL, x, Scale.linear(1, SMALL.y, label=lambda share: f"{share:.0%}"), f"Distribution of {name}"
+    )
+    for values, (style, _) in zip(lines, _LEGEND, strict=True):
+        plot.line(values, shares, style)
+    return Card(f"{name}, distribution", file, plot.svg(), _LEGEND, "third")
+
+
+def _scatter(file: str, name: str, measured: Times, simulated: Times) -> Card:
+    everything = np.concatenate([measured, simulated])
+    log = _wide(everything)
+    x, y = latency_scale(everything, HALF.x, log=log), latency_scale(everything, HALF.y, log=log)
+    plot = Plot(HALF, x, y, f"{name} of each request: simulated over measured")
+    ends = np.array([x.low, x.high])
+    plot.line(ends, ends, "base")
+    plot.dots(measured, simulated, "s1")
+    plot.on_hover_dots(
+        measured,
+        simulated,
+        [
+            f"request {row}: measured {latency_label(a)}, simulated {latency_label(b)}"
+            for row, (a, b) in enumerate(zip(measured.tolist(), simulated.tolist(), strict=True))
+        ],
+    )
+    legend = (("base", "equal"), ("s1", "a request"))
+    return Card(
+        f"{name} of each request", f"{file}: simulated (up) over measured (across)", plot.svg(), legend
+    )
+
+
+def _wide(values: Times) -> bool:
+    positive = values[values > 0]
+    return bool(len(positive)) and float(positive.max() / positive.min()) > 20
+
+
+def _section(card: Card) -> str:
+    keys = "".join(f'<span><i class="key {style}"></i>{escape(name)}</span>' for style, name in card.legend)
+    return (
+        f'<section class="card {card.span}"><div class="head"><h2>{escape(card.title)}</h2>'
+        f'<span class="sub">{escape(card.subtitle)}</span><div class="legend">{keys}</div></div>{card.figure}</section>'
+    )

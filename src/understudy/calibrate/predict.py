@@ -1,0 +1,38 @@
+"""Predictions for a table of experiments: each row's load through the engine, with presets or a calibrated file."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from understudy.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.calibrate.tables import Table
+
+
+def predict_table(
+    table: Table, *, threads: int | None = None, progress: Callable[[int], None] | None = None
+) -> list[dict[str, float] | UnderstudyError]:
+    """Mean times of every row, in order; the error of a row that cannot be predicted, which does not harm the others.
+
+    `progress` hears how many are done.
+    """
+
+    def predict(index: int) -> dict[str, float] | UnderstudyError:
+        try:
+            one = table.experiment(index)
+            return one.predict(one.preset())
+        except UnderstudyError as error:
+            return error
+
+    results = []
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        for result in pool.map(predict, range(len(table.rows))):
+            results.append(result)
+            if progress is not None:
+                progress(len(results))
+    return results

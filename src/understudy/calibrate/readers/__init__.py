@@ -1,0 +1,102 @@
+"""Readers of benchmark files, one a format; `read_benchmarks` recognises each by its keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from understudy.calibrate.readers import aiperf, guidellm, own_report, summary_table, vllm_bench
+from understudy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.calibrate.benchmark import Benchmark
+
+FORMATS = (
+    "vllm bench serve --save-result (and --save-detailed)",
+    "aiperf's profile_export.jsonl and profile_export_aiperf.json",
+    "guidellm's benchmarks.json",
+    "a CSV of summaries (isl, osl, conc, mean_ttft_ms, mean_tpot_ms)",
+    "understudy replay --json and --requests-jsonl",
+)
+
+
+def read_benchmarks(path: Path, *, least_length: float | None = None) -> list[Benchmark]:
+    """Every benchmark in a file. `least_length` is the shortest random length as a share of the nominal one, where a
+    summary cannot say it.
+
+    InvalidArgument names the file, the key and the remedy: for formats that are not known, for files that are cut off,
+    and for those that lack lengths or arrivals.
+    """
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+    if not text.strip():
+        raise InvalidArgument(f"{path} is empty")
+    source = (path.name, hashlib.sha256(raw).hexdigest())
+    if path.suffix == ".csv":
+        return summary_table.read(source, str(path), text, least_length)
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        if len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[0].rstrip().endswith("}"):
+            return _read_lines(source, str(path), lines)
+        raise InvalidArgument(
+            f"{path} is not JSON: {error}; it may be cut off: save the benchmark again"
+        ) from error
+    if isinstance(content, dict) and _is_line(content):
+        return _read_lines(source, str(path), lines)
+    if not isinstance(content, dict):
+        raise InvalidArgument(f"{path}: expected keys and values at the top level")
+    return _read_object(source, str(path), content, least_length)
+
+
+def _is_line(content: dict[str, Any]) -> bool:
+    return ("metadata" in content and "metrics" in content) or {"arrival_ms", "ttft_ms"} <= content.keys()
+
+
+def _read_lines(source: tuple[str, str], where: str, lines: list[str]) -> list[Benchmark]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InvalidArgument(
+                f"{where}:{number} is not JSON: {error}; the file is cut off: export it again"
+            ) from error
+        if not isinstance(row, dict):
+            raise InvalidArgument(f"{where}:{number}: expected keys and values")
+        rows.append(row)
+    if aiperf.is_record(rows[0]):
+        return aiperf.read_records(source, where, rows)
+    if own_report.is_request(rows[0]):
+        return own_report.read_requests(source, where, rows)
+    raise _unknown(where, rows[0])
+
+
+def _read_object(
+    source: tuple[str, str], where: str, content: dict[str, Any], least_length: float | None
+) -> list[Benchmark]:
+    if vllm_bench.is_result(content):
+        return vllm_bench.read(source, where, content, least_length)
+    if guidellm.is_report(content):
+        return guidellm.read(source, where, content)
+    if aiperf.is_summary(content):
+        return aiperf.read_summary(source, where, content)
+    if own_report.is_report(content):
+        raise InvalidArgument(
+            f"{where} is a report of understudy: it has means, not arrivals; write --requests-jsonl and give that"
+        )
+    raise _unknown(where, content)
+
+
+def _unknown(where: str, content: dict[str, Any]) -> InvalidArgument:
+    keys = ", ".join(list(content)[:8]) or "none"
+    return InvalidArgument(
+        f"{where} is no benchmark that is known (its keys: {keys}); known are {'; '.join(FORMATS)}"
+    )

@@ -1,0 +1,171 @@
+"""AIPerf's exports: a record a request (`profile_export.jsonl`), or the summary (`profile_export_aiperf.json`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from understudy.calibrate.benchmark import Benchmark, Fields, Times, check_clock, check_times
+from understudy.calibrate.load import requests
+from understudy.errors import InvalidArgument
+
+_TO_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "milliseconds": 1.0}
+
+
+def is_record(row: dict[str, Any]) -> bool:
+    """Whether these are the keys of a record."""
+    return isinstance(row.get("metadata"), dict) and isinstance(row.get("metrics"), dict)
+
+
+def is_summary(content: dict[str, Any]) -> bool:
+    """Whether these are the keys of a summary."""
+    return "input_config" in content and isinstance(content.get("time_to_first_token"), dict)
+
+
+def read_records(source: tuple[str, str], where: str, rows: list[dict[str, Any]]) -> list[Benchmark]:
+    """Requests of the profiling phase, by when they started."""
+    kept = []
+    for number, row in enumerate(rows, 1):
+        if not is_record(row):
+            raise InvalidArgument(f"{where}:{number}: metadata and metrics are missing; the file is mixed")
+        if row["metadata"].get("benchmark_phase", "profiling") == "profiling":
+            kept.append((number, row))
+    if not kept:
+        raise InvalidArgument(f"{where}: no record has benchmark_phase profiling: nothing to fit")
+    read = [_record(f"{where}:{number}", row) for number, row in kept]
+    start_s, inputs, outputs, ttft_ms, e2e_ms = (np.array(column) for column in zip(*read, strict=True))
+    order = np.argsort(start_s, kind="stable")
+    start_s, inputs, outputs, ttft_ms, e2e_ms = (
+        column[order] for column in (start_s, inputs, outputs, ttft_ms, e2e_ms)
+    )
+    check_clock(where, "metadata.request_start_ns", start_s)
+    check_times(where, ttft_ms, e2e_ms)
+    tpot: Times = np.where(outputs > 1, (e2e_ms - ttft_ms) / np.maximum(outputs - 1, 1), np.nan)
+    return [
+        Benchmark(
+            file=source[0],
+            sha256=source[1],
+            format="aiperf records",
+            load=requests(inputs, outputs, arrival_s=start_s - start_s.min()),
+            means={
+                "ttft_ms": float(ttft_ms.mean()),
+                "tpot_ms": float(np.nanmean(tpot)),
+                "e2e_ms": float(e2e_ms.mean()),
+            },
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot,
+            e2e_ms=e2e_ms,
+        )
+    ]
+
+
+def _record(where: str, row: dict[str, Any]) -> tuple[float, float, float, float, float]:
+    metadata, metrics = (
+        Fields(f"{where}: metadata", row["metadata"]),
+        Fields(f"{where}: metrics", row["metrics"]),
+    )
+    if row["metadata"].get("was_cancelled") or row.get("error"):
+        raise InvalidArgument(
+            f"{where}: the request was cancelled or failed: it loaded the engine, and nobody knows how much; repeat "
+            "the benchmark until all complete"
+        )
+    start, end = metadata.number("request_start_ns"), metadata.number("request_end_ns")
+    if end < start:
+        raise InvalidArgument(
+            f"{where}: request_end_ns comes before request_start_ns: the clock runs backwards"
+        )
+    latency = (
+        _milliseconds(metrics, "request_latency")
+        if metrics.content.get("request_latency")
+        else (end - start) / 1e6
+    )
+    return (
+        start / 1e9,
+        _count(metrics, "input_sequence_length"),
+        _count(metrics, "output_sequence_length"),
+        _milliseconds(metrics, "time_to_first_token"),
+        latency,
+    )
+
+
+def read_summary(source: tuple[str, str], where: str, content: dict[str, Any]) -> list[Benchmark]:
+    """Means of a closed loop: it needs the concurrency and both lengths."""
+    fields = Fields(where, content)
+    config = content.get("input_config")
+    concurrency = _find(config, "concurrency")
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
+        raise InvalidArgument(
+            f"{where}: input_config has no concurrency, so nobody can tell when requests came; give "
+            "profile_export.jsonl, which has their times"
+        )
+    rows = int(_average(fields, "request_count")[0])
+    inputs, outputs = (_average(fields, f"{way}_sequence_length") for way in ("input", "output"))
+    draw = np.random.default_rng(0)
+    lengths = [
+        np.maximum(np.round(draw.normal(mean, deviation, size=rows)), 1)
+        for mean, deviation in (inputs, outputs)
+    ]
+    means = {
+        "ttft_ms": _block_ms(fields, "time_to_first_token"),
+        "tpot_ms": _block_ms(fields, "inter_token_latency"),
+    }
+    if content.get("request_latency") is not None:
+        means["e2e_ms"] = _block_ms(fields, "request_latency")
+    return [
+        Benchmark(
+            file=source[0],
+            sha256=source[1],
+            format="aiperf summary",
+            load=requests(lengths[0], lengths[1], concurrency=concurrency),
+            means=means,
+        )
+    ]
+
+
+def _average(fields: Fields, key: str) -> tuple[float, float]:
+    block = Fields(f"{fields.where}: {key}", _block(fields, key))
+    deviation = block.content.get("std")
+    return block.number("avg", least=1), 0.0 if deviation is None else block.number("std", least=0)
+
+
+def _block_ms(fields: Fields, key: str) -> float:
+    block = Fields(f"{fields.where}: {key}", _block(fields, key))
+    return block.number("avg", least=0) * _unit(block)
+
+
+def _block(fields: Fields, key: str) -> dict[str, object]:
+    block = fields.need(key)
+    if not isinstance(block, dict):
+        raise InvalidArgument(f"{fields.where}: {key} must have unit and avg, got {block!r}")
+    return block
+
+
+def _milliseconds(metrics: Fields, key: str) -> float:
+    block = Fields(f"{metrics.where}.{key}", _block(metrics, key))
+    return block.number("value", least=0) * _unit(block)
+
+
+def _count(metrics: Fields, key: str) -> float:
+    block = metrics.need(key)
+    if isinstance(block, dict):
+        return Fields(f"{metrics.where}.{key}", block).number("value", least=1)
+    return metrics.number(key, least=1)
+
+
+def _unit(block: Fields) -> float:
+    unit = str(block.need("unit")).lower()
+    if unit not in _TO_MS:
+        raise InvalidArgument(f"{block.where}: unit {unit!r} is not known; known are {', '.join(_TO_MS)}")
+    return _TO_MS[unit]
+
+
+def _find(config: object, name: str) -> object:
+    """A key, wherever it is nested."""
+    if isinstance(config, dict):
+        if name in config:
+            return config[name]
+        for value in config.values():
+            if (found := _find(value, name)) is not None:
+                return found
+    return None

@@ -1,0 +1,78 @@
+"""A CSV of summaries, one closed loop a row, as InferenceX publishes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+
+from understudy.calibrate.benchmark import Benchmark, Fields
+from understudy.calibrate.load import requests
+from understudy.errors import InvalidArgument
+
+_NAMES = {
+    "isl": ("isl", "input_len", "input_tokens"),
+    "osl": ("osl", "output_len", "output_tokens"),
+    "conc": ("conc", "concurrency", "max_concurrency"),
+    "ttft_ms": ("mean_ttft_ms", "ttft_ms"),
+    "tpot_ms": ("mean_tpot_ms", "tpot_ms"),
+}
+_ENGINE = {
+    "max_num_seqs": ("max_num_seqs",),
+    "max_num_batched_tokens": ("max_num_batched_tokens",),
+    "tensor_parallel_size": ("tensor_parallel_size", "tp_size", "tp"),
+}
+_PROMPTS_PER_SLOT = 10
+
+
+def read(source: tuple[str, str], where: str, text: str, least_length: float | None) -> list[Benchmark]:
+    """Every row. Lengths are uniform from `least_length` of the nominal ones (0.8 unless given, as there)."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise InvalidArgument(f"{where}: {error}") from error
+    if not rows:
+        raise InvalidArgument(f"{where} has no row below its header")
+    return [
+        _row(source, f"{where}:{number}", row, 0.8 if least_length is None else least_length)
+        for number, row in enumerate(rows, 2)
+    ]
+
+
+def _row(source: tuple[str, str], where: str, row: dict[str, str], least: float) -> Benchmark:
+    fields = Fields(where, {})
+    values = {name: _number(fields, row, names) for name, names in _NAMES.items()}
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        wanted = " or ".join(_NAMES[missing[0]])
+        raise InvalidArgument(f"{where}: {wanted} is missing; lengths, concurrency and both times are needed")
+    found = {name: value for name, value in values.items() if value is not None}
+    concurrency = int(found["conc"])
+    draw = np.random.default_rng(0)
+    rows = max(_PROMPTS_PER_SLOT * concurrency, 1)
+    inputs, outputs = (
+        draw.integers(max(int(nominal * least), 1), int(nominal) + 1, size=rows)
+        for nominal in (found["isl"], found["osl"])
+    )
+    engine = {name: _number(fields, row, names) for name, names in _ENGINE.items()}
+    return Benchmark(
+        file=f"{source[0]}:{where.rpartition(':')[2]}",
+        sha256=source[1],
+        format="CSV of summaries",
+        load=requests(inputs, outputs, concurrency=concurrency),
+        means={"ttft_ms": found["ttft_ms"], "tpot_ms": found["tpot_ms"]},
+        engine={name: int(value) for name, value in engine.items() if value is not None},
+    )
+
+
+def _number(fields: Fields, row: dict[str, str], names: tuple[str, ...]) -> float | None:
+    for name in names:
+        text = (row.get(name) or "").strip()
+        if text:
+            try:
+                value = float(text)
+            except ValueError:
+                raise InvalidArgument(f"{fields.where}: {name} must be a number, got {text!r}") from None
+            return fields.as_number(name, value, 1e-9)
+    return None

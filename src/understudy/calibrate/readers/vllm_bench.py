@@ -1,0 +1,161 @@
+"""Results of `vllm bench serve --save-result`, plain or with `--save-detailed`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from understudy.calibrate.benchmark import Benchmark, Fields, Times, check_clock, check_times
+from understudy.calibrate.load import Load, requests
+from understudy.errors import InvalidArgument
+
+_ENGINE = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "num_gpu_blocks")
+_SEED = 0
+
+
+def is_result(content: dict[str, Any]) -> bool:
+    """Whether these are its keys."""
+    return "total_input_tokens" in content and ("mean_ttft_ms" in content or "ttfts" in content)
+
+
+def read(
+    source: tuple[str, str], where: str, content: dict[str, Any], least_length: float | None
+) -> list[Benchmark]:
+    """One result. InvalidArgument for failed requests, and for what lacks lengths or arrivals."""
+    fields = Fields(where, content)
+    failed = content.get("failed") or 0
+    errors = [text for text in content.get("errors") or () if text]
+    if failed or errors:
+        raise InvalidArgument(
+            f"{where}: failed={failed or len(errors)}: requests that failed loaded the engine, and nobody knows how "
+            "much; repeat the benchmark until all complete"
+        )
+    engine = {name: int(float(content[name])) for name in _ENGINE if _is_count(content.get(name))}
+    if content.get("input_lens") is not None:
+        return [_detailed(source, fields, engine)]
+    if content.get("ttfts") is not None:
+        raise InvalidArgument(
+            f"{where}: input_lens is missing, though ttfts are there; save it with --save-detailed"
+        )
+    return [_plain(source, fields, engine, least_length)]
+
+
+def _detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -> Benchmark:
+    inputs = fields.numbers("input_lens", None, least=1)
+    rows = len(inputs)
+    outputs = fields.numbers("output_lens", rows, least=1)
+    ttft_ms = fields.numbers("ttfts", rows, least=0) * 1e3
+    gaps = fields.need("itls")
+    if not isinstance(gaps, list) or len(gaps) != rows:
+        raise InvalidArgument(f"{fields.where}: itls must be a list for each of {rows} requests")
+    spans = np.array([fields.as_number(f"itls[{row}]", sum(gap), 0) for row, gap in enumerate(gaps)]) * 1e3
+    e2e_ms = ttft_ms + spans
+    check_times(fields.where, ttft_ms, e2e_ms)
+    if (ttft_ms > 3_600_000).any():
+        raise InvalidArgument(f"{fields.where}: ttfts holds more than an hour: they must be seconds, not ms")
+    concurrency = fields.content.get("max_concurrency")
+    if fields.content.get("start_times") is not None:
+        starts = fields.numbers("start_times", rows)
+        check_clock(fields.where, "start_times", starts)
+        load = requests(inputs, outputs, arrival_s=starts - starts.min())
+    elif _is_count(concurrency) and fields.content.get("request_rate") in ("inf", math.inf, None):
+        load = requests(inputs, outputs, concurrency=int(float(str(concurrency))))
+    else:
+        raise InvalidArgument(
+            f"{fields.where}: start_times are missing, and without max_concurrency nobody can tell when requests came; "
+            "save it with a newer vLLM, or run it with --max-concurrency"
+        )
+    tpot: Times = np.where(outputs > 1, spans / np.maximum(outputs - 1, 1), np.nan)
+    return Benchmark(
+        file=source[0],
+        sha256=source[1],
+        format="vllm bench serve, detailed",
+        load=load,
+        means=_means(ttft_ms, tpot, e2e_ms),
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot,
+        e2e_ms=e2e_ms,
+        engine=engine,
+    )
+
+
+def _plain(
+    source: tuple[str, str], fields: Fields, engine: dict[str, int], least_length: float | None
+) -> Benchmark:
+    completed = fields.count("completed", remedy="no request completed: nothing to fit")
+    mean_input = fields.count("total_input_tokens") / completed
+    mean_output = fields.count("total_output_tokens") / completed
+    least = least_length
+    notes: tuple[str, ...] = ()
+    if least is None:
+        ratio = fields.content.get("random_range_ratio")
+        least = float(ratio) if isinstance(ratio, int | float | str) and _is_share(ratio) else 1.0
+        if ratio is None:
+            notes = ("lengths are taken to be all alike: say --least-length where they were random",)
+    draw = np.random.default_rng(_SEED)
+    lengths = [_lengths(draw, mean, least, completed) for mean in (mean_input, mean_output)]
+    load = _load(fields, lengths[0], lengths[1], draw)
+    means = {
+        "ttft_ms": fields.number("mean_ttft_ms", least=0),
+        "tpot_ms": fields.number("mean_tpot_ms", least=0),
+    }
+    if fields.content.get("mean_e2el_ms") is not None:
+        means["e2e_ms"] = fields.number("mean_e2el_ms", least=0)
+    return Benchmark(
+        file=source[0],
+        sha256=source[1],
+        format="vllm bench serve",
+        load=load,
+        means=means,
+        engine=engine,
+        notes=notes,
+    )
+
+
+def _lengths(draw: np.random.Generator, mean: float, least: float, rows: int) -> Times:
+    """Uniform, from `least` of the longest to the longest, with this mean."""
+    longest = mean * 2 / (1 + least)
+    values: Times = np.maximum(np.round(draw.uniform(least * longest, longest, size=rows)), 1)
+    return values
+
+
+def _load(fields: Fields, inputs: Times, outputs: Times, draw: np.random.Generator) -> Load:
+    rate = fields.need("request_rate", "it says how requests came: a number, or inf with max_concurrency")
+    concurrency = fields.content.get("max_concurrency")
+    if rate in ("inf", math.inf):
+        if not _is_count(concurrency):  # all at once
+            return requests(inputs, outputs, arrival_s=np.zeros(len(inputs)))
+        return requests(inputs, outputs, concurrency=int(float(str(concurrency))))
+    rate_per_s = fields.as_number("request_rate", rate, 1e-9)
+    if _is_count(concurrency) and int(float(str(concurrency))) < len(inputs):
+        raise InvalidArgument(
+            f"{fields.where}: request_rate={rate} with max_concurrency={concurrency}: which of the two held requests "
+            "back is not in a summary; save it with --save-detailed"
+        )
+    burstiness = fields.content.get("burstiness", 1.0)
+    shape = fields.as_number("burstiness", burstiness, 1e-9)
+    gaps = draw.gamma(shape, 1 / (rate_per_s * shape), size=len(inputs))
+    return requests(inputs, outputs, arrival_s=np.cumsum(gaps))
+
+
+def _means(ttft: Times, tpot: Times, e2e: Times) -> dict[str, float]:
+    found = {"ttft_ms": float(np.mean(ttft)), "e2e_ms": float(np.mean(e2e))}
+    if np.isfinite(tpot).any():
+        found["tpot_ms"] = float(np.nanmean(tpot))
+    return found
+
+
+def _is_count(value: object) -> bool:
+    try:
+        return not isinstance(value, bool) and float(str(value)) >= 1
+    except ValueError:
+        return False
+
+
+def _is_share(value: object) -> bool:
+    try:
+        return 0 < float(str(value)) <= 1
+    except ValueError:
+        return False

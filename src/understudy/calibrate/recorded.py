@@ -1,0 +1,100 @@
+"""A recorded run: when each request came, and how long it was; predictions for every one of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy.calibrate.load import Load, requests
+from understudy.errors import InvalidArgument
+from understudy.run.offline import run_offline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from understudy.engines.config import VllmConfig
+
+_FIELDS = ("request_id", "arrival_s", "input_tokens", "output_tokens")
+COLUMNS = ("request_id", "ttft_ms", "tpot_ms", "e2e_ms")
+
+
+def read_run(path: Path) -> Load:
+    """Requests by line: `request_id`, `arrival_s`, `input_tokens`, `output_tokens`.
+
+    InvalidArgument names file, line and key: what is missing, no number, zero, or before the first arrival.
+    """
+    rows: list[dict[str, Any]] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    rows.append(_read(f"{path}:{number}", line))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path}: {error}") from error
+    if not rows:
+        raise InvalidArgument(f"{path} holds no request")
+    arrivals = np.array([row["arrival_s"] for row in rows])
+    names = [str(row["request_id"]) for row in rows]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgument(f"{path}: request_id {twice!r} is there twice")
+    return requests(
+        [row["input_tokens"] for row in rows],
+        [row["output_tokens"] for row in rows],
+        arrival_s=arrivals - arrivals.min(),
+        request_ids=names,
+    )
+
+
+def _read(where: str, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidArgument(f"{where}: {error}; the file may be cut off") from error
+    if not isinstance(row, dict):
+        raise InvalidArgument(f"{where}: expected keys and values")
+    for name in _FIELDS:
+        if name not in row:
+            raise InvalidArgument(f"{where}: {name} is missing; a line has {', '.join(_FIELDS)}")
+    for name, least in (("arrival_s", None), ("input_tokens", 1), ("output_tokens", 1)):
+        value = row[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidArgument(f"{where}: {name} must be a number, got {value!r}")
+        if least is not None and (value < least or value != int(value)):
+            raise InvalidArgument(f"{where}: {name} must be a whole number of at least {least}, got {value}")
+    return row
+
+
+def predict_run(load: Load, engine: VllmConfig, *, workers: int = 1) -> list[tuple[str, float, float, float]]:
+    """Name, TTFT, TPOT and whole time of each request in ms, in order, from when the engine sees it.
+
+    A busy engine reads what has come when a step ends: until then a request is not seen. TPOT of one token is 0.
+    """
+    ends: dict[int, list[int]] = {worker: [] for worker in range(workers)}
+    run = run_offline(
+        load.workload,
+        engine,
+        workers=workers,
+        routing="round_robin" if workers == 1 else "least_loaded",
+        on_step_end=lambda worker, now_ns: ends[worker].append(now_ns),
+    )
+    columns = run.timeline
+    if columns.reject_reasons:
+        row, reason = next(iter(columns.reject_reasons.items()))
+        raise InvalidArgument(f"request {(columns.request_ids or [])[row]}: {reason}")
+    seen = columns.arrival_ns.copy()
+    for worker, times in ends.items():
+        steps = np.array(times, dtype=np.int64)
+        rows = np.flatnonzero((columns.worker == worker) & (columns.first_admit_ns > columns.arrival_ns))
+        at = np.searchsorted(steps, columns.arrival_ns[rows])
+        known = at < len(steps)
+        seen[rows[known]] = np.minimum(steps[at[known]], columns.first_admit_ns[rows[known]])
+    ttft = (columns.first_token_ns - seen) / 1e6
+    e2e = (columns.last_token_ns - seen) / 1e6
+    gaps = np.maximum(columns.output_tokens - 1, 1)
+    tpot = (columns.last_token_ns - columns.first_token_ns) / 1e6 / gaps
+    names = load.workload.request_ids or []
+    return list(zip(names, ttft.tolist(), tpot.tolist(), e2e.tolist(), strict=True))

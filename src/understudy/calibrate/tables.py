@@ -1,0 +1,217 @@
+"""Tables of experiments, one a row: closed loops of random lengths (InferenceX), or constant rates by stage (BLIS)."""
+
+from __future__ import annotations
+
+import csv
+import math
+from typing import TYPE_CHECKING, Literal
+
+from understudy.calibrate.experiment import Experiment, draws_of, engine_for
+from understudy.calibrate.load import constant_stages, random_lengths
+from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
+from understudy.timing.architecture import Architecture
+from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.gpus import find_gpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Layout = Literal["closed_loop", "stages"]
+
+_NEEDS: dict[Layout, tuple[str, ...]] = {
+    "closed_loop": (
+        "key",
+        "system",
+        "model_path",
+        "quant",
+        "kv_cache_dtype",
+        "isl",
+        "osl",
+        "conc",
+        "tp_size",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+    ),
+    "stages": (
+        "exp_id",
+        "model",
+        "hardware",
+        "tp",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "dtype",
+        "prompt_tokens",
+        "max_tokens",
+        "stage_rates_per_s",
+        "stage_seconds",
+        "distinct_prompts",
+    ),
+}
+_LEAST_LENGTH = 0.8
+_PROMPTS_PER_SLOT = 10
+_MAX_STAGE_S = 600.0
+
+
+class Table:
+    """The rows of a CSV file, and which of the two layouts they have."""
+
+    def __init__(self, path: Path, layout: Layout, rows: list[dict[str, str]]) -> None:
+        self.path = path
+        self.layout = layout
+        self.rows = rows
+
+    @classmethod
+    def read(cls, path: Path) -> Table:
+        """Errors: ConfigError naming the file, and the columns that are missing."""
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file)
+                columns = reader.fieldnames or []
+                rows = list(reader)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        layout: Layout = "stages" if "exp_id" in columns else "closed_loop"
+        missing = [name for name in _NEEDS[layout] if name not in columns]
+        if missing:
+            raise ConfigError(
+                f"{path}: column {missing[0]} is missing; a table has either key, system, model_path, … (closed "
+                "loops) or exp_id, model, hardware, … (constant rates)"
+            )
+        if not rows:
+            raise ConfigError(f"{path} has no row below its header")
+        return cls(path, layout, rows)
+
+    @property
+    def columns_out(self) -> tuple[str, ...]:
+        """The header of the predictions."""
+        if self.layout == "stages":
+            return ("exp_id", "ttft_ms", "itl_ms", "e2e_ms")
+        return ("key", "ttft_ms", "tpot_ms")
+
+    def experiment(self, index: int) -> Experiment:
+        """One row. InvalidArgument names file, line, column and what is wrong."""
+        row = _Row(f"{self.path}:{index + 2}", self.rows[index])
+        try:
+            return _closed_loop(row) if self.layout == "closed_loop" else _stages(row)
+        except UnderstudyError as error:
+            text = str(error)
+            raise InvalidArgument(text if text.startswith(row.where) else f"{row.where}: {text}") from error
+
+
+class _Row:
+    def __init__(self, where: str, cells: dict[str, str]) -> None:
+        self.where = where
+        self.cells = cells
+
+    def text(self, name: str) -> str:
+        value = self.cells.get(name)
+        if value is None or not value.strip():
+            raise InvalidArgument(f"{self.where}: {name} is empty")
+        return value.strip()
+
+    def number(self, name: str) -> float:
+        return self._number(name, self.text(name))
+
+    def count(self, name: str, default: int | None = None) -> int:
+        if default is not None and not (self.cells.get(name) or "").strip():
+            return default
+        value = self.number(name)
+        if value != int(value):
+            raise InvalidArgument(f"{self.where}: {name} must be a whole number, got {value}")
+        return int(value)
+
+    def numbers(self, name: str) -> list[float]:
+        return [self._number(name, part) for part in self.text(name).split()]
+
+    def measured(self, *names: str) -> dict[str, float]:
+        return {name: self.number(name) for name in names if (self.cells.get(name) or "").strip()}
+
+    def _number(self, name: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise InvalidArgument(f"{self.where}: {name} must be a number, got {text!r}") from None
+        if not (math.isfinite(value) and value > 0):
+            raise InvalidArgument(f"{self.where}: {name} must be finite and above 0, got {text}")
+        return value
+
+
+def _closed_loop(row: _Row) -> Experiment:
+    model = Architecture.find(row.text("model_path"))
+    weights = row.text("quant")
+    if model.weights == "mxfp4" and weights in ("nvfp4", "fp4", "mxfp4"):
+        weights = "mxfp4"  # it comes in no other type of 4 bits
+    tensor = row.count("tp_size")
+    deployment = Deployment(
+        model=model,
+        gpu=find_gpu(row.text("system")),
+        weights=weights,
+        kv=row.text("kv_cache_dtype"),
+        parallel=Parallelism(tensor=tensor, expert=row.count("moe_ep_size", 1) if model.num_experts else 1),
+    )
+    concurrency = row.count("conc")
+    prompts = _PROMPTS_PER_SLOT * concurrency
+    loads = tuple(
+        random_lengths(
+            row.count("isl"),
+            row.count("osl"),
+            least=_LEAST_LENGTH,
+            concurrency=concurrency,
+            prompts=prompts,
+            seed=seed,
+        )
+        for seed in range(draws_of(concurrency, prompts))
+    )
+    return Experiment(
+        name=row.text("key"),
+        deployment=deployment,
+        engine=engine_for(
+            deployment,
+            max_num_seqs=row.count("max_num_seqs"),
+            max_num_batched_tokens=row.count("max_num_batched_tokens"),
+            enable_prefix_caching=False,
+        ),
+        loads=loads,
+        measured=row.measured("ttft_ms", "tpot_ms"),
+    )
+
+
+def _stages(row: _Row) -> Experiment:
+    model = Architecture.find(row.text("model"))
+    deployment = Deployment(
+        model=model,
+        gpu=find_gpu(row.text("hardware")),
+        weights=row.text("dtype"),
+        parallel=Parallelism(tensor=row.count("tp")),
+    )
+    rates, seconds = row.numbers("stage_rates_per_s"), row.numbers("stage_seconds")
+    if len(rates) != len(seconds):
+        raise InvalidArgument(
+            f"{row.where}: stage_rates_per_s has {len(rates)} stages and stage_seconds {len(seconds)}"
+        )
+    max_tokens = row.count("max_tokens")
+    counted = (row.cells.get("client_output_tokens") or "").strip()
+    # Stages of a steady load say in some minutes what they say in an hour; their shares of the requests stay.
+    longest = max(seconds)
+    seconds = [one * min(1.0, _MAX_STAGE_S / longest) for one in seconds]
+    load = constant_stages(
+        row.count("prompt_tokens"),
+        max_tokens,
+        rates_per_s=rates,
+        stage_seconds=seconds,
+        distinct_prompts=row.count("distinct_prompts"),
+    )
+    return Experiment(
+        name=row.text("exp_id"),
+        deployment=deployment,
+        engine=engine_for(
+            deployment,
+            max_num_seqs=row.count("max_num_seqs"),
+            max_num_batched_tokens=row.count("max_num_batched_tokens"),
+            max_model_len=row.count("max_model_len") if row.cells.get("max_model_len") else None,
+            enable_prefix_caching=True,
+        ),
+        loads=(load,),
+        measured=row.measured("ttft_ms", "itl_ms", "e2e_ms"),
+        client_output_tokens=row.number("client_output_tokens") if counted else float(max_tokens),
+    )

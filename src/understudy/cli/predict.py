@@ -1,0 +1,140 @@
+"""`understudy predict INPUTS`: times of benchmarks that nobody has to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from understudy.cli import deployment_flags
+from understudy.outputs import check_outputs
+
+if TYPE_CHECKING:
+    import argparse
+
+    from understudy.cli import Verbs
+
+EXAMPLES = """\
+examples:
+  understudy predict experiments.csv -o predictions.csv
+  understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX PRO 6000" -o predictions.csv
+  understudy predict run.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4 --weights fp8
+
+INPUTS is a table of experiments, one a row (docs/accuracy.md has its columns): closed loops of random lengths (key,
+system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id, model,
+hardware, tp, …). Columns of measurements are not looked at. Or it is a recorded run, a JSON line a request:
+request_id, arrival_s, input_tokens, output_tokens; its times count from when the engine sees a request.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Describe `understudy predict`."""
+    import argparse
+
+    verb = verbs.add_parser(
+        "predict",
+        help="times of benchmarks, without running them",
+        description="Replay the load of each experiment through the engine, with the times of its model and GPU.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument(
+        "inputs", type=Path, metavar="INPUTS", help="a .csv of experiments or a .jsonl of requests"
+    )
+    verb.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("-"),
+        metavar="CSV",
+        help="predictions (default: standard output)",
+    )
+    verb.add_argument("--threads", type=int, metavar="N", help="experiments at a time (default: one a core)")
+    verb.add_argument(
+        "--timing", type=Path, metavar="YAML", help="of a recorded run: a timing file that `calibrate` wrote"
+    )
+    deployment_flags.add_deployment_flags(verb, needed=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict, and write."""
+    from understudy.errors import ConfigError
+
+    check_outputs({"--output": args.output}, {"INPUTS": args.inputs, "--timing": args.timing})
+    if args.inputs.suffix == ".csv":
+        if args.model or args.gpu or args.timing:
+            raise ConfigError(
+                "--model, --gpu and --timing belong to a recorded run; the rows of a table name their own"
+            )
+        return _table(args)
+    if args.timing is not None and (args.model or args.gpu):
+        raise ConfigError("--timing says which model ran on which GPU; leave out --model and --gpu")
+    if args.timing is None and not (args.model and args.gpu):
+        raise ConfigError(
+            f"{args.inputs}: a recorded run needs --model and --gpu, or --timing (a table ends in .csv)"
+        )
+    return _run(args)
+
+
+def _table(args: argparse.Namespace) -> int:
+    import sys
+
+    from understudy.calibrate.predict import predict_table
+    from understudy.calibrate.tables import Table
+    from understudy.cli.progress import progress_bar
+
+    table = Table.read(args.inputs)
+    with progress_bar("predicting", len(table.rows), "experiments") as progress:
+        results = predict_table(table, threads=args.threads, progress=progress)
+    name, *measures = table.columns_out
+    rows = [
+        (row[name], *(result[measure] for measure in measures))
+        for row, result in zip(table.rows, results, strict=True)
+        if isinstance(result, dict)
+    ]
+    refused = [result for result in results if not isinstance(result, dict)]
+    if not rows:
+        raise refused[0]
+    _write(args.output, table.columns_out, rows)
+    for error in refused:
+        print(f"understudy predict: {error}", file=sys.stderr)
+    if refused:
+        print(f"{len(refused)} of {len(results)} rows are left out", file=sys.stderr)
+    return 2 if refused else 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
+    from understudy.timing.physical import Physical
+    from understudy.timing.presets import preset
+    from understudy.timing.timing_file import TimingFile
+
+    if args.timing is not None:
+        file = TimingFile.read(args.timing)
+        deployment, reached = file.deployment, file.efficiencies
+    else:
+        deployment = deployment_flags.deployment_of(args)
+        reached = preset(deployment.model, deployment.gpu, deployment.weights, deployment.kv).efficiencies
+    engine = deployment_flags.engine_of(args, deployment)
+    timing = Physical(coefficients=deployment.coefficients(reached))
+    load = read_run(args.inputs)
+    rows = predict_run(load, msgspec.structs.replace(engine, timing=timing), workers=deployment.parallel.data)
+    _write(args.output, COLUMNS, rows)
+    return 0
+
+
+def _write(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
+    import csv
+    import io
+
+    from understudy.outputs import create
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for name, *values in rows:
+        writer.writerow([name, *(f"{value:.4f}" for value in values)])
+    with create(path) as file:
+        file.write(text.getvalue().encode())

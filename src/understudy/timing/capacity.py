@@ -1,0 +1,47 @@
+"""How many KV blocks fit on the GPUs of a worker, when no log says it: an estimate, good to some percent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.timing.deployment import Deployment
+
+BLOCKS_PLUS_MINUS = 0.08
+"""How far the estimate may be off, as a share."""
+
+_FIXED_BYTES = 0.6e9
+"""CUDA's context and graphs, buffers of collectives. From one recorded run (RTX 4090, Llama-3.1-8B, 2,588 blocks)."""
+
+
+def kv_blocks(
+    deployment: Deployment,
+    *,
+    block_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    gpu_memory_utilization: float = 0.9,
+) -> int:
+    """Usable blocks of one worker: what weights, activations of the largest step and graphs leave of its memory.
+
+    ConfigError where the model does not fit.
+    """
+    if not 0 < gpu_memory_utilization <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
+    model, tp = deployment.model, deployment.parallel.tensor
+    widest = max(model.intermediate_size, model.expert_size * model.experts_per_token) / tp
+    activations = max_num_batched_tokens * (4 * widest + 8 * model.hidden_size) * 2
+    logits = max_num_seqs * model.vocab_size * 8
+    usable = gpu_memory_utilization * deployment.gpu.memory_gb * 1e9
+    spent = deployment.weight_bytes_per_gpu + activations + logits + _FIXED_BYTES
+    block = block_size * deployment.kv_bytes_per_token
+    blocks = int((usable - spent) // block) - 1  # one is reserved
+    if blocks < 1:
+        raise ConfigError(
+            f"{model.name} in {deployment.weights} takes {spent / 1e9:.1f} of the {usable / 1e9:.1f} GB that it may "
+            f"use of a {deployment.gpu.name} and leaves no room for KV blocks; use more GPUs "
+            "(tensor_parallel_size), a smaller type of weights, or a higher gpu_memory_utilization"
+        )
+    return blocks

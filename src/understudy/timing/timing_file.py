@@ -1,0 +1,112 @@
+"""A timing file: calibrated numbers with where they come from, as `calibrate` writes it and `--timing` takes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from understudy.errors import ConfigError
+from understudy.timing.architecture import Architecture  # noqa: TC001  (msgspec reads the annotations)
+from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
+from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
+from understudy.timing.physical import Domain, Origin, Physical, Residuals
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = 1
+
+
+class FittedNumber(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the efficiencies that were fitted."""
+
+    name: str
+    value: float
+    plus_minus_percent: float
+    """One standard deviation."""
+    preset: float
+    determined: bool
+    """False: the data hardly moved it; it is the preset's, more or less."""
+
+
+class FittedInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A benchmark that was fitted, and how far the fit is from it: simulated / measured − 1."""
+
+    file: str
+    sha256: str
+    format: str
+    requests: int
+    ttft_percent: float | None = None
+    tpot_percent: float | None = None
+    e2e_percent: float | None = None
+
+
+class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a timing file holds. The GPU and the model are written out, so that it means the same in later versions."""
+
+    understudy_timing: int = FORMAT
+    date: str
+    understudy: str
+    model: Architecture
+    gpu: Gpu
+    weights: str
+    kv: str
+    parallel: Parallelism
+    efficiencies: Efficiencies
+    fitted: tuple[FittedNumber, ...]
+    inputs: tuple[FittedInput, ...]
+    residuals: Residuals
+    domain: Domain
+
+    @classmethod
+    def read(cls, path: Path) -> TimingFile:
+        """Errors: ConfigError naming the file and the key."""
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        if not isinstance(content, dict) or "understudy_timing" not in content:
+            raise ConfigError(
+                f"{path} is no timing file: understudy_timing is missing (understudy calibrate writes one)"
+            )
+        if content["understudy_timing"] != FORMAT:
+            raise ConfigError(
+                f"{path}: understudy_timing {content['understudy_timing']!r} is not {FORMAT}, which this version reads"
+            )
+        try:
+            return msgspec.convert(content, cls)
+        except (msgspec.ValidationError, ConfigError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def text(self) -> str:
+        """As YAML."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        body: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
+        return (
+            "# Step times of one deployment, fitted to benchmarks: understudy replay TRACE --timing THIS_FILE\n"
+            + body
+        )
+
+    @property
+    def deployment(self) -> Deployment:
+        """What it was fitted for."""
+        return Deployment(
+            model=self.model, gpu=self.gpu, weights=self.weights, kv=self.kv, parallel=self.parallel
+        )
+
+    def timing(self) -> Physical:
+        """The timing model, with its origin, its residuals and the domain of the fit."""
+        parallel = self.parallel
+        detail = (
+            f"{self.model.name} in {self.weights} on {parallel.tensor * parallel.data} × {self.gpu.name}, fitted "
+            f"{self.date} to {', '.join(one.file for one in self.inputs)}"
+        )
+        return Physical(
+            coefficients=self.deployment.coefficients(self.efficiencies),
+            origin=Origin(source="calibrated", detail=detail, residuals=self.residuals),
+            domain=self.domain,
+            front_end_ms=self.efficiencies.front_end_ms,
+        )

@@ -1,0 +1,259 @@
+"""Calibration: numbers come back out of simulated benchmarks, in every format; what cannot be fitted is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrate import files
+from understudy.calibrate.fit import EngineFlags, fit
+from understudy.calibrate.least_squares import solve
+from understudy.calibrate.load import random_lengths
+from understudy.calibrate.readers import read_benchmarks
+from understudy.cli import main
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.timing.presets import preset
+from understudy.timing.timing_file import TimingFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from understudy.calibrate.load import Load
+    from understudy.calibrate.simulate import Outcome
+
+    Writer = Callable[[Path, Load, Outcome], Path]
+
+START = preset(files.DEPLOYMENT.model, files.DEPLOYMENT.gpu, "bf16", "bf16").efficiencies
+TRUTH = msgspec.structs.replace(START, weights=0.7, compute=0.6, step_ms=1.3)
+FLAGS = EngineFlags(max_num_seqs=files.SEQS, max_num_batched_tokens=files.BATCHED)
+DETAILED: dict[str, tuple[str, Writer]] = {
+    "vllm": ("bench.json", files.vllm_detailed),
+    "aiperf": ("profile_export.jsonl", files.aiperf_records),
+    "guidellm": ("benchmarks.json", files.guidellm),
+    "understudy": ("requests.jsonl", files.own_requests),
+}
+
+
+def test_least_squares_finds_a_line_and_says_how_well() -> None:
+    x = np.linspace(1, 2, 20)
+    truth = 3 * x**0.5
+
+    def residuals(values: Any) -> Any:
+        return np.log(values[0] * x ** values[1] / truth)
+
+    found = solve(residuals, np.array([1.0, 1.0]), prior=np.array([5.0, 5.0]), noise=0.001)
+    assert found.values == pytest.approx([3, 0.5], rel=0.01)
+    assert (found.deviations < 0.05).all()
+
+
+def test_what_the_residuals_do_not_depend_on_stays_at_its_prior() -> None:
+    found = solve(
+        lambda values: np.log(values[:1] / 2), np.array([1.0, 7.0]), prior=np.array([1.0, 0.3]), noise=0.01
+    )
+    assert found.values == pytest.approx([2, 7], rel=0.01)
+    assert found.deviations[1] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("writer", DETAILED)
+def test_known_numbers_come_back_from_every_request_of(writer: str, tmp_path: Path) -> None:
+    name, write = DETAILED[writer]
+    load = files.open_load()
+    path = write(tmp_path / name, load, files.measure(load, TRUTH))
+    [benchmark] = read_benchmarks(path)
+    assert benchmark.detailed
+    assert benchmark.load.workload.prompt_tokens.tolist() == load.workload.prompt_tokens.tolist()
+    found = fit([benchmark], files.DEPLOYMENT, START, FLAGS, iterations=5)
+    for number in found.file.fitted:
+        if number.name in ("weights", "compute"):
+            assert number.determined
+            truth = getattr(TRUTH, number.name)
+            spread = max(3 * number.plus_minus_percent / 100, 0.03)
+            assert number.value == pytest.approx(truth, rel=spread), number.name
+    [scored] = found.file.inputs
+    assert abs(scored.tpot_percent or 99) < 1
+    assert abs(scored.ttft_percent or 99) < 3
+
+
+def test_known_numbers_come_back_from_three_summaries(tmp_path: Path) -> None:
+    shapes = {"low": (1024, 256, 4), "high": (1024, 256, 48), "long": (3000, 128, 16)}
+    benchmarks = []
+    for name, (isl, osl, concurrency) in shapes.items():
+        load = random_lengths(isl, osl, least=0.8, concurrency=concurrency, prompts=4 * concurrency, seed=3)
+        path = files.vllm_plain(
+            tmp_path / f"{name}.json",
+            load,
+            files.measure(load, TRUTH),
+            random_range_ratio=0.8,
+            max_num_seqs="64",
+        )
+        benchmarks += read_benchmarks(path)
+    assert not benchmarks[0].detailed
+    assert benchmarks[0].engine == {"max_num_seqs": 64}
+    found = fit(benchmarks, files.DEPLOYMENT, START, FLAGS, iterations=5)
+    values = {number.name: number for number in found.file.fitted}
+    assert values["weights"].value == pytest.approx(TRUTH.weights, rel=0.06)
+    assert values["weights"].determined
+    for scored in found.file.inputs:
+        assert abs(scored.tpot_percent or 99) < 2
+        assert abs(scored.ttft_percent or 99) < 8
+
+
+def test_summaries_of_aiperf_and_of_a_table_are_read(tmp_path: Path) -> None:
+    load = random_lengths(800, 100, least=1.0, concurrency=8, prompts=40, seed=0)
+    seen = files.measure(load, START)
+    [aiperf] = read_benchmarks(files.aiperf_summary(tmp_path / "profile_export_aiperf.json", load, seen))
+    assert aiperf.load.concurrency == 8
+    assert aiperf.means["tpot_ms"] == pytest.approx(seen.mean("tpot_ms"))
+    table = tmp_path / "rows.csv"
+    table.write_text("isl,osl,conc,mean_ttft_ms,mean_tpot_ms,tp\n800,100,8,30.5,8.25,1\n800,100,16,40,9,1\n")
+    rows = read_benchmarks(table)
+    assert [row.load.concurrency for row in rows] == [8, 16]
+    assert rows[0].means == {"ttft_ms": 30.5, "tpot_ms": 8.25}
+    assert rows[0].load.workload.prompt_tokens.min() >= 640
+
+
+# --- the command line -----------------------------------------------------------------------------------
+
+
+def test_a_newcomer_fits_checks_and_looks_at_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = files.open_load(30)
+    bench = files.vllm_detailed(tmp_path / "bench.json", load, files.measure(load, TRUTH))
+    other = files.open_load(20, seed=9)
+    more = files.guidellm(tmp_path / "more.json", other, files.measure(other, TRUTH))
+    timing, html = tmp_path / "timing.yaml", tmp_path / "fit.html"
+    flags = ["--max-num-seqs", "64", "--max-num-batched-tokens", "4096"]
+    what = ["--model", "Llama-3.1-8B", "--gpu", "H100", *flags, "-o", str(timing), "--html", str(html)]
+    assert main(["calibrate", str(bench), *what]) == 0
+    assert "determined by the data" in capsys.readouterr().out
+    file = TimingFile.read(timing)
+    assert file.inputs[0].file == "bench.json"
+    assert len(file.inputs[0].sha256) == 64
+    assert file.timing().origin.source == "calibrated"
+    assert file.domain.requests == 30
+    page = html.read_text()
+    assert page.count("<svg") == 5
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert main(["calibrate", "check", str(more), "--timing", str(timing), *flags]) == 0
+    assert "more.json" in capsys.readouterr().out
+
+
+def test_commands_that_contradict_themselves_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, words in (
+        (["bench.json", "--model", "Llama-3.1-8B", "--gpu", "H100"], "-o is missing"),
+        (["bench.json", "-o", str(tmp_path / "t.yaml")], "--model and --gpu are needed"),
+        (["check", "bench.json"], "needs benchmarks and --timing"),
+        (["b.json", "--model", "Llama-3.1-8B", "--gpu", "H100", "-o", str(tmp_path / "t.yaml")], "b.json"),
+    ):
+        assert main(["calibrate", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("", "is empty"),
+        ("understudy_timing: 2\n", "understudy_timing 2 is not 1"),
+        ("kind: physical\n", "is no timing file"),
+        ("understudy_timing: 1\ndate: today\n", "missing required field"),
+    ],
+)
+def test_a_file_that_is_no_timing_file_is_refused(tmp_path: Path, content: str, match: str) -> None:
+    path = tmp_path / "timing.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=match if content else "is no timing file"):
+        TimingFile.read(path)
+
+
+# --- bad benchmarks -------------------------------------------------------------------------------------
+
+
+def change_vllm(tmp_path: Path, **changes: Any) -> Path:
+    load = files.open_load(5)
+    path = files.vllm_detailed(tmp_path / "bench.json", load, files.measure(load, START))
+    content = json.loads(path.read_text())
+    content.update(changes)
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"failed": 2}, "failed=2: requests that failed .* repeat the benchmark"),
+        ({"errors": ["", "timeout", "", "", ""]}, "failed=1"),
+        ({"output_lens": [5]}, "output_lens has 1 entries for 5 requests; the file is cut off"),
+        ({"input_lens": [0, 1, 1, 1, 1]}, r"input_lens\[0\] must be at least 1, got 0"),
+        ({"start_times": ..., "max_concurrency": None}, "start_times are missing"),
+        ({"ttfts": [-1, 1, 1, 1, 1]}, r"ttfts\[0\] must be at least 0"),
+        ({"ttfts": [9000.0, 1, 1, 1, 1]}, "must be seconds, not ms"),
+        ({"start_times": [0, 1, 2, 3, 1e9]}, "more than a week; its unit"),
+        ({"input_lens": ...}, "input_lens is missing"),
+    ],
+)
+def test_a_bad_result_of_vllm_is_refused_with_key_and_remedy(
+    tmp_path: Path, changes: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=match):
+        read_benchmarks(change_vllm(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("", "is empty"),
+        ('{"model_id": "x", "total_in', "may be cut off"),
+        ('{"colour": "blue"}', r"no benchmark that is known \(its keys: colour\)"),
+        ("[1, 2]", "expected keys and values"),
+        ('{"ttft_ms": {}, "run": {}}', "--requests-jsonl"),
+        ('{"total_input_tokens": 5, "mean_ttft_ms": 1, "completed": 0}', "completed must be at least 1"),
+        (
+            '{"total_input_tokens": 5, "total_output_tokens": 5, "completed": 1, "mean_ttft_ms": 1, "mean_tpot_ms": 1}',
+            "request_rate is missing",
+        ),
+        ('{"benchmarks": []}', "benchmarks is empty"),
+        (
+            '{"benchmarks": [{"requests": {"successful": [{"prompt_tokens": 5, "output_tokens": 5}]}}]}',
+            "request_start is missing",
+        ),
+        ('{"input_config": {}, "time_to_first_token": {"unit": "ms", "avg": 1}}', "no concurrency"),
+    ],
+)
+def test_a_file_without_lengths_or_arrivals_or_of_no_known_format_is_refused(
+    tmp_path: Path, content: str, match: str
+) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument, match=match):
+        read_benchmarks(path)
+
+
+def test_records_of_aiperf_with_mixed_units_cancelled_requests_or_a_clock_that_runs_backwards(
+    tmp_path: Path,
+) -> None:
+    load = files.open_load(3)
+    path = files.aiperf_records(tmp_path / "p.jsonl", load, files.measure(load, START))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def refused(match: str, **metadata: Any) -> None:
+        changed = json.loads(json.dumps(lines))
+        changed[1]["metadata"].update(metadata)
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+        with pytest.raises(InvalidArgument, match=match):
+            read_benchmarks(path)
+
+    refused("was cancelled or failed", was_cancelled=True)
+    refused("clock runs backwards", request_end_ns=5)
+    lines[1]["metrics"]["time_to_first_token"]["unit"] = "fortnights"
+    refused("unit 'fortnights' is not known")
+    path.write_text(path.read_text() + '{"metadata": {')
+    with pytest.raises(InvalidArgument, match="cut off"):
+        read_benchmarks(path)

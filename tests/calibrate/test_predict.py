@@ -1,0 +1,260 @@
+"""Predictions: the load of a benchmark is replayed as it was run, row by row and request by request."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from understudy.calibrate.load import constant_stages, random_lengths, requests
+from understudy.calibrate.predict import predict_table
+from understudy.calibrate.recorded import predict_run, read_run
+from understudy.calibrate.simulate import simulate
+from understudy.calibrate.tables import Table
+from understudy.cli import main
+from understudy.engines.config import VllmConfig
+from understudy.engines.timing import Constant
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.timing.architecture import Architecture
+from understudy.timing.capacity import kv_blocks
+from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.gpus import find_gpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEN_MS = VllmConfig(
+    timing=Constant(prefill_ms=0.0, decode_ms=10.0),
+    block_size=16,
+    async_scheduling=True,
+    enable_prefix_caching=False,
+)
+ROW = {
+    "key": "a",
+    "stratum": "x",
+    "system": "h100_sxm",
+    "model_path": "meta-llama/Llama-3.1-8B",
+    "quant": "bf16",
+    "kv_cache_dtype": "bf16",
+    "isl": "1024",
+    "osl": "128",
+    "conc": "4.0",
+    "tp_size": "1.0",
+    "moe_ep_size": "1.0",
+    "max_num_batched_tokens": "8192",
+    "max_num_seqs": "4",
+}
+STAGES = {
+    "exp_id": "7",
+    "stratum": "fit",
+    "model": "llama8b",
+    "hardware": "h100_sxm",
+    "tp": "1",
+    "max_num_batched_tokens": "2048",
+    "max_num_seqs": "128",
+    "max_model_len": "4096",
+    "dtype": "fp16",
+    "prompt_tokens": "575",
+    "max_tokens": "48",
+    "stage_rates_per_s": "4 8",
+    "stage_seconds": "5 5",
+    "distinct_prompts": "5",
+    "client_output_tokens": "40",
+}
+
+
+def table(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def predicted(rows: Table) -> list[dict[str, float]]:
+    return [result for result in predict_table(rows) if isinstance(result, dict)]
+
+
+def run_file(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# --- loads ----------------------------------------------------------------------------------------------
+
+
+def test_a_client_waits_for_the_front_end_before_and_after_the_engine() -> None:
+    load = requests([10, 10], [3, 3], concurrency=1)
+    seen = simulate(load, TEN_MS, front_end_ms=6.0)
+    assert seen.ttft_ms.tolist() == [16.0, 16.0]
+    assert seen.tpot_ms.tolist() == [10.0, 10.0]
+    assert seen.e2e_ms.tolist() == [36.0, 36.0]
+
+
+def test_random_lengths_are_uniform_below_the_nominal_ones() -> None:
+    load = random_lengths(1000, 500, least=0.8, concurrency=4, prompts=400, seed=0)
+    w = load.workload
+    assert (w.prompt_tokens.min(), w.prompt_tokens.max()) == (800, 1000)
+    assert 890 < w.prompt_tokens.mean() < 910
+    assert 445 < w.output_tokens.mean() < 455
+    with pytest.raises(ConfigError, match="least length"):
+        random_lengths(10, 10, least=0.0, concurrency=1, prompts=1, seed=0)
+
+
+def test_stages_have_constant_rates_one_after_another_and_prompts_that_repeat() -> None:
+    load = constant_stages(100, 10, rates_per_s=[2, 4], stage_seconds=[3, 2], distinct_prompts=5)
+    arrivals = load.workload.arrival_ns / 1e9
+    assert np.allclose(arrivals[:6], np.arange(6) / 2)
+    assert np.allclose(arrivals[6:], 3 + np.arange(8) / 4)
+    assert len(set(load.workload.hash_ids.tolist())) == 5
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def test_rows_of_both_layouts_are_predicted(tmp_path: Path) -> None:
+    closed = Table.read(
+        table(tmp_path / "closed.csv", ROW, {**ROW, "key": "b", "conc": "8", "max_num_seqs": "8"})
+    )
+    low, high = predicted(closed)
+    assert 5 < low["tpot_ms"] < high["tpot_ms"] < 20
+    assert 20 < low["ttft_ms"] < 200
+    staged = predicted(Table.read(table(tmp_path / "stages.csv", STAGES)))[0]
+    assert staged["itl_ms"] == pytest.approx((staged["e2e_ms"] - staged["ttft_ms"]) / 39)
+
+
+def test_a_prediction_does_not_look_at_what_was_measured(tmp_path: Path) -> None:
+    plain = predict_table(Table.read(table(tmp_path / "a.csv", ROW)))
+    told = predict_table(
+        Table.read(table(tmp_path / "b.csv", {**ROW, "ttft_ms": "1", "tpot_ms": "1", "stratum": "z"}))
+    )
+    assert plain == told
+
+
+def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = table(tmp_path / "in.csv", ROW)
+    for name in ("one.csv", "two.csv"):
+        assert main(["predict", str(source), "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    assert (tmp_path / "one.csv").read_text().startswith("key,ttft_ms,tpot_ms\na,")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model_path": "Nobody-7B"}, r"in\.csv:2: model 'Nobody-7B' is neither"),
+        ({"system": "abacus"}, r"in\.csv:2: gpu 'abacus' is not known"),
+        ({"quant": "int3"}, r"in\.csv:2: weight type 'int3' is not known"),
+        ({"tp_size": "3"}, r"in\.csv:2: tensor_parallel_size=3 does not divide the 32 heads"),
+        ({"isl": "many"}, r"in\.csv:2: isl must be a number, got 'many'"),
+        ({"conc": "0"}, r"in\.csv:2: conc must be finite and above 0"),
+        ({"osl": ""}, r"in\.csv:2: osl is empty"),
+        ({"model_path": "Llama-3.1-405B"}, r"in\.csv:2: Llama-3.1-405B in bf16 takes .* leaves no room"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_file_line_and_column(
+    tmp_path: Path, change: dict[str, str], match: str
+) -> None:
+    found = Table.read(table(tmp_path / "in.csv", {**ROW, **change}))
+    with pytest.raises(InvalidArgument, match=match):
+        found.experiment(0)
+
+
+def test_a_bad_row_does_not_harm_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = table(tmp_path / "in.csv", {**ROW, "key": "bad", "model_path": "deepseek-ai/DeepSeek-R1"}, ROW)
+    assert main(["predict", str(source), "-o", str(tmp_path / "out.csv")]) == 2
+    assert "latent attention" in (errors := capsys.readouterr().err)
+    assert "1 of 2 rows are left out" in errors
+    assert [line.split(",")[0] for line in (tmp_path / "out.csv").read_text().splitlines()] == ["key", "a"]
+
+
+def test_a_table_without_a_column_or_a_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="column system is missing"):
+        Table.read(
+            table(tmp_path / "in.csv", {name: value for name, value in ROW.items() if name != "system"})
+        )
+    (tmp_path / "empty.csv").write_text(",".join(ROW) + "\n")
+    with pytest.raises(ConfigError, match="has no row"):
+        Table.read(tmp_path / "empty.csv")
+
+
+# --- recorded runs --------------------------------------------------------------------------------------
+
+
+def test_times_of_a_recorded_run_count_from_when_the_engine_sees_the_request(tmp_path: Path) -> None:
+    rows = [
+        {"request_id": "a", "arrival_s": 5.0, "input_tokens": 10, "output_tokens": 10},
+        {"request_id": "b", "arrival_s": 5.014, "input_tokens": 10, "output_tokens": 2},
+    ]
+    load = read_run(run_file(tmp_path / "run.jsonl", rows))
+    found = {name: rest for name, *rest in predict_run(load, TEN_MS)}
+    assert found["a"] == [10.0, 10.0, 100.0]
+    # It comes at 14, is seen at 20, when the first step that it can be in is the one from 30 to 40.
+    assert found["b"] == [20.0, 10.0, 30.0]
+
+
+def test_a_recorded_run_is_predicted_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"request_id": f"r{i}", "arrival_s": i / 10, "input_tokens": 500, "output_tokens": 20}
+        for i in range(5)
+    ]
+    path = run_file(tmp_path / "run.jsonl", rows)
+    assert main(["predict", str(path), "--model", "Llama-3.1-8B", "--gpu", "RTX PRO 6000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "request_id,ttft_ms,tpot_ms,e2e_ms"
+    assert [line.split(",")[0] for line in lines[1:]] == ["r0", "r1", "r2", "r3", "r4"]
+    assert main(["predict", str(path), "--model", "Llama-3.1-8B"]) == 2
+    assert "needs --model and --gpu, or --timing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"input_tokens": ...}, r"run\.jsonl:1: input_tokens is missing"),
+        ({"output_tokens": 0}, "output_tokens must be a whole number of at least 1, got 0"),
+        ({"arrival_s": "noon"}, "arrival_s must be a number, got 'noon'"),
+    ],
+)
+def test_a_bad_line_of_a_run_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    row = {"request_id": "a", "arrival_s": 0.0, "input_tokens": 10, "output_tokens": 10, **change}
+    path = run_file(
+        tmp_path / "run.jsonl", [{name: value for name, value in row.items() if value is not ...}]
+    )
+    with pytest.raises(InvalidArgument, match=match):
+        read_run(path)
+
+
+def test_a_run_that_is_cut_off_or_names_a_request_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"request_id": "a", "arriv')
+    with pytest.raises(InvalidArgument, match="may be cut off"):
+        read_run(path)
+    row = {"request_id": "a", "arrival_s": 0.0, "input_tokens": 10, "output_tokens": 10}
+    with pytest.raises(InvalidArgument, match="request_id 'a' is there twice"):
+        read_run(run_file(path, [row, row]))
+
+
+# --- capacity -------------------------------------------------------------------------------------------
+
+
+def test_blocks_that_fit_agree_with_a_recorded_engine() -> None:
+    deployment = Deployment(model=Architecture.find("Llama-3.1-8B"), gpu=find_gpu("RTX 4090"), weights="bf16")
+    blocks = kv_blocks(deployment, block_size=16, max_num_batched_tokens=2048, max_num_seqs=256)
+    assert blocks == pytest.approx(2587, rel=0.05)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_remedy() -> None:
+    deployment = Deployment(
+        model=Architecture.find("Llama-3.1-70B"), gpu=find_gpu("H100"), weights="bf16", parallel=Parallelism()
+    )
+    with pytest.raises(ConfigError, match=r"Llama-3.1-70B in bf16 takes 1.*tensor_parallel_size"):
+        kv_blocks(deployment, block_size=16, max_num_batched_tokens=8192, max_num_seqs=256)
+    with pytest.raises(ConfigError, match="gpu_memory_utilization"):
+        kv_blocks(
+            deployment, block_size=16, max_num_batched_tokens=8192, max_num_seqs=256, gpu_memory_utilization=0
+        )
