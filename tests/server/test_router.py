@@ -85,8 +85,9 @@ def test_prompts_go_to_where_their_blocks_are() -> None:
             reply = await told.client.post(C, {"prompt": prompt, "max_tokens": 1})
             home = int(reply.headers["x-understudy-worker"])
 
-            async def known(home: int = home) -> bool:
-                return len(await told.held(home)) >= 20
+            async def known(home: int = home, prompt: list[int] = prompt) -> bool:
+                rows = (await told.client.post("/query", {"token_ids": prompt})).json["workers"]
+                return bool(rows[home]["held"]["device"] == 20)
 
             await told.until(known)
             again = await told.client.post(C, {"prompt": [*prompt, 5, 6], "max_tokens": 1})

@@ -186,8 +186,24 @@ class Subscriber:
                 self._was_cut = True
             elif self._was_cut:
                 self._was_cut = False
-                if self._next is not None:
-                    self._recover("the connection came back")
+                self._come_back()
+
+    def _come_back(self) -> None:
+        """The connection is there again. Who cannot ask whether the publisher is the one that it was starts anew."""
+        if self._next is None:
+            return
+        if self._client is not None:
+            self._recover("the connection came back", doubtful=True)
+        else:
+            self._doubt()
+
+    def _doubt(self) -> None:
+        self.counters.note(
+            "partial_views",
+            f"{self.endpoint}: the connection came back, and nobody can tell what was said meanwhile",
+        )
+        self._clear()
+        self._next, self._last_payload, self._last_live, self.state = None, None, -1, "partial"
 
     # --- sequence -------------------------------------------------------------------------------------
 
@@ -252,8 +268,11 @@ class Subscriber:
 
     # --- recovery -------------------------------------------------------------------------------------
 
-    def _recover(self, why: str) -> None:
-        """Fill up from the last message on, which must come back as it was: else another publisher says it."""
+    def _recover(self, why: str, *, doubtful: bool = False) -> None:
+        """Fill up from the last message on, which must come back as it was: else another publisher says it.
+
+        `doubtful`: it may be another one, so that a last message that does not come back proves nothing.
+        """
         assert self._next is not None
         if self._client is None:
             return
@@ -270,6 +289,9 @@ class Subscriber:
                 "restarts", f"{self.endpoint}: {why}, and the publisher is not the one that it was"
             )
             self._start_anew(None, None)
+        elif doubtful and (known is None or first[0] != start):
+            if not self._resync():
+                self._doubt()
         elif first[0] > self._next:
             self._resync()
         else:
@@ -293,18 +315,19 @@ class Subscriber:
         elif self._next < sequence:
             self._give_up(sequence, payload, "nobody can tell what was before")
 
-    def _resync(self) -> None:
-        """The ring has wrapped: what the publisher holds now stands for what it said."""
+    def _resync(self) -> bool:
+        """The ring has wrapped: what the publisher holds now stands for what it said. False: it cannot tell."""
         assert self._client is not None
         dumped = self._client.dump()
         if not dumped:
-            return  # the caller finds that the gap is still there
+            return False  # the caller finds that the gap is still there
         self._clear()
         self.counters.dumped_messages += len(dumped)
         self._next, self._last_payload, self.state = dumped[-1][0] + 1, None, "live"
         self._apply([payload for _, payload in dumped])
         since = self._client.since(self._next)
         self._apply_replayed([each for each in since or [] if each[0] >= self._next])
+        return True
 
     def _apply_replayed(self, messages: Messages) -> None:
         run: list[bytes] = []
