@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def beside_peer(python: Path, trace: Path, workers: int, runs: int) -> bool:
     for mode, count in (("round_robin", 1), ("kv_router", runs)):
         sides: dict[str, list[list[float]]] = {"ours": [], "peer": []}
         for seed in range(count):
-            routing = "round_robin" if mode == "round_robin" else KvRouting()
+            routing: Any = "round_robin" if mode == "round_robin" else KvRouting()
             run = run_offline(
                 workload, ENGINE, workers=workers, routing=routing, seed=seed, route_rejected=True
             )
