@@ -48,6 +48,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   }
   stepping_ = !config_.leaping || config_.lockstep_ns > 0 || config_.on_step || user_policies() || shares_tiers() ||
               (config_.check && observes_) || config_.router->queues();
+  resting_ = stepping_ && config_.leaping && config_.lockstep_ns == 0 && !config_.on_step && !user_policies() &&
+             !config_.check && !observes_ && !config_.router->queues();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;
@@ -74,6 +76,9 @@ void Fleet::make_engine(std::size_t index) {
   engine->set_leaping(config_.leaping && !config_.on_step);
   if (config_.on_step) {
     engine->set_observer([this, index, it = engine.get()](bool ended) { config_.on_step(index, *it, ended); });
+  }
+  if (resting_ && engine->tiers() != nullptr) {
+    engine->tiers()->set_before_landing([this, index](std::int64_t) { rouse(index, true); });
   }
   workers_[index].engine = std::move(engine);
 }

@@ -72,6 +72,7 @@ class Fleet final : private FleetView {
     std::vector<std::uint64_t> rows;               // by the engine's request index
     EventQueue::Handle next = EventQueue::kNone;   // its entry among step ends
     EventQueue::Handle begin = EventQueue::kNone;  // and among those that begin
+    bool resting = false;                          // its plain steps are not played yet; `next` is their end
     std::uint64_t ready_round = 0;                 // of beginnings: the last it came too late for
     std::vector<RequestRecord> finished;           // and not settled
     TimedEvents events;                            // that the router has been told of, if they are kept
@@ -105,6 +106,8 @@ class Fleet final : private FleetView {
   void end_step(std::size_t worker);
   void begin_all();
   void begin_step(std::size_t worker);
+  void open_step(std::size_t worker);
+  void rouse(std::size_t worker, bool landing);
   void watch_hub();
   // … or each as far as nothing can reach it.
   void take(Worker& worker, const StepEffects& effects);
@@ -155,6 +158,7 @@ class Fleet final : private FleetView {
   std::vector<std::uint64_t> session_;  // of each row; empty: its own
   bool keeps_events_ = false;           // in the result
   bool stepping_ = false;               // workers that meet take every step in the order of the queue
+  bool resting_ = false;                // except for those that concern nobody else
 
   EventQueue queue_;
   std::int64_t now_ns_ = 0;

@@ -2,7 +2,8 @@
 //
 // What a worker does concerns others when it finishes a request, when a router looks at it, or on a tier that they
 // share. Where they share none, each is played only as far as somebody needs to know: its entry in the queue is a time
-// before which it cannot finish a request. Else every step has its place in the queue.
+// before which it cannot finish a request. Else every step has its place in the queue, except that a worker rests over
+// those that concern nobody else: it has one entry for them, and is roused when something reaches it before.
 #include <algorithm>
 #include <limits>
 
@@ -94,7 +95,9 @@ void Fleet::arrive(std::uint64_t row) {
 
 void Fleet::place(std::uint64_t row, std::size_t worker) {
   worker_of_[row] = static_cast<std::int32_t>(worker);
-  if (!stepping_) {
+  if (stepping_) {
+    rouse(worker, false);
+  } else {
     join(worker);
     if (!workers_[worker].engine->in_step()) workers_[worker].engine->skip_to(now_ns_);
     workers_[worker].ready_round = round_;
@@ -178,6 +181,7 @@ void Fleet::land() {
 }
 
 void Fleet::end_step(std::size_t index) {
+  if (workers_[index].resting) rouse(index, false);
   if (workers_[index].engine->in_step()) take(workers_[index], workers_[index].engine->end_step(now_ns_));
   settle(index);
   if (config_.check && observes_) {
@@ -214,8 +218,20 @@ void Fleet::begin_step(std::size_t index) {
   Worker& worker = workers_[index];
   VllmEngine& engine = *worker.engine;
   const bool lockstep = config_.lockstep_ns > 0;
-  if (engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) return;
+  if (worker.resting || engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) return;
   if (engine.asleep()) std::erase(sleepers_, index);
+  if (const std::optional<std::int64_t> end_ns = resting_ ? engine.rest(now_ns_) : std::nullopt) {
+    worker.resting = true;
+    worker.next = queue_.push(*end_ns, EventClass::StepEnd, order_of(index), index);
+    return;
+  }
+  open_step(index);
+}
+
+void Fleet::open_step(std::size_t index) {
+  Worker& worker = workers_[index];
+  VllmEngine& engine = *worker.engine;
+  const bool lockstep = config_.lockstep_ns > 0;
   std::int64_t duration_ns = 0;
   if (lockstep && engine.config().async_scheduling) {
     // As recordings have it: the update that follows a schedule is that of the step before, which ends now.
@@ -231,6 +247,23 @@ void Fleet::begin_step(std::size_t index) {
   } else {
     worker.next = queue_.push(now_ns_ + (lockstep ? config_.lockstep_ns : duration_ns), EventClass::StepEnd,
                               order_of(index), index);
+  }
+}
+
+// The steps of its rest are played as far as they have come, since something reaches it now: it is in the middle of
+// one, or has just ended one. A landing comes before the ends of steps at the same time, all else after.
+void Fleet::rouse(std::size_t index, bool landing) {
+  Worker& worker = workers_[index];
+  if (!worker.resting) return;
+  worker.resting = false;
+  forget(worker.next);
+  take(worker, worker.engine->catch_up(now_ns_, landing));
+  if (worker.engine->in_step()) {
+    worker.next = queue_.push(worker.engine->now_ns(), EventClass::StepEnd, order_of(index), index);
+  } else if (round_ns_ == now_ns_) {
+    open_step(index);  // others have begun theirs
+  } else {
+    want_begin(index);
   }
 }
 
@@ -286,7 +319,7 @@ void Fleet::plan(std::size_t index) {
 }
 
 WorkerState Fleet::state(std::size_t index) {
-  if (!stepping_) join(index);
+  stepping_ ? rouse(index, false) : join(index);
   const EngineSnapshot now = workers_.at(index).engine->snapshot();
   return {now.running, now.waiting + now.loading, now.active_blocks,
           now.active_blocks + now.cached_blocks + now.free_blocks};

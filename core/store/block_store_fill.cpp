@@ -255,9 +255,9 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
 void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  // Where nobody asks for more, they are cached at once.
-  const bool at_once = !held && !pool.contested && !pool.config.reset_on_release && is_quiet(pool);
-  const SlotState landed = at_once ? SlotState::Inactive : SlotState::Staged;
+  // Where nobody asks for more, and nobody has registered the same meanwhile, they are there at once.
+  const bool at_once = !pool.contested && is_quiet(pool) && (held || !pool.config.reset_on_release);
+  const SlotState landed = !at_once ? SlotState::Staged : held ? SlotState::Primary : SlotState::Inactive;
   freed_.resize(slots.size());
   std::size_t next = slots.size();
   try {
@@ -268,7 +268,7 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held
         throw Error(ErrorKind::WrongState, "block ", slots[next - 1], " is not claimed (or is named twice)");
       }
       slot.state = landed;
-      slot.refs = at_once ? 0 : 1;
+      slot.refs = at_once && !held ? 0 : 1;
       freed_[slots.size() - next] = id;
     }
   } catch (...) {
@@ -283,7 +283,11 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held
   pool.counters.registrations += slots.size();
   if (at_once) {
     next_generation_ += slots.size();
-    pool.policy->insert(freed_);
+    if (held) {
+      pool.references += slots.size();
+    } else {
+      pool.policy->insert(freed_);
+    }
     freed_.clear();
     return;
   }

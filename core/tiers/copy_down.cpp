@@ -22,7 +22,6 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
                             worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
   }
-  copy_of_.resize(store_.num_blocks(kG2));
   if (config_.min_reuse > 0 || config_.filter) reuse_.assign(store_.num_blocks(kG1), 0);
 }
 
@@ -246,17 +245,16 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who
     Copy& copy = copies_[index];
     copy.alive = true;
     copy.evicted = evicted;
-    copy.transfer.reset();
     copy.number = ++copies_made_;
     const auto keep = [&](auto& part, const auto& all) {
       const auto own = all.subspan(start, count);
       part.assign(own.begin(), own.end());
     };
     keep(copy.from, slots);
-    keep(copy.to, to);
     if (!run_.shared().empty()) keep(copy.blocks, blocks);
-    copy.eta_ns = now_ns + estimate_.copy_ns(count * config_.bytes_per_block, copying_ + queued_.size());
-    for (const SlotId slot : copy.to) copy_of_[slot] = index;
+    copy.arrival =
+        arrivals_.expect(to.subspan(start, count),
+                         now_ns + estimate_.copy_ns(count * config_.bytes_per_block, copying_ + queued_.size()));
     wait_for(who, now_ns, copy);
     queued_.push_back(index);
   }
@@ -268,7 +266,7 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
     const std::uint32_t index = queued_.front();
     queued_.pop_front();
     ++copying_;
-    copies_[index].transfer =
+    arrivals_.at(copies_[index].arrival).transfer =
         hub().start(now_ns, std::span(&host_.down, 1), copies_[index].from.size() * config_.bytes_per_block,
                     Priority::Background, *this, {kCopy, index});
   }
@@ -278,18 +276,27 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   Copy& copy = copies_[index];
   --copying_;
-  const bool wanted = !copy.loads.empty() || !run_.shared().empty();
-  store_.land(kG2, copy.to, wanted);  // held until those who want it have it
-  for (const LoadWaiter& waiter : copy.loads) {
-    source_landed(waiter.load, waiter.block, copy.to[waiter.place], time_ns);
+  Arrival& arrival = arrivals_.at(copy.arrival);
+  const bool wanted = !arrival.waiters.empty() || !run_.shared().empty();
+  store_.land(kG2, arrival.to, wanted);  // held until those who want it have it
+  for (const Arrival::Waiter& waiter : arrival.waiters) {
+    source_landed(waiter.load, waiter.block, arrival.to[waiter.place], time_ns);
   }
   std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
+  kept_.assign(arrival.to.size(), false);
   try {
-    if (!run_.shared().empty()) copy_lower(time_ns, copy.to, copy.blocks);
+    copy_lower(time_ns, arrival.to, copy.blocks, kept_);
   } catch (...) {
     failure = std::current_exception();
   }
-  if (wanted) store_.release(kG2, copy.to, true);
+  if (wanted) {
+    rest_.clear();
+    for (std::size_t i = 0; i < arrival.to.size(); ++i) {
+      if (!kept_[i]) rest_.push_back(arrival.to[i]);
+    }
+    store_.release(kG2, rest_, true);
+  }
+  arrivals_.forget(copy.arrival);
   if (copy.evicted) {
     set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
@@ -303,7 +310,6 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     ++wait.epoch;
   }
   copy.waiters.clear();
-  copy.loads.clear();
   copy.alive = false;
   free_copies_.push_back(index);
   start_copies(time_ns);
@@ -312,65 +318,63 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
 
 // ── To the tiers of the run ──
 
-void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
-                             std::span<const BlockIdentity> blocks) {
+// From `slots`, each of which is referenced once: a tier that takes a block keeps that reference, or another one.
+void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
+                             std::vector<bool>& kept) {
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     SharedTier& shared = *run_.shared()[tier];
-    std::vector<BlockIdentity> wanted(blocks.begin(), blocks.end());
     const std::int64_t eta_ns =
         now_ns +
-        estimate_.lower_copy_ns(shared.config(), wanted.size() * config_.bytes_per_block, copying_lower_[tier]);
-    const std::vector<SlotId> to = shared.expect(wanted, now_ns, eta_ns);
-    std::vector<SlotId> from;
-    for (std::size_t i = 0, next = 0; i < blocks.size() && next < wanted.size(); ++i) {
-      if (!(blocks[i].lineage == wanted[next].lineage)) continue;
-      from.push_back(slots[i]);
-      ++next;
+        estimate_.lower_copy_ns(shared.config(), blocks.size() * config_.bytes_per_block, copying_lower_[tier]);
+    const std::optional<Arrivals::Id> arrival = shared.expect(blocks, now_ns, eta_ns, chosen_);
+    if (!arrival) continue;
+    if (free_lower_.empty()) {
+      free_lower_.push_back(static_cast<std::uint32_t>(lower_.size()));
+      lower_.emplace_back();
     }
-    store_.reference(kG2, from);
-    for (std::size_t start = 0; start < from.size(); start += config_.offload_batch_size) {
-      const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, from.size() - start);
-      if (free_lower_.empty()) {
-        free_lower_.push_back(static_cast<std::uint32_t>(lower_.size()));
-        lower_.emplace_back();
-      }
-      const std::uint32_t index = free_lower_.back();
-      free_lower_.pop_back();
-      const auto part = [&](const auto& all) {
-        const auto first = all.begin() + static_cast<std::ptrdiff_t>(start);
-        return std::vector(first, first + static_cast<std::ptrdiff_t>(count));
-      };
-      lower_[index] = {tier, part(from), part(to), part(wanted)};
-      queued_lower_[tier].push_back(index);
+    const std::uint32_t index = free_lower_.back();
+    free_lower_.pop_back();
+    LowerCopy& copy = lower_[index];
+    copy.tier = tier;
+    copy.arrival = *arrival;
+    for (const std::uint32_t i : chosen_) {
+      copy.from.push_back(slots[i]);
+      if (kept[i]) store_.reference(kG2, slots.subspan(i, 1));
+      kept[i] = true;
     }
+    queued_lower_[tier].push_back(index);
     start_lower(tier, now_ns);
   }
 }
 
 void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
-  const std::uint32_t limit = run_.shared()[tier]->config().offload_concurrency;
-  while (copying_lower_[tier] < limit && !queued_lower_[tier].empty()) {
+  SharedTier& shared = *run_.shared()[tier];
+  while (copying_lower_[tier] < shared.config().offload_concurrency && !queued_lower_[tier].empty()) {
     const std::uint32_t index = queued_lower_[tier].front();
     queued_lower_[tier].pop_front();
     ++copying_lower_[tier];
-    const std::array<LinkId, 2> path{ways_[tier].down, run_.shared()[tier]->backend().down};
-    const TransferId id = hub().start(now_ns, path, lower_[index].blocks.size() * config_.bytes_per_block,
-                                      Priority::Background, *this, {kLower, index, static_cast<std::uint32_t>(tier)});
-    run_.shared()[tier]->under_way(lower_[index].blocks, id);
+    const std::array<LinkId, 2> path{ways_[tier].down, shared.backend().down};
+    shared.arrivals().at(lower_[index].arrival).transfer =
+        hub().start(now_ns, path, lower_[index].from.size() * config_.bytes_per_block, Priority::Background, *this,
+                    {kLower, index, static_cast<std::uint32_t>(tier)});
   }
 }
 
 void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
-  LowerCopy copy = std::move(lower_[index]);
-  lower_[index] = {};
+  LowerCopy& copy = lower_[index];
+  const std::size_t tier = copy.tier;
+  --copying_lower_[tier];
+  run_.shared()[tier]->land(copy.arrival, time_ns);
+  store_.release(kG2, lower_[index].from, true);
+  lower_[index].from.clear();
   free_lower_.push_back(index);
-  --copying_lower_[copy.tier];
-  run_.shared()[copy.tier]->land(copy.to, copy.blocks, time_ns);
-  store_.release(kG2, copy.from, true);
-  start_lower(copy.tier, time_ns);
+  start_lower(tier, time_ns);
 }
 
 void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
+  // What has gone further down was here before, and stays, unless it was to go.
+  const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive;
+  if (seen && before_landing_) before_landing_(time_ns);
   ++landings_;
   try {
     land(errand, time_ns);

@@ -68,13 +68,8 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
     loading_.insert(blocks[i].lineage, index);
     if (!landing) continue;
     ++load.pending;
-    if (!below) {
-      Copy& copy = copies_[source.id];
-      const auto place = std::ranges::find(copy.to, source.slot) - copy.to.begin();
-      copy.loads.push_back({index, at, static_cast<std::uint32_t>(place)});
-      continue;
-    }
-    shared_tier(source.tier)->wait_for(blocks[i].lineage, *this, index, at);
+    Arrivals& arrivals = below ? shared_tier(source.tier)->arrivals() : arrivals_;
+    arrivals.wait_for(source.slot, *this, index, at);
   }
   load.ascends =
       std::ranges::adjacent_find(load.blocks, std::ranges::greater_equal{}, position_of) == load.blocks.end();
@@ -87,6 +82,7 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
 
 // A block that a load waits for is on its tier, referenced by whoever brought it.
 void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId slot, std::int64_t time_ns) {
+  if (before_landing_) before_landing_(time_ns);  // it may be another worker who brought it
   Load& load = loads_[index];
   const std::span<const SlotId> one(&slot, 1);
   if (load.tiers[block] == Tier::G2) {
@@ -97,7 +93,7 @@ void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId
     load.shared[block] = slot;
   }
   next_phase(index, time_ns);
-  changed(time_ns);  // it may be another worker who brought it
+  changed(time_ns);
 }
 
 // One thing less to wait for.
@@ -308,8 +304,8 @@ void WorkerTiers::check() const {
     if (!copy.alive) continue;
     held += copy.evicted ? copy.from.size() : 0;
     references += copy.from.size();
-    reserved += copy.to.size();
-    landing += copy.to.size();
+    reserved += copy.from.size();
+    landing += copy.from.size();
   }
   for (const Load& load : loads_) {
     if (!load.alive) continue;
@@ -325,8 +321,8 @@ void WorkerTiers::check() const {
   }
   const PoolMetrics g2 = store_.metrics(kG2);
   const std::uint64_t claimed = store_.in(kG2, SlotState::Claimed);
-  if (held != held_ || references != g1_references_ || landing != claimed || loading != loading_.size() ||
-      reserved != g2.mutable_blocks + claimed || parked != parked_) {
+  if (held != held_ || references != g1_references_ || landing != claimed || landing != arrivals_.slots() ||
+      loading != loading_.size() || reserved != g2.mutable_blocks + claimed || parked != parked_) {
     throw Error(ErrorKind::InvariantViolated, "tiers: held ", held, "/", held_, ", references ", references, "/",
                 g1_references_, ", landing ", landing, "/", claimed, ", loading ", loading, "/", loading_.size(),
                 ", reserved ", reserved, "/", g2.mutable_blocks + claimed, ", parked ", parked, "/", parked_);

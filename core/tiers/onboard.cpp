@@ -6,22 +6,33 @@
 
 namespace understudy {
 
-bool WorkerTiers::find(const BlockIdentity& block, Source& source) const {
-  SlotId above = kNoSlot;
-  SlotId below = kNoSlot;
-  SlotId coming = kNoSlot;
-  std::uint32_t references = 0;
-  store_.peek(kG1, {&block, 1}, &above, &references);
-  if (above == kNoSlot) store_.locate(kG2, {&block, 1}, &below, &coming);
-  return find(block, above, below, coming, source);
+// Where `blocks` are on the device and on the host.
+void WorkerTiers::locate(std::span<const BlockIdentity> blocks) {
+  above_.resize(blocks.size());
+  below_.resize(blocks.size());
+  coming_.resize(blocks.size());
+  references_.resize(blocks.size());
+  store_.peek(kG1, blocks, above_.data(), references_.data());
+  store_.locate(kG2, blocks, below_.data(), coming_.data());
+  lower_from_ = blocks.size();
 }
 
-// `above` and `below`: where it is on the device and on the host; `coming`: where a copy will be.
-bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, SlotId coming, Source& source) const {
-  const std::span<const BlockIdentity> one(&block, 1);
-  std::uint32_t references = 0;
+// And from `from` on, on the tiers of the run: those above them lack it, so they will lack most of what follows.
+void WorkerTiers::locate_lower(std::span<const BlockIdentity> blocks, std::size_t from) {
+  if (from >= lower_from_) return;
+  lower_from_ = from;
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    auto& [here, coming] = lower_found_[tier];
+    here.resize(blocks.size());
+    coming.resize(blocks.size());
+    run_.shared()[tier]->store().locate(0, blocks.subspan(from), here.data() + from, coming.data() + from);
+  }
+}
+
+// Block `at` of those that were located, and there is no way above it that it comes by.
+bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& source) const {
   source = {};
-  source.slot = above;
+  source.slot = above_[at];
   source.tier = Tier::G1;
   if (source.slot != kNoSlot) return true;
   if (const std::uint32_t load = loading_.find(block.lineage); load != InFlight::kNone) {
@@ -32,29 +43,27 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
     if (loads_[load].joins == 0) source.transfer = loads_[load].transfer;  // else it waits for those before
     return true;
   }
-  source.slot = below;
+  const auto lands = [&source](Tier tier, const Arrivals& arrivals, SlotId slot) {
+    const Arrival& arrival = arrivals.of(slot);
+    source = {tier, Source::Where::Landing, slot, 0, arrival.eta_ns, arrival.transfer};
+  };
+  source.slot = below_[at];
   source.tier = Tier::G2;
   if (source.slot != kNoSlot) return true;
-  if (coming != kNoSlot) {
-    const std::uint32_t copy = copy_of_[coming];
-    source.where = Source::Where::Landing;
-    source.slot = coming;
-    source.id = copy;
-    source.ready_ns = copies_[copy].eta_ns;
-    source.transfer = copies_[copy].transfer;
+  if (coming_[at] != kNoSlot) {
+    lands(Tier::G2, arrivals_, coming_[at]);
     return true;
   }
-  for (const auto& shared : run_.shared()) {
-    shared->store().peek(0, one, &source.slot, &references);
-    source.tier = shared->tier();
+  if (at < lower_from_) return false;  // nobody has looked there yet
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    source.slot = lower_found_[tier].here[at];
+    source.tier = run_.shared()[tier]->tier();
     if (source.slot != kNoSlot) return true;
   }
-  for (const auto& shared : run_.shared()) {
-    if (!shared->coming(block.lineage)) continue;
-    source.tier = shared->tier();
-    source.where = Source::Where::Landing;
-    source.ready_ns = shared->eta_ns(block.lineage);
-    source.transfer = shared->transfer(block.lineage);
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    const SlotId coming = lower_found_[tier].coming[at];
+    if (coming == kNoSlot) continue;
+    lands(run_.shared()[tier]->tier(), run_.shared()[tier]->arrivals(), coming);
     return true;
   }
   return false;
@@ -65,31 +74,25 @@ bool WorkerTiers::find(const BlockIdentity& block, SlotId above, SlotId below, S
 void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
   constexpr std::size_t kMost = 64;
   sources_.clear();
-  above_.resize(kMost);
-  below_.resize(kMost);
-  coming_.resize(kMost);
-  references_.resize(kMost);
   for (std::size_t size = 1; !blocks.empty(); size = std::min(2 * size, kMost)) {
     const std::span<const BlockIdentity> some = blocks.first(std::min(size, blocks.size()));
-    store_.peek(kG1, some, above_.data(), references_.data());
-    store_.locate(kG2, some, below_.data(), coming_.data());
+    locate(some);
     for (std::size_t i = 0; i < some.size(); ++i) {
       Source source;
-      if (!find(some[i], above_[i], below_[i], coming_[i], source)) return;
+      if (!find(some[i], i, source)) {
+        locate_lower(some, i);
+        if (!find(some[i], i, source)) return;
+      }
       sources_.push_back(source);
     }
     blocks = blocks.subspan(some.size());
   }
 }
 
-std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> blocks) const {
+std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> blocks) {
+  find_sources(blocks);
   std::vector<TierAnswer> answers;
-  for (const BlockIdentity& block : blocks) {
-    Source source;
-    if (!find(block, source)) {
-      answers.push_back({});
-      break;
-    }
+  for (const Source& source : sources_) {
     TierAnswer answer{TierAnswer::Kind::Hit, source.tier, 0};
     if (source.where != Source::Where::Resident) {
       answer.kind = source.transfer ? TierAnswer::Kind::Pending : TierAnswer::Kind::Retry;
@@ -97,6 +100,7 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
     }
     answers.push_back(answer);
   }
+  if (answers.size() < blocks.size()) answers.push_back({});
   return answers;
 }
 

@@ -16,6 +16,7 @@ StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint32_
   pool.num_blocks = config.num_blocks;
   pool.policy = config.policy;
   pool.duplicates = DuplicatePolicy::Reject;
+  pool.keeps_details = events;
   store.pools = {pool};
   store.events.enabled = events;
   store.thread_safe = false;  // belongs to the run, which is one thread
@@ -41,50 +42,39 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
           links.add_link({up, config.up.bandwidth_gbps, config.up.fixed_ns, duplex, demand_first})};
 }
 
-std::vector<SlotId> SharedTier::expect(std::vector<BlockIdentity>& blocks, std::int64_t now_ns, std::int64_t eta_ns) {
-  std::vector<SlotId> seen(blocks.size());
-  std::vector<std::uint32_t> references(blocks.size());
-  store_.peek(0, blocks, seen.data(), references.data());
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (seen[i] == kNoSlot && !coming(blocks[i].lineage)) blocks[kept++] = blocks[i];
+std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns,
+                                               std::int64_t eta_ns, std::vector<std::uint32_t>& chosen) {
+  here_.resize(blocks.size());
+  coming_.resize(blocks.size());
+  store_.locate(0, blocks, here_.data(), coming_.data());
+  chosen.clear();
+  wanted_.clear();
+  const std::uint64_t room = store_.available(0);
+  for (std::size_t i = 0; i < blocks.size() && chosen.size() < room; ++i) {
+    if (here_[i] != kNoSlot || coming_[i] != kNoSlot) continue;
+    chosen.push_back(static_cast<std::uint32_t>(i));
+    wanted_.push_back(blocks[i]);
   }
-  blocks.resize(std::min<std::size_t>(kept, store_.available(0)));
-  std::vector<SlotId> slots(blocks.size());
-  store_.allocate(0, slots);
-  for (const BlockIdentity& block : blocks) {
-    if (unused_.empty()) {
-      unused_.push_back(static_cast<std::uint32_t>(expected_.size()));
-      expected_.emplace_back();
+  if (chosen.empty()) return std::nullopt;
+  to_.resize(wanted_.size());
+  store_.reserve(0, wanted_, to_);
+  const Arrivals::Id id = arrivals_.expect(to_, eta_ns);
+  changed(now_ns);
+  return id;
+}
+
+void SharedTier::land(Arrivals::Id id, std::int64_t time_ns) {
+  Arrival& arrival = arrivals_.at(id);
+  const bool awaited = !arrival.waiters.empty();
+  store_.land(0, arrival.to, awaited);  // held until those who wait have it
+  if (awaited) {
+    std::ranges::stable_sort(arrival.waiters, {}, &Arrival::Waiter::place);
+    for (const Arrival::Waiter& waiter : arrival.waiters) {
+      waiter.who->source_landed(waiter.load, waiter.block, arrival.to[waiter.place], time_ns);
     }
-    const std::uint32_t at = unused_.back();
-    unused_.pop_back();
-    expected_[at].eta_ns = eta_ns;
-    expected_[at].transfer.reset();
-    coming_.insert(block.lineage, at);
+    store_.release(0, arrival.to, true);
   }
-  if (!slots.empty()) changed(now_ns);
-  return slots;
-}
-
-void SharedTier::under_way(std::span<const BlockIdentity> blocks, TransferId id) {
-  for (const BlockIdentity& block : blocks) expected_[coming_.find(block.lineage)].transfer = id;
-}
-
-void SharedTier::wait_for(const LineageHash& block, LandingWaiter& waiter, std::uint32_t load, std::uint32_t index) {
-  expected_[coming_.find(block)].waiters.push_back({&waiter, load, index});
-}
-
-void SharedTier::land(std::span<SlotId> slots, std::span<const BlockIdentity> blocks, std::int64_t time_ns) {
-  store_.commit(0, slots, blocks);
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const std::uint32_t at = coming_.find(blocks[i].lineage);
-    coming_.erase(blocks[i].lineage);
-    const std::vector<Waiter> waiters = std::exchange(expected_[at].waiters, {});
-    unused_.push_back(at);
-    for (const Waiter& waiter : waiters) waiter.who->source_landed(waiter.load, waiter.index, slots[i], time_ns);
-  }
-  store_.release(0, slots, true);
+  arrivals_.forget(id);
   changed(time_ns);
 }
 
@@ -112,19 +102,21 @@ void SharedTier::changed(std::int64_t now_ns) {
 
 void SharedTier::check(bool whole) {
   const PoolMetrics m = store_.metrics(0);
-  if (whole || changes_ > m.active_blocks + m.inactive_blocks + m.mutable_blocks) {
+  if (whole || changes_ > m.active_blocks + m.inactive_blocks + arrivals_.slots()) {
     changes_ = 0;
     store_.check();
     if (checks_) truth_.require_equal(store_, EventTruth::Scope::Whole);
   }
-  if (m.mutable_blocks != coming_.size()) {
-    throw Error(ErrorKind::InvariantViolated, "G", static_cast<int>(tier_), " has ", m.mutable_blocks,
-                " reserved blocks, and ", coming_.size(), " on their way");
+  if (const std::uint64_t claimed = store_.in(0, SlotState::Claimed); claimed != arrivals_.slots()) {
+    throw Error(ErrorKind::InvariantViolated, "G", static_cast<int>(tier_), " has ", claimed, " reserved blocks, and ",
+                arrivals_.slots(), " on their way");
   }
 }
 
 TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check, TransferHub* hub)
-    : own_hub_(hub == nullptr ? std::make_unique<TransferHub>() : nullptr), hub_(hub == nullptr ? *own_hub_ : *hub) {
+    : own_hub_(hub == nullptr ? std::make_unique<TransferHub>() : nullptr),
+      hub_(hub == nullptr ? *own_hub_ : *hub),
+      emits_(events || check) {
   if (config.g3)
     shared_.push_back(std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, check, config.demand_first,
                                                    hub_.links()));

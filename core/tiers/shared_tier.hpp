@@ -12,18 +12,11 @@
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
 #include "store/block_store.hpp"
-#include "tiers/in_flight.hpp"
+#include "tiers/arrivals.hpp"
 #include "tiers/tier_config.hpp"
 #include "tiers/transfer_hub.hpp"
 
 namespace understudy {
-
-// Somebody who waits for a block to land on a tier: told, with the slot still referenced.
-class LandingWaiter {
- public:
-  virtual ~LandingWaiter() = default;
-  virtual void source_landed(std::uint32_t load, std::uint32_t block, SlotId slot, std::int64_t time_ns) = 0;
-};
 
 // The two directions to a tier.
 struct Way {
@@ -46,17 +39,14 @@ class SharedTier {
   std::uint32_t& loads_under_way() noexcept { return loads_under_way_; }
 
   // ── Copies on their way here ──
-  // Reserves room for those of `blocks` that are neither here nor coming, in order, as far as there is room; keeps in
-  // `blocks` only those, and returns their slots. `eta_ns`: when they will be here, about.
-  std::vector<SlotId> expect(std::vector<BlockIdentity>& blocks, std::int64_t now_ns, std::int64_t eta_ns);
-  bool coming(const LineageHash& block) const noexcept { return coming_.find(block) != InFlight::kNone; }
-  std::int64_t eta_ns(const LineageHash& block) const { return expected_[coming_.find(block)].eta_ns; }
-  // The copy that brings them has been started; nothing before.
-  void under_way(std::span<const BlockIdentity> blocks, TransferId id);
-  std::optional<TransferId> transfer(const LineageHash& block) const { return expected_[coming_.find(block)].transfer; }
-  void wait_for(const LineageHash& block, LandingWaiter& waiter, std::uint32_t load, std::uint32_t index);
+  // Reserves room for those of `blocks` that are neither here nor coming, in order, as far as there is room: `chosen`
+  // are their places. Nothing when there are none. `eta_ns`: when they will be here, about.
+  std::optional<Arrivals::Id> expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns, std::int64_t eta_ns,
+                                     std::vector<std::uint32_t>& chosen);
+  Arrivals& arrivals() noexcept { return arrivals_; }
+  const Arrivals& arrivals() const noexcept { return arrivals_; }
   // They are here: visible from now on.
-  void land(std::span<SlotId> slots, std::span<const BlockIdentity> blocks, std::int64_t time_ns);
+  void land(Arrivals::Id id, std::int64_t time_ns);
 
   // ── Watch ──
   // Blocks that it has, over time; thinned when there are many.
@@ -78,25 +68,16 @@ class SharedTier {
 
   void changed(std::int64_t now_ns);
 
-  struct Waiter {
-    LandingWaiter* who;
-    std::uint32_t load;
-    std::uint32_t index;
-  };
-  struct Expected {
-    std::int64_t eta_ns = 0;
-    std::optional<TransferId> transfer;
-    std::vector<Waiter> waiters;
-  };
-
   Tier tier_;
   SharedTierConfig config_;
   BlockStore store_;
   Way backend_;
   std::uint32_t loads_under_way_ = 0;
-  InFlight coming_;  // values index expected_
-  std::vector<Expected> expected_;
-  std::vector<std::uint32_t> unused_;  // of expected_
+  Arrivals arrivals_;
+  std::vector<SlotId> here_;  // scratch, and so are the next three
+  std::vector<SlotId> coming_;
+  std::vector<SlotId> to_;
+  std::vector<BlockIdentity> wanted_;
 
   bool emits_;
   bool checks_;
@@ -119,6 +100,8 @@ class TierRun {
 
   TransferHub& hub() noexcept { return hub_; }
   const TransferHub& hub() const noexcept { return hub_; }
+  // Whether its tiers tell who a block is, and so have to be told.
+  bool emits() const noexcept { return emits_; }
   std::vector<std::unique_ptr<SharedTier>>& shared() noexcept { return shared_; }
   const std::vector<std::unique_ptr<SharedTier>>& shared() const noexcept { return shared_; }
   // Of everybody who shares it: what one worker does may make a block of another's land.
@@ -130,6 +113,7 @@ class TierRun {
   Turns turns_;
   std::unique_ptr<TransferHub> own_hub_;
   TransferHub& hub_;
+  bool emits_;
   std::uint64_t links_checked_at_ = 0;               // their operations until then
   std::vector<std::unique_ptr<SharedTier>> shared_;  // G3 before G4
 };

@@ -83,6 +83,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Called after every landing that may have changed a block of this worker's, with its time.
   void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }
 
+  // Called before a landing changes anything that this worker's steps could see, with its time.
+  void set_before_landing(std::function<void(std::int64_t)> before) { before_landing_ = std::move(before); }
+
   // ── Room on the device ──
   enum class Room : std::uint8_t {
     Taken,
@@ -136,7 +139,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   };
   std::optional<Origin> take_origin(RequestSlot who);
   // The answer for each of the leading blocks, ended by the first miss.
-  std::vector<TierAnswer> lookup(std::span<const BlockIdentity> blocks) const;
+  std::vector<TierAnswer> lookup(std::span<const BlockIdentity> blocks);
 
   // ── Watch ──
   std::uint64_t held() const noexcept { return held_; }
@@ -163,30 +166,21 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     RequestSlot who;
     std::uint32_t epoch;
   };
-  struct LoadWaiter {
-    std::uint32_t load;
-    std::uint32_t block;  // of the load
-    std::uint32_t place;  // in the copy
-  };
   // A batch from the device to the host.
   struct Copy {
     bool alive = false;
-    bool evicted = false;                // its slots are held; else its blocks are referenced
-    std::uint64_t number = 0;            // in the order in which they were made
-    std::optional<TransferId> transfer;  // none while it is queued
-    std::int64_t eta_ns = 0;
+    bool evicted = false;      // its slots are held; else its blocks are referenced
+    std::uint64_t number = 0;  // in the order in which they were made
+    Arrivals::Id arrival = 0;  // on the host
     std::vector<SlotId> from;
-    std::vector<SlotId> to;
     std::vector<BlockIdentity> blocks;  // for the tiers below; empty when there are none
     std::vector<RoomWaiter> waiters;
-    std::vector<LoadWaiter> loads;
   };
   // A batch from the host to a tier below.
   struct LowerCopy {
-    std::size_t tier = 0;  // index into run_.shared()
+    std::size_t tier = 0;      // index into run_.shared()
+    Arrivals::Id arrival = 0;  // there
     std::vector<SlotId> from;
-    std::vector<SlotId> to;
-    std::vector<BlockIdentity> blocks;
   };
   struct Park {
     std::uint32_t pending = 0;  // loads
@@ -226,8 +220,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     enum class Where : std::uint8_t { Resident, Landing, Loading };
     Tier tier = Tier::G2;
     Where where = Where::Resident;
-    SlotId slot = kNoSlot;
-    std::uint32_t id = 0;       // of the copy or the load
+    SlotId slot = kNoSlot;      // where it is, or will be
+    std::uint32_t id = 0;       // of the load
     std::int64_t ready_ns = 0;  // about; when not resident
     std::optional<TransferId> transfer;
   };
@@ -242,7 +236,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
                    std::span<const BlockIdentity> blocks);  // to copies_to_
   void start_copies(std::int64_t now_ns);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
-  void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
+  void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
+                  std::vector<bool>& kept);
   void start_lower(std::size_t tier, std::int64_t now_ns);
   void lower_landed(std::uint32_t index, std::int64_t time_ns);
   void wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy);
@@ -252,8 +247,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void set_held(std::uint64_t held, std::int64_t now_ns);
 
   // onboard.cpp, load_up.cpp
-  bool find(const BlockIdentity& block, Source& source) const;
-  bool find(const BlockIdentity& block, SlotId above, SlotId below, SlotId coming, Source& source) const;
+  void locate(std::span<const BlockIdentity> blocks);
+  void locate_lower(std::span<const BlockIdentity> blocks, std::size_t from);
+  bool find(const BlockIdentity& block, std::size_t at, Source& source) const;
   void find_sources(std::span<const BlockIdentity> blocks);
   std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
@@ -285,6 +281,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   BlockStore& store_;
   TierRun& run_;
   std::function<void(std::int64_t)> on_change_;
+  std::function<void(std::int64_t)> before_landing_;
   Way host_;
   std::vector<Way> ways_;             // to each shared tier
   std::vector<std::uint32_t> reuse_;  // hits by device slot; empty when nobody asks
@@ -294,7 +291,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::deque<std::uint32_t> queued_;
   std::uint32_t copying_ = 0;
   std::uint64_t copies_made_ = 0;
-  std::vector<std::uint32_t> copy_of_;  // by slot of the host, while a copy there is under way: its index
+  Arrivals arrivals_;  // on the host
 
   std::vector<LowerCopy> lower_;
   std::vector<std::uint32_t> free_lower_;
@@ -324,9 +321,16 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<BlockIdentity> evicted_;
   std::vector<SlotId> evicted_slots_;
   std::vector<std::uint32_t> chosen_;
+  // Of the blocks that `locate` was asked for: where each is on the device and on the host; where a copy will be.
   std::vector<SlotId> above_;
   std::vector<SlotId> below_;
   std::vector<SlotId> coming_;
+  struct Lower {
+    std::vector<SlotId> here;
+    std::vector<SlotId> coming;
+  };
+  std::array<Lower, 2> lower_found_;  // the same of the tiers of the run, from block lower_from_ on
+  std::size_t lower_from_ = 0;
   std::vector<SlotId> used_;
   std::vector<std::uint32_t> references_;
   std::vector<Source> sources_;
@@ -334,6 +338,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<BlockIdentity> copied_;
   std::vector<SlotId> copies_to_;
   std::vector<SlotId> rest_;
+  std::vector<bool> kept_;
 };
 
 }  // namespace understudy

@@ -54,7 +54,7 @@ const EngineConfig& checked(const EngineConfig& c) {
   return c;
 }
 
-// `below`: there are tiers below the host.
+// `below`: there are tiers below the host that tell who a block is.
 StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool below) {
   StoreConfig store;
   store.block_size = c.block_size;
@@ -93,8 +93,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
                        const std::string& name)
     : config_(checked(config)),
       timing_(std::move(timing)),
-      store_(store_config(config, tiers,
-                          run != nullptr ? !run->shared().empty() : tiers != nullptr && (tiers->g3 || tiers->g4))),
+      store_(store_config(config, tiers, run != nullptr && run->emits() && !run->shared().empty())),
       announcer_(config_, store_),
       own_run_(tiers != nullptr && run == nullptr
                    ? std::make_unique<TierRun>(*tiers, config.block_size, config.events, config.check)

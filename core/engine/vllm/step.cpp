@@ -8,7 +8,7 @@
 namespace understudy {
 
 void VllmEngine::require_time(std::int64_t now_ns) const {
-  if (!tiers_ || now_ns >= tiers_->hub().links().now_ns()) return;
+  if (!tiers_ || catching_up_ || now_ns >= tiers_->hub().links().now_ns()) return;
   throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
               ", to where the transfers have come: time never goes backwards");
 }

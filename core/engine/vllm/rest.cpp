@@ -1,0 +1,69 @@
+// Resting: steps that concern nobody outside are not played before somebody has to know.
+#include <algorithm>
+
+#include "engine/vllm/engine.hpp"
+#include "engine/vllm/leap.hpp"
+
+namespace understudy {
+
+// How many of the next steps are plain: all that run get a token, nobody ends, and no block is copied or looked up
+// below the device. Nobody can be admitted in them either, where a leap is possible.
+std::uint64_t VllmEngine::plain_steps() const {
+  const std::uint32_t size = config_.block_size;
+  const bool through = tiers_->config().mode == OffloadMode::WriteThrough;
+  // A full block is copied at once, or may be what the head of the queue waits for.
+  const bool stops_at_full = through || (refusal_.stands && refusal_.wants_block && !waiting_.empty());
+  std::uint64_t steps = kMostAtRest;
+  std::uint64_t to_next_block = kMostAtRest;
+  for (const RequestSlot id : running_) {
+    if (tiers_->waiting(id)) return 0;
+    const EngineRequest& request = requests_[id];
+    const std::uint32_t into = request.computed % size;
+    const bool lacks_block = request.table.size() * std::uint64_t{size} <= request.computed;
+    steps = std::min<std::uint64_t>(steps, outputs_left(request) - 1);
+    if (stops_at_full) steps = std::min<std::uint64_t>(steps, size - 1 - into);
+    to_next_block = std::min<std::uint64_t>(to_next_block, into == 0 && lacks_block ? 0 : size - into);
+  }
+  if (steps <= to_next_block) return steps;
+  std::uint64_t blocks = 0;
+  for (const RequestSlot id : running_) {
+    const std::uint64_t end = requests_[id].computed + steps;
+    blocks += (end + size - 1) / size - std::min<std::uint64_t>(requests_[id].table.size(), (end + size - 1) / size);
+  }
+  return leap_->has_room(blocks) ? steps : to_next_block;
+}
+
+std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
+  if (!leaping_ || config_.async_scheduling || !tiers_ || tiers_->has_ready() || !leap_->possible())
+    return std::nullopt;
+  const std::uint64_t steps = plain_steps();
+  if (steps < kFewestAtRest) return std::nullopt;
+  const std::uint64_t alive = running_.size();
+  std::uint64_t context = 0;
+  for (const RequestSlot id : running_) context += requests_[id].known;
+  // Where nobody can foresee what a step takes, or it may take nothing, steps are played in their order.
+  if (timing_.least_ns(timing_.decodes(alive, context), context / alive, capacity_tokens_) <= 0) return std::nullopt;
+  landing_wait_.on = false;
+  now_ns_ = now_ns;
+  std::int64_t end_ns = now_ns;
+  for (std::uint64_t step = 0; step < steps; ++step, context += alive) {
+    end_ns += timing_.duration_ns(timing_.decodes(alive, context), capacity_tokens_);
+  }
+  return end_ns;
+}
+
+const StepEffects& VllmEngine::catch_up(std::int64_t now_ns, bool landing) {
+  new_effects();
+  catching_up_ = true;
+  try {
+    play(landing ? now_ns - 1 : now_ns, false, false);
+    if (landing && !in_step_) (void)begin_step(now_ns_);
+  } catch (...) {
+    catching_up_ = false;
+    throw;
+  }
+  catching_up_ = false;
+  return hand_out();
+}
+
+}  // namespace understudy

@@ -1,0 +1,102 @@
+"""Workers that share tiers rest over steps that concern nobody else, and every result is that of stepping."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tiers.building import EVENT_COLUMNS, INF, shared, tiers, way
+from tiers.fleets import crowd_of, digest, play
+from understudy import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.workload import Workload
+
+# With steps of one length everything happens at the same few times; with the others nothing does.
+TIMINGS: tuple[Callable[[], Any], ...] = (
+    lambda: _core.constant_timing(1.0, 1.0),
+    lambda: _core.constant_timing(0.5, 0.25),
+    _core.polynomial_timing,
+)
+
+
+def scenario(seed: int) -> tuple[Workload, dict[str, Any], dict[str, Any]]:
+    """A workload, tiers and a fleet, small enough that everything happens."""
+    rng = Random(f"rest {seed}")
+    through = rng.random() < 0.5
+    crowd = crowd_of(
+        seed,
+        requests=rng.choice([30, 60]),
+        groups=rng.choice([2, 4]),
+        burst=rng.choice([1, 3, 8]),
+        most_outputs=rng.choice([12, 60, 200]),
+    )
+    below: dict[str, Any] = {
+        "g2_blocks": rng.choice([4, 12, 100]),
+        "host": way(
+            rng.choice([0.1, 1.0, 10.0, INF]),
+            rng.choice([0.3, 1.0, INF]),
+            down_fixed_ns=rng.choice([0, 0, 1000, 700_000]),
+            duplex_gbps=rng.choice([0.3, INF, INF]),
+        ),
+        "demand_first": rng.random() < 0.3,
+        "offload_batch_size": rng.choice([1, 4]),
+        "offload_concurrency": rng.choice([1, 2]),
+        "write_through": through,
+        "exclusive": not through and rng.random() < 0.4,
+        "recompute_fallback": rng.random() < 0.3,
+        "onboard_failure_rate": rng.choice([0, 0, 0.3]),
+    }
+    for tier in rng.choice([("g3",), ("g4",), ("g3", "g4")]):
+        below[tier] = shared(
+            rng.choice([6, 30, 300]),
+            worker=rng.choice([0.2, 1.0, INF]),
+            backend=rng.choice([0.5, 2.0, INF]),
+            offload_concurrency=rng.choice([1, 3]),
+        )
+    fleet: dict[str, Any] = {
+        "num_gpu_blocks": rng.choice([18, 24, 40, 120]),
+        "max_num_seqs": rng.choice([3, 16]),
+        "max_num_batched_tokens": rng.choice([8, 64, 2048]),
+        "workers": rng.choice([2, 3, 5]),
+        "kv_manager": rng.choice(["native", "native", "native", "kvbm"]),
+        "free_order": rng.choice(["all_last", "unkeyed_first"]),
+        "policy": rng.choice(["fcfs", "priority"]),
+        "routing": rng.choice(["round_robin", "round_robin", "least_loaded", "random"]),
+        "concurrency": rng.choice([0, 0, 5]),
+        "events": rng.random() < 0.5,
+    }
+    return crowd, below, fleet
+
+
+def everything(result: _core.FleetResult, workers: int, events: bool) -> list[Any]:
+    """All that `digest` covers, and events, links and the shared tiers over time."""
+    rows: list[Any] = [digest(result), result.itl_ns.tolist(), result.itl_count.tolist()]
+    rows.extend([link.name, link.busy_ns, link.bytes_finished] for link in result.links)
+    rows.extend([column.tolist() for column in tier.residency] for tier in result.tiers)
+    for batch, times_ns in (result.events(worker) for worker in range(workers) if events):
+        rows.append([getattr(batch, name).tolist() for name in EVENT_COLUMNS] + [times_ns.tolist()])
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_a_fleet_with_shared_tiers_gives_what_stepping_gives(seed: int) -> None:
+    crowd, below, fleet = scenario(seed)
+    rested, stepped = (
+        play(
+            crowd,
+            tiers(**below),
+            **fleet,
+            timing=TIMINGS[seed % len(TIMINGS)](),
+            check=False,
+            leaping=leaping,
+        )
+        for leaping in (True, False)
+    )
+    assert everything(rested, fleet["workers"], fleet["events"]) == everything(
+        stepped, fleet["workers"], fleet["events"]
+    )
