@@ -147,6 +147,7 @@ def replay(
         report,
         best_hits=partial(unlimited_hit_ratio, workload, block_size),
         every_size=partial(hit_curve, workload, block_size),
+        decisions=run.decisions,
     )
     if not compare_without_tiers:
         return report

@@ -11,6 +11,7 @@ import pytest
 from understudy.api import replay
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
+from understudy.report.html.page import page
 from understudy.router import KvRouting
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers.settings import TiersConfig
@@ -128,16 +129,17 @@ def test_blocks_on_a_shared_tier_count_for_whoever_lacks_them() -> None:
         )
     )
     small = VllmConfig(block_size=16, num_gpu_blocks=40)  # the device forgets what the disk keeps for all
-    runs = [
-        run_offline(workload, small, workers=4, tiers=tiers, check=True, routing=routing).decisions
-        for routing in (KvRouting(disk_cache_hit_weight=0.25), KvRouting(disk_cache_hit_weight=0.0))
-    ]
-    for decisions in runs:
-        assert decisions is not None
-        assert (decisions.overlap_blocks + decisions.lower_overlap_blocks <= 224 // 16).all()
-        assert (decisions.lower_overlap_blocks > 0).sum() > 10
-    with_credit, without = (decisions.cost.mean() for decisions in runs if decisions is not None)
-    assert with_credit < without
+    turns = np.arange(len(workload), dtype=np.int32) % 4
+    costs = []
+    for weight in (0.25, 0.0):
+        router = KvRouting(disk_cache_hit_weight=weight, host_cache_hit_weight=0.0).build(imposed=turns)
+        run_offline(workload, small, workers=4, tiers=tiers, check=True, routing=router)
+        costs.append(router.decisions.cost)
+    lower = router.decisions.lower_overlap_blocks
+    assert (router.decisions.overlap_blocks + lower <= 224 // 16).all()
+    assert (costs[0] < costs[1]).sum() > 10
+    assert (costs[0] <= costs[1]).all()
+    assert (lower[costs[0] < costs[1]] > 0).all()
 
 
 def test_imposed_choices_are_taken() -> None:
@@ -216,3 +218,12 @@ def test_the_report_says_how_well_it_was_routed(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="routing kv"):
         replay(FAN_OUT, ENGINE, decisions=file)
+
+
+def test_the_page_says_what_was_believed_and_found_and_why() -> None:
+    late = page(replay(FAN_OUT, ENGINE, workers=8, routing=KvRouting(event_delay_ms=500)))
+    assert "Routing: believed and found" in late
+    assert "The choices that were regretted most" in late
+    exact = page(replay(FAN_OUT, ENGINE, workers=8, routing="kv"))
+    assert "The dearest choices" in exact
+    assert "Routing: believed" not in page(replay(FAN_OUT, ENGINE, workers=8))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from understudy.report.goodput import Slo
     from understudy.report.verdicts import Verdict
+    from understudy.router.kv import Decisions
     from understudy.run.timeline import Timeline
     from understudy.workload.reuse import HitCurve
 
@@ -127,6 +128,8 @@ class Report:
     """Hit ratio of a cache that forgets nothing; asked for only where a verdict needs it, since it takes a while."""
     every_size: Callable[[], HitCurve] | None = field(default=None, repr=False)
     """Hit ratios of LRU caches of every size; asked for only where the curve is drawn."""
+    decisions: Decisions | None = field(default=None, repr=False)
+    """Of a KV-aware router, for the page."""
 
     @classmethod
     def build(

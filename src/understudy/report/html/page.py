@@ -15,6 +15,7 @@ from understudy.report.html.balance import worker_balance
 from understudy.report.html.heat_map import usage_by_worker
 from understudy.report.html.hit_curve import hits_by_cache_size
 from understudy.report.html.phase_chart import phases_over_time, where_time_goes
+from understudy.report.html.routing import routing_card, routing_table
 from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
 from understudy.report.html.tier_charts import tier_cards
 from understudy.report.html.tier_tables import tier_tables
@@ -44,6 +45,7 @@ def page(report: Report, baseline: Report | None = None) -> str:
         *(_card(card) for card in _cards(report, baseline)),
         _distributions(report, baseline),
         _scalars(report),
+        routing_table(report),
         tier_tables(report),
         _problems(report),
         _run(report),
@@ -107,6 +109,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
         charts.kv_usage(report, baseline),
         hits,
         balance,
+        routing_card(report),
         usage_by_worker(report),
         hits_by_cache_size(report),
         *tier_cards(report, baseline),

@@ -1,0 +1,131 @@
+"""How requests were routed: what the router believed, what was there, and why the worst choices were made."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.report.html.charts import FULL, Card, middles, percent, time_axis, window_labels
+from understudy.report.html.plot import HoverSeries, Plot
+from understudy.report.html.scale import Scale
+from understudy.report.latency import NS_PER_S
+from understudy.report.series import window_of, windows
+from understudy.report.text import duration, significant
+
+if TYPE_CHECKING:
+    from understudy.report.distribution import Float64Column
+    from understudy.report.report import Report
+
+SHOWN = 12
+_SUMMARY = {
+    "predicted_hit": ("believed hit", "Prompt tokens that the chosen workers were believed to have cached."),
+    "held_hit": ("held then", "What the chosen workers really had on their devices when they were chosen."),
+    "actual_hit": ("found", "What the engines found when they admitted the requests."),
+    "best_hit": ("best anywhere", "The most that any one worker had, for each request."),
+    "regretted": ("regretted", "Decisions that a router which knows the truth would not have made."),
+    "tied": ("tied", "Decisions in which several workers had the same cost; the seed took one."),
+    "waited": ("waited", "Requests that waited in the router, by its queue threshold."),
+}
+
+
+def routing_card(report: Report) -> Card | None:
+    """Hits that were believed, found, and possible, by the time of the decision; None without decisions."""
+    decisions = report.decisions
+    if decisions is None or not len(decisions):
+        return None
+    timeline = report.columns
+    tokens = timeline.prompt_tokens[decisions.rows].astype(np.float64)
+    count = min(60, max(8, len(decisions) // 40))
+    edges = windows(timeline, count)
+    window = window_of(decisions.time_ns, edges)
+    asked = np.bincount(window, tokens, count)
+
+    def share(values: Float64Column) -> Float64Column:
+        sums = np.bincount(window, values, count)
+        return np.divide(sums, asked, out=np.full(count, np.nan), where=asked > 0)
+
+    size = timeline.block_size
+    series = [
+        ("believed", "s1", share(np.minimum(decisions.overlap_blocks * float(size), tokens))),
+        ("found", "s4", share(timeline.cached_tokens_first[decisions.rows].astype(np.float64))),
+        (
+            "best anywhere",
+            "base",
+            share(np.minimum(decisions.best_true_overlap_blocks * float(size), tokens)),
+        ),
+    ]
+    x, seconds = time_axis(report, FULL)
+    top = max(float(np.nanmax(values)) for _, _, values in series)
+    plot = Plot(
+        FULL, x, Scale.linear(min(1.0, max(top, 0.01)), FULL.y, label=percent), "Hits believed and found"
+    )
+    xs = middles(report, edges) / seconds
+    hover = []
+    for name, style, values in series:
+        plot.line(xs, values, style)
+        hover.append(HoverSeries(name, style, ["" if v != v else percent(v) for v in values.tolist()]))
+    plot.on_hover(xs, window_labels(report, edges), hover)
+    width = duration((edges[1] - edges[0]) / NS_PER_S)
+    subtitle = f"share of prompt tokens, by the time of the decision in windows of {width}"
+    legend = tuple((style, name) for name, style, _ in series)
+    return Card("Routing: believed and found", subtitle, plot.svg(), legend, "full")
+
+
+def routing_table(report: Report) -> str:
+    """The decisions in numbers, and those that cost the most; empty without decisions."""
+    decisions, told = report.decisions, report.run.get("router")
+    if decisions is None or not len(decisions) or not isinstance(told, dict):
+        return ""
+    items = [
+        f'<div><span data-tip="{escape(tip)}" tabindex="0">{name}</span><span>{percent(told[key])}</span></div>'
+        for key, (name, tip) in _SUMMARY.items()
+        if key in told
+    ]
+    items.append(
+        '<div><span data-tip="Prompt tokens of the busiest worker over the mean." tabindex="0">imbalance</span>'
+        f"<span>{significant(told['imbalance'])} ×</span></div>"
+    )
+    items.append(
+        '<div><span data-tip="How much more a choice cost than the best, by the truth." tabindex="0">regret</span>'
+        f'<span>{significant(told["mean_cost_regret_blocks"])} <span class="unit">blocks</span></span></div>'
+    )
+    return (
+        '<section class="card full"><div class="head"><h2>Routing</h2><span class="sub">'
+        f"{len(decisions):,} decisions; point at a name for its definition</span></div>"
+        f'<div class="columns">{"".join(items)}</div>{_worst(report)}</section>'
+    )
+
+
+def _worst(report: Report) -> str:
+    decisions = report.decisions
+    assert decisions is not None
+    timeline = report.columns
+    order = np.argsort(-decisions.cost_regret, kind="stable")[:SHOWN]
+    regretted = [at for at in order.tolist() if decisions.cost_regret[at] > 0]
+    title = "The choices that were regretted most" if regretted else "The dearest choices"
+    if not regretted:
+        regretted = np.argsort(-decisions.cost, kind="stable")[:SHOWN].tolist()
+    lines = []
+    for at in regretted:
+        row = int(decisions.rows[at])
+        blocks = -(-int(timeline.prompt_tokens[row]) // timeline.block_size)
+        ties = int(decisions.ties[at])
+        lines.append(
+            f"<tr><td>{row}</td><td>{duration((int(decisions.time_ns[at]) - timeline.start_ns) / NS_PER_S)}</td>"
+            f"<td>{decisions.worker[at]}</td><td>{decisions.cost[at]:,.1f}</td><td>{decisions.cost_regret[at]:,.1f}</td>"
+            f"<td>{decisions.overlap_blocks[at]:,} of {blocks:,}</td><td>{decisions.true_overlap_blocks[at]:,}</td>"
+            f"<td>{decisions.best_true_overlap_blocks[at]:,}</td>"
+            f"<td>{int(timeline.cached_tokens_first[row]) // timeline.block_size:,}</td>"
+            f'<td class="text">{f"drawn among {ties}" if ties > 1 else "lowest cost"}</td></tr>'
+        )
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in ("Request", "At", "Worker", "Cost", "Regret", "Believed", "Held", "Best", "Found")
+    )
+    return (
+        f"<details open><summary>{title}</summary>"
+        f'<div class="scroll"><table><thead><tr>{head}<th class="text">Why</th></tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div></details>"
+    )
