@@ -44,7 +44,8 @@ def routing_card(report: Report) -> Card | None:
 
     def share(values: Float64Column) -> Float64Column:
         sums = np.bincount(window, values, count)
-        return np.divide(sums, asked, out=np.full(count, np.nan), where=asked > 0)
+        out: Float64Column = np.divide(sums, asked, out=np.full(count, np.nan), where=asked > 0)
+        return out
 
     size = timeline.block_size
     series = [
