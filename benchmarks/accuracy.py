@@ -31,6 +31,7 @@ from understudy.calibrate.tables import Table
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment
 from understudy.timing.gpus import find_gpu
+from understudy.timing.op_tables import OpTables
 from understudy.timing.physical import Physical
 from understudy.timing.presets import preset
 
@@ -70,10 +71,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--halves", action="store_true")
+    parser.add_argument("--runs", action="store_true", help="recorded runs alone")
+    parser.add_argument(
+        "--only", choices=sorted(set(STRATA.values())), help="of --calibrate: one family, and no tables"
+    )
     args = parser.parse_args()
     console = Console(width=140, highlight=False)
     errors: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     closed = Table.read(args.data / "silicon_fit.csv")
+    if args.runs:
+        console.print(_runs(args.data / "llmservingsim" / "runs"))
+        return
+    if args.only:
+        console.print(_calibrated(closed, args.only))
+        return
     _closed_loops(closed, errors)
     _stages(Table.read(args.data / "blis_fit.csv"), errors)
     console.print(_table("presets on the fit set: median and p90 of |predicted / measured - 1|", errors))
@@ -186,16 +197,18 @@ def _deployment(gpu: str) -> Deployment:
 
 def _runs(folder: Path) -> Grid:
     grid = Grid(title="recorded runs, times from when the engine sees a request", title_justify="left")
-    for name in (
+    names = (
         "run",
+        "times from",
         "measure",
         "measured",
         "predicted",
         "of means",
         "median of requests",
         "LLMServingSim",
-    ):
-        grid.add_column(name, justify="left" if name in ("run", "measure") else "right")
+    )
+    for name in names:
+        grid.add_column(name, justify="left" if name in names[:3] else "right")
     for name, (gpu, seqs, blocks, peer) in RUNS.items():
         deployment = _deployment(gpu)
         reached = preset(deployment.model, deployment.gpu, "bf16", "bf16").efficiencies
@@ -209,19 +222,24 @@ def _runs(folder: Path) -> Grid:
         timed = msgspec.structs.replace(
             engine, timing=Physical(coefficients=deployment.coefficients(reached))
         )
-        rows = predict_run(_recorded(folder / name).load, timed)
-        predicted = dict(zip(("TTFT", "TPOT", "E2E"), np.array([row[1:] for row in rows]).T, strict=True))
-        for (measure, measured), theirs in zip(_in_engine(folder / name).items(), peer, strict=True):
-            ours = predicted[measure]
-            grid.add_row(
-                name,
-                measure,
-                f"{measured.mean():,.1f} ms",
-                f"{ours.mean():,.1f} ms",
-                f"{ours.mean() / measured.mean() - 1:+.1%}",
-                f"{np.median(np.abs(ours / measured - 1)):.1%}",
-                f"{theirs:+.1f}%",
-            )
+        profile = folder.parent / "profiles" / name.replace("/", "/meta-llama/") / "tp1"
+        tables = OpTables(profile, deployment, reached, extrapolate=True)
+        load = _recorded(folder / name).load
+        for source, timing in (("op tables", tables), ("preset", None)):
+            rows = np.array([row[1:] for row in predict_run(load, timed, timing=timing)]).T
+            predicted = dict(zip(("TTFT", "TPOT", "E2E"), rows, strict=True))
+            for (measure, measured), theirs in zip(_in_engine(folder / name).items(), peer, strict=True):
+                ours = predicted[measure]
+                grid.add_row(
+                    name,
+                    source,
+                    measure,
+                    f"{measured.mean():,.1f} ms",
+                    f"{ours.mean():,.1f} ms",
+                    f"{ours.mean() / measured.mean() - 1:+.1%}",
+                    f"{np.median(np.abs(ours / measured - 1)):.1%}",
+                    f"{theirs:+.1f}%",
+                )
     return grid
 
 
@@ -254,11 +272,13 @@ def _halves(folder: Path) -> Grid:
 # --- calibrated from three summaries --------------------------------------------------------------------
 
 
-def _calibrated(table: Table) -> Grid:
+def _calibrated(table: Table, only: str | None = None) -> Grid:
     deployments: dict[tuple[object, ...], list[Experiment]] = defaultdict(list)
     for index, row in enumerate(table.rows):
         one = table.experiment(index)
         what = one.deployment
+        if only not in (None, STRATA[what.model.name]):
+            continue
         who = (what.model.name, what.gpu.name, what.weights, what.parallel, row["backend_version"])
         deployments[who].append(one)
     errors: dict[tuple[str, str, str], list[float]] = defaultdict(list)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from understudy.engines.config import VllmConfig
+    from understudy.engines.timing import TimingModel
 
 _FIELDS = ("request_id", "arrival_s", "input_tokens", "output_tokens")
 COLUMNS = ("request_id", "ttft_ms", "tpot_ms", "e2e_ms")
@@ -68,8 +69,12 @@ def _read(where: str, line: str) -> dict[str, Any]:
     return row
 
 
-def predict_run(load: Load, engine: VllmConfig, *, workers: int = 1) -> list[tuple[str, float, float, float]]:
+def predict_run(
+    load: Load, engine: VllmConfig, *, workers: int = 1, timing: TimingModel | None = None
+) -> list[tuple[str, float, float, float]]:
     """Name, TTFT, TPOT and whole time of each request in ms, in order, from when the engine sees it.
+
+    `timing` is a model in place of the engine's.
 
     A busy engine reads what has come when a step ends: until then a request is not seen. TPOT of one token is 0.
     """
@@ -79,6 +84,7 @@ def predict_run(load: Load, engine: VllmConfig, *, workers: int = 1) -> list[tup
         engine,
         workers=workers,
         routing="round_robin" if workers == 1 else "least_loaded",
+        timing=timing,
         on_step_end=lambda worker, now_ns: ends[worker].append(now_ns),
     )
     columns = run.timeline

@@ -17,6 +17,7 @@ EXAMPLES = """\
 examples:
   understudy predict experiments.csv -o predictions.csv
   understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX PRO 6000" -o predictions.csv
+  understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX 4090" --op-tables profiles/RTX4090/Llama-3.1-8B/tp1
   understudy predict run.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4 --weights fp8
 
 INPUTS is a table of experiments, one a row (docs/accuracy.md has its columns): closed loops of random lengths (key,
@@ -53,6 +54,13 @@ def add_parser(verbs: Verbs) -> None:
     verb.add_argument(
         "--timing", type=Path, metavar="YAML", help="of a recorded run: a timing file that `calibrate` wrote"
     )
+    verb.add_argument(
+        "--op-tables",
+        type=Path,
+        metavar="DIR",
+        help="of a recorded run: measured kernel times, as PROFILES/GPU/MODEL/tp1",
+    )
+    verb.add_argument("--extrapolate", action="store_true", help="beyond the shapes in the tables, too")
     deployment_flags.add_deployment_flags(verb, needed=False)
 
 
@@ -107,6 +115,7 @@ def _run(args: argparse.Namespace) -> int:
     import msgspec
 
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
+    from understudy.timing.op_tables import OpTables
     from understudy.timing.physical import Physical
     from understudy.timing.presets import preset
     from understudy.timing.timing_file import TimingFile
@@ -119,8 +128,15 @@ def _run(args: argparse.Namespace) -> int:
         reached = preset(deployment.model, deployment.gpu, deployment.weights, deployment.kv).efficiencies
     engine = deployment_flags.engine_of(args, deployment)
     timing = Physical(coefficients=deployment.coefficients(reached))
-    load = read_run(args.inputs)
-    rows = predict_run(load, msgspec.structs.replace(engine, timing=timing), workers=deployment.parallel.data)
+    tables = None
+    if args.op_tables is not None:
+        tables = OpTables(args.op_tables, deployment, reached, extrapolate=args.extrapolate)
+    rows = predict_run(
+        read_run(args.inputs),
+        msgspec.structs.replace(engine, timing=timing),
+        workers=deployment.parallel.data,
+        timing=tables,
+    )
     _write(args.output, COLUMNS, rows)
     return 0
 
