@@ -14,6 +14,7 @@ from understudy.cli.fleet import read_fleet
 from understudy.errors import ConfigError
 from understudy.router import KvRouting, Router
 from understudy.server.fleet.fleet import Fleet, FleetSettings
+from understudy.server.fleet.spread import SpreadFleet
 from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -278,15 +279,44 @@ def test_nothing_is_lost_among_cancels_kills_and_rejections() -> None:
 
 def test_the_command_line_of_a_fleet() -> None:
     line = ["m", "--workers", "3", "--routing", "kv", "--max-num-seqs", "9", "--port", "1"]
-    settings = read_fleet([*line, "--router.queue_policy", "wspt"])
+    settings, processes = read_fleet([*line, "--router.queue_policy", "wspt"])
+    assert processes == 1
     ((count, pool),) = settings.pools
     assert (count, settings.port, pool.engine.max_num_seqs) == (3, 1, 9)
     assert settings.routing == KvRouting(queue_policy="wspt")
     with pytest.raises(ConfigError, match="for --routing kv"):
         read_fleet(["--router.temperature", "1"])
     with pytest.raises(ConfigError, match="offline"):
-        Fleet(read_fleet([*line, "--router.event_loss", "0.5"]))
+        Fleet(read_fleet([*line, "--router.event_loss", "0.5"])[0])
     with pytest.raises(ConfigError, match="choose one of"):
-        Fleet(read_fleet(["--routing", "best"]))
+        Fleet(read_fleet(["--routing", "best"])[0])
     with pytest.raises(ConfigError, match="did you mean --workers"):
         read_fleet(["--worker", "3"])
+
+
+def test_a_fleet_spreads_over_processes() -> None:
+    settings, processes = read_fleet(
+        ["stub", "--workers", "4", "--processes", "2", "--routing", "kv", "--base-port", "0", "--port", "0"]
+    )
+
+    async def main() -> None:
+        fleet = SpreadFleet(settings, processes)
+        await fleet.start()
+        try:
+            assert len(set(fleet.ports)) == 4
+            client = Client(fleet.port)
+            body = {"prompt": list(range(320)), "max_tokens": 2}
+            home = (await client.post(C, body)).headers["x-understudy-worker"]
+            for _ in range(200):
+                rows = (await client.post("/query", {"token_ids": body["prompt"]})).json["workers"]
+                if rows[int(home)]["held"]["device"]:
+                    break
+                await asyncio.sleep(0.02)
+            assert (await client.post(C, body)).headers["x-understudy-worker"] == home
+            assert len((await client.get("/dump")).json["workers"]) == 4
+        finally:
+            await fleet.stop()
+
+    asyncio.run(main())
+    with pytest.raises(ConfigError, match="from 2 to"):
+        SpreadFleet(settings, 5)

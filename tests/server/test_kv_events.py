@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 import zmq.asyncio
 
 from server.client import Client, serving
 from understudy.events.wire import AllBlocksCleared, BlockStored, decode_batch
+from understudy.server.kv_events import KvEventsConfig
+
+if TYPE_CHECKING:
+    import pytest
 
 C = "/v1/completions"
 RUN = list(range(1000, 1048))
@@ -109,3 +113,11 @@ def test_a_worker_that_dies_begins_again_at_zero_with_nothing_cached() -> None:
         assert server.worker.senders[0].next_sequence == 1
 
     run(test)
+
+
+def test_a_topic_names_its_server_as_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = KvEventsConfig.read({"topic": "kv@{host}:{port}@{model}"})
+    assert config.at("127.0.0.1", 8000, "m").topic == "kv@127.0.0.1:8000@m"
+    monkeypatch.setenv("POD_IP", "10.0.0.7")
+    assert config.at("127.0.0.1", 8000, "m").topic == "kv@10.0.0.7:8000@m"
+    assert KvEventsConfig.read({"topic": "kv-events"}).at("h", 1, "m").topic == "kv-events"

@@ -19,6 +19,7 @@ examples:
 
 flags of the fleet:
   --workers N             how many (default: 4)
+  --processes N           spread them over so many processes; the door is then the standalone router, without the page
   --base-port PORT        of the first worker (default: 9000); 0: any free ones
   --port PORT             of the front door (default: 8000)
   --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity, kv,
@@ -52,22 +53,24 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.errors import ConfigError
     from understudy.server.fleet.fleet import Fleet
+    from understudy.server.fleet.spread import SpreadFleet
     from understudy.server.server import run_until_stopped
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
-    settings = read_fleet(args.rest)
+    settings, processes = read_fleet(args.rest)
 
     async def serve() -> None:
-        fleet = Fleet(settings)
+        fleet = Fleet(settings) if processes == 1 else SpreadFleet(settings, processes)
 
         async def start() -> None:
             try:
                 await fleet.start()
             except OSError as error:
                 raise ConfigError(f"cannot listen: {error}") from None
-            ports = f"{fleet.servers[0].port} … {fleet.servers[-1].port}"
+            ports = fleet.ports
+            door = "front door and page" if processes == 1 else f"in {processes} processes, front door"
             print(
-                f"understudy fleet: {len(fleet.servers)} workers on ports {ports}, front door and page on "
+                f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {door} on "
                 f"http://{settings.host}:{fleet.port}",
                 file=sys.stderr,
                 flush=True,
@@ -79,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_fleet(arguments: list[str]) -> FleetSettings:
-    """What a command line asks for. ConfigError names what is wrong."""
+def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
+    """What a command line asks for, and over how many processes. ConfigError names what is wrong."""
     from pathlib import Path
 
     import yaml
@@ -94,6 +97,7 @@ def read_fleet(arguments: list[str]) -> FleetSettings:
 
     own = (
         Flag(["--workers"], "int"),
+        Flag(["--processes"], "int"),
         Flag(["--base-port"], "int"),
         Flag(["--routing"], "str"),
         Flag(["--router"], "json"),
@@ -123,7 +127,7 @@ def read_fleet(arguments: list[str]) -> FleetSettings:
             more += [f"--{name}={value}"] if not isinstance(value, list) else [f"--{name}", *map(str, value)]
         pools.append((count, read_serve([*arguments, *more], more=own).settings))
     base_port = values.get("base-port", content.get("base_port", 9000))
-    return FleetSettings(
+    settings = FleetSettings(
         pools=tuple(pools),
         base_port=base_port,
         host=plan.settings.host,
@@ -134,3 +138,4 @@ def read_fleet(arguments: list[str]) -> FleetSettings:
         ),
         seed=plan.settings.seed,
     )
+    return settings, values.get("processes") or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +30,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hwm: int = 100_000
     max_queue_size: int = 100_000
     topic: str = ""
+    """`{host}`, `{port}` and `{model}` in it stand for the server's own: `kv@{host}:{port}@{model}` is llm-d's."""
     dialect: str = "vllm"
 
     @classmethod
@@ -41,6 +43,14 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if config.publisher not in (None, "zmq", "null"):
             raise ConfigError(f"--kv-events-config: publisher must be zmq or null, got {config.publisher!r}")
         return config
+
+    def at(self, host: str, port: int, model: str) -> KvEventsConfig:
+        """With the topic of this server; the host is `POD_IP` where that is set, as in a cluster."""
+        named = {"{host}": os.environ.get("POD_IP") or host, "{port}": str(port), "{model}": model}
+        topic = self.topic
+        for name, value in named.items():
+            topic = topic.replace(name, value)
+        return msgspec.structs.replace(self, topic=topic)
 
     @property
     def publishes(self) -> bool:

@@ -145,6 +145,7 @@ class Worker:
         """Told of every token, end and step, if anybody keeps one."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
+        config = config.at(settings.host, settings.port, settings.names[0])
         if config.publishes:
             keep = 4 * settings.engine.num_gpu_blocks + (1 << 16)
             self.senders = [

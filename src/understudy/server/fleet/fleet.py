@@ -69,9 +69,14 @@ class Fleet:
         own: dict[str, Any] = {"port": port, "host": self.settings.host}
         events = pool.kv_events_config
         if events.get("enable_kv_cache_events"):
-            own["kv_events_config"] = {**events, **_shifted(events, index * pool.data_parallel_size)}
+            own["kv_events_config"] = {**events, **shifted(events, index * pool.data_parallel_size)}
         events_kept = self._events or self.routing.dispatcher.wants_events
         return Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=events_kept)
+
+    @property
+    def ports(self) -> list[int]:
+        """Of the workers."""
+        return [server.port for server in self.servers]
 
     async def start(self) -> None:
         """Listen, everywhere. OSError when a port is taken; nothing listens then."""
@@ -103,7 +108,7 @@ def name_of(policy: str | KvRouting | Router) -> str:
     return "kv" if kind == "KvRouting" else kind
 
 
-def _shifted(events: dict[str, Any], by: int) -> dict[str, Any]:
+def shifted(events: dict[str, Any], by: int) -> dict[str, Any]:
     """Every worker publishes at a port of its own."""
     shifted = {}
     for name in ("endpoint", "replay_endpoint"):

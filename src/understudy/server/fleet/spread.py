@@ -1,0 +1,156 @@
+"""A fleet over several processes: workers in groups, each in a process of its own, and a router in front.
+
+The door is the standalone router: what it knows of the workers it hears from their KV events, as it would of real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from understudy.errors import ConfigError
+from understudy.server.fleet.fleet import Fleet, FleetSettings, shifted
+from understudy.server.proxy.service import RouterService, RouterSettings
+from understudy.server.proxy.workers import WorkerAddress
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection as Pipe
+    from multiprocessing.process import BaseProcess
+
+    from understudy.server.settings import ServerSettings
+
+START_S = 120.0
+
+
+class SpreadFleet:
+    """The groups and the door."""
+
+    def __init__(self, settings: FleetSettings, processes: int) -> None:
+        total = sum(count for count, _ in settings.pools)
+        if not 1 < processes <= total:
+            raise ConfigError(
+                f"--processes must be from 2 to the number of workers ({total}), got {processes}"
+            )
+        for _, pool in settings.pools:
+            if any(tier.tier in ("g3", "g4") for tier in pool.tiers.tiers):
+                raise ConfigError(
+                    "workers in several processes share no tier: leave out g3 and g4, or --processes"
+                )
+        self.settings = settings
+        self.port = settings.port
+        self.ports: list[int] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="understudy-fleet-")
+        self._groups = [
+            msgspec.structs.replace(settings, pools=pools, base_port=base, port=0, routing="round_robin")
+            for pools, base in _groups(settings, processes, Path(self._folder.name))
+        ]
+        self._children: list[tuple[BaseProcess, Pipe]] = []
+        self.door: RouterService | None = None
+
+    async def start(self) -> None:
+        """Start the groups, then the door. ConfigError when one of them cannot."""
+        context = multiprocessing.get_context("spawn")
+        try:
+            for group in self._groups:
+                ours, theirs = context.Pipe()
+                child = context.Process(target=_serve_group, args=(group, theirs), daemon=True)
+                child.start()
+                theirs.close()
+                self._children.append((child, ours))
+            loop = asyncio.get_running_loop()
+            for _, pipe in self._children:
+                told = await loop.run_in_executor(None, _wait, pipe)
+                if isinstance(told, str):
+                    raise ConfigError(told)
+                self.ports += told
+            urls = tuple(WorkerAddress(url=f"http://127.0.0.1:{port}") for port in self.ports)
+            first = self.settings.pools[0][1]
+            self.door = RouterService(
+                RouterSettings(
+                    workers=urls,
+                    routing=self.settings.routing,
+                    host=self.settings.host,
+                    port=self.settings.port,
+                    tokenizer=first.tokenizer or "builtin",
+                    max_num_batched_tokens=first.engine.max_num_batched_tokens or 10_000_000,
+                    seed=self.settings.seed,
+                )
+            )
+            await self.door.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self.port = self.door.port
+
+    async def stop(self) -> None:
+        """Stop the door, then the groups, as the workers' settings say."""
+        if self.door is not None:
+            await self.door.stop()
+        for child, pipe in self._children:
+            pipe.close()  # their sign to stop
+            await asyncio.get_running_loop().run_in_executor(None, child.join, 30)
+            if child.is_alive():
+                child.terminate()
+        self._children = []
+        self._folder.cleanup()
+
+
+def _groups(settings: FleetSettings, processes: int, folder: Path) -> list[tuple[Any, int]]:
+    """Workers in order, spread evenly; each publishes where the door finds it, unless it was told where."""
+    workers: list[ServerSettings] = [pool for count, pool in settings.pools for _ in range(count)]
+    groups = []
+    for group in range(processes):
+        first, last = (len(workers) * edge // processes for edge in (group, group + 1))
+        pools = []
+        for index in range(first, last):
+            pool = workers[index]
+            given = pool.kv_events_config
+            if given.get("enable_kv_cache_events"):  # a group counts its ports from its first worker on
+                moved = shifted(given, first * pool.data_parallel_size)
+                pool = msgspec.structs.replace(pool, kv_events_config={**given, **moved})
+            else:
+                events = {
+                    "enable_kv_cache_events": True,
+                    "endpoint": f"ipc://{folder}/events-{index}",
+                    "replay_endpoint": f"ipc://{folder}/replay-{index}",
+                }
+                pool = msgspec.structs.replace(pool, kv_events_config=events)
+            pools.append((1, pool))
+        groups.append((tuple(pools), settings.base_port + first if settings.base_port else 0))
+    return groups
+
+
+def _wait(pipe: Pipe) -> Any:
+    try:
+        return pipe.recv() if pipe.poll(START_S) else "a group of workers did not start in time"
+    except EOFError:
+        return "a group of workers ended before it had started"
+
+
+def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
+    """A process: its workers listen until the pipe closes."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when
+
+    async def main() -> None:
+        try:
+            fleet = Fleet(settings)
+            await fleet.start()
+        except (ConfigError, OSError) as error:
+            pipe.send(f"cannot start workers: {error}")
+            return
+        pipe.send([server.port for server in fleet.servers])
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pipe.fileno(), gone.set)
+        await gone.wait()
+        asyncio.get_running_loop().remove_reader(pipe.fileno())
+        await fleet.stop()
+        fleet.stage.driver.stop()
+
+    asyncio.run(main())
