@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from understudy import __version__
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Polynomial
 from understudy.errors import ConfigError
+from understudy.events.synthesize import TokenSource
 from understudy.outputs import check_outputs
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
@@ -59,6 +61,7 @@ def replay(
     check: bool = False,
     events: str | PathLike[str] | None = None,
     raw_events: str | PathLike[str] | None = None,
+    synthesize_tokens: bool = False,
     kv_trace: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
     record_steps: str | PathLike[str] | None = None,
@@ -72,8 +75,9 @@ def replay(
     `events` gets the consolidated KV events, `raw_events` those that such engines would send, `kv_trace` allocations
     and evictions, and `decisions` why a KV-aware router chose as it did. `slo` sets goals for goodput, and
     `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
-    finished report. `max_tokens` is the limit of every request that has none of its own: what the model would say
-    beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
+    finished report. `synthesize_tokens` puts tokens into lines of events, the same for the same ids of the trace, and
+    the local hashes of those. `max_tokens` is the limit of every request that has none of its own: what the model would
+    say beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
     """
     started = time.perf_counter()
     if not isinstance(slo, Slo | None):
@@ -90,6 +94,10 @@ def replay(
     }
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers compares fleets of one engine; leave it out, or pools")
+    if synthesize_tokens:
+        lines = [path for path in (events, raw_events) if path is not None]
+        if not lines or any(fspath(path).endswith(".npz") for path in lines):
+            raise ConfigError("synthesize_tokens puts tokens into lines of events: name a .jsonl for them")
     check_outputs(outputs, {} if isinstance(workload, Workload) else {"workload": workload})
     name = "workload"
     if not isinstance(workload, Workload):
@@ -129,7 +137,8 @@ def replay(
         write_decisions(decisions, run.decisions, run.timeline)
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if run.kv is not None:
-        run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace)
+        tokens = TokenSource(workload, run.timeline.block_size) if synthesize_tokens else None
+        run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace, tokens=tokens)
     notes = [*workload.notes, *_about_model(tiers, engine, timing)]
     facts = {
         "understudy": __version__,

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from replay.building import crowd, single_turns
+from understudy.api import replay
 from understudy.engines.config import VllmConfig
+from understudy.errors import ConfigError
 from understudy.events import Stored
 from understudy.events.synthesize import TokenSource
 from understudy.run.offline import run_offline
 from understudy.tokens import TokenBlocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 32])
@@ -54,3 +60,20 @@ def test_blocks_of_outputs_have_tokens_of_their_own() -> None:
     assert events == again
     assert [time_ns for time_ns, _ in events] == sorted(time_ns for time_ns, _ in events)
     assert all(a <= b for a, b in pairwise(time_ns for time_ns, _ in events))
+
+
+def test_a_replay_writes_them_into_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    engine = VllmConfig(block_size=16, num_gpu_blocks=100)
+    replay(crowd(), engine, raw_events=file, synthesize_tokens=True)
+    stored = [line for line in map(json.loads, file.read_text().splitlines()) if line["type"] == "stored"]
+    assert stored
+    for line in stored:
+        for block in line["blocks"]:
+            assert block["local_hash"] == TokenBlocks(block["token_ids"], 16).identities.local_hashes[0]
+    replay(crowd(), engine, raw_events=file)
+    assert "token_ids" not in file.read_text()
+    with pytest.raises(ConfigError, match="jsonl"):
+        replay(crowd(), engine, events=tmp_path / "events.npz", synthesize_tokens=True)
+    with pytest.raises(ConfigError, match="jsonl"):
+        replay(crowd(), engine, synthesize_tokens=True)

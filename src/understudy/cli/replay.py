@@ -90,6 +90,11 @@ def add_parser(verbs: Verbs) -> None:
         "--raw-events", type=Path, metavar="PATH", help="write the KV events that such engines send, likewise"
     )
     out.add_argument(
+        "--synthesize-tokens",
+        action="store_true",
+        help="token ids in lines of events, made from the trace's ids, and local hashes of those",
+    )
+    out.add_argument(
         "--kv-trace", type=Path, metavar="PATH", help="write a line an allocation or eviction of blocks"
     )
     out.add_argument(
@@ -175,6 +180,7 @@ def run(args: argparse.Namespace) -> int:
                 check=args.check,
                 events=args.events,
                 raw_events=args.raw_events,
+                synthesize_tokens=args.synthesize_tokens,
                 kv_trace=args.kv_trace,
                 progress=progress,
                 record_steps=args.record_steps,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from understudy._core import EventBatch, FleetResult, TierSummary
     from understudy.events import Removed, Stream
+    from understudy.events.synthesize import TokenSource
 
 _RAW_COLUMNS = (
     "kinds",
@@ -86,16 +87,19 @@ class KvLog:
         events: str | PathLike[str] | None = None,
         raw_events: str | PathLike[str] | None = None,
         kv_trace: str | PathLike[str] | None = None,
+        tokens: TokenSource | None = None,
     ) -> None:
-        """Write the files that are named."""
+        """Write the files that are named; lines of events with `tokens`, and the local hashes of those, where given."""
         if events is not None:
-            self.write_events(events, "consolidated")
+            self.write_events(events, "consolidated", tokens)
         if raw_events is not None:
-            self.write_events(raw_events, "raw")
+            self.write_events(raw_events, "raw", tokens)
         if kv_trace is not None:
             self.write_trace(kv_trace)
 
-    def write_events(self, path: str | PathLike[str], stream: Stream) -> None:
+    def write_events(
+        self, path: str | PathLike[str], stream: Stream, tokens: TokenSource | None = None
+    ) -> None:
         """Write the events of all publishers: columns where the name ends in .npz, else a JSON line an event, by time.
 
         InvalidArgument when that is not possible.
@@ -106,11 +110,16 @@ class KvLog:
             columns = {name: PublisherEvents.of(*each, stream) for name, each in told.items()}
             write_columns(path, columns, stream=stream, block_size=self._block_size)
             return
+
+        def spoken(events: Iterator[tuple[int, Stored | Removed]]) -> Iterator[tuple[int, Stored | Removed]]:
+            return events if tokens is None else tokens.spoken(events)
+
         workers = [
-            _event_lines({"worker": worker}, self.events(worker, stream)) for worker in range(self._workers)
+            _event_lines({"worker": worker}, spoken(self.events(worker, stream)))
+            for worker in range(self._workers)
         ]
         tiers = [
-            _event_lines({"publisher": summary.tier.name}, self.shared_events(summary.tier, stream))
+            _event_lines({"publisher": summary.tier.name}, spoken(self.shared_events(summary.tier, stream)))
             for summary in self._shared()
         ]
         _write(path, heapq.merge(*workers, *tiers, key=_time))
@@ -148,6 +157,7 @@ def _event_lines(
                     "local_hash": block.local_hash,
                     "position": block.position,
                     "generation": block.generation,
+                    **({} if block.token_ids is None else {"token_ids": block.token_ids}),
                 }
                 for block in event.blocks
             ]
