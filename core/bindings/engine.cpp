@@ -11,6 +11,7 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
+#include "policy_config.hpp"
 #include "turn_class.hpp"
 
 namespace understudy {
@@ -39,7 +40,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  nb::handle max_num_batched_tokens, nb::handle max_model_len, nb::handle long_prefill_token_threshold,
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
-                 bool async_scheduling, const std::string& kv_manager, const std::string& eviction_policy,
+                 bool async_scheduling, const std::string& kv_manager, nb::handle eviction_policy,
                  const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation& speculation,
                  const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
                  nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
@@ -74,9 +75,10 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   config.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive;
   config.kv_manager = read_choice<KvManagerKind>(kv_manager, "kv_manager",
                                                  {{"native", KvManagerKind::Native}, {"kvbm", KvManagerKind::Kvbm}});
-  config.eviction_policy = read_choice<PolicyKind>(
-      eviction_policy, "eviction_policy",
-      {{"lineage", PolicyKind::Lineage}, {"lru", PolicyKind::Lru}, {"multi_lru", PolicyKind::MultiLru}});
+  if (!eviction_policy.is_none()) {
+    config.eviction = read_policy_maker(eviction_policy);
+    config.eviction_is_users = !nb::isinstance<nb::str>(eviction_policy);
+  }
   config.events = events;
   config.kv_trace = kv_trace;
   config.check = check;
@@ -208,7 +210,7 @@ void bind_engine(nb::module_& m) {
            "max_model_len"_a.none() = nb::none(), "long_prefill_token_threshold"_a = 0,
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
-           "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a = "lineage",
+           "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a.none() = nb::none(),
            "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "speculation"_a = Speculation(),
            "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
            "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,

@@ -85,6 +85,26 @@ nb::handle policy_object(const PolicyAdvisor& advisor) noexcept {
 }
 void forget_policy(PolicyAdvisor& advisor) noexcept { static_cast<PythonAdvisor&>(advisor).forget(); }
 
+std::shared_ptr<nb::object> keep(nb::handle object) {
+  return {new nb::object(nb::borrow(object)), [](nb::object* held) {
+            if (Py_IsInitialized() == 0) {
+              (void)held->release();
+            } else {
+              nb::gil_scoped_acquire gil;
+              held->reset();
+            }
+            delete held;
+          }};
+}
+
+std::function<PolicyConfig()> read_policy_maker(nb::handle policy) {
+  if (nb::isinstance<nb::str>(policy)) return [config = read_policy(policy, nb::none())] { return config; };
+  return [make = keep(policy)] {
+    nb::gil_scoped_acquire gil;
+    return read_policy((*make)(), nb::none());
+  };
+}
+
 PolicyConfig read_policy(nb::handle policy, nb::handle thresholds) {
   PolicyConfig config;
   if (!thresholds.is_none()) {

@@ -3,12 +3,21 @@
 
 #include <nanobind/nanobind.h>
 
+#include <functional>
+#include <memory>
+
 #include "eviction/policy.hpp"
 
 namespace understudy {
 
 // A policy by name, or an object with on_freed, on_taken and select. ConfigError when it is neither.
 PolicyConfig read_policy(nanobind::handle policy, nanobind::handle thresholds);
+
+// A policy by name, or a callable that makes one for each pool that it is to serve.
+std::function<PolicyConfig()> read_policy_maker(nanobind::handle policy);
+
+// An object whose last reference may go on a thread without the GIL.
+std::shared_ptr<nanobind::object> keep(nanobind::handle object);
 
 // For the garbage collector, since a policy may refer to the manager that it serves: the object behind an advisor
 // that read_policy made, and letting go of it. Such an advisor raises PolicyError from then on.

@@ -16,19 +16,6 @@ namespace {
 
 using namespace nb::literals;
 
-// An object whose last reference may go on a thread without the GIL.
-std::shared_ptr<nb::object> keep(nb::handle object) {
-  return {new nb::object(nb::borrow(object)), [](nb::object* held) {
-            if (Py_IsInitialized() == 0) {
-              (void)held->release();
-            } else {
-              nb::gil_scoped_acquire gil;
-              held->reset();
-            }
-            delete held;
-          }};
-}
-
 // Asks an object with select(lineages, reuse), which returns a truth value for each block.
 class PythonFilter final : public OffloadFilter {
  public:
@@ -58,15 +45,6 @@ class PythonFilter final : public OffloadFilter {
 
 std::uint32_t read_concurrency(nb::handle value) {
   return value.is_none() ? kNoLimit : static_cast<std::uint32_t>(read_uint(value, "offload_concurrency", kNoLimit));
-}
-
-// A policy by name, or a callable that makes one for each worker.
-std::function<PolicyConfig()> read_policy_maker(nb::handle policy) {
-  if (nb::isinstance<nb::str>(policy)) return [config = read_policy(policy, nb::none())] { return config; };
-  return [make = keep(policy)] {
-    nb::gil_scoped_acquire gil;
-    return read_policy((*make)(), nb::none());
-  };
 }
 
 void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle policy, const WayConfig& worker,

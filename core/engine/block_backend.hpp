@@ -17,7 +17,7 @@ class BlockBackend : public KvBackend {
  public:
   // `tiers` may be null. Both outlive the backend.
   BlockBackend(const EngineConfig& config, BlockStore& store, WorkerTiers* tiers)
-      : config_(config), store_(store), tiers_(tiers) {}
+      : config_(config), store_(store), tiers_(tiers), order_(store.policy_kind(0)) {}
 
   KvHit find(KvRequest& request, std::size_t limit) final;
   std::span<const SlotId> found(const KvHit& hit) const noexcept { return {hits_.data(), hit.blocks}; }
@@ -33,8 +33,13 @@ class BlockBackend : public KvBackend {
   virtual void name(KvRequest& request, std::uint32_t blocks) = 0;
   // A block is found once its tokens have come; else from the schedule of its last one on.
   virtual bool names_on_receipt() const noexcept = 0;
-  // A block may be evicted before those that continue it.
-  virtual bool evicts_in_any_order() const noexcept = 0;
+  // A block may be evicted before those that continue it. Requests let go of theirs from the last to the first, so not
+  // in orders that go by that.
+  bool evicts_in_any_order() const noexcept;
+  // Nothing that is cached goes while there is an empty block.
+  bool evicts_last() const noexcept { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
+  // The order is a policy of the user's, which may fail whenever a block is taken.
+  bool asks_user() const noexcept { return order_ == PolicyKind::Advised; }
   // Identities of its first `blocks` blocks are known.
   void need_names(KvRequest& request, std::size_t blocks);
 
@@ -54,6 +59,7 @@ class BlockBackend : public KvBackend {
  private:
   void trace(std::size_t taken, std::uint64_t evictions_before, std::int64_t now_ns);
 
+  const PolicyKind order_;    // in which blocks go
   std::vector<SlotId> hits_;  // of the last find
   std::vector<TimedKvTrace> trace_;
 };

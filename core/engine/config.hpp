@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -57,7 +58,9 @@ struct EngineConfig {
   double watermark = 0.0;
   bool async_scheduling = false;
   KvManagerKind kv_manager = KvManagerKind::Native;
-  PolicyKind eviction_policy = PolicyKind::Lineage;  // Kvbm only: the native free list is vLLM's
+  // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
+  std::function<PolicyConfig()> eviction;
+  bool eviction_is_users = false;    // it makes policies of the user's, or one for all workers
   std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
   std::uint64_t burst_seed = 42;
   Speculation speculation;

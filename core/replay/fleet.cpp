@@ -86,7 +86,8 @@ void Fleet::make_engine(std::size_t index) {
 // Policies of the user's may be one object for all workers: it sees what happens in the order in which it happens.
 bool Fleet::user_policies() const noexcept {
   return workers_.size() > 1 && std::ranges::any_of(pools_, [](const Pool& pool) {
-           return pool.config.tiers && (pool.config.tiers->filter || pool.config.tiers->g2_policy_is_users);
+           return pool.config.engine.eviction_is_users ||
+                  (pool.config.tiers && (pool.config.tiers->filter || pool.config.tiers->g2_policy_is_users));
          });
 }
 

@@ -107,6 +107,7 @@ Tier BlockStore::tier(std::size_t pool) const noexcept { return pools_[pool]->co
 std::uint64_t BlockStore::num_blocks(std::size_t pool) const noexcept { return pools_[pool]->count; }
 DuplicatePolicy BlockStore::duplicates(std::size_t pool) const noexcept { return pools_[pool]->config.duplicates; }
 bool BlockStore::advised(std::size_t pool) const noexcept { return pools_[pool]->advised != nullptr; }
+PolicyKind BlockStore::policy_kind(std::size_t pool) const noexcept { return pools_[pool]->config.policy.kind; }
 const std::shared_ptr<PolicyAdvisor>& BlockStore::advisor(std::size_t pool) const noexcept {
   return pools_[pool]->config.policy.advisor;
 }

@@ -100,6 +100,7 @@ class BlockStore final : public Residency {
   bool emits_token_ids() const noexcept { return events_on_ && token_ids_; }
   // Calls may run Python code, so the caller must not hold the GIL (or anything else) across them.
   bool advised(std::size_t pool) const noexcept;
+  PolicyKind policy_kind(std::size_t pool) const noexcept;
   const std::shared_ptr<PolicyAdvisor>& advisor(std::size_t pool) const noexcept;  // null unless advised
 
   // ── Allocate ──
@@ -147,6 +148,7 @@ class BlockStore final : public Residency {
   // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
   bool is_registered(std::size_t pool, SlotId slot) const;
+  std::uint32_t references(std::size_t pool, SlotId slot) const;  // to this copy
   std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;
   void has_blocks(std::size_t pool, std::span<const BlockIdentity> identities, bool* out) const override;
   void touch(std::size_t pool, std::span<const BlockIdentity> identities);

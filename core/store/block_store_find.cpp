@@ -193,6 +193,12 @@ bool BlockStore::is_registered(std::size_t pool_index, SlotId slot) const {
   return slots_[global(pool, slot)].registered();
 }
 
+std::uint32_t BlockStore::references(std::size_t pool_index, SlotId slot) const {
+  const Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  return slots_[global(pool, slot)].refs;
+}
+
 void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);

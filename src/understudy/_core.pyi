@@ -561,7 +561,7 @@ class EngineConfig:
         watermark: float = 0.0,
         async_scheduling: bool = False,
         kv_manager: str = "native",
-        eviction_policy: str = "lineage",
+        eviction_policy: str | Callable[[], object] | None = None,
         accept_rates: Sequence[float] = ...,
         burst_seed: int = 42,
         speculation: Speculation = ...,

@@ -139,7 +139,8 @@ def replay(
     if run.kv is not None:
         tokens = TokenSource(workload, run.timeline.block_size) if synthesize_tokens else None
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace, tokens=tokens)
-    notes = [*workload.notes, *_about_model(tiers, engine, timing)]
+    engines = [pool.engine for pool in pools] if pools else [engine or VllmConfig()]
+    notes = [*workload.notes, *_about_model(tiers, engine, timing), *_about_eviction(engines)]
     facts = {
         "understudy": __version__,
         "workload": name,
@@ -179,6 +180,16 @@ def _about_model(
     return [
         f"{model} sets what a token weighs, not how long a step takes: times are those of the polynomial timing model, "
         "whatever the model and the hardware (engine.timing)"
+    ]
+
+
+def _about_eviction(engines: list[VllmConfig]) -> list[str]:
+    """An order that the engine does not have makes its run a what-if."""
+    return [
+        f"eviction_policy={engine.described()['eviction_policy']} is not the order of {engine.kv_manager} blocks: "
+        f"the run is no longer step-exact with vLLM {engine.vllm_version}"
+        for engine in engines
+        if not engine.own_order
     ]
 
 

@@ -87,3 +87,56 @@ def test_keys_of_blocks_that_nobody_computes_are_gone() -> None:
     engine.begin_step(0)
     assert engine.admitted == [(1, False, 0)]
     engine.end_step(MS)
+
+
+def test_a_model_that_raises_while_the_queue_is_looked_at_names_no_block_that_nobody_computes() -> None:
+    # It is asked what loading from the host would save, after those that run have been given their turns.
+    noticed = 0
+    for fails_at in range(1, 60):
+        model = Fragile(fails_at)
+        host = _core.TierConfig(
+            bytes_per_block=1000, g2_blocks=64, host=_core.WayConfig(down_gbps=1.0, up_gbps=1.0)
+        )
+        engine = _core.Engine(
+            _core.EngineConfig(block_size=4, num_gpu_blocks=9, events=True),
+            _core.python_timing(model, 1.0, 1.0),
+            tiers=host,
+        )
+        arrivals = {0: (1, 12, 2), 4: (200, 16, 3), 8: (300, 6, 16), 10: (1, 14, 4), 12: (1, 13, 4)}
+        now_ns = 0
+        for turn in range(60):
+            if turn in arrivals:
+                first, prompt, output = arrivals[turn]
+                engine.submit(f"{turn}", prompt, output, content(first, prompt + output))
+            if engine.idle:
+                now_ns += 4 * MS
+                engine.skip_to(now_ns)
+                continue
+            before = set(engine.resident_hashes())
+            try:
+                now_ns += engine.begin_step(now_ns)
+            except RuntimeError:
+                engine.check()
+                noticed += len(engine.running) > 0
+                assert set(engine.resident_hashes()) <= before
+            if engine.in_step:
+                engine.end_step(now_ns)
+            elif not engine.idle:
+                now_ns += MS
+        assert engine.idle
+        truth = _core.EventTruth()
+        truth.apply(engine.drain_events())
+        truth.require_equal(engine)
+    assert noticed > 3
+
+
+def test_who_was_admitted_on_a_block_of_the_same_schedule_keeps_it() -> None:
+    model = Fragile(1)
+    engine = engine_for({"block_size": 4, "num_blocks": 14}, timing=_core.python_timing(model, 1.0, 1.0))
+    engine.submit("a", 9, 3, content(1, 12))
+    engine.submit("b", 9, 3, content(1, 12))
+    with pytest.raises(RuntimeError, match="no idea"):
+        engine.begin_step(0)
+    engine.check()
+    assert len(engine.advance(100 * MS).finished) == 2
+    engine.check()

@@ -1,19 +1,21 @@
-"""One list of built-in eviction policies: what the core knows by name, the stub says and every tier takes."""
+"""One list of built-in eviction policies: what the core knows by name, the stub says, and every pool takes."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
 import understudy
+from replay.building import single_turns
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.kv import BUILT_IN_POLICIES, BlockManager
+from understudy.run.offline import run_offline
 from understudy.tiers.settings import TierSettings
 
+ROOT = Path(__file__).parents[2]
 STUB = Path(understudy.__file__).with_name("_core.pyi")
 
 
@@ -34,12 +36,30 @@ def test_the_stub_says_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN_POLICIES)
-def test_each_serves_the_manager_and_a_tier(name: str) -> None:
+def test_each_serves_the_manager_a_tier_and_the_simulated_device(name: str) -> None:
     manager = BlockManager(4, policy=name)  # type: ignore[arg-type]
     manager.allocate(4).release()
     assert TierSettings(tier="g2", blocks=1, eviction=name).eviction == name
+    for kv_manager in ("native", "kvbm"):
+        config = VllmConfig(
+            block_size=16,
+            num_gpu_blocks=8,
+            kv_manager=kv_manager,  # type: ignore[arg-type]
+            eviction_policy=name,
+        )
+        timeline = run_offline(single_turns([64, 64, 64], 40), config, check=True).timeline
+        assert timeline.evictions > 0
 
 
-def test_the_simulated_pool_takes_some_of_them() -> None:
-    choices = get_args(get_args(get_type_hints(VllmConfig)["eviction_policy"])[0])
-    assert set(choices) <= set(BUILT_IN_POLICIES)
+def test_every_place_that_contributing_lists_names_each_of_them() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = guide.split("### Natively")[1].split("\n## ")[0]
+    steps = section.split("`tests/eviction/test_registry.py`")[0]
+    places = set(re.findall(r"`([\w/]+\.(?:hpp|cpp|py|pyi|md))`", steps))
+    assert "src/understudy/kv/policy.py" in places
+    examples = {"core/eviction/free_then_cached.hpp", "core/eviction/lists.hpp", "core/eviction/vllm.hpp"}
+    for place in sorted(places - examples):
+        text = (ROOT / place).read_text(encoding="utf-8")
+        for name in BUILT_IN_POLICIES:
+            kind = "".join(word.capitalize() for word in name.split("_"))
+            assert re.search(rf"\b({name}|{kind})\b", text), f"{place} does not know {name}"

@@ -27,7 +27,6 @@ class KvbmBackend final : public BlockBackend {
 
   void name(KvRequest& request, std::uint32_t blocks) override;
   bool names_on_receipt() const noexcept override { return true; }
-  bool evicts_in_any_order() const noexcept override { return config_.eviction_policy == PolicyKind::MultiLru; }
 
  private:
   std::uint32_t named_blocks(const KvRequest& request) const noexcept;

@@ -288,7 +288,7 @@ class VllmEngine final : public Engine {
 
   // forecast.cpp
   std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
-  bool decodes_undisturbed(std::uint64_t steps) const;
+  std::optional<DecodeLoad> load_if_undisturbed(std::uint64_t steps) const;
 
   // rest.cpp
   static constexpr std::uint64_t kFewestAtRest = 2;

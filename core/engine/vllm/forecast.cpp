@@ -9,27 +9,31 @@ namespace understudy {
 // Every one of them ends with a token of the request, or with several if it speculates.
 std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const noexcept {
   const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
-  const std::uint64_t most = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens) + 1;
-  return std::max<std::uint64_t>(1, (left + most - 1) / most);
+  const std::uint64_t drafts = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens);
+  return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
 }
 
-// Whether all that run get a token in each of so many steps, if nobody comes: there is room for what they add, and
-// nobody else who could take it.
-bool VllmEngine::decodes_undisturbed(std::uint64_t steps) const {
+// If all that run get a token in each of so many steps, unless somebody comes (there is room for what they add, and
+// nobody else who could take it): what a step of theirs decodes now.
+std::optional<DecodeLoad> VllmEngine::load_if_undisturbed(std::uint64_t steps) const {
   if (running_.empty() || !waiting_.empty() || parked_ > 0 || bursts_.on() || config_.speculation.tokens > 0 ||
       config_.async_scheduling || running_.size() > config_.max_num_batched_tokens) {
-    return false;
+    return std::nullopt;
   }
   std::uint64_t blocks = 0;
+  const std::uint64_t window = timing_.model->window();
+  DecodeLoad load{running_.size(), 0, 0};
   for (const RequestSlot id : running_) {
     const EngineRequest& request = requests_[id];
-    if (request.spec.max_tokens == 0 || request.computed + (in_step_ ? 0 : 1) != request.known) return false;
-    if (tiers_ && tiers_->waiting(id)) return false;
+    if (request.spec.max_tokens == 0 || request.computed + (in_step_ ? 0 : 1) != request.known) return std::nullopt;
+    if (tiers_ && tiers_->waiting(id)) return std::nullopt;
+    load.context_tokens += request.known;
+    load.windowed_context += std::min<std::uint64_t>(request.known, window);
     const std::uint64_t room = request.table.size() * std::uint64_t{config_.block_size};
     const std::uint64_t end = request.known + steps;
     if (end > room) blocks += (end - room + config_.block_size - 1) / config_.block_size;
   }
-  return leap_->has_room(blocks);
+  return leap_->has_room(blocks) ? std::optional(load) : std::nullopt;
 }
 
 std::int64_t VllmEngine::no_finish_before() const {
@@ -47,13 +51,8 @@ std::int64_t VllmEngine::no_finish_before() const {
   const std::uint64_t window = timing_.model->window();
   std::uint64_t fewest = kNever;
   for (const RequestSlot id : running_) fewest = std::min(fewest, steps_to_finish(requests_[id]));
-  if (decodes_undisturbed(fewest)) {
-    DecodeLoad load{running_.size(), 0, 0};
-    for (const RequestSlot id : running_) {
-      load.context_tokens += requests_[id].known;
-      load.windowed_context += std::min<std::uint64_t>(requests_[id].known, window);
-    }
-    return after(fewest, timing_.least_ns(load, load.context_tokens / load.requests, capacity_tokens_));
+  if (const std::optional<DecodeLoad> load = load_if_undisturbed(fewest)) {
+    return after(fewest, timing_.least_ns(*load, load->context_tokens / load->requests, capacity_tokens_));
   }
   // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
   std::int64_t least_ns = kNever;

@@ -9,7 +9,8 @@ namespace understudy {
 bool VllmEngine::Leap::possible() const {
   const VllmEngine& e = engine_;
   if (e.kv_->names_on_receipt() && e.tiers_)
-    return false;  // such blocks go down a step later than a leap would send them
+    return false;                        // such blocks go down a step later than a leap would send them
+  if (e.kv_->asks_user()) return false;  // and would have to be undone in the middle of a leap
   // Requests learn of their tokens where a leap ends, not after each step.
   if (e.config_.check || e.bursts_.on() || e.config_.speculation.tokens > 0) return false;
   if (e.in_step_ || e.running_.empty() || e.running_.size() > e.config_.max_num_batched_tokens) return false;
@@ -52,8 +53,8 @@ bool VllmEngine::Leap::has_room(std::uint64_t blocks) const {
   const VllmEngine& e = engine_;
   if (blocks > e.kv_->available()) return false;
   if (!e.tiers_ || e.tiers_->config().mode == OffloadMode::WriteThrough) return true;
-  // What is cached leaves by a copy, which takes time; and in older orders it may come before what is empty.
-  return e.config_.free_order != FreeOrder::AllLast && blocks <= e.kv_->usage().free;
+  // What is cached leaves by a copy, which takes time; and in some orders it may come before what is empty.
+  return e.kv_->evicts_last() && blocks <= e.kv_->usage().free;
 }
 
 std::int64_t VllmEngine::Leap::step_of_all_ns() const {
@@ -81,6 +82,8 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish) {
     play_steps();
   } catch (...) {
     failure = std::current_exception();
+    // Nobody computes what the step at hand would have completed.
+    for (const Scheduled& turn : filled_) engine_.kv_->withdraw(engine_.requests_[turn.slot], false);
     engine_.announcer_.release(engine_.now_ns_);
   }
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
@@ -102,6 +105,7 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
   base_ = engine_.token_log_.next_step();
   steps_ = alive_ = context_ = 0;
   ordinary_ = false;
+  filled_.clear();
   members_ = engine_.running_;
   since_.assign(members_.size(), 0);
   last_.resize(members_.size());
@@ -210,12 +214,11 @@ bool VllmEngine::Leap::play_turns() {
   // A hit that the head of the queue has been waiting for, or a preemption.
   if (ordinary_ || fresh > engine_.kv_->available()) return false;
   engine_.begun_ns_ = engine_.now_ns_;
-  engine_.announcer_.hold();
-  filled_.clear();
   const bool at_once = fresh == 0 || has_room(fresh);
   if (!at_once) {
     // The head may go on the room that this makes.
     if (!engine_.waiting_.empty() && !engine_.tiers_->waiting(engine_.waiting_.head())) return false;
+    engine_.announcer_.hold();
     std::erase_if(due_, [this](std::uint32_t order) {
       if (serve(order)) return false;
       pause(order);
@@ -228,6 +231,7 @@ bool VllmEngine::Leap::play_turns() {
     begun_ns_ = -1;
     engine_.announcer_.show(engine_.now_ns_);  // what went on the host
   }
+  engine_.announcer_.hold();
   engine_.now_ns_ = end_ns;
   done_.clear();
   for (const std::uint32_t order : due_) {
@@ -296,6 +300,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
     out_[order] = 1;
     engine_.complete(members_[order], end_ns);
   }
+  filled_.clear();
   const bool finished = !done_.empty();
   alive_ -= done_.size();
   context_ += alive_;

@@ -76,6 +76,7 @@ bool VllmEngine::Leap::serve(std::uint32_t order) {
 void VllmEngine::Leap::name_filled(std::uint32_t order, std::uint32_t full) {
   EngineRequest& member = request(order);
   if (!engine_.config_.enable_prefix_caching || member.keyed == full) return;
+  member.keyed_before = member.keyed;
   engine_.kv_->name(member, full);
   if (engine_.tiers_) filled_.push_back({members_[order], 1, full * size_ - 1, true, member.id});
 }

@@ -54,8 +54,11 @@ void NativeBackend::withdraw(KvRequest& request, bool found_all_the_same) {
   const auto fresh =
       std::span<const SlotId>(request.table).subspan(request.keyed_before, request.keyed - request.keyed_before);
   if (!found_all_the_same) {
-    store_.unregister(0, fresh);
-    request.keyed = request.keyed_before;
+    // Who was admitted on such a block in the same schedule stays so, and it will be computed after all.
+    std::size_t shared = fresh.size();
+    while (shared > 0 && store_.references(0, fresh[shared - 1]) == 1) --shared;
+    store_.unregister(0, fresh.subspan(shared));
+    request.keyed = request.keyed_before + static_cast<std::uint32_t>(shared);
     return;
   }
   phantom_.resize(config_.num_gpu_blocks);

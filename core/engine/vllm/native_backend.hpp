@@ -22,7 +22,6 @@ class NativeBackend final : public BlockBackend {
 
   void name(KvRequest& request, std::uint32_t blocks) override;
   bool names_on_receipt() const noexcept override { return false; }
-  bool evicts_in_any_order() const noexcept override { return false; }
 
  private:
   void name_full(KvRequest& request, std::uint32_t tokens);

@@ -83,8 +83,8 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
   }
   log_.ended.emplace_back(id, request.spec.name);
   retire(request);
-  announcer_.show(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
   somebody_came_or_went();
+  announcer_.show(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
   return take_record(slot, FinishReason::Cancelled, now_ns);
 }
 
@@ -92,6 +92,7 @@ void VllmEngine::somebody_came_or_went() {
   refusal_.stands = false;
   landing_wait_.visited = true;
   leap_->forget_begun();
+  if (!in_step_) announcer_.stop_holding();  // for a step that a leap had begun
   stuck_ = false;
   fruitless_preemptions_ = 0;
   token_log_.touch();

@@ -14,14 +14,14 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
   const std::size_t preempted_before = log_.preempted.size();
-  schedule_running(now_ns);
-  if (log_.preempted.size() == preempted_before) admit(now_ns);
-  if (tiers_) refusal_.released = tiers_->released();
-  measure();
   std::int64_t duration_ns = 0;
   try {
+    schedule_running(now_ns);
+    if (log_.preempted.size() == preempted_before) admit(now_ns);
+    if (tiers_) refusal_.released = tiers_->released();
+    measure();
     duration_ns = timing_.duration_ns(load_, capacity_tokens_);
-  } catch (...) {  // a model of the user's
+  } catch (...) {  // a policy or a timing model of the user's
     undo_schedule();
     throw;
   }

@@ -29,9 +29,6 @@ const EngineConfig& checked(const EngineConfig& c) {
     throw Error(ErrorKind::ConfigError,
                 "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
   }
-  const bool known = c.eviction_policy == PolicyKind::Lineage || c.eviction_policy == PolicyKind::Lru ||
-                     c.eviction_policy == PolicyKind::MultiLru;
-  if (!known) throw Error(ErrorKind::ConfigError, "eviction_policy must be lineage, lru or multi_lru");
   if (c.async_scheduling && !c.accept_rates.empty()) {
     throw Error(ErrorKind::ConfigError,
                 "accept_rates contradict async_scheduling: the next step is scheduled before the burst is known");
@@ -54,17 +51,23 @@ const EngineConfig& checked(const EngineConfig& c) {
   return c;
 }
 
+// In which order blocks of the device go, unless the settings say otherwise.
+PolicyKind own_order(const EngineConfig& c) {
+  if (c.kv_manager == KvManagerKind::Kvbm) return PolicyKind::Lineage;
+  const bool append =
+      c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
+  return append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
+}
+
 // `below`: there are tiers below the host that tell who a block is.
 StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool below) {
   StoreConfig store;
   store.block_size = c.block_size;
   PoolConfig pool;
   pool.num_blocks = c.num_gpu_blocks;
-  const bool shared = c.kv_manager == KvManagerKind::Kvbm;
-  pool.duplicates = shared ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
-  const bool append =
-      c.free_order == FreeOrder::AllLast || (c.free_order == FreeOrder::UncachedLast && !c.enable_prefix_caching);
-  pool.policy.kind = shared ? c.eviction_policy : append ? PolicyKind::VllmAppend : PolicyKind::Vllm;
+  pool.duplicates = c.kv_manager == KvManagerKind::Kvbm ? DuplicatePolicy::Reject : DuplicatePolicy::Keep;
+  pool.policy.kind = own_order(c);
+  if (c.eviction) pool.policy = c.eviction();
   // A hash is enough to copy what is evicted to the host; not for those who look at it there or below.
   const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
   pool.keeps_details = Announcer::wanted(c) || (names_evicted && (below || tiers->filter));

@@ -49,7 +49,12 @@ SETTINGS = (
         "schedule one batch ahead (default: as the version does; 0.14 and later: yes)",
     ),
     Flag("kv_manager", str, "native (vLLM's, the default) or kvbm (one block a hash)", "NAME"),
-    Flag("eviction_policy", str, "of kvbm: lineage (default), lru or multi_lru", "NAME"),
+    Flag(
+        "eviction_policy",
+        str,
+        "order in which blocks go, if not the engine's own: not step-exact then",
+        "NAME",
+    ),
     Flag(
         "speculative_config",
         _json,

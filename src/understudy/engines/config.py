@@ -13,8 +13,9 @@ from understudy.engines.profiles import NEWEST, VersionProfile, profile_named
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
+from understudy.kv.policy import check_policy
 from understudy.tiers.dynamo import take_dynamo_names
-from understudy.tiers.settings import TiersConfig
+from understudy.tiers.settings import TiersConfig, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,6 +88,9 @@ _OFF: dict[str, tuple[object, ...]] = {
 _MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
 
 
+_KVBM_ORDERS = ("lineage", "lru", "multi_lru")
+"""Of Dynamo's block manager."""
+
 DEFAULT_MAX_NUM_SEQS = 256
 """As in vLLM the default, and only it, follows a budget (`max_num_batched_tokens`) that is smaller."""
 
@@ -95,8 +99,12 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A vLLM-style worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
 
     `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, copies of a block side by side and vLLM's free list;
-    "kvbm" has one physical block a hash, shared by all and visible once acquired, and evicts by `eviction_policy`
-    ("lineage" if None).
+    "kvbm" has one physical block a hash, shared by all and visible once acquired.
+
+    `eviction_policy` says in which order blocks go: a built-in policy by name (`understudy.kv.BUILT_IN_POLICIES`), or a
+    class (or another callable without arguments) that makes an `EvictionPolicy` for each worker. None is the manager's
+    own order: vLLM's free list, or "lineage" under "kvbm". Any other is not what that engine does: its schedules are no
+    longer the real engine's, step by step.
 
     `aic_nextn` draft tokens are verified in every step that samples; `aic_nextn_accept_rates` says with which
     probability each is accepted if those before it were ("0.85,0.3"; missing ones are 0, more than `aic_nextn` are cut
@@ -124,7 +132,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     async_scheduling: bool | None = None
     """None: as vLLM chooses by itself, which since 0.14 is to schedule one batch ahead wherever it can."""
     kv_manager: Literal["native", "kvbm"] = "native"
-    eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
+    eviction_policy: Any = None
     aic_nextn: int | None = None
     aic_nextn_accept_rates: str | None = None
     aic_mtp_seed: int = 42
@@ -171,11 +179,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
         self._check_limits()
         self._require(profile)
-        if self.eviction_policy is not None and self.kv_manager == "native":
-            raise ConfigError(
-                f"eviction_policy={self.eviction_policy} contradicts kv_manager=native, whose free list is vLLM's; "
-                "leave it out, or set kv_manager=kvbm"
-            )
+        if self.eviction_policy is not None:
+            check_policy("eviction_policy", self.eviction_policy)
         if self.scheduling_policy == "priority" and self.preemption_mode == "fifo":
             raise ConfigError(
                 "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide"
@@ -291,9 +296,20 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         method = None if self.speculative_config is None else self.speculative_config.method
         return self.aic_nextn is None and (method is None or method in profile.async_methods)
 
+    @property
+    def own_order(self) -> bool:
+        """Whether blocks go in an order that the engine of these settings has, so that its schedules can be exact."""
+        if self.kv_manager == "kvbm":
+            return self.eviction_policy in (None, *_KVBM_ORDERS)
+        appends = {"all_last": True, "uncached_last": not self.enable_prefix_caching}
+        profile = profile_named(self.vllm_version)
+        free_list = "vllm_append" if appends.get(profile.free_order, False) else "vllm"
+        return self.eviction_policy in (None, free_list)
+
     def described(self) -> dict[str, Any]:
         """The engine's own settings as JSON can hold them; tiers are told apart."""
-        described: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tiers=TiersConfig()))
+        alone = msgspec.structs.replace(self, tiers=TiersConfig())
+        described: dict[str, Any] = msgspec.to_builtins(alone, enc_hook=name_of)
         del described["tiers"]
         return {**described, "async_scheduling": self.asynchronous}
 
@@ -341,7 +357,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             watermark=self.watermark,
             async_scheduling=self._schedules_ahead(profile),
             kv_manager=self.kv_manager,
-            eviction_policy=self.eviction_policy or "lineage",
+            eviction_policy=self.eviction_policy,
             accept_rates=self.accept_rates,
             burst_seed=self.aic_mtp_seed,
             speculation=Speculation()

@@ -44,7 +44,7 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     long_prefill_token_threshold_adaptive: bool = False
     async_scheduling: bool = False
     kv_manager: Literal["native", "kvbm"] = "native"
-    eviction_policy: Literal["lineage", "lru", "multi_lru"] | None = None
+    eviction_policy: str | None = None
     aic_nextn: int | None = None
     aic_nextn_accept_rates: str | None = None
     aic_mtp_seed: int = 42

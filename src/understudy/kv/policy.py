@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from understudy.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -13,8 +15,22 @@ if TYPE_CHECKING:
 
 
 BUILT_IN_POLICIES = ("lineage", "lineage_fifo", "lru", "multi_lru", "fifo", "vllm", "vllm_append")
-"""By name, for the embeddable manager and every tier. Those that run the simulated `kvbm` pool are fewer:
-`VllmConfig.eviction_policy`."""
+"""By name, for the embeddable manager, every tier and the pool of a simulated device alike."""
+
+
+def check_policy(field: str, policy: object) -> None:
+    """ConfigError unless `policy` is a built-in policy's name or makes an `EvictionPolicy` when it is called."""
+    if isinstance(policy, str):
+        if policy not in BUILT_IN_POLICIES:
+            raise ConfigError(
+                f"{field} {policy!r} is not known; choose one of {', '.join(BUILT_IN_POLICIES)}, or pass a class that "
+                "makes an EvictionPolicy"
+            )
+    elif not callable(policy):
+        raise ConfigError(
+            f"{field} must be a name or a class that makes an EvictionPolicy (every worker gets one of its own), "
+            f"got {policy!r}"
+        )
 
 
 class EvictionPolicy(ABC):

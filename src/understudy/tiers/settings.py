@@ -9,7 +9,7 @@ import msgspec
 
 from understudy.checks import read_as
 from understudy.errors import ConfigError
-from understudy.kv.policy import BUILT_IN_POLICIES
+from understudy.kv.policy import check_policy
 from understudy.tiers.sizes import parse_bytes
 
 TierName = Literal["g2", "g3", "g4"]
@@ -72,18 +72,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"{self.tier}: blocks must be at least 1, got {self.blocks}")
         if self.bytes is not None:
             msgspec.structs.force_setattr(self, "bytes", parse_bytes(f"{self.tier}: bytes", self.bytes))
-        if isinstance(self.eviction, str):
-            if self.eviction not in BUILT_IN_POLICIES:
-                raise ConfigError(
-                    f"{self.tier}: eviction {self.eviction!r} is not known; choose one of "
-                    f"{', '.join(BUILT_IN_POLICIES)}, "
-                    "or pass a class that makes an EvictionPolicy"
-                )
-        elif not callable(self.eviction):
-            raise ConfigError(
-                f"{self.tier}: eviction must be a name or a class that makes an EvictionPolicy (every worker gets one "
-                f"of its own), got {self.eviction!r}"
-            )
+        check_policy(f"{self.tier}: eviction", self.eviction)
         if not (0 <= self.latency_ms <= 1e6):
             raise ConfigError(f"{self.tier}: latency_ms must be from 0 to 1e6, got {self.latency_ms}")
         if self.tier == "g2":
@@ -177,11 +166,12 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them: classes by name, and inf as text."""
-        described: dict[str, Any] = _plain(msgspec.to_builtins(self, enc_hook=_name_of))
+        described: dict[str, Any] = _plain(msgspec.to_builtins(self, enc_hook=name_of))
         return described
 
 
-def _name_of(value: Any) -> str:
+def name_of(value: Any) -> str:
+    """How JSON names a class, or an object of one."""
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
