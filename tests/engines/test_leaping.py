@@ -227,6 +227,7 @@ def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_use
         num_gpu_blocks=100,
         max_num_batched_tokens=370,
         enable_chunked_prefill=False,
+        async_scheduling=False,
         timing=ONE_MS,
     )
     run = assert_same_run(Case(workload, config, {}))

@@ -17,20 +17,23 @@ std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const no
 // nobody else who could take it): what a step of theirs decodes now.
 std::optional<DecodeLoad> VllmEngine::load_if_undisturbed(std::uint64_t steps) const {
   if (running_.empty() || !waiting_.empty() || parked_ > 0 || bursts_.on() || config_.speculation.tokens > 0 ||
-      config_.async_scheduling || running_.size() > config_.max_num_batched_tokens) {
+      running_.size() > config_.max_num_batched_tokens) {
     return std::nullopt;
   }
+  const bool ahead = config_.async_scheduling;  // by a step, and a token
+  if (ahead && !leap_->plans_next_tokens()) return std::nullopt;
   std::uint64_t blocks = 0;
   const std::uint64_t window = timing_.model->window();
   DecodeLoad load{running_.size(), 0, 0};
   for (const RequestSlot id : running_) {
     const EngineRequest& request = requests_[id];
-    if (request.spec.max_tokens == 0 || request.computed + (in_step_ ? 0 : 1) != request.known) return std::nullopt;
+    if (request.spec.max_tokens == 0) return std::nullopt;
+    if (!ahead && request.computed + (in_step_ ? 0 : 1) != request.known) return std::nullopt;
     if (tiers_ && tiers_->waiting(id)) return std::nullopt;
     load.context_tokens += request.known;
     load.windowed_context += std::min<std::uint64_t>(request.known, window);
     const std::uint64_t room = request.table.size() * std::uint64_t{config_.block_size};
-    const std::uint64_t end = request.known + steps;
+    const std::uint64_t end = request.known + steps + (ahead ? 1 : 0);
     if (end > room) blocks += (end - room + config_.block_size - 1) / config_.block_size;
   }
   return leap_->has_room(blocks) ? std::optional(load) : std::nullopt;

@@ -42,8 +42,13 @@ bool VllmEngine::Leap::sums_tell_time() const {
 // The same with a batch planned, which must be of everybody's next token.
 bool VllmEngine::Leap::possible_ahead() const {
   const VllmEngine& e = engine_;
-  if (e.kv_->names_on_receipt() || e.tiers_ || e.planned_.turns.size() != e.running_.size()) return false;
+  if (e.kv_->names_on_receipt() || e.tiers_) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) return false;
+  return plans_next_tokens();
+}
+
+bool VllmEngine::Leap::plans_next_tokens() const {
+  const VllmEngine& e = engine_;
   return std::ranges::equal(e.planned_.turns, e.running_, [&](const Scheduled& turn, RequestSlot slot) {
     return turn.slot == slot && e.live(turn) && turn.samples && turn.tokens == 1 && !e.requests_[slot].tokens.empty();
   });

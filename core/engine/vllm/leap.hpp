@@ -30,6 +30,8 @@ class VllmEngine::Leap {
 
   // What one decode step of all that run takes, now.
   std::int64_t step_of_all_ns() const;
+  // Asynchronously: the batch that is planned is of everybody's next token.
+  bool plans_next_tokens() const;
   // Whether so many blocks can be taken without a wait, or a preemption.
   bool has_room(std::uint64_t blocks) const;
 
