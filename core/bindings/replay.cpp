@@ -7,6 +7,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <any>
+
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "replay/fleet.hpp"
@@ -23,13 +25,34 @@ using namespace nb::literals;
 template <typename T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-template <typename T>
-std::span<const T> view(const Column<T>& column, std::size_t rows, const char* name) {
-  if (column.size() != rows) {
-    throw Error(ErrorKind::InvalidArgument, name, " has ", column.size(), " rows, expected ", rows);
+// Reads columns of an understudy.workload.Workload by name, and keeps their arrays for as long as the run lasts.
+class ColumnReader {
+ public:
+  explicit ColumnReader(nb::handle workload) : workload_(workload) {}
+
+  // Of `rows` rows, if that is said.
+  template <typename T>
+  void read(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
+    Column<T> values;
+    if (!nb::try_cast(nb::object(workload_.attr(name)), values)) {
+      throw Error(ErrorKind::InvalidArgument, name, " must be a column of the workload's own type");
+    }
+    if (rows && values.size() != *rows) {
+      throw Error(ErrorKind::InvalidArgument, name, " has ", values.size(), " rows, expected ", *rows);
+    }
+    column = {values.data(), values.size()};
+    arrays_.emplace_back(std::move(values));
   }
-  return {column.data(), column.size()};
-}
+  // The same where the workload may do without.
+  template <typename T>
+  void read_if_there(const char* name, std::span<const T>& column, std::optional<std::size_t> rows = std::nullopt) {
+    if (!workload_.attr(name).is_none()) read(name, column, rows);
+  }
+
+ private:
+  nb::handle workload_;
+  std::vector<std::any> arrays_;
+};
 
 // Offsets and links are followed without further checks, so they are checked here.
 void check_links(const WorkloadColumns& w) {
@@ -75,75 +98,73 @@ void check_offsets(std::span<const std::int64_t> offsets, std::size_t end, const
   }
 }
 
-FleetResult run_fleet(const std::vector<WorkerPool>& pools, Column<std::int64_t> arrival_ns,
-                      Column<std::int32_t> prompt_tokens, Column<std::int32_t> output_tokens,
-                      Column<std::int32_t> max_tokens, Column<std::int32_t> priority, Column<std::int32_t> turn,
-                      Column<std::int64_t> next_turn, Column<std::int64_t> delay_ns, Column<std::int64_t> hash_offsets,
-                      Column<std::uint32_t> hash_ids, Column<bool> output_in_next,
-                      Column<std::int64_t> output_token_offsets, Column<std::uint32_t> output_token_ids,
-                      nb::handle trace_block_size, nb::handle routing, nb::handle seed, nb::handle concurrency,
-                      nb::handle threads, bool leaping, bool check, nb::object progress,
-                      Column<std::int64_t> queue_order, const std::vector<std::string>& names, nb::handle lockstep_ns,
-                      nb::handle turnaround_ns, nb::object on_step,
-                      std::optional<Column<std::int64_t>> accepted_draft_offsets,
-                      std::optional<Column<std::uint32_t>> accepted_drafts, bool route_rejected,
-                      std::optional<Column<std::int64_t>> strict_priority) {
-  const std::size_t rows = prompt_tokens.size();
-  WorkloadColumns workload;
-  workload.arrival_ns = view(arrival_ns, rows, "arrival_ns");
-  workload.prompt_tokens = view(prompt_tokens, rows, "prompt_tokens");
-  workload.output_tokens = view(output_tokens, rows, "output_tokens");
-  if (max_tokens.size() != 0) workload.max_tokens = view(max_tokens, rows, "max_tokens");
-  workload.priority = view(priority, rows, "priority");
-  if (strict_priority) workload.strict_priority = view(*strict_priority, rows, "strict_priority");
-  workload.turn = view(turn, rows, "turn");
-  workload.next_turn = view(next_turn, rows, "next_turn");
-  workload.delay_ns = view(delay_ns, rows, "delay_ns");
-  workload.hash_offsets = view(hash_offsets, rows + 1, "hash_offsets");
-  workload.hash_ids = {hash_ids.data(), hash_ids.size()};
-  if (output_in_next.size() != 0) workload.output_in_next = view(output_in_next, rows, "output_in_next");
-  if (output_token_offsets.size() != 0) {
-    workload.output_token_offsets = view(output_token_offsets, rows + 1, "output_token_offsets");
-    workload.output_token_ids = {output_token_ids.data(), output_token_ids.size()};
-  }
-  workload.trace_block_size = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
-  if (workload.trace_block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
-  check_links(workload);
-  if (accepted_draft_offsets && accepted_drafts) {
-    workload.accepted_draft_offsets = view(*accepted_draft_offsets, rows + 1, "accepted_draft_offsets");
-    workload.accepted_drafts = {accepted_drafts->data(), accepted_drafts->size()};
-    check_offsets(workload.accepted_draft_offsets, accepted_drafts->size(), "accepted_draft_offsets");
-  }
-  if (queue_order.size() != 0) workload.queue_order = view(queue_order, rows, "queue_order");
-  if (!names.empty() && names.size() != rows) {
-    throw Error(ErrorKind::InvalidArgument, "names has ", names.size(), " rows, expected ", rows);
-  }
-  workload.names = names;
+// A new column of the workload is a line here, and a field there.
+WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
+  WorkloadColumns w;
+  from.read("prompt_tokens", w.prompt_tokens);
+  const std::size_t rows = w.size();
+  from.read("arrival_ns", w.arrival_ns, rows);
+  from.read("output_tokens", w.output_tokens, rows);
+  from.read("priority", w.priority, rows);
+  from.read("turn", w.turn, rows);
+  from.read("next_turn", w.next_turn, rows);
+  from.read("delay_ns", w.delay_ns, rows);
+  from.read("hash_offsets", w.hash_offsets, rows + 1);
+  from.read("hash_ids", w.hash_ids);
+  from.read_if_there("max_tokens", w.max_tokens, rows);
+  from.read_if_there("strict_priority", w.strict_priority, rows);
+  from.read_if_there("queue_order", w.queue_order, rows);
+  from.read_if_there("output_in_next", w.output_in_next, rows);
+  from.read_if_there("output_token_offsets", w.output_token_offsets, rows + 1);
+  from.read_if_there("output_token_ids", w.output_token_ids);
+  from.read_if_there("accepted_draft_offsets", w.accepted_draft_offsets, rows + 1);
+  from.read_if_there("accepted_drafts", w.accepted_drafts);
+  const std::uint64_t block_size = read_uint(workload.attr("trace_block_size"), "trace_block_size", 1u << 30);
+  if (block_size == 0) throw Error(ErrorKind::InvalidArgument, "trace_block_size must be at least 1");
+  w.trace_block_size = static_cast<std::uint32_t>(block_size);
+  check_links(w);
+  check_offsets(w.accepted_draft_offsets, w.accepted_drafts.size(), "accepted_draft_offsets");
+  return w;
+}
 
+void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle routing, nb::handle seed,
+                   nb::handle concurrency, nb::handle threads, bool leaping, bool check, bool route_rejected,
+                   nb::handle lockstep_ns, nb::handle turnaround_ns) {
   FleetConfig config;
-  config.pools = pools;
+  config.pools = std::move(pools);
   config.router = read_router(routing, read_uint(seed, "seed"));
   config.concurrency = static_cast<std::uint32_t>(read_uint(concurrency, "concurrency", 0xFFFFFFFFu));
+  config.threads = static_cast<unsigned>(read_uint(threads, "threads", 4096));
   config.leaping = leaping;
   config.check = check;
   config.route_rejected = route_rejected;
   config.lockstep_ns = static_cast<std::int64_t>(read_uint(lockstep_ns, "lockstep_ns", std::uint64_t{1} << 62));
   config.turnaround_ns = static_cast<std::int64_t>(read_uint(turnaround_ns, "turnaround_ns", std::uint64_t{1} << 62));
+  new (self) FleetConfig(std::move(config));
+}
+
+FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vector<std::string>& names,
+                      nb::object progress, nb::object on_step) {
+  ColumnReader reader(workload);
+  WorkloadColumns columns = read_workload(reader, workload);
+  if (!names.empty() && names.size() != columns.size()) {
+    throw Error(ErrorKind::InvalidArgument, "names has ", names.size(), " rows, expected ", columns.size());
+  }
+  columns.names = names;
   if (!on_step.is_none()) {
-    config.on_step = [&on_step](std::size_t worker, VllmEngine& stepped, bool ended) {
+    settings.on_step = [&on_step](std::size_t worker, VllmEngine& stepped, bool ended) {
       nb::gil_scoped_acquire gil;
       on_step(worker, nb::cast(&stepped, nb::rv_policy::reference), ended);
     };
   }
-  const auto thread_count = static_cast<unsigned>(read_uint(threads, "threads", 4096));
   const Fleet::Progress report = [&progress](std::size_t ended) {
     nb::gil_scoped_acquire gil;
     if (!progress.is_none()) progress(ended);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   };
   nb::gil_scoped_release release;
-  Fleet fleet(std::move(config), workload);
-  return fleet.run(thread_count, report);
+  Fleet fleet(std::move(settings), columns);
+  return fleet.run(report);
 }
 
 nb::object plain_rows(nb::bytes lines) {
@@ -303,14 +324,13 @@ void bind_replay(nb::module_& m) {
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "
         "else None.");
 
-  m.def("run_fleet", &run_fleet, nb::kw_only(), "pools"_a, "arrival_ns"_a, "prompt_tokens"_a, "output_tokens"_a,
-        "max_tokens"_a, "priority"_a, "turn"_a, "next_turn"_a, "delay_ns"_a, "hash_offsets"_a, "hash_ids"_a,
-        "output_in_next"_a, "output_token_offsets"_a, "output_token_ids"_a, "trace_block_size"_a,
-        "routing"_a = "round_robin", "seed"_a = 0, "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true,
-        "check"_a = false, "progress"_a.none() = nb::none(), "queue_order"_a, "names"_a, "lockstep_ns"_a = 0,
-        "turnaround_ns"_a = 0, "on_step"_a.none() = nb::none(), "accepted_draft_offsets"_a.none() = nb::none(),
-        "accepted_drafts"_a.none() = nb::none(), "route_rejected"_a = false, "strict_priority"_a.none() = nb::none(),
-        "Replay a workload through a fleet of simulated workers.");
+  nb::class_<FleetConfig>(m, "FleetSettings", "How a fleet of simulated workers plays a workload.")
+      .def("__init__", &make_settings, nb::kw_only(), "pools"_a, "routing"_a = "round_robin", "seed"_a = 0,
+           "concurrency"_a = 0, "threads"_a = 1, "leaping"_a = true, "check"_a = false, "route_rejected"_a = false,
+           "lockstep_ns"_a = 0, "turnaround_ns"_a = 0);
+  m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
+        "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
+        "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a,
         "Identities of the first `count` blocks of a trace row, as a fleet sees them.");

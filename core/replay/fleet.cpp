@@ -102,7 +102,8 @@ bool Fleet::independent() const noexcept {
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 
-FleetResult Fleet::run(unsigned threads, const Progress& progress) {
+FleetResult Fleet::run(const Progress& progress) {
+  const unsigned threads = config_.threads;
   if (threads < 1) throw Error(ErrorKind::ConfigError, "threads must be at least 1");
   if (threads > 1 && !independent()) {
     throw Error(

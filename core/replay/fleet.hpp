@@ -33,6 +33,7 @@ struct FleetConfig {
   std::shared_ptr<Router> router;
   std::uint32_t concurrency = 0;   // sessions at a time; 0: open loop
   std::int64_t turnaround_ns = 0;  // from the end of a session to the start of the one that takes its place
+  unsigned threads = 1;            // above 1: of workers that never meet
   bool leaping = true;
   bool route_rejected = false;  // a router is asked about what fits nowhere, too, as in Dynamo's replay
   bool check = false;           // verify conservation and the truth of events after every step
@@ -54,7 +55,7 @@ class Fleet final : private FleetView {
 
   // Whether every worker's requests are known beforehand, so that workers can be played one by one, or in threads.
   bool independent() const noexcept;
-  FleetResult run(unsigned threads, const Progress& progress);
+  FleetResult run(const Progress& progress);
 
  private:
   static constexpr std::size_t kReportEvery = 256;  // requests between two calls of the progress hook

@@ -957,39 +957,29 @@ class KvEventBatch:
 class _Router(Protocol):
     def choose(self, request: RouteRequest, view: FleetView) -> int: ...
 
+class FleetSettings:
+    def __init__(
+        self,
+        *,
+        pools: Sequence[Pool],
+        routing: str | NativeRouter | _Router = "round_robin",
+        seed: int = 0,
+        concurrency: int = 0,
+        threads: int = 1,
+        leaping: bool = True,
+        check: bool = False,
+        route_rejected: bool = False,
+        lockstep_ns: int = 0,
+        turnaround_ns: int = 0,
+    ) -> None: ...
+
 def run_fleet(
+    workload: object,
+    settings: FleetSettings,
     *,
-    pools: Sequence[Pool],
-    arrival_ns: npt.NDArray[np.int64],
-    prompt_tokens: npt.NDArray[np.int32],
-    output_tokens: npt.NDArray[np.int32],
-    max_tokens: npt.NDArray[np.int32],
-    priority: npt.NDArray[np.int32],
-    turn: npt.NDArray[np.int32],
-    next_turn: npt.NDArray[np.int64],
-    delay_ns: npt.NDArray[np.int64],
-    hash_offsets: npt.NDArray[np.int64],
-    hash_ids: npt.NDArray[np.uint32],
-    output_in_next: npt.NDArray[np.bool_],
-    output_token_offsets: npt.NDArray[np.int64],
-    output_token_ids: npt.NDArray[np.uint32],
-    trace_block_size: int,
-    routing: str | NativeRouter | _Router = "round_robin",
-    seed: int = 0,
-    concurrency: int = 0,
-    threads: int = 1,
-    leaping: bool = True,
-    check: bool = False,
+    names: Sequence[str] = ...,
     progress: Callable[[int], None] | None = None,
-    queue_order: npt.NDArray[np.int64],
-    names: Sequence[str],
-    lockstep_ns: int = 0,
-    turnaround_ns: int = 0,
     on_step: Callable[[int, Engine, bool], None] | None = None,
-    accepted_draft_offsets: npt.NDArray[np.int64] | None = None,
-    accepted_drafts: npt.NDArray[np.uint32] | None = None,
-    route_rejected: bool = False,
-    strict_priority: npt.NDArray[np.int64] | None = None,
 ) -> FleetResult: ...
 def trace_identities(
     stream: npt.NDArray[np.uint32],
@@ -1281,14 +1271,22 @@ class PrefixIndex:
     def check(self) -> None: ...
 
 class LastDecision:
-    row: int
-    worker: int
-    cost: float
-    overlap_blocks: int
-    lower_overlap_blocks: int
-    best_overlap_blocks: int
-    ties: int
-    waited_ms: float
+    @property
+    def row(self) -> int: ...
+    @property
+    def worker(self) -> int: ...
+    @property
+    def cost(self) -> float: ...
+    @property
+    def overlap_blocks(self) -> int: ...
+    @property
+    def lower_overlap_blocks(self) -> int: ...
+    @property
+    def best_overlap_blocks(self) -> int: ...
+    @property
+    def ties(self) -> int: ...
+    @property
+    def waited_ms(self) -> float: ...
 
 class KvRouter(NativeRouter):
     def __init__(

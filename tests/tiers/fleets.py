@@ -6,8 +6,6 @@ import hashlib
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from model.replay_gen import REQUEST_COLUMNS
 from replay.building import single_turns
 from understudy import _core
@@ -41,32 +39,13 @@ def crowd_of(
 def play(workload: Workload, config: _core.TierConfig | None, **how: Any) -> _core.FleetResult:
     """Replay with every invariant checked after every step, unless told otherwise."""
     fleet = {"routing", "seed", "concurrency", "threads", "leaping", "check", "on_step"}
-    given = {"check": True, **{name: value for name, value in how.items() if name in fleet}}
+    given: dict[str, Any] = {"check": True, **{name: value for name, value in how.items() if name in fleet}}
     engine = {"block_size": 4, "num_gpu_blocks": 24} | {k: v for k, v in how.items() if k not in fleet}
     timing = engine.pop("timing", None) or _core.constant_timing(1.0, 1.0)
-    w = workload
     workers = engine.pop("workers", 1)
     pool = _core.Pool(engine=_core.EngineConfig(**engine), timing=timing, workers=workers, tiers=config)
-    return _core.run_fleet(
-        pools=[pool],
-        arrival_ns=w.arrival_ns,
-        prompt_tokens=w.prompt_tokens,
-        output_tokens=w.output_tokens,
-        max_tokens=np.zeros(0, np.int32),
-        priority=w.priority,
-        turn=w.turn,
-        next_turn=w.next_turn,
-        delay_ns=w.delay_ns,
-        hash_offsets=w.hash_offsets,
-        hash_ids=w.hash_ids,
-        output_in_next=np.zeros(0, np.bool_),
-        output_token_offsets=np.zeros(0, np.int64),
-        output_token_ids=np.zeros(0, np.uint32),
-        trace_block_size=w.trace_block_size,
-        queue_order=np.zeros(0, np.int64),
-        names=[],
-        **given,
-    )
+    on_step = given.pop("on_step", None)
+    return _core.run_fleet(workload, _core.FleetSettings(pools=[pool], **given), on_step=on_step)
 
 
 def per_request(result: _core.FleetResult, tiers: bool = True) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from understudy._core import Pool, run_fleet
+from understudy._core import FleetSettings, Pool, run_fleet
 from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig, scheduling_in_words
 from understudy.errors import ConfigError
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from understudy.tiers.settings import TiersConfig
 
 Routing = Literal["round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv"]
-
-_NOWHERE = np.zeros(0, dtype=np.bool_)
-_NO_LIMITS = np.zeros(0, dtype=np.int32)
-_NO_OFFSETS = np.zeros(0, dtype=np.int64)
-_NO_TOKENS = np.zeros(0, dtype=np.uint32)
 
 
 class OfflineRun(msgspec.Struct, frozen=True):
@@ -129,40 +124,19 @@ def run_offline(
         )
         for pool, plan in zip(pools, plans, strict=True)
     ]
-    play = partial(
-        run_fleet,
+    settings = FleetSettings(
         pools=fleet,
-        arrival_ns=workload.arrival_ns,
-        prompt_tokens=workload.prompt_tokens,
-        output_tokens=workload.output_tokens,
-        max_tokens=_NO_LIMITS if workload.max_tokens is None else workload.max_tokens,
-        priority=workload.priority,
-        turn=workload.turn,
-        next_turn=workload.next_turn,
-        delay_ns=workload.delay_ns,
-        hash_offsets=workload.hash_offsets,
-        hash_ids=workload.hash_ids,
-        output_in_next=_NOWHERE if workload.output_in_next is None else workload.output_in_next,
-        output_token_offsets=_NO_OFFSETS
-        if workload.output_token_offsets is None
-        else workload.output_token_offsets,
-        output_token_ids=_NO_TOKENS if workload.output_token_ids is None else workload.output_token_ids,
-        trace_block_size=workload.trace_block_size,
         routing=router,
         seed=seed,
         concurrency=load.concurrency if isinstance(load, ClosedLoop) else 0,
-        turnaround_ns=round(load.turnaround_ms * 1e6) if isinstance(load, ClosedLoop) else 0,
         threads=threads,
         leaping=leaping,
         check=check,
-        progress=progress,
-        queue_order=_NO_OFFSETS if workload.queue_order is None else workload.queue_order,
-        lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
-        accepted_draft_offsets=workload.accepted_draft_offsets,
-        accepted_drafts=workload.accepted_drafts,
         route_rejected=route_rejected,
-        strict_priority=workload.strict_priority,
+        lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
+        turnaround_ns=round(load.turnaround_ms * 1e6) if isinstance(load, ClosedLoop) else 0,
     )
+    play = partial(run_fleet, workload, settings, progress=progress)
     if record_steps is None:
         by_name = engine.scheduling_policy == "priority" and workload.request_ids is not None
         names = (workload.request_ids or []) if by_name else []
