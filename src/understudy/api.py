@@ -77,7 +77,8 @@ def replay(
     `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
     finished report. `synthesize_tokens` puts tokens into lines of events, the same for the same ids of the trace, and
     the local hashes of those. `max_tokens` is the limit of every request that has none of its own: what the model would
-    say beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into `report.without_tiers`.
+    say beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into
+    `report.without_tiers`.
     """
     started = time.perf_counter()
     if not isinstance(slo, Slo | None):
