@@ -20,7 +20,7 @@ from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.link import measure_link
 from understudy.qwen3.pages import LinkTimes, PinnedPages
-from understudy.qwen3.play import Played, VirtualClock, WallClock, play
+from understudy.qwen3.play import Played, VirtualClock, measure, play
 from understudy.qwen3.record import Record
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.steptime import FittedStepTime, kind_of
@@ -81,8 +81,7 @@ def main() -> None:
         f"a page down and {link.up_ms:.4f} ms up"
     )
     hosted = Engine(Scheduler(small, plain.scheduler.config, host=tier), plain.executor)
-    play(plain, workload(RAMP, args.requests // 4, vocab, seed=9), WallClock())  # warm
-    gc.collect()
+    measure(plain, workload(RAMP, args.requests // 4, vocab, seed=9))  # warm
     gc.freeze()
 
     model: FittedStepTime | None = None
@@ -91,7 +90,7 @@ def main() -> None:
         real = hosted if host else plain
         rows = workload(traffic, args.requests * (2 if name == "fit" else 1), vocab, seed=seed)
         real.scheduler.manager.blocks.clear_inactive()
-        measured = play(real, fresh(rows), WallClock())
+        measured = measure(real, fresh(rows))
         if model is None:
             record = Record.of(measured, link, model=args.model)
             model = record.fit()

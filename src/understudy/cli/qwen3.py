@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
+from understudy.outputs import check_outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from understudy.cli import Verbs
 
 EXAMPLES = """\
@@ -16,6 +21,8 @@ examples:
   understudy qwen3 generate ~/models/Qwen3-0.6B --prompt 'Why is the sky blue?'
   understudy qwen3 generate Qwen3-0.6B --random-weights 1 --prompt-tokens 1,2,3 --device cpu --num-blocks 64
   understudy qwen3 bench Qwen3-4B --random-weights 1          decode, whole steps and prefill beside their floors
+  understudy qwen3 bench Qwen3-4B --random-weights 1 --record steps.jsonl     each step of a workload, for the twin
+  understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl --block-size 16 --num-gpu-blocks 20000
 """
 
 
@@ -45,6 +52,17 @@ def add_parser(verbs: Verbs) -> None:
         "bench", help="step times beside what the device could do (CUDA)", allow_abbrev=False
     )
     _add_engine(bench)
+    bench.add_argument(
+        "--record",
+        type=Path,
+        metavar="PATH",
+        help="play a workload instead, and write each step: its composition and milliseconds (JSON lines)",
+    )
+    bench.add_argument("--requests", type=int, default=480, help="of that workload (480)")
+    bench.add_argument("--seed", type=int, default=0, help="of that workload (0)")
+    bench.add_argument(
+        "--host-blocks", type=int, metavar="N", help="measure the link to pinned host memory with N pages too"
+    )
     bench.add_argument("--context", type=int, default=1024, help="tokens of context of decode steps (1024)")
 
 
@@ -70,17 +88,38 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do the work; return the exit code."""
+    needs_torch()
+    if args.task == "generate":
+        return _generate(args)
+    return _bench(args) if args.record is None else _record(args)
+
+
+def needs_torch() -> None:
+    """ConfigError where the extra is not installed."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise ConfigError("the real engine needs PyTorch: pip install 'understudy[torch]'") from error
-    return _generate(args) if args.task == "generate" else _bench(args)
 
 
-def _engine(args: argparse.Namespace) -> Any:
+@contextmanager
+def building() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for what an engine does before its first step."""
     from rich.console import Console
     from rich.progress import Progress
 
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        tasks: dict[str, Any] = {}
+
+        def told(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=of)
+            bar.update(tasks[what], completed=done)
+
+        yield told
+
+
+def _engine(args: argparse.Namespace) -> Any:
     from understudy.qwen3 import EngineOptions, build_engine
 
     options = EngineOptions(
@@ -95,20 +134,11 @@ def _engine(args: argparse.Namespace) -> Any:
         cuda_graphs=not args.no_cuda_graphs,
         random_weights=args.random_weights,
     )
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        tasks: dict[str, Any] = {}
-
-        def told(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=of)
-            bar.update(tasks[what], completed=done)
-
+    with building() as told:
         return build_engine(args.model, options, told)
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from understudy.qwen3 import Request, SamplingParams
     from understudy.qwen3.config import find_config
 
@@ -179,4 +209,45 @@ def _bench(args: argparse.Namespace) -> int:
         console.print(table)
     finally:
         engine.close()
+    return 0
+
+
+def _record(args: argparse.Namespace) -> int:
+    """Play a workload that has steps of every kind, twice: the first time warms the device up."""
+    from understudy.qwen3.config import find_config
+    from understudy.qwen3.host import HostTier
+    from understudy.qwen3.link import measure_link
+    from understudy.qwen3.pages import PinnedPages
+    from understudy.qwen3.play import measure
+    from understudy.qwen3.record import Record
+    from understudy.qwen3.workloads import RAMP, workload
+
+    check_outputs({"--record": args.record}, {})
+    engine = _engine(args)
+    try:
+        manager, config = engine.scheduler.manager, find_config(args.model)
+        link = None
+        if args.host_blocks is not None:
+            link = measure_link(HostTier(manager, PinnedPages(args.host_blocks, engine.executor.buffer)))
+        longest = min(engine.scheduler.config.max_positions, manager.max_request_blocks * args.page_size)
+        for count in (max(8, args.requests // 8), args.requests):
+            rows = workload(RAMP, count, config.vocab_size, seed=args.seed, longest=longest)
+            manager.blocks.clear_inactive()
+            played = measure(engine, rows)
+        record = Record.of(
+            played,
+            link,
+            model=args.model,
+            num_blocks=manager.max_request_blocks,
+            block_size=args.page_size,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+        )
+        record.write(args.record)
+    finally:
+        engine.close()
+    print(
+        f"{len(record.steps)} steps of {len(played.tokens)} requests: mean TTFT {played.mean_ttft_ms:.2f} ms, "
+        f"TPOT {played.mean_tpot_ms:.2f} ms; written: {args.record}"
+    )
     return 0

@@ -23,6 +23,7 @@ examples:
   understudy replay trace.jsonl --workers 8 --block-size 16 --num-gpu-blocks 65536 --json report.json
   understudy replay trace.jsonl --concurrency 64 --slo-ttft-ms 500 --slo-itl-ms 50
   understudy replay trace.jsonl --config fleet.yaml --set engine.max_num_seqs=128
+  understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl    the twin of the real engine
   zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
 """
 
@@ -63,6 +64,18 @@ def add_parser(verbs: Verbs) -> None:
         "--speed-up", type=float, metavar="X", help="open loop: play timestamps X times as fast"
     )
 
+    verb.add_argument(
+        "--engine",
+        choices=("vllm", "qwen3"),
+        default="vllm",
+        help="vllm (default), or the twin of the real engine, one worker (extra [torch])",
+    )
+    verb.add_argument(
+        "--step-times",
+        type=Path,
+        metavar="PATH",
+        help="of --engine qwen3: recorded steps, from `understudy qwen3 bench --record`",
+    )
     engine_flags.add_engine_flags(verb)
     router_flags.add_router_flags(verb)
     tier_flags.add_tier_flags(verb)
@@ -160,7 +173,9 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
     with _progress(args, len(workload)) as progress:
         report: Report = (
-            _online(args, settings, workload, progress)
+            _twin(args, settings, workload, progress)
+            if args.engine == "qwen3"
+            else _online(args, settings, workload, progress)
             if args.online
             else replay(
                 workload,
@@ -210,6 +225,52 @@ def run(args: argparse.Namespace) -> int:
 _OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")
 
 
+_TWIN_FLAGS = (
+    *("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+    *("enable_prefix_caching", "num_g2_blocks"),
+)
+
+
+def _twin(args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any) -> Report:
+    from understudy.cli.qwen3 import needs_torch
+    from understudy.errors import ConfigError
+    from understudy.workload import OpenLoop
+
+    if args.step_times is None:
+        raise ConfigError(
+            "--engine qwen3 needs --step-times: record them with `understudy qwen3 bench --record`"
+        )
+    for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is not written by --engine qwen3")
+    if args.online or args.check or args.compare_without_tiers or args.config is not None or args.set:
+        raise ConfigError(
+            "--engine qwen3 has no --online, --check, --compare-without-tiers, --config or --set"
+        )
+    if not isinstance(settings.load, OpenLoop) or settings.workers != 1 or settings.routing != "round_robin":
+        raise ConfigError("--engine qwen3 is one worker that plays timestamps")
+    given = engine_flags.engine_settings(args)
+    if other := sorted(set(given) - set(_TWIN_FLAGS)):
+        raise ConfigError(f"--{other[0].replace('_', '-')} is no setting of --engine qwen3")
+    needs_torch()
+    from understudy.qwen3.record import Record
+    from understudy.qwen3.replay import TwinOptions, replay_twin
+
+    options = TwinOptions(
+        num_blocks=given.get("num_gpu_blocks"),
+        block_size=given.get("block_size"),
+        max_num_seqs=given.get("max_num_seqs"),
+        max_num_batched_tokens=given.get("max_num_batched_tokens"),
+        max_model_len=given.get("max_model_len") or 40960,
+        prefix_caching=given.get("enable_prefix_caching", True),
+        host_blocks=given.get("num_g2_blocks"),
+        speed_up=settings.load.speed_up,
+    )
+    limited = workload if args.max_tokens is None else workload.limited(args.max_tokens)
+    record = Record.read(args.step_times)
+    return replay_twin(limited, args.trace.name, record, options, slo=_slo(args), progress=progress)
+
+
 def _online(args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any) -> Report:
     import sys
 
@@ -255,6 +316,7 @@ def _inputs(args: argparse.Namespace, settings: ReplaySettings) -> dict[str, Pat
         "--config": args.config,
         "model": model if model is not None and Path(model).is_file() else None,
         "engine.timing": getattr(settings.engine.timing, "path", None),
+        "--step-times": args.step_times,
     }
 
 

@@ -7,9 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from understudy.cli import Verbs
+    from understudy.server.flags.serving import ServePlan
+    from understudy.server.server import Server
 
 EXAMPLES = """\
 examples:
@@ -19,6 +21,7 @@ examples:
   understudy serve my-model --time-to-first-token 20 --inter-token-latency 5
   understudy serve my-model --kv-events-config.enable_kv_cache_events true
   understudy serve my-model --config vllm.yaml         flags of vLLM in a file
+  understudy serve ~/models/Qwen3-4B --engine qwen3    a real engine: the answers are computed (extra [torch])
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "hello", "max_tokens": 8}'
 
 vLLM 0.32's 316 flags are accepted, in its grammar. Those that mean nothing to a simulated engine say so once.
@@ -31,6 +34,8 @@ ours:
   --time-to-first-token MS, --inter-token-latency MS    constant times instead of a model of them
   --startup-duration S    answer 503 for so long
   --metrics vllm|sglang, --old-metric-names, --dev-mode
+  --engine vllm|qwen3     simulated (the default), or Qwen3 in PyTorch; for that one also --device, --backend,
+                          --random-weights SEED, --dtype, --gpu-memory-utilization and --enforce-eager
 """
 
 
@@ -74,8 +79,18 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     plan = read_serve(args.rest)
-    tell_idle(plan.idle)
-    server = Server(plan.settings)
+    real = plan.line.values.get("engine") == "qwen3"
+    used = (
+        ("random-weights", "device", "backend", "dtype", "gpu-memory-utilization", "enforce-eager")
+        if real
+        else ()
+    )
+    tell_idle([name for name in plan.idle if name not in used], "real" if real else "simulated")
+    close: Callable[[], None] | None = None
+    if real:
+        server, close = _real_server(plan)
+    else:
+        server = Server(plan.settings)
 
     async def start() -> None:
         try:
@@ -90,12 +105,32 @@ def run(args: argparse.Namespace) -> int:
             flush=True,
         )
 
-    asyncio.run(run_until_stopped(start, server.stop))
+    async def stop() -> None:
+        await server.stop()
+        server.stage.driver.stop()
+
+    try:
+        asyncio.run(run_until_stopped(start, stop))
+    finally:
+        if close is not None:
+            close()
     return 0
 
 
-def tell_idle(names: list[str]) -> None:
+def _real_server(plan: ServePlan) -> tuple[Server, Callable[[], None]]:
+    """With an engine that computes, and how to end it."""
+    from understudy.cli.qwen3 import building, needs_torch
+
+    needs_torch()
+    from understudy.qwen3.serve import open_server
+
+    with building() as progress:
+        server, serving = open_server(plan, progress)
+    return server, serving.close
+
+
+def tell_idle(names: list[str], kind: str = "simulated") -> None:
     """Say once which flags were accepted and change nothing."""
     if names:
         flags = ", ".join(f"--{name}" for name in names)
-        print(f"accepted, and without effect on a simulated engine: {flags}", file=sys.stderr)
+        print(f"accepted, and without effect on a {kind} engine: {flags}", file=sys.stderr)

@@ -19,6 +19,7 @@ from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Step, TorchExecutor
 from understudy.qwen3.forward import alone
 from understudy.qwen3.graphs import StepGraphs
+from understudy.qwen3.host import HostTier
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.sampling import Draw, SamplingParams
 from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
@@ -27,6 +28,7 @@ from understudy.qwen3.weights import Weights, load_weights, random_weights
 
 if TYPE_CHECKING:
     from understudy.qwen3.backend import Backend
+    from understudy.tiers.settings import TiersConfig
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and of how much."""
@@ -52,6 +54,8 @@ class EngineOptions:
     """A seed in place of a checkpoint."""
     seed: int = 0
     events: bool = False
+    tiers: TiersConfig | None = None
+    """Host memory below the device, as the simulator is told of it."""
 
 
 def build_engine(
@@ -98,6 +102,7 @@ def build_engine(
         manager,
         SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions),
         seed=options.seed,
+        host=None if options.tiers is None else HostTier.from_config(options.tiers, manager, buffer),
     )
     return Engine(scheduler, executor)
 

@@ -19,27 +19,33 @@ ALONE = 16
 
 
 def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
-    """Of an idle engine: sealed pages go down, one by one and then many at once, and come up again."""
+    """Of an idle engine: sealed pages go down, one by one and then many at once, and come up again.
+
+    Those many lie scattered, as the pages of requests that come and go do.
+    """
     blocks, size = tier.manager.blocks, tier.manager.layout.page_size
-    many = min(PAGES, tier.blocks.available - ALONE, blocks.available - ALONE)
+    many = min(PAGES, tier.blocks.available - ALONE, (blocks.available - ALONE) // 2)
     alone, together, down, up = [], [], [], []
     for seed in range(rounds):
-        tokens = (np.arange((ALONE + many) * size, dtype=np.uint32) * 7 + seed) % 50_000
+        tokens = (np.arange((ALONE + 2 * many) * size, dtype=np.uint32) * 7 + seed) % 50_000
         names = TokenBlocks(tokens, size).identities
-        blocks.allocate(ALONE + many).register(names).release()
+        blocks.allocate(ALONE + 2 * many).register(names).release()
+        scattered = names[ALONE : ALONE + 1]
+        for place in range(ALONE + 2, ALONE + 2 * many, 2):
+            scattered = scattered + names[place : place + 1]
         start_ms = _now_ms()
         for place in range(ALONE):
             tier.offer(names[place : place + 1])
         alone.append((_now_ms() - start_ms) / ALONE)
         _settled(tier)
         start_ms = _now_ms()
-        tier.offer(names[ALONE:])
+        tier.offer(scattered)
         together.append(_now_ms() - start_ms)
         _settled(tier)
         down.append((_now_ms() - start_ms) / many)
         blocks.clear_inactive()
         start_ms = _now_ms()
-        copy = tier.onboard(names[ALONE:])
+        copy = tier.onboard(scattered)
         assert copy is not None, "the host has what it was just given"
         while not copy.done():
             pass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
 import time
-from bisect import bisect_left
+from bisect import bisect_left, insort
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,6 +102,10 @@ class Played:
     tokens: dict[str, int] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
     ended: dict[str, tuple[FinishReason, str | None]] = field(default_factory=dict)
+    gaps_ns: Counter[int] = field(default_factory=Counter)
+    """How often neighbouring tokens of a request were so far apart."""
+    samples: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    """Time (ns) and what was asked for at each step."""
 
     @property
     def decisions(self) -> str:
@@ -140,8 +146,13 @@ def play(
     workload: Sequence[tuple[float, Request]],
     clock: Clock,
     progress: Callable[[int], None] | None = None,
+    *,
+    follow: Callable[[str, float], tuple[float, Request] | None] | None = None,
+    sample: Callable[[], tuple[int, int, int, int]] | None = None,
 ) -> Played:
     """Submit each request at its time (ms, ascending), and step until all have ended.
+
+    `follow` may name a request that comes because another has ended, and `sample` is asked at every step.
 
     A step lasts from the moment at which arrivals were taken in for it to the same moment of the next: whoever is given
     those durations makes the same decisions.
@@ -149,6 +160,7 @@ def play(
     if any(a[0] > b[0] for a, b in itertools.pairwise(workload)):
         raise InvalidArgument("arrivals must ascend")
     player = _Player(engine, workload, clock, progress)
+    player.follow, player.sample = follow, sample
     host = None if engine.scheduler.restores is None else engine.scheduler.restores.host
     engine.on_step = player.note
     if host is not None:
@@ -161,6 +173,16 @@ def play(
             host.on_copy = None
     player.played.polls = sorted(player.found)
     return player.played
+
+
+def measure(engine: Engine, workload: Sequence[tuple[float, Request]]) -> Played:
+    """Play it by the wall clock, undisturbed: what is recorded is much, and nobody looks through it for garbage."""
+    gc.collect()
+    gc.disable()
+    try:
+        return play(engine, workload, WallClock())
+    finally:
+        gc.enable()
 
 
 class _Player:
@@ -177,6 +199,8 @@ class _Player:
         self._queue = list(reversed(workload))
         self._began_ms = clock.now_ms
         self._launch_ms = 0.0
+        self.follow: Callable[[str, float], tuple[float, Request] | None] | None = None
+        self.sample: Callable[[], tuple[int, int, int, int]] | None = None
         self._pages = self._copies = 0
         self._views: list[list[KvView]] = []
 
@@ -211,6 +235,8 @@ class _Player:
                 "decodes": [[request.id, decode.view.seq_len] for request, decode in pairs],
             }
         )
+        if self.sample is not None:
+            self.played.samples.append((round(self._began_ms * 1e6), *self.sample()))
         self._views.append([decode.view for decode in plan.step.decodes])
         self._launch_ms = 0.0
         self.found.add(self._began_ms)
@@ -255,9 +281,13 @@ class _Player:
                     played.first_ms[name] = now_ms
                 elif count == 2:
                     played.second_ms[name] = now_ms
+                if count > 1:
+                    played.gaps_ns[round(now_ms * 1e6) - round(played.last_ms[name] * 1e6)] += 1
                 played.last_ms[name] = now_ms
                 played.cached[name] = output.cached_tokens
             if output.finish_reason is not None:
                 played.ended[name] = (output.finish_reason, output.error)
                 if self._progress is not None:
                     self._progress(len(played.ended))
+                if self.follow is not None and (later := self.follow(name, now_ms)) is not None:
+                    insort(self._queue, later, key=lambda row: -row[0])

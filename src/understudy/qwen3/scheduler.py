@@ -84,7 +84,7 @@ class Scheduler:
             self.seed * 1_000_003 + self._arrivals if request.sampling.seed is None else request.sampling.seed
         )
         self._arrivals += 1
-        if why := self._refusal(request):
+        if why := self.refusal(len(request.prompt), request.max_tokens):
             return Output(request.id, finish_reason="rejected", error=why)
         self._queue(request)
         return None
@@ -170,8 +170,8 @@ class Scheduler:
 
     # ── Admission ──
 
-    def _refusal(self, request: Request) -> str | None:
-        prompt, output = len(request.prompt), request.max_tokens
+    def refusal(self, prompt: int, output: int) -> str | None:
+        """Why a request of such lengths could never run."""
         if prompt < 1 or output < 1:
             return f"a request needs at least one prompt token and max_tokens of at least 1, got {prompt} and {output}"
         if prompt + output > self.config.max_positions:

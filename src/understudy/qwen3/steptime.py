@@ -111,7 +111,8 @@ _TERMS = {"decode": _decode_terms, "mixed": _mixed_terms, "eager": _mixed_terms}
 
 def splits(rows: int, kv_heads: int = 8, multiprocessors: int = 132) -> int:
     """Parts that a context is read in, all at a time: few decodes share a device that many fill."""
-    return min(32, 1 << max(0, (multiprocessors * 8 // (rows * kv_heads)).bit_length() - 1))
+    wanted = multiprocessors * 16 // (rows * kv_heads)
+    return min(32 if rows == 1 else 16, 1 << max(0, wanted.bit_length() - 1))
 
 
 def _robust(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:

@@ -28,6 +28,8 @@ RAMP = (
     Traffic(6.0, 3000, 150),
     Traffic(20.0, 250, 100, 8, 2048),
     Traffic(30.0, 40, 250, 4, 1024),
+    Traffic(3.0, 5000, 200),
+    Traffic(8.0, 200, 100, 6, 3500),
 )
 """What a fit is recorded on: quiet and busy, short and long, with and without a cache."""
 
@@ -46,7 +48,7 @@ def workload(
             at_ms += rng.exponential(1e3 / part.rate)
             own = rng.integers(0, vocab, max(8, int(rng.gamma(2.0, part.prompt / 2))))
             tokens = np.concatenate((stems[rng.integers(len(stems))], own)) if stems else own
-            output = max(2, int(rng.gamma(2.0, part.output / 2)))
+            output = min(max(2, int(rng.gamma(2.0, part.output / 2))), max(2, longest // 2))
             tokens = tokens[: max(1, longest - output)]
             rows.append((at_ms, Request(f"{len(rows)}", tokens.tolist(), output)))
     return rows

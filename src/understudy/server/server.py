@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from understudy._core import TierConfig, TierRun
+    from understudy.server.engines import GivenEngine
     from understudy.server.settings import ServerSettings
     from understudy.server.tokenizer import Tokenizer
 
@@ -33,9 +34,12 @@ _UNLIMITED_BLOCKS = 1 << 22
 class Stage:
     """What the workers of one process share: the clock, the driver, the outbox, the tokenizer."""
 
-    def __init__(self, *, speedup: float = 1.0, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, *, speedup: float = 1.0, tokenizer: Tokenizer, given: GivenEngine | None = None
+    ) -> None:
         self.clock = WallClock(speedup)
-        self.driver = Driver(self.clock)
+        self.given = given
+        self.driver = Driver(self.clock) if given is None else given.driver(self.clock)
         self.token_lateness = Lateness()
         self.outbox = Outbox(self.clock, self.token_lateness)
         self.driver.after_pump = self.outbox.flush
@@ -67,6 +71,7 @@ class Stage:
             index=index,
             token_lateness=self.token_lateness,
             events=events or KvEventsConfig.read(settings.kv_events_config).publishes,
+            given=self.given,
         )
 
 

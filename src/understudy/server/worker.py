@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from understudy._core import EventBatch, Identities, TierConfig, TierRun
     from understudy.server.api.texts import TokenTexts
     from understudy.server.driver import Driver
+    from understudy.server.engines import GivenEngine
     from understudy.server.lateness import Lateness
     from understudy.server.metrics import Histogram
     from understudy.server.outputs import Outputs
@@ -90,8 +91,11 @@ class Worker:
         index: int = 0,
         token_lateness: Lateness | None = None,
         events: bool = False,
+        given: GivenEngine | None = None,
     ) -> None:
         self.settings = settings
+        self.given = given
+        """A real engine in place of the simulated ones."""
         self.driver = driver
         self.texts = texts
         self.tokenizer = texts.tokenizer
@@ -108,17 +112,23 @@ class Worker:
                 "--num-gpu-blocks-override or a smaller --max-model-len"
             )
         self.latency = None if settings.latency_ms is None else Latency(*settings.latency_ms)
-        self.cores = [
-            EngineCore(
-                settings.engine,
-                timing=self.latency,
-                tiers=tiers,
-                run=run,
-                name=f"worker {index}" if settings.data_parallel_size == 1 else f"worker {index} rank {rank}",
-                events=events,
-            )
-            for rank in range(settings.data_parallel_size)
-        ]
+        self.cores = (
+            [given.core(f"worker {index}", events=events)]
+            if given is not None
+            else [
+                EngineCore(
+                    settings.engine,
+                    timing=self.latency,
+                    tiers=tiers,
+                    run=run,
+                    name=f"worker {index}"
+                    if settings.data_parallel_size == 1
+                    else f"worker {index} rank {rank}",
+                    events=events,
+                )
+                for rank in range(settings.data_parallel_size)
+            ]
+        )
         self.registry = Registry()
         add_process(self.registry)
         name = settings.names[0]
@@ -152,6 +162,8 @@ class Worker:
                 KvEventSender(config, settings.engine.block_size, rank, keep_blocks=keep)
                 for rank in range(len(self.cores))
             ]
+        if given is not None and self.senders:
+            given.tell(self.senders[0])
         self._add_lateness(token_lateness)
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         for core in self.cores:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from understudy._core import Identities
     from understudy.server.api.generation import Style
+    from understudy.server.api.growing import GrowingPlan
     from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
 
@@ -195,8 +196,10 @@ class Endpoints:
 
     def _plan(
         self, tokens: npt.NDArray[np.uint32], sampling: Sampling, index: int, *, empty: bool = False
-    ) -> Plan:
+    ) -> Plan | GrowingPlan:
         room = room_for(len(tokens), sampling, self.worker.settings.max_model_len)
+        if self.worker.given is not None:
+            return self.worker.given.plan(sampling, self.worker.texts, room)
         outputs = self.worker.outputs
         if sampling.structure is not None:
             said = outputs.text_tokens(structured_text(sampling.structure, self._key(tokens, index)))

@@ -12,11 +12,12 @@ from understudy.server.api.errors import error_body
 from understudy.server.core import LiveRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
+    from understudy.server.api.growing import GrowingPlan
     from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
     from understudy.server.http import Connection
@@ -47,7 +48,11 @@ class Choice:
     __slots__ = ("decoded", "done", "emitted", "generation", "index", "plan", "prompt", "request", "tool")
 
     def __init__(
-        self, generation: Generation, index: int, prompt: npt.NDArray[np.uint32], plan: Plan
+        self,
+        generation: Generation,
+        index: int,
+        prompt: npt.NDArray[np.uint32],
+        plan: Plan | GrowingPlan,
     ) -> None:
         self.generation = generation
         self.index = index
@@ -139,7 +144,7 @@ class Generation:
         self.load_format = ""
         self.detail: dict[str, Any] = {}
 
-    def add(self, prompt: npt.NDArray[np.uint32], plans: list[Plan]) -> None:
+    def add(self, prompt: npt.NDArray[np.uint32], plans: Sequence[Plan | GrowingPlan]) -> None:
         """Answers to one more prompt."""
         self.prompts += 1
         self.prompt_tokens += len(prompt)

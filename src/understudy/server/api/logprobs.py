@@ -1,8 +1,10 @@
-"""Log probabilities: made up, well-formed, and the same every time."""
+"""Log probabilities: a real engine's own; of a simulated one made up, well-formed, and the same every time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from understudy.server.api.growing import GrowingPlan
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Choice, Generation
@@ -26,6 +28,20 @@ def others(token: int, count: int, vocabulary: list[int]) -> list[int]:
     return found
 
 
+def told(
+    choice: Choice, place: int, wanted: int, vocabulary: list[int]
+) -> tuple[float, list[tuple[int, float]]]:
+    """Of the token at `place`: its own, and those of `wanted` tokens, of which the likeliest may be itself."""
+    plan = choice.plan
+    token = plan.tokens[place]
+    if isinstance(plan, GrowingPlan):
+        known = plan.logprobs[place]
+        return (0.0, []) if known is None else (known[0], list(known[1][:wanted]))
+    return logprob_of(token), [
+        (other, logprob_of(token, rank)) for rank, other in enumerate(others(token, wanted, vocabulary), 1)
+    ]
+
+
 def completion_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
     """In the form of completions."""
     texts = generation.worker.texts
@@ -36,19 +52,22 @@ def completion_logprobs(generation: Generation, choice: Choice, first: int, coun
     offsets: list[int] = []
     names: list[str] = []
     tops: list[dict[str, float]] = []
-    for token in tokens:
+    values: list[float] = []
+    for place, token in enumerate(tokens, first):
+        value, tops_of = told(choice, place, wanted, words)
+        values.append(value)
         text = texts.tokenizer.decode([token], skip_special=False)
         offsets.append(offset)
         offset += len(text)
         names.append(f"token_id:{token}" if generation.sampling.tokens_as_ids else text)
-        top = {names[-1]: logprob_of(token)}
-        for rank, other in enumerate(others(token, wanted, words), 1):
-            top[texts.tokenizer.decode([other])] = logprob_of(token, rank)
+        top = {names[-1]: value}
+        for other, of in tops_of:
+            top.setdefault(names[-1] if other == token else texts.tokenizer.decode([other]), of)
         tops.append(top)
     choice.decoded = offset
     return {
         "text_offset": offsets,
-        "token_logprobs": [logprob_of(token) for token in tokens],
+        "token_logprobs": values,
         "tokens": names,
         "top_logprobs": tops,
     }
@@ -65,12 +84,13 @@ def chat_logprobs(generation: Generation, choice: Choice, first: int, count: int
         return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
 
     content = []
-    for token in choice.plan.tokens[first : first + count]:
-        chosen = entry(token, logprob_of(token))
-        top = [entry(token, logprob_of(token))] if wanted else []
-        top += [
-            entry(other, logprob_of(token, rank))
-            for rank, other in enumerate(others(token, wanted - 1, words), 1)
-        ]
+    for place, token in enumerate(choice.plan.tokens[first : first + count], first):
+        if isinstance(choice.plan, GrowingPlan):
+            value, top_values = told(choice, place, wanted, words)
+        else:
+            value, top_values = told(choice, place, wanted - 1, words)
+            top_values = [(token, value), *top_values] if wanted else []
+        chosen = entry(token, value)
+        top = [entry(other, of) for other, of in top_values]
         content.append({**chosen, "top_logprobs": top})
     return {"content": content}

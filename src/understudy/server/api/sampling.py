@@ -25,6 +25,10 @@ class Sampling(msgspec.Struct, kw_only=True):
     tokens_field: str = "max_tokens"
     min_tokens: int = 0
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    steered: bool = False
+    """A penalty, a bias or min_p was asked for."""
     seed: int | None = None
     stop: list[str] = msgspec.field(default_factory=list)
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
@@ -55,9 +59,11 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     sampling = Sampling()
     sampling.n = _or(fields.integer("n", 1), 1)
     sampling.min_tokens = _or(fields.integer("min_tokens", 0), 0)
-    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "min_p"):
-        fields.number(name)
-    fields.integer("top_k")
+    neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
+    steering = [_orf(fields.number(name), least) != least for name, least in neutral.items()]
+    sampling.steered = any(steering) or bool(fields.raw("logit_bias"))
+    sampling.top_p = _orf(fields.number("top_p"), 1.0)
+    sampling.top_k = _or(fields.integer("top_k"), 0)
     sampling.temperature = _orf(fields.number("temperature", 1.0), 1.0)
     sampling.seed = fields.integer("seed")
     sampling.stop = fields.texts("stop")

@@ -29,7 +29,7 @@ class TokenTexts:
     def pieces(self, tokens: Sequence[int], *, skip_special: bool = True) -> list[str]:
         """What each token adds to the text; nothing where a character is not complete yet."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        special = set() if not skip_special else self._special
+        special = self.special if skip_special else frozenset()
         out = [
             decoder.decode(b"" if token in special else self.tokenizer.token_bytes(token)) for token in tokens
         ]
@@ -39,9 +39,10 @@ class TokenTexts:
         return out
 
     @property
-    def _special(self) -> set[int]:
+    def special(self) -> frozenset[int]:
+        """Tokens that are not text."""
         special = getattr(self.tokenizer, "special", None)
-        return set(special.values()) if special else {self.tokenizer.end_id}
+        return frozenset(special.values()) if special else frozenset({self.tokenizer.end_id})
 
     def _json(self, token: int) -> bytes | None:
         try:

@@ -32,6 +32,10 @@ OURS = (
     Flag(["--failure-types"], "str", many=True),
     Flag(["--fake-metrics"], "json"),
     Flag(["--model"], "str"),
+    Flag(["--engine"], "str", choices=["vllm", "qwen3"]),
+    Flag(["--random-weights"], "int"),
+    Flag(["--device"], "str"),
+    Flag(["--backend"], "str", choices=["reference", "triton"]),
 )
 """Flags that vLLM does not have (`--model` it takes as a word)."""
 
@@ -82,7 +86,7 @@ _HANDLED = frozenset(
             "kv-events-config",
         ),
         *("set", "tiers", "max-request-body-size-mb", "time-to-first-token", "inter-token-latency"),
-        *("failure-injection-rate", "failure-types", "fake-metrics"),
+        *("failure-injection-rate", "failure-types", "fake-metrics", "engine"),
     )
 )
 

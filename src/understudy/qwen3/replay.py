@@ -1,0 +1,202 @@
+"""`understudy replay --engine qwen3`: a trace through the real engine's twin, on one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy import __version__
+from understudy.errors import ConfigError
+from understudy.kv import KvLayout
+from understudy.qwen3.play import VirtualClock, play
+from understudy.qwen3.request import Request
+from understudy.qwen3.scheduler import SchedulerConfig
+from understudy.qwen3.twin import twin_of
+from understudy.report import Report
+from understudy.run.digest import digests
+from understudy.run.timeline import FinishReason, Status, Timeline
+from understudy.server.online import prompt_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.qwen3.engine import Engine
+    from understudy.qwen3.play import Played
+    from understudy.qwen3.record import Record
+    from understudy.report import Slo
+    from understudy.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class TwinOptions:
+    """The engine that is played. What is left out is as it was when its steps were recorded."""
+
+    num_blocks: int | None = None
+    block_size: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int = 40960
+    prefix_caching: bool = True
+    host_blocks: int | None = None
+    speed_up: float = 1.0
+
+    def known(self, about: dict[str, Any]) -> dict[str, int]:
+        """Every size. ConfigError names one that neither says."""
+        sizes = {}
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            value = about.get(name) if value is None else value
+            if not isinstance(value, int):
+                raise ConfigError(f"{name} is neither given nor in the record of steps; give it")
+            sizes[name] = value
+        return sizes
+
+
+def replay_twin(
+    workload: Workload,
+    name: str,
+    record: Record,
+    options: TwinOptions | None = None,
+    *,
+    slo: Slo | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Play it open loop; a session's next turn comes when the one before has ended. ConfigError for what cannot be."""
+    options = TwinOptions() if options is None else options
+    if not workload.has_arrivals:
+        raise ConfigError("--engine qwen3 plays timestamps, and the workload has none")
+    sizes = options.known(record.about)
+    host = None
+    if options.host_blocks is not None:
+        if record.link is None:
+            raise ConfigError("the record does not say how fast the link is: record it with --host-blocks")
+        host = (options.host_blocks, record.link)
+    workload = workload.normalised().speed_up(options.speed_up)
+    clock = VirtualClock()
+    config = SchedulerConfig(
+        sizes["max_num_batched_tokens"],
+        min(sizes["max_num_seqs"], sizes["max_num_batched_tokens"]),
+        options.max_model_len,
+    )
+    engine = twin_of(
+        config,
+        sizes["num_blocks"] + 1,  # one is padding
+        KvLayout(sizes["block_size"], 1, 1, 1),
+        record.fit(),
+        clock,
+        prefix_caching=options.prefix_caching,
+        host=host,
+    )
+    try:
+        played = _play(engine, workload, clock, progress)
+        timeline = _timeline(workload, played, engine, sizes)
+    finally:
+        engine.close()
+    facts = {
+        "understudy": __version__,
+        "workload": name,
+        "workload_digest": workload.digest,
+        "trace_block_size": workload.trace_block_size,
+        "workers": 1,
+        "engine": {
+            "kind": "qwen3 twin",
+            "recorded": record.about,
+            **sizes,
+            "host_blocks": options.host_blocks,
+        },
+        "decisions": played.decisions,
+        **digests(timeline),
+    }
+    return Report.build(timeline, facts, slo)
+
+
+def _play(
+    engine: Engine, workload: Workload, clock: VirtualClock, progress: Callable[[int], None] | None
+) -> Played:
+    def request(row: int) -> Request:
+        priority = 0 if workload.priority is None else int(workload.priority[row])
+        output = max(int(workload.cut_output_tokens[row]), 1)
+        return Request(f"{row}", prompt_of(workload, row), output, priority=priority)  # type: ignore[arg-type]
+
+    def follow(ended: str, now_ms: float) -> tuple[float, Request] | None:
+        row = int(workload.next_turn[int(ended)])
+        return None if row < 0 else (now_ms + float(workload.delay_ns[row]) / 1e6, request(row))
+
+    def sample() -> tuple[int, int, int, int]:
+        scheduler, told = engine.scheduler, engine.scheduler.manager.blocks.metrics()
+        running = len(scheduler.prefilling) + len(scheduler.decoding)
+        used = told.total_blocks - told.reset_blocks - told.inactive_blocks - 1
+        return running, len(scheduler.live()) - running, used, told.inactive_blocks
+
+    heads = np.flatnonzero(workload.turn == 0)
+    heads = heads[np.argsort(workload.arrival_ns[heads], kind="stable")]
+    arrivals = [(float(workload.arrival_ns[row]) / 1e6, request(int(row))) for row in heads]
+    return play(engine, arrivals, clock, progress, follow=follow, sample=sample)
+
+
+def _timeline(workload: Workload, played: Played, engine: Engine, sizes: dict[str, int]) -> Timeline:
+    rows = len(workload)
+    told = engine.scheduler.manager.blocks.metrics()
+
+    def times(of: dict[str, float]) -> Any:
+        column = np.full(rows, -1, np.int64)
+        for row, ms in of.items():
+            column[int(row)] = round(ms * 1e6)
+        return column
+
+    def counts(of: dict[str, int], kind: type) -> Any:
+        column: Any = np.zeros(rows, kind)
+        for row, value in of.items():
+            column[int(row)] = value
+        return column
+
+    status = np.full(rows, Status.UNFINISHED, np.uint8)
+    rejected = {}
+    for row, (reason, why) in played.ended.items():
+        status[int(row)] = Status.COMPLETED if reason == "length" else Status.REJECTED
+        if reason != "length":
+            rejected[int(row)] = why or ""
+    arrived = times(played.arrival_ms)
+    finish = np.where(status == Status.REJECTED, arrived, times(played.last_ms))
+    cached = counts(played.cached, np.int32)
+    looked = np.where(times(played.admitted_ms) >= 0, workload.prompt_tokens, 0).astype(np.int64)
+    gaps = sorted(played.gaps_ns.items())
+    samples = np.array(played.samples, np.int64).reshape(-1, 5)
+    return Timeline(
+        arrival_ns=arrived,
+        first_admit_ns=times(played.admitted_ms),
+        first_token_ns=times(played.first_ms),
+        second_token_ns=times(played.second_ms),
+        last_token_ns=times(played.last_ms),
+        finish_ns=finish,
+        prompt_tokens=workload.prompt_tokens,
+        requested_output_tokens=workload.cut_output_tokens,
+        output_tokens=counts(played.tokens, np.int32),
+        cached_tokens_first=cached,
+        cached_tokens_total=cached.astype(np.int64),
+        looked_up_tokens=looked,
+        preemptions=np.zeros(rows, np.int32),
+        worker=np.where(status == Status.REJECTED, -1, 0).astype(np.int32),
+        status=status,
+        finish_reason=np.where(status == Status.COMPLETED, FinishReason.LENGTH, 0).astype(np.uint8),
+        session=workload.session,
+        turn=workload.turn,
+        itl_ns=np.array([gap for gap, _ in gaps], np.int64),
+        itl_count=np.array([count for _, count in gaps], np.int64),
+        sample_time_ns=samples[:, 0].copy(),
+        sample_worker=np.zeros(len(samples), np.int32),
+        sample_running=samples[:, 1].copy(),
+        sample_waiting=samples[:, 2].copy(),
+        sample_used_blocks=samples[:, 3].copy(),
+        sample_cached_blocks=samples[:, 4].copy(),
+        num_workers=1,
+        blocks_per_worker=sizes["num_blocks"],
+        block_size=sizes["block_size"],
+        steps=len(played.steps),
+        evictions=told.evictions,
+        stored_blocks=told.registrations,
+        request_ids=workload.request_ids,
+        reject_reasons=rejected,
+    )
