@@ -231,6 +231,31 @@ def test_a_dropped_connection_frees_what_it_held() -> None:
     run(test, 1)
 
 
+def test_a_slow_line_delays_every_chunk_and_loses_none() -> None:
+    async def test(client: Client, fleet: Fleet) -> None:
+        body = {"prompt": "x", "max_tokens": 6, "stream": True, "seed": 1}
+        plain = await client.post(C, body)
+        await client.post("/admin/fault", {"kind": "slow", "delay_ms": 150})
+        loop = asyncio.get_running_loop()
+        for ask in (body, {**body, "stream": False}):
+            began = loop.time()
+            slow = await client.post(C, ask)
+            assert slow.status == 200
+            assert loop.time() - began >= 0.15
+            if ask["stream"]:
+                texts = [[e["choices"][0]["text"] for e in reply.events[:-1]] for reply in (plain, slow)]
+                assert texts[0] == texts[1]
+        await vanish(client, body, 0.05)  # while all of it is on its way
+        await asyncio.sleep(0.2)
+        await client.post("/admin/fault", {"kind": "none"})
+        began = loop.time()
+        assert (await client.post(C, body)).status == 200
+        assert loop.time() - began < 0.15
+        assert fleet.servers[0].worker.live() == []
+
+    run(test, 1)
+
+
 def test_knobs_turn_while_it_runs_and_a_wrong_one_changes_nothing() -> None:
     async def test(client: Client, fleet: Fleet) -> None:
         worker = Client(fleet.servers[0].port)

@@ -28,12 +28,15 @@ FAILURES: dict[str, tuple[int, str, str | None]] = {
 class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One order.
 
-    `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection after `after_tokens`
-    chunks; `kill`: the engine dies and restarts with nothing cached; `stop_events`, `resume_events`, `lose_events`
-    (`count` batches); `none`: end what was ordered. `rate` is the share of requests that it happens to, by `seed`.
+    `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection `after_ms`; `slow`:
+    all that is sent to the client arrives `delay_ms` later, as over a slow line; `kill`: the engine dies and restarts
+    with nothing cached; `stop_events`, `resume_events`, `lose_events` (`count` batches); `none`: end what was ordered.
+    `rate` is the share of requests that it happens to, by `seed`.
     """
 
-    kind: Literal["reject", "delay", "drop", "kill", "stop_events", "resume_events", "lose_events", "none"]
+    kind: Literal[
+        "reject", "delay", "drop", "slow", "kill", "stop_events", "resume_events", "lose_events", "none"
+    ]
     workers: list[int] | None = None
     rate: float = 1.0
     status: int = 503
@@ -100,6 +103,8 @@ class Faults:
         if order.kind == "delay":
             loop.call_later(order.delay_ms / 1e3, self._app.handle_now, request, connection)
             return True
+        if order.kind == "slow":
+            connection.slow_s = order.delay_ms / 1e3
         if order.kind == "drop":
             loop.call_later(order.after_ms / 1e3, connection.drop)
         return False

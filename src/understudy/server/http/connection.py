@@ -104,6 +104,9 @@ class Connection(asyncio.Protocol):
         self.on_ended: Callable[[], None] | None = None
         """Called once when the answer has ended or the client has gone, after all others."""
         self.extra_headers = b""
+        self.slow_s = 0.0
+        """What is sent arrives so much later: a slow line, on purpose. For this answer."""
+        self._slow_until_s = 0.0
         self._status = 0
         self._sent_bytes = 0
 
@@ -204,7 +207,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         kind = f"content-type: {content_type}\r\n".encode() if content_type else b""
-        self._transport.write(
+        self._write(
             b"".join(
                 (
                     _status_line(status),
@@ -221,7 +224,7 @@ class Connection(asyncio.Protocol):
         )
         self._status = status
         self._sent_bytes = len(body)
-        self._finish()
+        self._end()
 
     def start_stream(
         self,
@@ -247,7 +250,7 @@ class Connection(asyncio.Protocol):
             b"\r\n",
         )
         if self._transport is not None:
-            self._transport.write(b"".join(head))
+            self._write(b"".join(head))
 
     def send_event(self, data: bytes) -> None:
         """An event of the stream; it leaves with the next flush. Nothing is no event: an empty chunk ends a stream."""
@@ -263,8 +266,8 @@ class Connection(asyncio.Protocol):
         self.flush()
         if self._transport is not None:
             if self._chunked:
-                self._transport.write(b"0\r\n\r\n")
-            self._finish()
+                self._write(b"0\r\n\r\n")
+            self._end()
 
     def flush(self) -> None:
         """Send the events so far in one write."""
@@ -279,7 +282,7 @@ class Connection(asyncio.Protocol):
         if self._chunked:
             size = len(data)
             data = b"".join((_HEX[size] if size < 4096 else b"%x\r\n" % size, data, b"\r\n"))
-        transport.write(data)
+        self._write(data)
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             transport.abort()
 
@@ -288,7 +291,32 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _write(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        if self.slow_s:
+            self._late(self._transport.write, data)
+        else:
+            self._transport.write(data)
+
+    def _end(self) -> None:
+        if self.slow_s:
+            self._late(self._finish_late)
+        else:
+            self._finish()
+
+    def _late(self, act: Callable[..., object], *args: object) -> None:
+        """As late as the line is slow, and behind what was sent before."""
+        loop = asyncio.get_running_loop()
+        self._slow_until_s = max(self._slow_until_s + 1e-6, loop.time() + self.slow_s)
+        loop.call_at(self._slow_until_s, act, *args)
+
+    def _finish_late(self) -> None:
+        if self._answering:  # else the client has gone
+            self._finish()
+
     def _finish(self) -> None:
+        self.slow_s = 0.0
         self._answering = False
         self.on_close = None
         self._told()
@@ -302,6 +330,7 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._read)
 
     def _close_answer(self) -> None:
+        self.slow_s = 0.0
         self._answering = False
         self._parts.clear()
         gone, self.on_close = self.on_close, None
