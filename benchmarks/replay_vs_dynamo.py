@@ -4,7 +4,8 @@
 
 The peer (ai-dynamo-runtime 1.6.1) is installed into a virtual environment of its own on first use. Each call is timed
 from opening the file to the finished report, after imports, in a process of its own. Blocks of 64, 16,384 of them,
-4 workers, round robin, polynomial timing; synchronous scheduling on both sides, which is the peer's only mode.
+4 workers, round robin, polynomial timing; synchronous scheduling on both sides, which is the peer's only mode. Both
+play it closed loop, too, 64 requests at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ OURS = """
 import json, resource, sys, time
 import understudy.api
 from understudy.engines.config import VllmConfig
-trace, block_size, num_blocks, workers, threads = sys.argv[1], *map(int, sys.argv[2:])
+from understudy.workload import ClosedLoop
+trace, block_size, num_blocks, workers, threads, concurrency = sys.argv[1], *map(int, sys.argv[2:])
+load = ClosedLoop(concurrency) if concurrency else None
 engine = VllmConfig(block_size=block_size, num_gpu_blocks=num_blocks, async_scheduling=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
-report = understudy.api.replay(trace, engine, workers=workers, threads=threads)
+report = understudy.api.replay(trace, engine, workers=workers, threads=threads, load=load)
 seconds = time.perf_counter() - start
 print(json.dumps({
     "seconds": seconds, "ttft_ms": report.ttft_ms.mean, "itl_ms": report.itl_ms.mean, "e2e_ms": report.e2e_ms.mean,
@@ -41,10 +44,10 @@ print(json.dumps({
 THEIRS = """
 import json, resource, sys, time
 import dynamo.replay
-trace, block_size, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+trace, block_size, workers, concurrency = sys.argv[1], *map(int, sys.argv[2:])
 start = time.perf_counter()
 report = dynamo.replay.run_trace_replay([trace], extra_engine_args={"engine": {"block_size": block_size}},
-    num_workers=workers, router_mode="round_robin", trace_block_size=512)
+    num_workers=workers, router_mode="round_robin", trace_block_size=512, replay_concurrency=concurrency or None)
 seconds = time.perf_counter() - start
 summary = report if isinstance(report, dict) else report.summary
 if not isinstance(summary, dict):
@@ -64,18 +67,33 @@ def main() -> int:
 
     trace = str(args.trace)
     numbers: dict[str, Any] = {
-        "ours": best([sys.executable, "-c", OURS, trace, "64", "16384", "4", "1"], args.repeat),
-        "ours, 2 threads": best([sys.executable, "-c", OURS, trace, "64", "16384", "4", "2"], args.repeat),
-        "dynamo": best([str(peer), "-c", THEIRS, trace, "64", "4"], args.repeat),
-        "ours, block 16": best([sys.executable, "-c", OURS, trace, "16", "65536", "4", "1"], args.repeat),
-        "ours, block 512": best([sys.executable, "-c", OURS, trace, "512", "2048", "4", "1"], args.repeat),
-        "unlimited, 1 worker": best([sys.executable, "-c", OURS, trace, "64", "4000000", "1", "1"], 1),
-        "unlimited, 4 workers": best([sys.executable, "-c", OURS, trace, "64", "4000000", "4", "1"], 1),
+        "ours": best(ours(trace, 64, 16384, 4), args.repeat),
+        "ours, 2 threads": best(ours(trace, 64, 16384, 4, threads=2), args.repeat),
+        "dynamo": best([str(peer), "-c", THEIRS, trace, "64", "4", "0"], args.repeat),
+        "ours, closed loop": best(ours(trace, 64, 16384, 4, concurrency=64), args.repeat),
+        "dynamo, closed loop": best([str(peer), "-c", THEIRS, trace, "64", "4", "64"], args.repeat),
+        "ours, block 16": best(ours(trace, 16, 65536, 4), args.repeat),
+        "ours, block 512": best(ours(trace, 512, 2048, 4), args.repeat),
+        "unlimited, 1 worker": best(ours(trace, 64, 4_000_000, 1), 1),
+        "unlimited, 4 workers": best(ours(trace, 64, 4_000_000, 4), 1),
     }
     show(numbers)
     if args.json:
         args.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def ours(
+    trace: str, block_size: int, num_blocks: int, workers: int, *, threads: int = 1, concurrency: int = 0
+) -> list[str]:
+    """The command of a replay of ours; above 0, `concurrency` closes the loop."""
+    return [
+        sys.executable,
+        "-c",
+        OURS,
+        trace,
+        *map(str, (block_size, num_blocks, workers, threads, concurrency)),
+    ]
 
 
 def read_arguments(description: str | None) -> argparse.Namespace:
@@ -133,13 +151,20 @@ def show(numbers: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
-    peer = numbers["dynamo"]
-    for name in ("ours", "ours, 2 threads"):
-        console.print(f"{name}: {peer['seconds'] / numbers[name]['seconds']:.1f} × as fast as {PEER}")
+    for name, other in (
+        ("ours", "dynamo"),
+        ("ours, 2 threads", "dynamo"),
+        ("ours, closed loop", "dynamo, closed loop"),
+    ):
+        console.print(
+            f"{name}: {numbers[other]['seconds'] / numbers[name]['seconds']:.1f} × as fast as {PEER}"
+        )
     small, large = numbers["ours, block 16"]["seconds"], numbers["ours, block 512"]["seconds"]
     console.print(f"block 16 takes {small / large:.1f} × the time of block 512")
     for key in ("ttft_ms", "itl_ms", "e2e_ms", "hit"):
-        console.print(f"{key}: ours differs from the peer's by {numbers['ours'][key] / peer[key] - 1:+.2%}")
+        console.print(
+            f"{key}: ours differs from the peer's by {numbers['ours'][key] / numbers['dynamo'][key] - 1:+.2%}"
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ TIERS = {
 def digest(seed: int, tiers: dict[str, Any] | None = None, **changes: Any) -> str | None:
     """Of the run of that seed; None where its requests block each other for good."""
     case = random_case(seed, async_scheduling=False, watermark=0.0, enable_prefix_caching=True, **changes)
-    below = {} if tiers is None else {"tiers": TiersConfig.from_dict(tiers)}
+    below: dict[str, Any] = {} if tiers is None else {"tiers": TiersConfig.from_dict(tiers)}
     try:
         run = run_offline(case.workload, case.config, **case.how, **below)
     except understudy.errors.WrongState:

@@ -44,7 +44,7 @@ def test_each_serves_the_manager_a_tier_and_the_simulated_device(name: str) -> N
         config = VllmConfig(
             block_size=16,
             num_gpu_blocks=8,
-            kv_manager=kv_manager,  # type: ignore[arg-type]
+            kv_manager=kv_manager,
             eviction_policy=name,
         )
         timeline = run_offline(single_turns([64, 64, 64], 40), config, check=True).timeline
