@@ -68,9 +68,9 @@ class Follower:
 
     # ── The loop's side ──
 
-    def expect(self) -> None:
-        """It has computed blocks that nobody had: it should say so."""
-        if self._expected_since_s is None:
+    def expect(self, sent_s: float) -> None:
+        """It has answered a request, sent then (`time.monotonic`), with blocks that nobody had: it should say so."""
+        if self._expected_since_s is None and self._heard_s < sent_s:
             self._expected_since_s = time.monotonic()
 
     def look(self) -> Health:

@@ -184,6 +184,7 @@ class Proxy:
         if len(rank.worker.ranks) > 1:
             headers.setdefault("x-data-parallel-rank", str(rank.rank))
         target = request.path + (f"?{request.query}" if request.query else "")
+        sent_s = time.monotonic()
         try:
             answer = await rank.worker.upstream.ask(request.method, target, request.body, headers)
         except UpstreamError as error:
@@ -216,7 +217,7 @@ class Proxy:
             answer.close()
             raise
         if answer.status == 200 and len(asked.prompt_blocks) > decision.overlap_blocks:
-            rank.follower.expect()
+            rank.follower.expect(sent_s)
         return True
 
     def _broken(self, connection: Connection, began: bool, whole: bool) -> None:
