@@ -181,7 +181,9 @@ class Workers:
             self.dispatcher.set_degraded(rank.number, rank.follower.degraded)
             if health != before:
                 name = f"{rank.worker.upstream.url} rank {rank.rank}"
-                if health == "live":
+                if health == "live" and before == "waiting":
+                    log.info("view of %s: whole", name)
+                elif health == "live":
                     log.warning("view of %s: whole again; what was assumed is forgotten", name)
                 else:
                     log.warning("view of %s: %s (%s); %s", name, health, MEANING[health], ASSUMED)
