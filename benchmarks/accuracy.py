@@ -29,7 +29,7 @@ from understudy.calibrate.predict import predict_table
 from understudy.calibrate.recorded import predict_run
 from understudy.calibrate.tables import Table
 from understudy.timing.architecture import Architecture
-from understudy.timing.deployment import Deployment
+from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.gpus import find_gpu
 from understudy.timing.op_tables import OpTables
 from understudy.timing.physical import Physical
@@ -60,8 +60,11 @@ STRATA = {"Llama-3.1-70B": "dense 70B", "gpt-oss-120b": "gpt-oss", "MiniMax-M2.5
 RUNS = {
     "RTX4090/Llama-3.1-8B": ("RTX 4090", 256, 2587, (0.6, 0.2, 0.5)),
     "RTXPRO6000/Llama-3.1-8B": ("RTX PRO 6000", 128, None, (-4.0, -1.0, -1.8)),
+    "RTXPRO6000/Qwen3-30B-A3B-Instruct-2507": ("RTX PRO 6000", 128, None, (-13.6, -1.7, -2.2)),
 }
 """GPU, max_num_seqs, usable blocks where recorded, and what LLMServingSim shows: TTFT, TPOT, E2E in percent."""
+RANKS = {"Qwen3-30B-A3B-Instruct-2507": Parallelism(data=2, expert=2)}
+OWNERS = {"Llama-3.1-8B": "meta-llama", "Qwen3-30B-A3B-Instruct-2507": "Qwen"}
 
 
 def main() -> None:
@@ -191,8 +194,14 @@ def _in_engine(folder: Path) -> dict[str, NDArray[np.float64]]:
     return {"TTFT": (first - queued) * 1e3, "TPOT": (last - first) * 1e3 / gaps, "E2E": (last - queued) * 1e3}
 
 
-def _deployment(gpu: str) -> Deployment:
-    return Deployment(model=Architecture.find("Llama-3.1-8B"), gpu=find_gpu(gpu), weights="bf16")
+def _deployment(name: str, gpu: str) -> Deployment:
+    model = name.rpartition("/")[2]
+    return Deployment(
+        model=Architecture.find(model),
+        gpu=find_gpu(gpu),
+        weights="bf16",
+        parallel=RANKS.get(model, Parallelism()),
+    )
 
 
 def _runs(folder: Path) -> Grid:
@@ -210,7 +219,7 @@ def _runs(folder: Path) -> Grid:
     for name in names:
         grid.add_column(name, justify="left" if name in names[:3] else "right")
     for name, (gpu, seqs, blocks, peer) in RUNS.items():
-        deployment = _deployment(gpu)
+        deployment = _deployment(name, gpu)
         reached = preset(deployment.model, deployment.gpu, "bf16", "bf16").efficiencies
         engine = engine_for(
             deployment,
@@ -222,11 +231,19 @@ def _runs(folder: Path) -> Grid:
         timed = msgspec.structs.replace(
             engine, timing=Physical(coefficients=deployment.coefficients(reached))
         )
-        profile = folder.parent / "profiles" / name.replace("/", "/meta-llama/") / "tp1"
+        card, _, model = name.partition("/")
+        profile = folder.parent / "profiles" / card / OWNERS[model] / model / "tp1"
         tables = OpTables(profile, deployment, reached, extrapolate=True)
         load = _recorded(folder / name).load
         for source, timing in (("op tables", tables), ("preset", None)):
-            rows = np.array([row[1:] for row in predict_run(load, timed, timing=timing)]).T
+            found = predict_run(
+                load,
+                timed,
+                timing=timing,
+                workers=deployment.parallel.data,
+                ranks=deployment.steps_together,
+            )
+            rows = np.array([row[1:] for row in found]).T
             predicted = dict(zip(("TTFT", "TPOT", "E2E"), rows, strict=True))
             for (measure, measured), theirs in zip(_in_engine(folder / name).items(), peer, strict=True):
                 ours = predicted[measure]
@@ -250,7 +267,9 @@ def _halves(folder: Path) -> Grid:
     for name in ("run", "measure", "measured", "predicted", "of means"):
         grid.add_column(name, justify="left" if name in ("run", "measure") else "right")
     for name, (gpu, seqs, blocks, _) in RUNS.items():
-        deployment = _deployment(gpu)
+        if name.rpartition("/")[2] in RANKS:
+            continue
+        deployment = _deployment(name, gpu)
         whole = _recorded(folder / name)
         # The second half of the requests is replayed too: it shares the engine with the first. It is not looked at.
         hidden = np.arange(len(whole.load.workload)) >= 150

@@ -46,10 +46,10 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
       }
     }
   }
-  stepping_ = !config_.leaping || config_.lockstep_ns > 0 || config_.on_step || user_policies() || shares_tiers() ||
-              (config_.check && observes_) || config_.router->queues();
-  resting_ = stepping_ && config_.leaping && config_.lockstep_ns == 0 && !config_.on_step && !user_policies() &&
-             !config_.check && !observes_ && !config_.router->queues();
+  stepping_ = !config_.leaping || config_.ranks || config_.lockstep_ns > 0 || config_.on_step || user_policies() ||
+              shares_tiers() || (config_.check && observes_) || config_.router->queues();
+  resting_ = stepping_ && config_.leaping && !config_.ranks && config_.lockstep_ns == 0 && !config_.on_step &&
+             !user_policies() && !config_.check && !observes_ && !config_.router->queues();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;
@@ -98,7 +98,7 @@ bool Fleet::shares_tiers() const noexcept {
 
 bool Fleet::independent() const noexcept {
   return !shares_tiers() && !user_policies() && config_.concurrency == 0 && config_.lockstep_ns == 0 &&
-         !config_.on_step && config_.router->blind() && !observes_ &&
+         !config_.ranks && !config_.on_step && config_.router->blind() && !observes_ &&
          std::ranges::all_of(workload_.next_turn, [](std::int64_t next) { return next < 0; });
 }
 

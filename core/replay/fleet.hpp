@@ -39,6 +39,8 @@ struct FleetConfig {
   bool check = false;           // verify conservation and the truth of events after every step
   // Above 0: every worker takes a step of this length after another, busy or not, until all requests have ended.
   std::int64_t lockstep_ns = 0;
+  // Workers are data-parallel ranks of one model: they step together, and as long as the slowest of them.
+  bool ranks = false;
   // Told of every step in the order of time; see VllmEngine::Observer. Turns leaping off.
   std::function<void(std::size_t worker, VllmEngine& engine, bool ended)> on_step;
 };
@@ -169,7 +171,8 @@ class Fleet final : private FleetView {
   std::size_t next_first_turn_ = 0;
   std::vector<std::size_t> sleepers_;
   std::vector<std::size_t> beginning_;
-  std::uint64_t round_ = 1;  // of beginnings; there may be several at one time
+  std::int64_t slowest_ns_ = 0;  // of the ranks that begin together
+  std::uint64_t round_ = 1;      // of beginnings; there may be several at one time
   std::int64_t round_ns_ = -1;
   std::vector<KvDelivery> deliveries_;  // on their way
   std::vector<std::size_t> free_deliveries_;

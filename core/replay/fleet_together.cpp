@@ -163,6 +163,7 @@ std::uint64_t Fleet::order_of(std::size_t worker) const {
 void Fleet::want_begin(std::size_t index) {
   Worker& worker = workers_[index];
   if (worker.begin != EventQueue::kNone || worker.engine->in_step()) return;
+  if (config_.ranks && std::ranges::any_of(workers_, [](const Worker& rank) { return rank.engine->in_step(); })) return;
   worker.begin = queue_.push(now_ns_, EventClass::Begin, order_of(index), index);
 }
 
@@ -188,7 +189,8 @@ void Fleet::end_step(std::size_t index) {
     (void)gather_events(index, order_of(index), workers_[index].engine->take_events(), workers_[index].events);
     config_.router->check(index, workers_[index].engine->store());
   }
-  want_begin(index);
+  if (!config_.ranks) return want_begin(index);
+  for (std::size_t rank = 0; rank < workers_.size(); ++rank) want_begin(rank);  // when the last has ended
 }
 
 // All that begin now, together: what one of them starts may end at once, which the others are not to see before.
@@ -200,6 +202,7 @@ void Fleet::begin_all() {
   std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of(index); });
   ++round_;
   round_ns_ = now_ns_;
+  slowest_ns_ = 0;
   for (const std::size_t index : beginning_) {
     if (stepping_) {
       begin_step(index);
@@ -207,6 +210,11 @@ void Fleet::begin_all() {
       if (!workers_[index].engine->in_step()) workers_[index].engine->begin_step(now_ns_);
       plan(index);
     }
+  }
+  for (const std::size_t rank : beginning_) {
+    if (!config_.ranks || !workers_[rank].engine->in_step()) continue;
+    forget(workers_[rank].next);
+    workers_[rank].next = queue_.push(now_ns_ + slowest_ns_, EventClass::StepEnd, order_of(rank), rank);
   }
   if (!config_.check) return;
   for (const Pool& pool : pools_) {
@@ -240,6 +248,7 @@ void Fleet::open_step(std::size_t index) {
     settle(index);
   } else {
     duration_ns = engine.begin_step(now_ns_);
+    slowest_ns_ = std::max(slowest_ns_, duration_ns);
   }
   if (engine.stuck()) require_progress(worker);
   if (engine.asleep()) {

@@ -971,6 +971,7 @@ class FleetSettings:
         route_rejected: bool = False,
         lockstep_ns: int = 0,
         turnaround_ns: int = 0,
+        ranks: bool = False,
     ) -> None: ...
 
 def run_fleet(

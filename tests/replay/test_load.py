@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from replay.building import MS, ONE_MS, conversations, play, sessions, single_turns
@@ -9,6 +11,9 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.workload import ClosedLoop, OpenLoop
+
+if TYPE_CHECKING:
+    from understudy._core import StepLoad
 
 MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
 
@@ -102,3 +107,33 @@ def test_a_closed_loop_keeps_the_order_of_rows() -> None:
 def test_a_cap_above_the_number_of_sessions_starts_them_all() -> None:
     run = play(single_turns([10] * 3), MILLISECOND_STEPS, load=ClosedLoop(concurrency=100))
     assert run.timeline.arrival_ns.tolist() == [0, 0, 0]
+
+
+# ── Data-parallel ranks ──
+
+
+class TenForPrompts:
+    """A step with a prompt takes 10 ms, another 1 ms."""
+
+    def step_ms(self, step: StepLoad) -> float:
+        return 10.0 if step.chunks else 1.0
+
+
+def test_ranks_step_together_and_as_long_as_the_slowest() -> None:
+    engine = VllmConfig(block_size=16, async_scheduling=False)
+    workload = single_turns([10] * 3, 4, arrival_ms=[0, 0, 11.5])
+    run = run_offline(workload, engine, workers=2, ranks=True, timing=TenForPrompts())
+    columns = run.timeline
+    # Both prompts to 10; one token each to 11 and 12. The third comes in the middle of that step: its prompt, from 12
+    # to 22, keeps the other rank waiting for its last token, too.
+    assert columns.worker.tolist() == [0, 1, 0]
+    assert columns.first_token_ns.tolist() == [10 * MS, 10 * MS, 22 * MS]
+    assert columns.last_token_ns.tolist() == [22 * MS, 22 * MS, 25 * MS]
+
+
+def test_a_rank_that_was_idle_waits_for_the_step_of_the_others() -> None:
+    engine = VllmConfig(block_size=16, async_scheduling=False)
+    workload = single_turns([10, 10], 2, arrival_ms=[0, 3])
+    run = run_offline(workload, engine, workers=2, ranks=True, timing=TenForPrompts())
+    assert run.timeline.first_token_ns.tolist() == [10 * MS, 20 * MS]
+    assert run.timeline.last_token_ns.tolist() == [20 * MS, 21 * MS]

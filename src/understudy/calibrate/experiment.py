@@ -45,9 +45,15 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         """Each load replayed with these efficiencies."""
         timing = Physical(coefficients=self.deployment.coefficients(reached))
         engine = msgspec.structs.replace(self.engine, timing=timing)
-        workers = self.deployment.parallel.data
         return [
-            simulate(load, engine, front_end_ms=reached.front_end_ms, workers=workers) for load in self.loads
+            simulate(
+                load,
+                engine,
+                front_end_ms=reached.front_end_ms,
+                workers=self.deployment.parallel.data,
+                ranks=self.deployment.steps_together,
+            )
+            for load in self.loads
         ]
 
     def predict(self, reached: Efficiencies) -> dict[str, float]:

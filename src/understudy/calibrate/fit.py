@@ -194,6 +194,7 @@ class Run(msgspec.Struct, frozen=True):
             msgspec.structs.replace(self.engine, timing=timing),
             front_end_ms=reached.front_end_ms,
             workers=self.deployment.parallel.data,
+            ranks=self.deployment.steps_together,
         )
 
     def residuals(self, outcome: Outcome) -> Vector:

@@ -70,11 +70,16 @@ def _read(where: str, line: str) -> dict[str, Any]:
 
 
 def predict_run(
-    load: Load, engine: VllmConfig, *, workers: int = 1, timing: TimingModel | None = None
+    load: Load,
+    engine: VllmConfig,
+    *,
+    workers: int = 1,
+    timing: TimingModel | None = None,
+    ranks: bool = False,
 ) -> list[tuple[str, float, float, float]]:
     """Name, TTFT, TPOT and whole time of each request in ms, in order, from when the engine sees it.
 
-    `timing` is a model in place of the engine's.
+    `timing` is a model in place of the engine's; `ranks` says that workers step together.
 
     A busy engine reads what has come when a step ends: until then a request is not seen. TPOT of one token is 0.
     """
@@ -85,6 +90,7 @@ def predict_run(
         workers=workers,
         routing="round_robin" if workers == 1 else "least_loaded",
         timing=timing,
+        ranks=ranks,
         on_step_end=lambda worker, now_ns: ends[worker].append(now_ns),
     )
     columns = run.timeline

@@ -34,9 +34,11 @@ class Outcome(msgspec.Struct, frozen=True):
         return float(np.nanmean(getattr(self, name)))
 
 
-def simulate(load: Load, engine: VllmConfig, *, front_end_ms: float = 0.0, workers: int = 1) -> Outcome:
+def simulate(
+    load: Load, engine: VllmConfig, *, front_end_ms: float = 0.0, workers: int = 1, ranks: bool = False
+) -> Outcome:
     """Replay it. `front_end_ms` passes between client and engine: it is part of TTFT and of the whole request, and
-    keeps a slot of a closed loop empty.
+    keeps a slot of a closed loop empty. `ranks` says that workers are ranks that step together.
 
     InvalidArgument says which request can never be served, and why.
     """
@@ -46,6 +48,7 @@ def simulate(load: Load, engine: VllmConfig, *, front_end_ms: float = 0.0, worke
         workers=workers,
         routing="round_robin" if workers == 1 else "least_loaded",
         load=load.loop(front_end_ms),
+        ranks=ranks,
     )
     columns = run.timeline
     if columns.reject_reasons:

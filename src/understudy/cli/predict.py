@@ -136,6 +136,7 @@ def _run(args: argparse.Namespace) -> int:
         msgspec.structs.replace(engine, timing=timing),
         workers=deployment.parallel.data,
         timing=tables,
+        ranks=deployment.steps_together,
     )
     _write(args.output, COLUMNS, rows)
     return 0

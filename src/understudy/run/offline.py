@@ -67,6 +67,7 @@ def run_offline(
     record_steps: str | PathLike[str] | None = None,
     route_rejected: bool = False,
     on_step_end: Callable[[int, int], None] | None = None,
+    ranks: bool = False,
 ) -> OfflineRun:
     """Play a workload to its end.
 
@@ -80,7 +81,8 @@ def run_offline(
     the blocks that are there (InvariantViolated); `events` and `kv_trace` keep the run's KV events, and its
     allocations and evictions; `leaping` off plays every decode step by itself, with the same result. `record_steps`
     names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz);
-    `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself.
+    `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself. `ranks`
+    says that workers are data-parallel ranks of one model with experts: they step together, as long as the slowest.
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
     stuck.
     """
@@ -134,6 +136,7 @@ def run_offline(
         check=check,
         route_rejected=route_rejected,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
+        ranks=ranks,
         turnaround_ns=round(load.turnaround_ms * 1e6) if isinstance(load, ClosedLoop) else 0,
     )
     play = partial(run_fleet, workload, settings, progress=progress)

@@ -68,6 +68,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         self.parallel.check(self.model)
 
     @property
+    def steps_together(self) -> bool:
+        """Whether data-parallel ranks wait for each other in every step: those that share experts do."""
+        return self.parallel.data > 1 and self.model.num_experts > 0
+
+    @property
     def weight_bytes_per_gpu(self) -> int:
         """What of the model one GPU holds; embedding and head are divided as well."""
         model, parallel = self.model, self.parallel

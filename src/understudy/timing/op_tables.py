@@ -19,6 +19,7 @@ import io
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import yaml
 
@@ -151,7 +152,7 @@ class OpTables:
             moe = _read(folder, "moe", ("tokens", "activated_experts", "time_us"))
             table = {(int(row[0]), int(row[1])): float(row[2]) for row in moe}
             self._experts = _experts_curve(table, deployment, extrapolate)
-        coefficients = deployment.coefficients(reached)
+        coefficients = deployment.coefficients(msgspec.structs.replace(reached, routing_ns=0.0))  # in moe.csv
         self._comm = (coefficients.comm_ms, coefficients.comm_token_ms, coefficients.comm_rank_token_ms)
 
     def step_ms(self, step: StepLoad, /) -> float:

@@ -155,7 +155,7 @@ _RTX_PRO_6000 = _Dense(
         weights=0.862,
         compute=0.69,
         kv=0.932,
-        link=0.27,
+        link=0.4,
         link_latency_us=22.0,
         step_ms=1.84,
         layer_us=10.0,
@@ -165,7 +165,7 @@ _RTX_PRO_6000 = _Dense(
     ),
     kv_fp8=0.85,
     trust="rough",
-    origin="op tables and a recorded run of Llama-3.1-8B (FlashAttention 2); its link roughly, from another run",
+    origin="op tables and a recorded run of Llama-3.1-8B (FlashAttention 2); its link from one of Qwen3-30B-A3B",
 )
 
 _DENSE: dict[tuple[str, str], _Dense] = {
@@ -275,7 +275,12 @@ _EXPERTS: dict[tuple[str, str, str], _Experts] = {
             "floor_ms_per_layer": 0.80,
         },
     ),
-    ("Qwen3-30B-A3B", "bf16", "RTX PRO 6000"): _Experts(read=0.925, compute=0.45, origin="op tables of"),
+    ("Qwen3-30B-A3B", "bf16", "RTX PRO 6000"): _Experts(
+        read=0.925,
+        compute=0.45,
+        origin="op tables, and a recorded run on two ranks, of",
+        others={"layer_us": 50.0, "routing_ns": 90.0},
+    ),
     ("Mixtral-8x7B", "bf16", "H100"): _Experts(
         read=0.906,
         compute=0.268,
