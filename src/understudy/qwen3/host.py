@@ -87,9 +87,11 @@ class HostTier:
         wanted = [i for i in missing.tolist() if sealed[i].lineage_hash not in on_their_way]
         if not wanted:
             return 0
-        names = sealed[wanted[0] : wanted[0] + 1]
-        for index in wanted[1:]:
-            names = names + sealed[index : index + 1]
+        names = sealed[wanted[0] : wanted[-1] + 1]
+        if len(names) != len(wanted):  # some between them are there
+            names = sealed[wanted[0] : wanted[0] + 1]
+            for index in wanted[1:]:
+                names = names + sealed[index : index + 1]
         source, found = self.manager.blocks.match_scattered(names)
         if not found.all():  # gone again: nothing to copy
             source.release()

@@ -24,15 +24,16 @@ def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
     Those many lie scattered, as the pages of requests that come and go do.
     """
     blocks, size = tier.manager.blocks, tier.manager.layout.page_size
-    many = min(PAGES, tier.blocks.available - ALONE, (blocks.available - ALONE) // 2)
+    many = min(PAGES, tier.blocks.available - ALONE, blocks.available // 2 - ALONE)
     alone, together, down, up = [], [], [], []
     for seed in range(rounds):
-        tokens = (np.arange((ALONE + 2 * many) * size, dtype=np.uint32) * 7 + seed) % 50_000
+        tokens = (np.arange((ALONE + many) * size, dtype=np.uint32) * 7 + seed) % 50_000
         names = TokenBlocks(tokens, size).identities
-        blocks.allocate(ALONE + 2 * many).register(names).release()
-        scattered = names[ALONE : ALONE + 1]
-        for place in range(ALONE + 2, ALONE + 2 * many, 2):
-            scattered = scattered + names[place : place + 1]
+        taken = [blocks.allocate(1) for _ in range(2 * len(names))]
+        for place in range(len(names)):
+            taken[2 * place].register(names[place : place + 1]).release()
+            taken[2 * place + 1].release()
+        scattered = names[ALONE:]
         start_ms = _now_ms()
         for place in range(ALONE):
             tier.offer(names[place : place + 1])

@@ -111,7 +111,7 @@ _TERMS = {"decode": _decode_terms, "mixed": _mixed_terms, "eager": _mixed_terms}
 
 def splits(rows: int, kv_heads: int = 8, multiprocessors: int = 132) -> int:
     """Parts that a context is read in, all at a time: few decodes share a device that many fill."""
-    wanted = multiprocessors * 16 // (rows * kv_heads)
+    wanted = multiprocessors * (8 if rows < 64 else 2) // (rows * kv_heads)
     return min(32 if rows == 1 else 16, 1 << max(0, wanted.bit_length() - 1))
 
 

@@ -93,9 +93,10 @@ def _merge(  # type: ignore[no-untyped-def]
 def splits_for(batch: int, kv_heads: int, multiprocessors: int) -> int:
     """Parts of a context at most: known from the batch alone, so that a captured graph serves every length.
 
-    More than would fill the device, so that nobody waits for the longest context of a batch.
+    More than would fill the device, so that nobody waits for the longest context of a batch; a large batch fills it
+    by itself, and would pay for every part that has nothing to do.
     """
-    wanted = multiprocessors * 16 // (batch * kv_heads)
+    wanted = multiprocessors * (8 if batch < 64 else 2) // (batch * kv_heads)
     return min(32 if batch == 1 else 16, 1 << max(0, wanted.bit_length() - 1))
 
 
