@@ -115,6 +115,7 @@ def test_types_have_the_names_that_engines_use_and_others_are_refused() -> None:
     assert weight_type("torch.bfloat16").name == "bf16"
     assert weight_type("AWQ").name == "int4"
     assert kv_type("fp8_e4m3") == "fp8"
+    assert kv_type("auto") == "bf16"
     with pytest.raises(ConfigError, match="weight type 'int3' is not known; known are bf16, fp8"):
         weight_type("int3")
     with pytest.raises(ConfigError, match="KV type 'int4' is not known"):

@@ -37,7 +37,7 @@ _WEIGHT_NAMES = {
 
 KV_TYPES = {"bf16": 2, "fp8": 1}
 _KV_NAMES = {
-    **dict.fromkeys(("bfloat16", "float16", "fp16", "half"), "bf16"),
+    **dict.fromkeys(("bfloat16", "float16", "fp16", "half", "auto"), "bf16"),
     **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2"), "fp8"),
 }
 
