@@ -36,6 +36,21 @@ def test_a_connection_answers_one_request_after_the_other() -> None:
     run(test)
 
 
+def test_who_asks_for_a_head_gets_no_body() -> None:
+    async def test(client: Client, _: object) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        for path, status in ((b"/metrics", b"200"), (b"/v1/models", b"405"), (b"/nowhere", b"404")):
+            writer.write(b"HEAD " + path + b" HTTP/1.1\r\nhost: t\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert head.startswith(b"HTTP/1.1 " + status)
+            assert b"content-length: 0\r\n" not in head
+        writer.write(b"GET /version HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+        assert parse_reply(await asyncio.wait_for(reader.read(), 5)).json["version"]  # nothing lay in between
+        writer.close()
+
+    run(test)
+
+
 def test_a_body_may_come_in_chunks_and_byte_by_byte() -> None:
     async def test(client: Client, _: object) -> None:
         chunked = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -115,7 +115,7 @@ class App:
     def _by_path(self, request: Request, connection: Connection) -> None:
         path = request.path
         if path in ("/metrics", "/metrics/"):
-            if request.method != "GET":
+            if request.method not in ("GET", "HEAD"):
                 self._wrong_method(connection, "GET")
                 return
             connection.respond(200, self.worker.registry.render(), CONTENT_TYPE)

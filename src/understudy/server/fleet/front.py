@@ -82,6 +82,9 @@ class FrontDoor:
     def _own(self, request: Request, connection: Connection) -> bool:
         """Paths of the door itself."""
         path = request.path
+        if request.method == "HEAD" and path in ("/metrics", "/metrics/"):
+            connection.respond(200, self.registry.render(), CONTENT_TYPE)
+            return True
         if request.method == "GET":
             if path == "/":
                 connection.respond(200, self._page, "text/html; charset=utf-8")

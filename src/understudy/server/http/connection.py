@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._answering = False
         self._keep_alive = True
         self._chunked = True
+        self._bodyless = False
         self._streaming = False
         self._parts: list[bytes] = []
         self._idle: asyncio.TimerHandle | None = None
@@ -157,6 +158,7 @@ class Connection(asyncio.Protocol):
                 self._answering = True
                 self._keep_alive = request.head.keep_alive
                 self._chunked = not request.head.http_1_0
+                self._bodyless = request.method == "HEAD"
                 self._handler.handle(request, self)
         except BadRequest as error:
             self._answering = True
@@ -218,12 +220,12 @@ class Connection(asyncio.Protocol):
                     self.extra_headers,
                     b"" if self._keep_alive else b"connection: close\r\n",
                     b"\r\n",
-                    body,
+                    b"" if self._bodyless else body,  # who asked for the head alone reads no more
                 )
             )
         )
         self._status = status
-        self._sent_bytes = len(body)
+        self._sent_bytes = 0 if self._bodyless else len(body)
         self._end()
 
     def start_stream(

@@ -72,7 +72,7 @@ class Proxy:
 
         connection.on_answered = answered
         connection.extra_headers = b""
-        if request.path in ("/metrics", "/metrics/") and method == "GET":
+        if request.path in ("/metrics", "/metrics/") and method in ("GET", "HEAD"):
             connection.respond(200, self.registry.render(), CONTENT_TYPE)
             return
         if request.path == "/health":
