@@ -123,8 +123,10 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
       paused_.push_back(order);
     } else {
       join(order);
+      turns_.push_back(turn_of(order, steps_));
     }
   }
+  std::ranges::make_heap(turns_, std::greater<>());
 }
 
 // The batch behind the last step that was played, as stepping would have scheduled it.

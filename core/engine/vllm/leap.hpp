@@ -58,6 +58,7 @@ class VllmEngine::Leap {
   }
   bool begins_block(std::uint32_t order) const;
   void join(std::uint32_t order);
+  Turn turn_of(std::uint32_t order, std::uint64_t from) const;  // its next one
   void push_turn(std::uint32_t order, std::uint64_t from);
   void catch_up(std::uint32_t order);
   void pause(std::uint32_t order);

@@ -28,14 +28,17 @@ void VllmEngine::Leap::join(std::uint32_t order) {
   out_[order] = 0;
   context_ += request(order).known;
   ++alive_;
-  push_turn(order, steps_);
 }
 
-void VllmEngine::Leap::push_turn(std::uint32_t order, std::uint64_t from) {
+VllmEngine::Leap::Turn VllmEngine::Leap::turn_of(std::uint32_t order, std::uint64_t from) const {
   const std::uint32_t into = computed_by(order, from) % size_;
   // A step ahead, the block that is filled has its name when the next is begun: in one turn.
   const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
-  turns_.push_back({std::min(block, last_[order]), order});
+  return {std::min(block, last_[order]), order};
+}
+
+void VllmEngine::Leap::push_turn(std::uint32_t order, std::uint64_t from) {
+  turns_.push_back(turn_of(order, from));
   std::ranges::push_heap(turns_, std::greater<>());
 }
 
@@ -88,8 +91,10 @@ bool VllmEngine::Leap::resume_paused() {
     const RequestSlot id = members_[order];
     if (engine_.tiers_->waiting(id)) return false;
     prefills = prefills || !decodes(id);
-    if (!prefills) join(order);
-    return !prefills;
+    if (prefills) return false;
+    join(order);
+    push_turn(order, steps_);
+    return true;
   });
   return !prefills;
 }
