@@ -305,6 +305,8 @@ void bind_replay(nb::module_& m) {
       .def_ro("evictions", &FleetResult::evictions)
       .def_ro("stored_blocks", &FleetResult::stored_blocks)
       .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks)
+      .def_ro("step_ns", &FleetResult::step_ns)
+      .def_ro("uncovered_ns", &FleetResult::uncovered_ns)
       .def_ro("burst_steps", &FleetResult::burst_steps)
       .def_ro("burst_tokens", &FleetResult::burst_tokens)
       .def_ro("draft_rounds", &FleetResult::draft_rounds)

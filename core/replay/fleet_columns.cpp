@@ -49,6 +49,8 @@ void Fleet::collect(std::size_t index) {
   }
   const EngineSnapshot end = engine.snapshot();
   out.steps += end.totals.steps;
+  out.step_ns += end.totals.step_ns;
+  out.uncovered_ns += end.totals.uncovered_ns;
   out.preempted += end.totals.preemptions;
   out.phantom_hit_blocks += end.totals.phantom_hit_blocks;
   out.burst_steps += end.totals.burst_steps;

@@ -61,6 +61,8 @@ struct FleetResult {
   std::vector<std::vector<TimedKvTrace>> kv_trace;
 
   std::uint64_t steps = 0;
+  std::int64_t step_ns = 0;       // that the steps of all workers took
+  std::int64_t uncovered_ns = 0;  // of that, outside of what their timing models were made from
   std::uint64_t preempted = 0;
   std::uint64_t evictions = 0;
   std::uint64_t stored_blocks = 0;

@@ -59,6 +59,7 @@ def replay(
     threads: int = 1,
     leaping: bool = True,
     check: bool = False,
+    ranks: bool = False,
     events: str | PathLike[str] | None = None,
     raw_events: str | PathLike[str] | None = None,
     synthesize_tokens: bool = False,
@@ -121,6 +122,7 @@ def replay(
         "threads": threads,
         "leaping": leaping,
         "check": check,
+        "ranks": ranks,
         "progress": progress,
     }
     run = run_offline(

@@ -166,8 +166,8 @@ def test_a_comparison_prints_two_columns_and_writes_both(
         ("--g2 9 --model Qwen3-8B --kv-bytes-per-token 9", "--kv-bytes-per-token and --model both"),
         ("--g2 9 --kv-dtype fp8 --kv-bytes-per-token 9", "--kv-bytes-per-token and --kv-dtype both"),
         ("--g2 9 --kv-dtype fp8", "kv_dtype needs model"),
-        ("--model Qwen3-8B", "--model needs a tier or the memory of a GPU"),
-        ("--gpu-memory 80GiB", "--gpu-memory and --gpu-weights belong together"),
+        ("--model Qwen3-8B", "--model needs a GPU or a tier"),
+        ("--gpu-memory 80GiB", "--gpu-memory needs --gpu, the data sheet of one"),
         ("--gpu-memory 80GiB --gpu-weights 1GB", "gpu needs model"),
         (
             "--gpu-memory 80GiB --gpu-weights 1GB --model Qwen3-8B --num-gpu-blocks 9",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli import engine_flags, router_flags, tier_flags, trace_flags
+from understudy.cli import engine_flags, gpu_flags, router_flags, tier_flags, trace_flags
 from understudy.outputs import check_outputs, is_stdout
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_parser(verbs: Verbs) -> None:
         "replay",
         help="replay a trace through simulated workers",
         description="Replay a trace through simulated workers on a virtual clock and report what would have happened.",
-        epilog=EXAMPLES + router_flags.EXAMPLES + tier_flags.EXAMPLES,
+        epilog=EXAMPLES + gpu_flags.EXAMPLES + router_flags.EXAMPLES + tier_flags.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -78,6 +78,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     engine_flags.add_engine_flags(verb)
     router_flags.add_router_flags(verb)
+    gpu_flags.add_gpu_flags(verb)
     tier_flags.add_tier_flags(verb)
     verb.add_argument("--config", type=Path, metavar="YAML", help="settings from a file; flags win over it")
     verb.add_argument(
@@ -193,6 +194,7 @@ def run(args: argparse.Namespace) -> int:
                 threads=args.threads,
                 leaping=not args.no_leaping,
                 check=args.check,
+                ranks=settings.ranks,
                 events=args.events,
                 raw_events=args.raw_events,
                 synthesize_tokens=args.synthesize_tokens,
@@ -203,6 +205,8 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     report = report.with_run(workload=args.trace.name, wall_time_s=time.perf_counter() - started)
+    if settings.notes:
+        report = report.with_run(notes=[*report.run.get("notes", ()), *settings.notes])
     if (without := report.without_tiers) is not None:
         report = replace(report, without_tiers=without.with_run(workload=f"{args.trace.name} without tiers"))
     if args.json:
@@ -341,8 +345,9 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
     fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
     flags: dict[str, Any] = {name: value for name, value in fleet.items() if value is not None}
+    flags |= gpu_flags.gpu_settings(args)
     if engine := engine_flags.engine_settings(args):
-        flags["engine"] = engine
+        flags["engine"] = {**flags.get("engine", {}), **engine}
     if args.concurrency is not None and args.speed_up is not None:
         raise ConfigError("speed_up contradicts concurrency: a closed loop has no timestamps to play faster")
     if args.concurrency is not None:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   understudy replay trace.jsonl --g2 65536 --model Llama-3.1-8B --compare-without-tiers
   understudy replay trace.jsonl --g2-bytes 512GiB --g2-bandwidth-gbps 25 --kv-bytes-per-token 131072
-  understudy replay trace.jsonl --model Llama-3.1-8B --gpu-memory 80GiB --gpu-weights 16GB
   understudy replay trace.jsonl --g2-bytes 64GB --g3-bytes 4TB --g3-bandwidth-gbps 7 --model ./config.json
 """
 
@@ -20,12 +19,6 @@ _WHERE = {"g2": "host memory, of each worker", "g3": "disk, of the run", "g4": "
 _DEFAULT_GBPS = {"g2": 14, "g3": 7, "g4": 4}
 _OFFLOAD = {"--offload-mode": ("mode", str), "--offload-batch-size": ("offload_batch_size", int)}
 _WEIGHT = {"--kv-bytes-per-token": int, "--model": str, "--kv-dtype": str}
-_GPU = {
-    "--gpu-memory": ("memory", str),
-    "--gpu-weights": ("weights", str),
-    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
-    "--tensor-parallel-size": ("tensor_parallel_size", int),
-}
 
 
 def add_tier_flags(verb: argparse.ArgumentParser) -> None:
@@ -50,14 +43,6 @@ def add_tier_flags(verb: argparse.ArgumentParser) -> None:
     group.add_argument("--offload-mode", metavar="NAME", help="write_through (default) or evict")
     group.add_argument("--offload-batch-size", metavar="N", help="blocks of one copy down (default: 32)")
     group.add_argument("--kv-bytes-per-token", metavar="N", help="what a token weighs in the KV cache")
-    group.add_argument("--model", metavar="NAME", help="or a model that says so: a name, or a config.json")
-    group.add_argument("--kv-dtype", metavar="NAME", help="of the KV cache (default: the model's own)")
-    group.add_argument(
-        "--gpu-memory", metavar="SIZE", help="blocks of the GPU from its memory, such as 80GiB"
-    )
-    group.add_argument("--gpu-weights", metavar="SIZE", help="of the whole model, such as 16GiB")
-    group.add_argument("--gpu-memory-utilization", metavar="X", help="of its memory (default: 0.9)")
-    group.add_argument("--tensor-parallel-size", metavar="N", help="GPUs of a worker (default: 1)")
     group.add_argument(
         "--compare-without-tiers",
         action="store_true",
@@ -79,19 +64,6 @@ def tier_settings(args: argparse.Namespace) -> dict[str, Any]:
     }
     if offload:
         settings["offload"] = offload
-    gpu = {
-        name: _number(flag, value, kind)
-        for flag, (name, kind) in _GPU.items()
-        if (value := _given(args, flag)) is not None
-    }
-    if gpu:
-        if not {"memory", "weights"} <= gpu.keys():
-            raise ConfigError("--gpu-memory and --gpu-weights belong together: give both")
-        if args.num_gpu_blocks is not None:
-            raise ConfigError(
-                "--num-gpu-blocks and --gpu-memory both say how many blocks there are; give one"
-            )
-        settings["gpu"] = gpu
     for flag, kind in _WEIGHT.items():
         if (value := _given(args, flag)) is not None:
             settings[_name(flag)] = _number(flag, value, kind)
@@ -100,11 +72,11 @@ def tier_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def refuse_idle_flags(args: argparse.Namespace) -> None:
     """For a run without any tier: a flag that says how to use one is a mistake."""
-    if args.gpu_memory is None:
+    if args.gpu is None and args.gpu_memory is None:
         for flag in _WEIGHT:
             if _given(args, flag) is not None:
                 raise ConfigError(
-                    f"{flag} needs a tier or the memory of a GPU: give --g2, --g2-bytes or --gpu-memory"
+                    f"{flag} needs a GPU or a tier: give --gpu (or --gpu-memory), --g2 or --g2-bytes"
                 )
     for flag in (*_OFFLOAD, "--compare-without-tiers"):
         if _given(args, flag):

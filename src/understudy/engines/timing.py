@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 
@@ -46,6 +46,12 @@ class SplitTimingModel(Protocol):
 class Polynomial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="polynomial"):
     """Prefill quadratic in new tokens, decode quadratic in KV utilisation: the default of Dynamo's mocker."""
 
+    front_end_ms: ClassVar[float] = 0.0
+
+    def described_origin(self) -> str:
+        """Where its times come from."""
+        return "a polynomial of no GPU, that of Dynamo's mocker: whatever the model and the hardware"
+
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
         """The native model."""
         return polynomial_timing(speedup_ratio, decode_speedup_ratio)
@@ -56,6 +62,13 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     prefill_ms: float
     decode_ms: float
+    front_end_ms: ClassVar[float] = 0.0
+
+    def described_origin(self) -> str:
+        """Where its times come from."""
+        return (
+            f"constants that were given: {self.prefill_ms:g} ms of prefill, {self.decode_ms:g} ms of decode"
+        )
 
     def __post_init__(self) -> None:
         for field in ("prefill_ms", "decode_ms"):
@@ -78,6 +91,11 @@ class Interpolated(
     """
 
     path: str
+    front_end_ms: ClassVar[float] = 0.0
+
+    def described_origin(self) -> str:
+        """Where its times come from."""
+        return f"a planner's profile, {self.path}, extrapolated past its grid"
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
         """The native model. ConfigError names the file, and the array at fault."""

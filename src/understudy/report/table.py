@@ -13,6 +13,7 @@ from rich.text import Text
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
 from understudy.report.tier_table import comparison, link_rows, tier_facts, tier_rows
+from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -57,6 +58,9 @@ class ReportTable:
             yield Padding(said, (0, 1), expand=False)
         for note in self.report.run.get("notes", ()):
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
+        if "times" in self.report.run:
+            words = times_in_words(self.report.run["times"])
+            yield Padding(Text.assemble(("Times from  ", "dim"), words), (0, 1), expand=False)
         if "digest" in self.report.run:
             digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
             yield Padding(digest, (0, 1), expand=False)

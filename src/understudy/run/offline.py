@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.run.routed import summarise
 from understudy.run.timeline import Timeline
+from understudy.run.times import described_times, front_end_ns, seen_by_client
 from understudy.tiers.native import to_core
 from understudy.tiers.plan import TierPlan
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
@@ -126,6 +128,9 @@ def run_offline(
         )
         for pool, plan in zip(pools, plans, strict=True)
     ]
+    outside_ns = front_end_ns(pools, timing)
+    if outside_ns:  # a client that has its answer that much later asks the next that much later
+        workload = replace(workload, delay_ns=workload.delay_ns + outside_ns * (workload.turn > 0))
     settings = FleetSettings(
         pools=fleet,
         routing=router,
@@ -137,7 +142,7 @@ def run_offline(
         route_rejected=route_rejected,
         lockstep_ns=LOCKSTEP_NS if isinstance(load, Lockstep) else 0,
         ranks=ranks,
-        turnaround_ns=round(load.turnaround_ms * 1e6) if isinstance(load, ClosedLoop) else 0,
+        turnaround_ns=round(load.turnaround_ms * 1e6) + outside_ns if isinstance(load, ClosedLoop) else 0,
     )
     play = partial(run_fleet, workload, settings, progress=progress)
     if record_steps is None:
@@ -163,6 +168,7 @@ def run_offline(
         worker_blocks=[pool.engine.num_gpu_blocks for pool in pools for _ in range(pool.workers)],
         block_size=engine.block_size,
     )
+    timeline = seen_by_client(timeline, outside_ns)
     kept = events or kv_trace
     kv = KvLog(result, engine.block_size, timeline.worker_blocks) if kept else None
     described = [
@@ -190,6 +196,7 @@ def run_offline(
             }
         ),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
+        "times": described_times(pools, timing, step_ns=result.step_ns, uncovered_ns=result.uncovered_ns),
         **digests(timeline, kv if events else None),
     }
     decisions = None

@@ -54,7 +54,13 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """In place of `workers`, `engine` and the tiers: a list, each with `name`, `workers`, `engine` and its tiers."""
 
     gpu: GpuSettings | None = None
-    """In place of `engine.num_gpu_blocks`, which then follows from the memory of the GPUs and the model."""
+    """What steps take and how many blocks a worker has, from the model and the GPUs, where the engine does not say."""
+
+    ranks: bool = False
+    """Workers are data-parallel ranks that share experts: they step together. Follows from `gpu`."""
+
+    notes: tuple[str, ...] = ()
+    """What was concluded from these settings, for the report."""
 
     @property
     def policy(self) -> Routing | KvRouting:
@@ -95,10 +101,54 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"router has settings of KV-aware routing, but routing is {read.routing}")
         if read.gpu is None:
             return read
-        if settings.get("num_gpu_blocks") is not None:
-            raise ConfigError("engine.num_gpu_blocks and gpu both say how many blocks a worker has; give one")
-        blocks = read.gpu.num_blocks(tiers.model, tiers.kv_dtype, engine.block_size)
-        return msgspec.structs.replace(read, engine=msgspec.structs.replace(engine, num_gpu_blocks=blocks))
+        engine, notes = on_gpus(
+            read.gpu,
+            engine,
+            tiers.model,
+            tiers.kv_dtype,
+            has_blocks=settings.get("num_gpu_blocks") is not None,
+            has_timing=settings.get("timing") is not None,
+        )
+        workers = read.workers
+        if together := read.gpu.steps_together(tiers.model, tiers.kv_dtype):
+            if workers not in (1, read.gpu.data_parallel_size):
+                raise ConfigError(
+                    f"workers={workers} are not the {read.gpu.data_parallel_size} ranks of gpu.data_parallel_size, "
+                    "which step together; leave workers out"
+                )
+            workers = read.gpu.data_parallel_size
+        return msgspec.structs.replace(read, engine=engine, notes=notes, workers=workers, ranks=together)
+
+
+def on_gpus(
+    gpu: GpuSettings,
+    engine: VllmConfig,
+    model: str | None,
+    kv_dtype: str | None,
+    *,
+    has_blocks: bool,
+    has_timing: bool,
+) -> tuple[VllmConfig, tuple[str, ...]]:
+    """The engine on these GPUs: its step times and blocks where it was not told them, and what to say of those."""
+    if has_blocks and not gpu.is_known:
+        raise ConfigError("engine.num_gpu_blocks and gpu both say how many blocks a worker has; give one")
+    if gpu.is_known and not has_timing:
+        engine = msgspec.structs.replace(engine, timing=gpu.timing(model, kv_dtype))
+    if has_blocks:
+        return engine, ()
+    found = gpu.num_blocks(
+        model,
+        kv_dtype,
+        engine.block_size,
+        step_tokens=engine.max_num_batched_tokens,
+        sequences=engine.max_num_seqs,
+    )
+    note = (
+        f"about {found.blocks:,} KV blocks of {engine.block_size} tokens fit beside weights (± {found.plus_minus:,}: "
+        "an estimate; an engine's log knows better, --num-gpu-blocks)"
+    )
+    engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)
+    return engine, (note,) if found.plus_minus else ()
 
 
 def _one_set_of_tiers(engine: VllmConfig, below: dict[str, Any]) -> tuple[VllmConfig, TiersConfig]:

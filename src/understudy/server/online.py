@@ -184,6 +184,11 @@ class _Player:
             "speedup": clock.speedup,
             "scheduling": scheduling_in_words([self._engine]),
             "engine": self._engine.described(),
+            "times": {
+                "from": self._engine.timing.described_origin(),
+                "outside_domain_share": 0.0,
+                "front_end_ms": 0.0,
+            },
             "lateness_ms": {name: round(value, 3) for name, value in late.items()},
             "played_s": round(time.perf_counter() - began_s, 3),
         }

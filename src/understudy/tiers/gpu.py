@@ -1,36 +1,161 @@
-"""How many KV blocks fit on the GPUs of a worker."""
+"""The GPUs of a worker: how many KV blocks fit on them, and how long steps take there."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import msgspec
 
 from understudy.errors import ConfigError
 from understudy.tiers.model_shape import ModelShape
+from understudy.tiers.sizes import parse_bytes
+from understudy.timing.architecture import Architecture
+from understudy.timing.capacity import BLOCKS_PLUS_MINUS, kv_blocks
+from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
+from understudy.timing.physical import Origin, Physical
+from understudy.timing.presets import preset
+
+
+class Blocks(NamedTuple):
+    """KV blocks of a worker, and how far they may be off."""
+
+    blocks: int
+    plus_minus: int
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The memory of one GPU and what of it the KV cache gets; sizes in bytes or as text ("80GiB")."""
+    """GPUs of a worker: by name, by their data sheet, or only what they hold. Sizes in bytes or as text ("80GiB")."""
 
-    memory: int | str
-    weights: int | str
+    name: str | None = None
+    """H100, H200, B200, A100, L40S, RTX 4090, RTX PRO 6000."""
+    memory: int | str | None = None
+    weights: int | str | None = None
     """Of the whole model; each GPU holds its share."""
+    bandwidth_gbps: float | None = None
+    """Of its memory, 10^9 bytes a second; with `tflops`, a GPU that is not known by name."""
+    tflops: float | None = None
+    """Of dense bf16 products."""
+    link_gbps: float | None = None
+    """One direction of the link to the worker's other GPUs."""
+    weight_dtype: str | None = None
+    """bf16, fp8, int4, mxfp4 or nvfp4; the model's own unless told otherwise."""
     gpu_memory_utilization: float = 0.9
     overhead: int | str | None = None
     """Of each GPU: activations, graphs."""
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Ranks that share the experts of a model; each rank is a worker."""
+    expert_parallel_size: int = 1
+    front_end_ms: float | None = None
+    """Between client and engine; that of the preset unless told otherwise, 0 for times in the engine."""
 
-    def num_blocks(self, model: str | None, kv_dtype: str | None, block_size: int) -> int:
-        """Blocks of a worker with this model. Raises ConfigError, naming the field."""
+    def __post_init__(self) -> None:
+        sheet = (self.bandwidth_gbps, self.tflops)
+        if self.name is not None and any(value is not None for value in sheet):
+            raise ConfigError(
+                "gpu.name and a data sheet (bandwidth_gbps, tflops) both say what GPU it is; give one"
+            )
+        if (self.bandwidth_gbps is None) != (self.tflops is None):
+            raise ConfigError("gpu.bandwidth_gbps and gpu.tflops belong together: give both")
+        if self.bandwidth_gbps is not None and self.memory is None:
+            raise ConfigError(
+                "gpu.bandwidth_gbps needs gpu.memory (--gpu-memory): it is on the data sheet too"
+            )
+        if not self.is_known and (self.memory is None or self.weights is None):
+            raise ConfigError("gpu needs a name, its data sheet, or memory and weights")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the time of a step follows from it."""
+        return self.name is not None or self.bandwidth_gbps is not None
+
+    def timing(self, model: str | None, kv_dtype: str | None) -> Physical:
+        """Step times of this model on these GPUs. Raises ConfigError, naming the field."""
+        deployed = self._deployment(model, kv_dtype)
+        found = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv)
+        gpus = deployed.parallel.tensor * deployed.parallel.data
+        detail = (
+            f"{deployed.model.name} in {deployed.weights} (KV {deployed.kv}) on {f'{gpus} x ' if gpus > 1 else ''}"
+            f"{deployed.gpu.name}, {found.trust}: {found.origin}"
+        )
+        return Physical(
+            coefficients=deployed.coefficients(found.efficiencies),
+            origin=Origin(source="preset" if self.name is not None else "data sheet", detail=detail),
+            front_end_ms=found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms,
+        )
+
+    def steps_together(self, model: str | None, kv_dtype: str | None) -> bool:
+        """Whether data-parallel ranks wait for each other in every step: those that share experts do."""
+        return self.is_known and self._deployment(model, kv_dtype).steps_together
+
+    def num_blocks(
+        self,
+        model: str | None,
+        kv_dtype: str | None,
+        block_size: int,
+        *,
+        step_tokens: int | None = None,
+        sequences: int | None = None,
+    ) -> Blocks:
+        """Blocks of a worker with this model, and how far they may be off. Raises ConfigError, naming the field."""
         if model is None:
             raise ConfigError(
                 "gpu needs model, to know what a token weighs: a name or the path of a config.json"
             )
-        return ModelShape.find(model).num_gpu_blocks(
+        if not self.is_known:
+            assert self.memory is not None
+            assert self.weights is not None
+            blocks = ModelShape.find(model).num_gpu_blocks(
+                block_size=block_size,
+                gpu_memory=self.memory,
+                weights=self.weights,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                overhead=self.overhead,
+                kv_dtype=kv_dtype,
+                tensor_parallel=self.tensor_parallel_size,
+            )
+            return Blocks(blocks, 0)
+        deployed = self._deployment(model, kv_dtype)
+        blocks = kv_blocks(
+            deployed,
             block_size=block_size,
-            gpu_memory=self.memory,
-            weights=self.weights,
+            max_num_batched_tokens=step_tokens or 8192,
+            max_num_seqs=sequences or 256,
             gpu_memory_utilization=self.gpu_memory_utilization,
-            overhead=self.overhead,
-            kv_dtype=kv_dtype,
-            tensor_parallel=self.tensor_parallel_size,
+            memory_bytes=None if self.memory is None else parse_bytes("gpu.memory", self.memory),
+            weight_bytes=None if self.weights is None else parse_bytes("gpu.weights", self.weights),
+            overhead_bytes=None if self.overhead is None else parse_bytes("gpu.overhead", self.overhead),
+        )
+        return Blocks(blocks, round(blocks * BLOCKS_PLUS_MINUS))
+
+    def _deployment(self, model: str | None, kv_dtype: str | None) -> Deployment:
+        if model is None:
+            raise ConfigError(
+                "gpu needs model, to know what a step computes: a name or the path of a config.json"
+            )
+        shape = Architecture.find(model)
+        return Deployment(
+            model=shape,
+            gpu=self._gpu(),
+            weights=self.weight_dtype or shape.weights,
+            kv="bf16" if kv_dtype in (None, "auto") else str(kv_dtype),
+            parallel=Parallelism(
+                tensor=self.tensor_parallel_size,
+                data=self.data_parallel_size,
+                expert=self.expert_parallel_size,
+            ),
+        )
+
+    def _gpu(self) -> Gpu:
+        if self.name is not None:
+            return find_gpu(self.name)
+        assert self.bandwidth_gbps is not None
+        assert self.tflops is not None
+        assert self.memory is not None
+        return sheet_gpu(
+            bandwidth_gbps=self.bandwidth_gbps,
+            tflops=self.tflops,
+            memory_gb=parse_bytes("gpu.memory", self.memory) / 1e9,
+            link_gbps=self.link_gbps,
         )

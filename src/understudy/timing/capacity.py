@@ -23,9 +23,14 @@ def kv_blocks(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     gpu_memory_utilization: float = 0.9,
+    memory_bytes: float | None = None,
+    weight_bytes: float | None = None,
+    overhead_bytes: float | None = None,
 ) -> int:
     """Usable blocks of one worker: what weights, activations of the largest step and graphs leave of its memory.
 
+    `memory_bytes`, `weight_bytes` (of the whole model) and `overhead_bytes` (all but weights) replace what the GPU, the
+    shape and the estimate say. Layers with a sliding window keep that much of each sequence, the others all of it.
     ConfigError where the model does not fit.
     """
     if not 0 < gpu_memory_utilization <= 1:
@@ -34,9 +39,21 @@ def kv_blocks(
     widest = max(model.intermediate_size, model.expert_size * model.experts_per_token) / tp
     activations = max_num_batched_tokens * (4 * widest + 8 * model.hidden_size) * 2
     logits = max_num_seqs * model.vocab_size * 8
-    usable = gpu_memory_utilization * deployment.gpu.memory_gb * 1e9
-    spent = deployment.weight_bytes_per_gpu + activations + logits + _FIXED_BYTES
+    usable = gpu_memory_utilization * (
+        deployment.gpu.memory_gb * 1e9 if memory_bytes is None else memory_bytes
+    )
+    weights = deployment.weight_bytes_per_gpu if weight_bytes is None else weight_bytes / tp
+    spent = weights + (activations + logits + _FIXED_BYTES if overhead_bytes is None else overhead_bytes)
     block = block_size * deployment.kv_bytes_per_token
+    if 0 < model.window_layers < model.num_layers:
+        spent += (
+            max_num_seqs
+            * model.window_tokens
+            * deployment.kv_bytes_per_token
+            * model.window_layers
+            / model.num_layers
+        )
+        block = block * (model.num_layers - model.window_layers) // model.num_layers
     blocks = int((usable - spent) // block) - 1  # one is reserved
     if blocks < 1:
         raise ConfigError(

@@ -73,6 +73,10 @@ class Physical(
         if not 0 <= self.front_end_ms < float("inf"):
             raise ConfigError(f"timing.front_end_ms must be finite and not negative, got {self.front_end_ms}")
 
+    def described_origin(self) -> str:
+        """Where its times come from."""
+        return self.origin.text()
+
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
         """The native model."""
         limits = {f"most_{name}": getattr(self.domain, name) for name in self.domain.__struct_fields__}

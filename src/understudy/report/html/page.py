@@ -25,6 +25,7 @@ from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS, Metric
 from understudy.report.text import duration, fixed, quantity, significant
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status
+from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
     from understudy.report.html.charts import Card
@@ -80,6 +81,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         facts.append(f"in <b>{duration(wall_time_s)}</b>, {significant(speed)} × real time")
     if report.steps:
         facts.append(f"<b>{report.steps:,}</b> steps")
+    if "times" in report.run:
+        facts.append(f"times from {escape(times_in_words(report.run['times']))}")
     if baseline is not None:
         facts.append(f"compared with <b>{escape(str(baseline.run.get('workload', 'a baseline')))}</b>")
     if "digest" in report.run:

@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 
+from understudy.checks import read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
 from understudy.server.settings import LoraModule, ServerSettings
+from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.settings import TiersConfig
+from understudy.timing.timing_file import timing_setting
 
 OURS = (
     Flag(["--speedup"], "float"),
@@ -36,6 +39,13 @@ OURS = (
     Flag(["--random-weights"], "int"),
     Flag(["--device"], "str"),
     Flag(["--backend"], "str", choices=["reference", "triton"]),
+    Flag(["--gpu"], "str"),
+    Flag(["--gpu-bandwidth-gbps"], "float"),
+    Flag(["--gpu-tflops"], "float"),
+    Flag(["--gpu-link-gbps"], "float"),
+    Flag(["--gpu-memory"], "str"),
+    Flag(["--weight-dtype"], "str"),
+    Flag(["--timing"], "str"),
 )
 """Flags that vLLM does not have (`--model` it takes as a word)."""
 
@@ -74,8 +84,21 @@ _ENGINE = {
     "num-gpu-blocks-override": "num_gpu_blocks",
 }
 """Flags that are settings of the engine, where vLLM (or we) have a flag of that name."""
+_GPU = {
+    "gpu": "name",
+    "gpu-bandwidth-gbps": "bandwidth_gbps",
+    "gpu-tflops": "tflops",
+    "gpu-link-gbps": "link_gbps",
+    "gpu-memory": "memory",
+    "weight-dtype": "weight_dtype",
+    "gpu-memory-utilization": "gpu_memory_utilization",
+    "tensor-parallel-size": "tensor_parallel_size",
+    "data-parallel-size": "data_parallel_size",
+}
+"""Flags that say what GPUs are played, by the names of `gpu` in a configuration file."""
 _HANDLED = frozenset(
     (
+        *("gpu", "gpu-bandwidth-gbps", "gpu-tflops", "gpu-link-gbps", "gpu-memory", "weight-dtype", "timing"),
         *(
             "model",
             "served-model-name",
@@ -109,6 +132,8 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     flags = {**all_flags(), **{name: flag for flag in more for name in flag.names}}
     line = read_command_line(arguments, flags)
     extra = {flag.name for flag in more}
+    if _has_gpu(line.values):
+        extra |= {*_GPU, "kv-cache-dtype"}
     idle = [
         name
         for name in line.values
@@ -172,15 +197,17 @@ def settings_of(line: CommandLine) -> ServerSettings:
         given["latency_ms"] = (float(first or 0.0), float(each or 0.0))
     knobs = ("failure-injection-rate", "failure-types", "fake-metrics")
     given["knobs"] = {name: values[name] for name in knobs if values.get(name) is not None}
-    given["engine"] = _engine(values, given.get("max_model_len", ServerSettings().max_model_len))
+    given["engine"] = _engine(
+        values, given.get("max_model_len", ServerSettings().max_model_len), given["model"]
+    )
     try:
         return msgspec.convert(given, ServerSettings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
 
 
-def _engine(values: dict[str, Any], max_model_len: int) -> VllmConfig:
-    from understudy.run.settings import _merge, _parse_assignment
+def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfig:
+    from understudy.run.settings import _merge, _parse_assignment, on_gpus
 
     settings: dict[str, Any] = {"block_size": 16, "max_model_len": max_model_len}
     for name, field in _ENGINE.items():
@@ -188,7 +215,29 @@ def _engine(values: dict[str, Any], max_model_len: int) -> VllmConfig:
             settings[field] = values[name]
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
-    return VllmConfig.from_dict(settings)
+    known = _has_gpu(values)
+    if (timing := timing_setting(values.get("timing"), has_gpu=known)) is not None:
+        settings = _merge(settings, {"timing": timing})
+    engine = VllmConfig.from_dict(settings)
+    if not known:
+        for name in ("gpu-tflops", "gpu-link-gbps", "gpu-memory", "weight-dtype"):
+            if values.get(name) is not None:
+                raise ConfigError(f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet")
+        return engine
+    given = {field: values[name] for name, field in _GPU.items() if values.get(name) is not None}
+    dtype = values.get("kv-cache-dtype")
+    return on_gpus(
+        read_as(GpuSettings, given, "gpu"),
+        engine,
+        model,
+        None if dtype is None else str(dtype),
+        has_blocks="num_gpu_blocks" in settings,
+        has_timing="timing" in settings,
+    )[0]
+
+
+def _has_gpu(values: dict[str, Any]) -> bool:
+    return values.get("gpu") is not None or values.get("gpu-bandwidth-gbps") is not None
 
 
 def _tiers(value: Any) -> TiersConfig:

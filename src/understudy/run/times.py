@@ -1,0 +1,79 @@
+"""Where the milliseconds of a run come from, and what they spend outside of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.engines.timing import TimingModel
+    from understudy.run.pools import WorkerPool
+    from understudy.run.timeline import Timeline
+
+BEFORE_ENGINE = 0.6
+"""Of the time between client and engine, the part before it."""
+
+
+def front_end_ns(pools: Sequence[WorkerPool], timing: TimingModel | None) -> int:
+    """What a request spends outside of its engine until its first token is out: pools share one front end."""
+    if timing is not None:
+        return 0
+    found = {pool.engine.timing.front_end_ms for pool in pools}
+    if len(found) > 1:
+        raise ConfigError(f"timing.front_end_ms must be the same in all pools, got {sorted(found)}")
+    return round(found.pop() * 1e6)
+
+
+def seen_by_client(timeline: Timeline, outside_ns: int) -> Timeline:
+    """The timeline with that time around the engine: a request arrives when it is sent, a token when it is received."""
+    if outside_ns == 0:
+        return timeline
+
+    def later(name: str, by_ns: int) -> Any:
+        column = getattr(timeline, name)
+        return np.where(column >= 0, column + by_ns, column)
+
+    shifted = {
+        name: later(name, outside_ns) for name in ("first_token_ns", "second_token_ns", "last_token_ns")
+    }
+    # A request that was never admitted ends where it arrived.
+    ended = np.where(timeline.first_admit_ns >= 0, later("finish_ns", outside_ns), timeline.finish_ns)
+    before_ns = round(outside_ns * BEFORE_ENGINE)
+    return replace(timeline, first_admit_ns=later("first_admit_ns", before_ns), finish_ns=ended, **shifted)
+
+
+def described_times(
+    pools: Sequence[WorkerPool],
+    timing: TimingModel | None,
+    *,
+    step_ns: int,
+    uncovered_ns: int,
+) -> dict[str, Any]:
+    """For the report: in words where times come from, and which share of them stands on steps like none before."""
+    if timing is not None:
+        origins = [f"a timing model in Python, {type(timing).__qualname__}"]
+    else:
+        origins = list(dict.fromkeys(pool.engine.timing.described_origin() for pool in pools))
+    return {
+        "from": "; ".join(origins),
+        "outside_domain_share": uncovered_ns / step_ns if step_ns else 0.0,
+        "front_end_ms": front_end_ns(pools, timing) / 1e6,
+    }
+
+
+def times_in_words(times: dict[str, Any]) -> str:
+    """One line of it."""
+    words = str(times["from"])
+    if times["outside_domain_share"] > 0:
+        words += (
+            f"; {times['outside_domain_share']:.1%} of the time in steps outside of what that was fitted on"
+        )
+    if times["front_end_ms"] > 0:
+        words += f"; TTFT and E2E count {times['front_end_ms']:g} ms between client and engine"
+    return words
