@@ -12,17 +12,15 @@ import triton.language as tl
 def _decode(  # type: ignore[no-untyped-def]
     queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, scale, page_stride, row_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, splits: tl.constexpr,
-    rows: tl.constexpr, block: tl.constexpr, least: tl.constexpr, exact: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
     length = tl.load(seq_lens + request)
-    share = tl.maximum(tl.cdiv(tl.cdiv(length, splits), block) * block, least)
+    share = tl.cdiv(tl.cdiv(length, splits), block) * block
     start = split * share
-    if start >= length:
-        return
     end = tl.minimum(start + share, length)
     pages = page_ids + tl.load(page_indptr + request)
 
@@ -57,7 +55,7 @@ def _decode(  # type: ignore[no-untyped-def]
         else:
             mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
         top = higher
-    if length <= share:  # nobody else reads this context
+    if splits == 1:
         target = out + request * heads * dim + head[:, None] * dim + col[None, :]
         tl.store(target, (mixed / total[:, None]).to(query.dtype), mask=mine)
     else:
@@ -67,22 +65,15 @@ def _decode(  # type: ignore[no-untyped-def]
         tl.store(stats + place * 2 + 1, total, mask=member < group)
 
 
-@triton.jit(do_not_specialize_on_alignment=["seq_lens"])
-def _merge(  # type: ignore[no-untyped-def]
-    partial, stats, seq_lens, out, heads: tl.constexpr, splits: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
-    least: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def _merge(partial, stats, out, splits: tl.constexpr, ways: tl.constexpr, dim: tl.constexpr):  # type: ignore[no-untyped-def]
     head = tl.program_id(0).to(tl.int64)
-    length = tl.load(seq_lens + head // heads)
-    share = tl.maximum(tl.cdiv(tl.cdiv(length, splits), block) * block, least)
-    if length <= share:
-        return
-    split = tl.arange(0, splits)
+    split = tl.arange(0, ways)
     col = tl.arange(0, dim)
-    here = split * share < length
+    here = split < splits
     top = tl.load(stats + (head * splits + split) * 2, mask=here, other=float("-inf"))
     total = tl.load(stats + (head * splits + split) * 2 + 1, mask=here, other=0.0)
-    weight = tl.exp2(top - tl.max(top))
+    weight = tl.exp2(top - tl.max(top))  # an empty split has weight 0: its top is -inf
     mixed = tl.load(
         partial + (head * splits + split)[:, None] * dim + col[None, :], mask=here[:, None], other=0.0
     )
@@ -91,18 +82,13 @@ def _merge(  # type: ignore[no-untyped-def]
 
 
 def splits_for(batch: int, kv_heads: int, multiprocessors: int) -> int:
-    """Parts of a context at most: known from the batch alone, so that a captured graph serves every length.
+    """Parts of a context: known from the batch alone, so that a captured graph serves every length.
 
     More than would fill the device, so that nobody waits for the longest context of a batch; a large batch fills it
     by itself, and would pay for every part that has nothing to do.
     """
     wanted = multiprocessors * (8 if batch < 64 else 2) // (batch * kv_heads)
     return min(32 if batch == 1 else 16, 1 << max(0, wanted.bit_length() - 1))
-
-
-def least_for(batch: int) -> int:
-    """Tokens of a part at least: where many requests fill the device, only a long context is worth a second one."""
-    return min(1024, max(64, triton.next_power_of_2(16 * batch)))
 
 
 def decode_attention(
@@ -123,11 +109,10 @@ def decode_attention(
         partial = torch.empty(batch * heads * splits, dim, dtype=torch.float32, device=queries.device)
         stats = torch.empty(batch * heads * splits * 2, dtype=torch.float32, device=queries.device)
     rows = max(16, triton.next_power_of_2(heads // kv_heads))
-    least = least_for(batch)
     _decode[(batch, kv_heads, splits)](
         queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, dim**-0.5 * 1.4426950408889634,
-        keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, splits, rows, 64, least,
+        keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, splits, rows, 64,
         queries.dtype == torch.float32, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        _merge[(batch * heads,)](partial, stats, seq_lens, out, heads, splits, dim, 64, least, num_warps=4)
+        _merge[(batch * heads,)](partial, stats, out, splits, max(2, splits), dim, num_warps=4)
