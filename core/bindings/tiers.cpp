@@ -47,10 +47,13 @@ std::uint32_t read_concurrency(nb::handle value) {
   return value.is_none() ? kNoLimit : static_cast<std::uint32_t>(read_uint(value, "offload_concurrency", kNoLimit));
 }
 
+// Of a tier that may be larger than what it is filled with: far from where sums overflow.
+constexpr std::uint64_t kMostBlocks = std::uint64_t{1} << 42;
+
 void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle policy, const WayConfig& worker,
                       const WayConfig& backend, nb::handle offload_concurrency) {
   SharedTierConfig config;
-  config.num_blocks = read_uint(num_blocks, "num_blocks", BlockStore::kMaxBlocks);
+  config.num_blocks = read_uint(num_blocks, "num_blocks", kMostBlocks);
   config.policy = read_policy_maker(policy)();
   config.worker = worker;
   config.backend = backend;
@@ -62,10 +65,10 @@ void make_tiers(TierConfig* self, nb::handle bytes_per_block, nb::handle g2_bloc
                 const WayConfig& host, nb::handle offload_concurrency, bool demand_first, bool write_through,
                 bool exclusive, nb::handle min_reuse, nb::object filter, nb::handle offload_batch_size,
                 bool onboard_preempted, bool recompute_fallback, double onboard_failure_rate, nb::handle seed,
-                const SharedTierConfig* g3, const SharedTierConfig* g4) {
+                const SharedTierConfig* g3, const SharedTierConfig* g4, nb::handle most_blocks) {
   TierConfig config;
   config.bytes_per_block = read_uint(bytes_per_block, "bytes_per_block", std::uint64_t{1} << 40);
-  config.g2_blocks = read_uint(g2_blocks, "g2_blocks", BlockStore::kMaxBlocks);
+  config.g2_blocks = read_uint(g2_blocks, "g2_blocks", kMostBlocks);
   config.g2_policy = read_policy_maker(g2_policy);
   config.g2_policy_is_users = !nb::isinstance<nb::str>(g2_policy);
   config.host = host;
@@ -83,6 +86,7 @@ void make_tiers(TierConfig* self, nb::handle bytes_per_block, nb::handle g2_bloc
   config.seed = read_uint(seed, "seed");
   if (g3 != nullptr) config.g3 = *g3;
   if (g4 != nullptr) config.g4 = *g4;
+  if (!most_blocks.is_none()) config.most_blocks = read_uint(most_blocks, "most_blocks", kMostBlocks);
   new (self) TierConfig(std::move(config));
 }
 
@@ -106,7 +110,8 @@ void bind_tiers(nb::module_& m) {
            "offload_concurrency"_a.none() = nb::none(), "demand_first"_a = false, "write_through"_a = false,
            "exclusive"_a = false, "min_reuse"_a = 0, "offload_filter"_a.none() = nb::none(),
            "offload_batch_size"_a = 32, "onboard_preempted"_a = true, "recompute_fallback"_a = true,
-           "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none());
+           "onboard_failure_rate"_a = 0.0, "seed"_a = 0, "g3"_a.none() = nb::none(), "g4"_a.none() = nb::none(),
+           "most_blocks"_a.none() = nb::none());
   nb::class_<TransferEstimate>(m, "TransferEstimate",
                                "How long a transfer takes in ns, beside those that are under way when it starts.")
       .def(nb::init<const TierConfig&>(), "config"_a, nb::keep_alive<1, 2>())

@@ -143,7 +143,7 @@ class Fleet final : private FleetView {
   void collect(std::size_t index);  // what a worker leaves, which has ended; its engine goes
   void keep(const Worker& worker, const RequestRecord& record);  // of a request that has ended
   void collect_tiers(const Worker& worker);
-  void add_tier(Tier tier, const PoolMetrics& metrics);
+  void add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
   void add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<TimedEvents> told);
   void add_links(const Links& links);
   FleetResult finish_columns();

@@ -100,8 +100,8 @@ void Fleet::collect_tiers(const Worker& worker) {
   VllmEngine& engine = *worker.engine;
   const WorkerTiers& tiers = *engine.tiers();
   FleetResult& out = result_;
-  add_tier(Tier::G1, engine.store().metrics(0));
-  add_tier(Tier::G2, engine.store().metrics(1));
+  add_tier(Tier::G1, engine.store().num_blocks(0), engine.store().metrics(0));
+  add_tier(Tier::G2, tiers.config().g2_blocks, engine.store().metrics(1));
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
   out.tier_totals += tiers.totals();
   if (engine.own_run() != nullptr) {
@@ -110,11 +110,11 @@ void Fleet::collect_tiers(const Worker& worker) {
   }
 }
 
-void Fleet::add_tier(Tier tier, const PoolMetrics& metrics) {
+void Fleet::add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics) {
   std::vector<TierSummary>& tiers = result_.tiers;
   auto found = std::find_if(tiers.begin(), tiers.end(), [&](const TierSummary& t) { return t.tier == tier; });
   if (found == tiers.end()) found = tiers.insert(tiers.end(), TierSummary{tier, 0, 0, 0, 0, {}, {}});
-  found->capacity_blocks += metrics.total_blocks;
+  found->capacity_blocks += capacity_blocks;
   found->resident_blocks += metrics.active_blocks + metrics.inactive_blocks;
   found->stored_blocks += metrics.registrations;
   found->evicted_blocks += metrics.evictions;
@@ -123,7 +123,7 @@ void Fleet::add_tier(Tier tier, const PoolMetrics& metrics) {
 void Fleet::add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<TimedEvents> told) {
   for (std::size_t i = 0; i < tiers.size(); ++i) {
     SharedTier& shared = *tiers[i];
-    add_tier(shared.tier(), shared.store().metrics(0));
+    add_tier(shared.tier(), shared.config().num_blocks, shared.store().metrics(0));
     result_.tiers.back().residency = shared.residency();
     if (!keeps_events_) continue;
     TimedEvents& all = result_.tiers.back().events;

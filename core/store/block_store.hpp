@@ -182,6 +182,8 @@ class BlockStore final : public Residency {
   // The same, of which somebody references a copy (`active`) or nobody any. O(slots)
   std::vector<BlockIdentity> resident(std::size_t pool, bool active) const;
   std::vector<SlotId> eviction_order(std::size_t pool, std::size_t limit) const;
+  // The blocks in the next so many slots, in that order; empty slots have none.
+  std::vector<BlockIdentity> next_evicted(std::size_t pool, std::size_t slots) const;
   unsigned frequency(const LineageHash& lineage) const;
   std::size_t memory_bytes() const;
   std::uint64_t operations() const;  // index probes and policy steps so far

@@ -104,6 +104,15 @@ std::vector<SlotId> BlockStore::eviction_order(std::size_t pool_index, std::size
   return order;
 }
 
+std::vector<BlockIdentity> BlockStore::next_evicted(std::size_t pool, std::size_t slots) const {
+  std::vector<BlockIdentity> blocks;
+  for (const SlotId local : eviction_order(pool, slots)) {
+    const SlotId id = pools_[pool]->first + local;
+    if (slots_[id].registered()) blocks.push_back(identity(id));
+  }
+  return blocks;
+}
+
 unsigned BlockStore::frequency(const LineageHash& lineage) const {
   const Lock lock(*this);
   return sketch_ ? sketch_->estimate(lineage) : 0;

@@ -36,10 +36,11 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
       if (who != kNobody) ++totals_.room_waits;
       return Room::Wait;
     }
+    const bool copies = config_.mode == OffloadMode::OnEviction;
+    if (who == kNobody && copies && evicts_what_it_must_copy(out.size())) return Room::Short;
     const std::uint64_t held_before = held_;
     evicted_.clear();
     evicted_slots_.clear();
-    const bool copies = config_.mode == OffloadMode::OnEviction;
     store_.allocate(kG1, out, copies ? &evicted_ : nullptr, copies ? &evicted_slots_ : nullptr);
     bool copied = false;
     try {
@@ -63,6 +64,20 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
       return Room::Wait;
     }
   }
+}
+
+// Whether the next so many slots have blocks that the host lacks. Nobody waits for such a copy on behalf of a prefetch,
+// so it does not begin what it cannot end.
+bool WorkerTiers::evicts_what_it_must_copy(std::size_t slots) {
+  if (store_.advised(kG1)) return slots > store_.in(kG1, SlotState::Reset);  // whose order nobody knows beforehand
+  evicted_ = store_.next_evicted(kG1, slots);
+  below_.resize(evicted_.size());
+  coming_.resize(evicted_.size());
+  store_.locate(kG2, evicted_, below_.data(), coming_.data());
+  for (std::size_t i = 0; i < evicted_.size(); ++i) {
+    if (below_[i] == kNoSlot && coming_[i] == kNoSlot) return true;
+  }
+  return false;
 }
 
 void WorkerTiers::note_hits(std::span<const SlotId> slots) {

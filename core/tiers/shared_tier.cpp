@@ -8,12 +8,13 @@ namespace understudy {
 
 namespace {
 
-StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events) {
+StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint64_t slots, std::uint32_t block_size,
+                         bool events) {
   StoreConfig store;
   store.block_size = block_size;
   PoolConfig pool;
   pool.tier = tier;
-  pool.num_blocks = config.num_blocks;
+  pool.num_blocks = slots;
   pool.policy = config.policy;
   pool.duplicates = DuplicatePolicy::Reject;
   pool.keeps_details = events;
@@ -25,11 +26,11 @@ StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint32_
 
 }  // namespace
 
-SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, bool check,
-                       bool demand_first, Links& links)
+SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint64_t slots, std::uint32_t block_size,
+                       bool events, bool check, bool demand_first, Links& links)
     : tier_(tier),
       config_(config),
-      store_(store_config(tier, config, block_size, events || check)),
+      store_(store_config(tier, config, slots, block_size, events || check)),
       backend_(add_way(links, config.backend, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend",
                        tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend", demand_first)),
       emits_(events),
@@ -117,12 +118,12 @@ TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events
     : own_hub_(hub == nullptr ? std::make_unique<TransferHub>() : nullptr),
       hub_(hub == nullptr ? *own_hub_ : *hub),
       emits_(events || check) {
-  if (config.g3)
-    shared_.push_back(std::make_unique<SharedTier>(Tier::G3, *config.g3, block_size, events, check, config.demand_first,
-                                                   hub_.links()));
-  if (config.g4)
-    shared_.push_back(std::make_unique<SharedTier>(Tier::G4, *config.g4, block_size, events, check, config.demand_first,
-                                                   hub_.links()));
+  const auto add = [&](Tier tier, const SharedTierConfig& below) {
+    shared_.push_back(std::make_unique<SharedTier>(tier, below, config.slots_for(below.num_blocks, below.policy),
+                                                   block_size, events, check, config.demand_first, hub_.links()));
+  };
+  if (config.g3) add(Tier::G3, *config.g3);
+  if (config.g4) add(Tier::G4, *config.g4);
 }
 
 void TierRun::check(bool whole) {

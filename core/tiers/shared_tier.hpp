@@ -27,9 +27,10 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
 
 class SharedTier {
  public:
-  // With `check`, an index fed by its events alone must agree with it after every change.
-  SharedTier(Tier tier, const SharedTierConfig& config, std::uint32_t block_size, bool events, bool check,
-             bool demand_first, Links& links);
+  // With `slots` for as many blocks as it will ever have. With `check`, an index fed by its events alone must agree
+  // with it after every change.
+  SharedTier(Tier tier, const SharedTierConfig& config, std::uint64_t slots, std::uint32_t block_size, bool events,
+             bool check, bool demand_first, Links& links);
 
   Tier tier() const noexcept { return tier_; }
   BlockStore& store() noexcept { return store_; }

@@ -1,6 +1,7 @@
 // What the tiers below the device are, how fast they are reached, and what goes there.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -74,6 +75,13 @@ struct TierConfig {
   bool recompute_fallback = true;   // do not load what is computed sooner
   double onboard_failure_rate = 0;  // of loads, by chance; the request computes instead
   std::uint64_t seed = 0;
+
+  // As many blocks as there can ever be, those on their way counted twice: no tier takes memory for more.
+  std::uint64_t most_blocks = std::numeric_limits<std::uint64_t>::max();
+  // Slots for a tier of `blocks`: where less is enough nothing is ever evicted, in whatever order.
+  std::uint64_t slots_for(std::uint64_t blocks, const PolicyConfig& policy) const noexcept {
+    return policy.kind == PolicyKind::MultiLru ? blocks : std::min(blocks, most_blocks);
+  }
 
   std::optional<SharedTierConfig> g3;
   std::optional<SharedTierConfig> g4;

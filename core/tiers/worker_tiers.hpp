@@ -122,7 +122,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
                   std::span<const BlockIdentity> blocks, const std::function<std::int64_t(std::size_t)>& saved_ns);
   // A request was admitted without what would have been slow.
   void note_slow() noexcept { ++totals_.slow_loads; }
-  // As `onboard`, for blocks that somebody will want. True when something is on its way.
+  // As `onboard`, for blocks that somebody will want, into room that is there without a copy. True when something is on
+  // its way; else nothing has changed.
   bool prefetch(std::int64_t now_ns, std::span<const BlockIdentity> blocks);
   // Requests whose loads have ended (or failed), in that order.
   std::vector<RequestSlot> take_ready() { return std::exchange(ready_, {}); }
@@ -229,6 +230,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
   // copy_down.cpp
   void land(const Errand& errand, std::int64_t time_ns);
+  bool evicts_what_it_must_copy(std::size_t slots);
   bool offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
   void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_

@@ -1047,6 +1047,7 @@ class TierConfig:
         seed: int = 0,
         g3: SharedTierConfig | None = None,
         g4: SharedTierConfig | None = None,
+        most_blocks: int | None = None,
     ) -> None: ...
 
 class TransferEstimate:

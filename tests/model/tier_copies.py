@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from .links import ModelLink, ModelTransfer, completions
@@ -103,6 +104,10 @@ class CopiesDown(VllmModel):
             if count > free:
                 self.wait_for_held(request, count - free)
                 return "wait"
+            if request is None and not self.tiers.write_through:
+                going = [block.key for block in islice(self.pool.free.values(), count)]
+                if any(k is not None and k not in self.host.refs and k not in self.landing for k in going):
+                    return "short"  # nobody would wait for the copy
             blocks, evicted = [], []
             for _ in range(count):
                 key = next(iter(self.pool.free.values())).key

@@ -397,3 +397,19 @@ def test_leaping_changes_nothing_when_a_head_waits_whose_hits_may_be_evicted(num
         for leaping in (True, False)
     }
     assert len(digests) == 1
+
+
+def test_a_tier_takes_memory_for_what_it_is_filled_with() -> None:
+    """64 workers with hosts of a thousand million blocks, and a disk: hundreds of GB if they were paid for."""
+    huge = 10**9
+    link = {"down_gbps": 25, "up_gbps": 25}
+    tiers = config({"tier": "g2", "blocks": huge, "link": link}, {"tier": "g3", "blocks": huge, "link": link})
+    small = config({"tier": "g2", "blocks": 4000, "link": link}, {"tier": "g3", "blocks": 4000, "link": link})
+    runs = [run_offline(crowd(60), ENGINE, workers=64, tiers=given) for given in (tiers, small)]
+    capacities = [
+        {t.tier: t.capacity_blocks for t in run.timeline.tiers.tiers} for run in runs if run.timeline.tiers
+    ]
+    assert capacities[0][Tier.G2] == 64 * huge
+    assert capacities[0][Tier.G3] == huge
+    columns = [(run.timeline.finish_ns.tolist(), run.timeline.cached_tokens_total.tolist()) for run in runs]
+    assert columns[0] == columns[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiers.building import BLOCK, Worker, tiers
+from tiers.building import BLOCK, INF, Worker, tiers, way
 from understudy import _core
 
 
@@ -21,10 +21,12 @@ class TokenTiming:
         return 0.0
 
 
-def worker_of(ms_per_token: float, config: _core.TierConfig, num_gpu_blocks: int = 4) -> Worker:
+def worker_of(
+    ms_per_token: float, config: _core.TierConfig, num_gpu_blocks: int = 4, policy: str = "fcfs"
+) -> Worker:
     worker = Worker(num_gpu_blocks, config)
     worker.engine = _core.Engine(
-        _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True),
+        _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=num_gpu_blocks, events=True, policy=policy),
         _core.python_timing(TokenTiming(ms_per_token)),
         tiers=config,
     )
@@ -62,3 +64,32 @@ def test_whether_a_load_fails_is_decided_for_each_anew() -> None:
     totals = worker.engine.tier_totals
     assert totals.onboards == rounds
     assert rounds / 4 < totals.failed_loads < rounds * 3 / 4
+
+
+@pytest.mark.parametrize(("ms_per_token", "loads"), [(0.7, 1), (0.5, 0)])
+def test_a_load_of_a_block_that_is_still_leaving_waits_for_it(ms_per_token: float, loads: int) -> None:
+    """Two blocks leave in 2 ms, and one of them comes back in 0.5 ms: 2.5 ms against 4 tokens."""
+    config = tiers(recompute_fallback=True, host=way(1.0, 2.0), offload_batch_size=2)
+    worker = worker_of(ms_per_token, config, policy="priority")
+    worker.cache(1, 2)
+    worker.submit(2, 4 * BLOCK, priority=1)
+    assert not worker.begin()  # until the blocks of 1 have left
+    assert worker.answers(1, 2) == [("pending", 2)] * 2
+    worker.submit(1, 1 + BLOCK)
+    worker.play()
+    assert worker.engine.tier_totals.onboards == loads
+
+
+def test_what_is_not_worth_a_load_is_cut_where_the_tier_changes() -> None:
+    """Of three blocks the last two are on a slow disk: neither is loaded, though one alone would be worth it.
+
+    A block takes 4 ms to compute, 5 ms from the disk and 1 ms from the host: 13 against 12, and 7 against 8.
+    """
+    disk = _core.SharedTierConfig(num_blocks=100, worker=way(INF, 0.2), backend=way(INF))
+    worker = worker_of(1.0, tiers(5, g3=disk, recompute_fallback=True, write_through=True))
+    worker.cache(1, 3)
+    worker.cache(2, 4)
+    assert worker.answers(1, 3) == [("hit", 2), ("hit", 3), ("hit", 3)]
+    worker.submit(1, 3 * BLOCK + 1)
+    worker.play()
+    assert worker.engine.tier_totals.onboarded_blocks == 1

@@ -444,3 +444,23 @@ def test_a_prefetched_prompt_is_on_the_device_when_it_is_asked_for() -> None:
     reader.step()
     assert reader.engine.admitted == [(request, False, 8)]
     assert reader.tier_waits(request) == (0, 0)
+
+
+def test_a_prefetch_that_finds_no_room_evicts_nothing() -> None:
+    worker = Worker(4, tiers())
+    worker.cache(1, 2)
+    worker.cache(2, 4)
+    worker.play()
+    before = worker.engine.tier_totals.offloaded_blocks
+    assert worker.answers(1, 2)[:2] == [("hit", G2)] * 2
+    assert not worker.engine.prefetch(chain(1)[:2], worker.now_ns)  # the host lacks what it would evict
+    assert worker.answers(2, 4)[:4] == [("hit", G1)] * 4
+    assert worker.engine.tier_totals.offloaded_blocks == before
+
+
+def test_a_prefetch_evicts_what_the_host_has_already() -> None:
+    worker = Worker(4, tiers(write_through=True))
+    worker.cache(1, 2)
+    worker.cache(2, 4)
+    worker.play()
+    assert worker.engine.prefetch(chain(1)[:2], worker.now_ns)

@@ -78,9 +78,9 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool be
     }
     PoolConfig host;
     host.tier = Tier::G2;
-    host.num_blocks = tiers->g2_blocks;
     host.policy.kind = PolicyKind::Lru;
     if (tiers->g2_policy) host.policy = tiers->g2_policy();
+    host.num_blocks = tiers->slots_for(tiers->g2_blocks, host.policy);
     host.duplicates = DuplicatePolicy::Reject;
     host.keeps_details = Announcer::wanted(c);
     store.pools.push_back(host);

@@ -21,7 +21,7 @@ from understudy.run.pools import WorkerPool, check_pools
 from understudy.run.routed import summarise
 from understudy.run.timeline import Timeline
 from understudy.run.times import described_times, front_end_ns, seen_by_client
-from understudy.tiers.native import to_core
+from understudy.tiers.native import slots_for, to_core
 from understudy.tiers.plan import TierPlan
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
 from understudy.workload.arrivals import LOCKSTEP_NS
@@ -117,7 +117,7 @@ def run_offline(
         routing = KvRouting()
     router = routing.build(seed) if isinstance(routing, KvRouting) else routing
     plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
-    _require_memory(pools, plans)
+    _require_memory(pools, plans, [_blocks_of(workload, pool.engine) for pool in pools])
     fleet = [
         Pool(
             engine=pool.engine.native(events=events or record_steps is not None, kv_trace=kv_trace),
@@ -222,13 +222,17 @@ def _described(routing: Routing | KvRouting | Router | NativeRouter) -> Any:
     return routing if isinstance(routing, str) else type(routing).__qualname__
 
 
-def _require_memory(pools: Sequence[WorkerPool], plans: Sequence[TierPlan | None]) -> None:
-    """Refuse at once what cannot fit, with an estimate. A tier without a limit is as large as its content."""
+def _require_memory(
+    pools: Sequence[WorkerPool], plans: Sequence[TierPlan | None], most_blocks: Sequence[int]
+) -> None:
+    """Refuse at once what cannot fit, with an estimate. A tier is as large as its content."""
     what, need = [], 0
-    for pool, plan in zip(pools, plans, strict=True):
+    for pool, plan, most in zip(pools, plans, most_blocks, strict=True):
         tiers = () if plan is None else plan.tiers
-        own = pool.engine.num_gpu_blocks + sum(tier.blocks or 0 for tier in tiers if not tier.shared)
-        shared = sum(tier.blocks or 0 for tier in tiers if tier.shared)
+        own = pool.engine.num_gpu_blocks + sum(
+            slots_for(tier.blocks, most) for tier in tiers if not tier.shared
+        )
+        shared = sum(slots_for(tier.blocks, most) for tier in tiers if tier.shared)
         what.append(
             f"{pool.workers:,} workers of {own:,} blocks" + (f" and {shared:,} shared ones" if shared else "")
         )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
     """The tiers of one run. `max_blocks`, what its workload can ever fill, is the capacity of an unlimited tier.
 
+    No tier takes memory for more than that, however large it is.
+
     An offload policy is made here, so a plan serves many runs. ConfigError names what cannot work.
     """
     tiers = {tier.tier: tier for tier in plan.tiers}
@@ -40,7 +42,14 @@ def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
         seed=seed,
         g3=_shared(tiers.get(Tier.G3), max_blocks),
         g4=_shared(tiers.get(Tier.G4), max_blocks),
+        most_blocks=slots_for(None, max_blocks),
     )
+
+
+def slots_for(blocks: int | None, max_blocks: int) -> int:
+    """As many slots as a tier of `blocks` (none: without a limit) needs: a block that is loaded may have two."""
+    most = 2 * max_blocks + 64
+    return most if blocks is None else min(blocks, most)
 
 
 def _shared(tier: PlannedTier | None, max_blocks: int) -> SharedTierConfig | None:
