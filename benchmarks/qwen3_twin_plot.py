@@ -50,7 +50,9 @@ def main() -> None:
         left = GAP + column * (WIDE + GAP)
         parts += panel(f"{row['workload']}: TTFT", row["ttft_all"], left, 24)
         parts += panel(f"{row['workload']}: TPOT", row["tpot_all"], left, 24 + HIGH + 44)
-    for number, (name, colour) in enumerate(zip(("the real engine", "its twin (dashed)"), COLOURS, strict=True)):
+    for number, (name, colour) in enumerate(
+        zip(("the real engine", "its twin (dashed)"), COLOURS, strict=True)
+    ):
         parts.append(f'<text x="{GAP + 150 * number}" y="{height - 10}" fill="{colour}">{name}</text>')
     Path(sys.argv[2]).write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
 
