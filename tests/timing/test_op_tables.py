@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from understudy._core import StepLoad
+from understudy.cli import main
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
@@ -123,3 +124,23 @@ def test_a_model_with_experts_needs_their_table(tmp_path: Path) -> None:
     few = found.step_ms(StepLoad(decodes=1, context_tokens=16))
     many = found.step_ms(StepLoad(decodes=8, context_tokens=8 * 16))
     assert many - few > 48 * (40 - 8) * 6 / 1e3 * 0.5
+
+
+def test_a_replay_takes_a_folder_of_tables_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = str(folder(tmp_path))
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 500, "output_length": 20, "hash_ids": [1]}\n')
+    on_gpu = ["--model", "Llama-3.1-8B", "--gpu", "RTX 4090"]
+    assert main(["replay", str(trace), *on_gpu, "--timing", measured]) == 0
+    assert "Times from op tables:" in " ".join(capsys.readouterr().out.split())
+    trace.write_text('{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [1, 2]}\n')
+    for flags, says in (
+        ([*on_gpu, "--timing", measured], "op tables: dense ends at 512, a step has 600"),
+        (["--timing", measured], "needs --gpu and --model"),
+        ([*on_gpu, "--extrapolate"], "--extrapolate is for op tables"),
+    ):
+        assert main(["replay", str(trace), *flags]) != 0
+        assert says in " ".join(capsys.readouterr().err.split())
+    assert main(["replay", str(trace), *on_gpu, "--timing", measured, "--extrapolate"]) == 0

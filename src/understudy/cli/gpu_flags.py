@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy.errors import ConfigError
@@ -10,9 +11,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from understudy.run.settings import ReplaySettings
+    from understudy.timing.op_tables import OpTables
+
 EXAMPLES = """\
   understudy replay trace.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4
   understudy replay trace.jsonl --model ./config.json --gpu-bandwidth-gbps 960 --gpu-tflops 209 --gpu-memory 48GiB
+  understudy replay trace.jsonl --model Llama-3.1-8B --gpu RTX-4090 --timing profiles/tp1       measured kernels
   understudy replay trace.jsonl --timing timing.yaml --num-gpu-blocks 27000          what `calibrate` wrote
   understudy replay trace.jsonl --model Llama-3.1-8B --gpu-memory 80GiB --gpu-weights 16GB     blocks alone
 """
@@ -68,7 +73,23 @@ def add_gpu_flags(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timing",
         metavar="FILE|NAME",
-        help="a timing file, physical (implied by --gpu) or polynomial (of no GPU; the default without one)",
+        help="a timing file, a folder of op tables (with --gpu), physical (implied by --gpu) or polynomial (of no GPU; "
+        "the default without one)",
+    )
+    group.add_argument(
+        "--extrapolate",
+        action="store_true",
+        help="go on past the ends of op tables, which refuse it otherwise",
+    )
+
+
+def op_tables(args: argparse.Namespace, settings: ReplaySettings) -> OpTables | None:
+    """The timing model of the tables that --timing names, if it names some."""
+    if args.timing is None or settings.gpu is None or not Path(args.timing).is_dir():
+        return None
+    tiers = settings.tiers
+    return settings.gpu.op_tables(
+        Path(args.timing), tiers.model, tiers.kv_dtype, extrapolate=args.extrapolate
     )
 
 
@@ -102,6 +123,14 @@ def gpu_settings(args: argparse.Namespace) -> dict[str, Any]:
             "--gpu needs --model, to know what a step computes: a name or the path of a config.json"
         )
     settings: dict[str, Any] = {"gpu": gpu} if gpu else {}
+    if args.timing is not None and Path(args.timing).is_dir():
+        if not known:
+            raise ConfigError(
+                "--timing with a folder of op tables needs --gpu and --model, whose tables they are"
+            )
+        return settings
+    if args.extrapolate:
+        raise ConfigError("--extrapolate is for op tables: give their folder as --timing")
     if (timing := timing_setting(args.timing, has_gpu=known)) is not None:
         settings["engine"] = {"timing": timing}
     return settings

@@ -57,7 +57,8 @@ def described_times(
 ) -> dict[str, Any]:
     """For the report: in words where times come from, and which share of them stands on steps like none before."""
     if timing is not None:
-        origins = [f"a timing model in Python, {type(timing).__qualname__}"]
+        told = getattr(timing, "described_origin", None)
+        origins = [f"a timing model in Python, {type(timing).__qualname__}" if told is None else told()]
     else:
         origins = list(dict.fromkeys(pool.engine.timing.described_origin() for pool in pools))
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,8 +13,12 @@ from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import BLOCKS_PLUS_MINUS, kv_blocks
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
+from understudy.timing.op_tables import OpTables
 from understudy.timing.physical import Origin, Physical
 from understudy.timing.presets import preset
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Blocks(NamedTuple):
@@ -84,6 +88,14 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             origin=Origin(source="preset" if self.name is not None else "data sheet", detail=detail),
             front_end_ms=found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms,
         )
+
+    def op_tables(
+        self, folder: Path, model: str | None, kv_dtype: str | None, *, extrapolate: bool
+    ) -> OpTables:
+        """Step times from measured kernels of this model on these GPUs. ConfigError names what is missing."""
+        deployed = self._deployment(model, kv_dtype)
+        reached = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv).efficiencies
+        return OpTables(folder, deployed, reached, extrapolate=extrapolate)
 
     def steps_together(self, model: str | None, kv_dtype: str | None) -> bool:
         """Whether data-parallel ranks wait for each other in every step: those that share experts do."""

@@ -120,5 +120,7 @@ def timing_setting(given: str | None, *, has_gpu: bool) -> dict[str, Any] | None
         return None
     if given == "polynomial":
         return {"kind": "polynomial"}
+    if Path(given).is_dir():
+        raise ConfigError(f"--timing {given} is a folder of op tables, which `understudy replay` takes")
     timing: dict[str, Any] = msgspec.to_builtins(TimingFile.read(Path(given)).timing())
     return timing
