@@ -91,8 +91,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return self._kv_bytes_per_layer * self.model.num_layers
 
     def coefficients(self, reached: Efficiencies) -> StepCoefficients:
-        """What each part of a step costs a rank with these efficiencies."""
+        """What each part of a step costs a rank with these efficiencies.
+
+        A rank knows its own tokens only: the others that share its experts are taken to be as busy.
+        """
         model, gpu, tp = self.model, self.gpu, self.parallel.tensor
+        ranks = self.parallel.data
         linear, experts = weight_type(model.linear_type(self.weights)), weight_type(self.weights)
         read = 1e3 / (gpu.bandwidth_gbps * 1e9)  # ms a byte
         linear_flop = 1e3 / (gpu.tflops(linear.peak) * 1e12 * reached.compute)
@@ -111,8 +115,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
             token_ms=2 * linear_parameters * linear_flop,
             expert_ms=held * experts.bytes * read / reached.experts / self._local_experts if held else 0.0,
             local_experts=self._local_experts,
-            expert_share=model.experts_per_token / model.num_experts if model.num_experts else 0.0,
-            expert_token_ms=2 * active * expert_flop,
+            expert_share=1 - (1 - model.experts_per_token / model.num_experts) ** ranks
+            if model.num_experts
+            else 0.0,
+            expert_token_ms=2 * active * expert_flop * ranks,
             head_ms=model.head_parameters * 2 / tp * read / reached.weights,
             head_sequence_ms=2 * model.head_parameters / tp * head_flop,
             context_ms=full_layers * kv,
@@ -123,7 +129,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
             window_attention_ms=model.window_layers * pair,
             comm_ms=comm_step,
             comm_token_ms=comm_token,
-            comm_rank_token_ms=expert_comm,
+            comm_rank_token_ms=expert_comm * ranks,
             step_ms=reached.step_ms + reached.layer_us * model.num_layers / 1e3,
             sequence_ms=reached.sequence_us / 1e3,
             prefill_ms=reached.prefill_ms,

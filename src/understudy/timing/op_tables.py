@@ -171,7 +171,7 @@ class OpTables:
         if self._experts is not None:
             layer += self._experts.us(everybody)
         kernels = layers * layer + self._once.us(tokens) + self._head.us(step.requests)
-        comm = self._comm[0] + self._comm[1] * tokens + self._comm[2] * everybody
+        comm = self._comm[0] + self._comm[1] * tokens + self._comm[2] * step.tokens
         return kernels * _MICRO + comm
 
     def _attention(self, step: StepLoad) -> float:
