@@ -44,7 +44,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation& speculation,
                  const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
                  nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
-                 bool check) {
+                 bool check, nb::handle max_loras, bool preempted_first) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -79,6 +79,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
     config.eviction = read_policy_maker(eviction_policy);
     config.eviction_is_users = !nb::isinstance<nb::str>(eviction_policy);
   }
+  config.max_loras = read_limit(max_loras, "max_loras");
+  config.preempted_first = preempted_first;
   config.events = events;
   config.kv_trace = kv_trace;
   config.check = check;
@@ -87,7 +89,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
 
 RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
                  const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
-                 const std::optional<std::vector<std::uint32_t>>& accepts) {
+                 const std::optional<std::vector<std::uint32_t>>& accepts, nb::handle adapter) {
   RequestSpec spec;
   spec.name = name;
   spec.prompt_tokens = static_cast<std::uint32_t>(read_uint(prompt_tokens, "prompt_tokens", 1u << 30));
@@ -101,6 +103,7 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
     spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(*accepts);
   }
   spec.priority = priority;
+  spec.adapter = static_cast<std::uint32_t>(read_uint(adapter, "adapter", 0xFFFFFFFFu));
   spec.arrival_time = arrival_time;
   if (identities != nullptr) {
     // The last token is never computed, so it fills no block.
@@ -188,21 +191,23 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](Speculation* self, std::uint32_t tokens, std::uint32_t lookahead, std::uint32_t draft_slots,
-             std::uint32_t reserved_slots, bool drops_last_hit, bool pads_admissions, bool admission_lookahead,
-             std::vector<double> accept_rates, std::uint64_t seed) {
+             std::uint32_t reserved_slots, bool drops_last_hit, bool pads_admissions, bool pads_hits,
+             bool pads_within_context, bool admission_lookahead, std::vector<double> accept_rates, std::uint64_t seed) {
             new (self) Speculation{tokens,
                                    lookahead,
                                    draft_slots,
                                    reserved_slots,
                                    drops_last_hit,
                                    pads_admissions,
+                                   pads_hits,
+                                   pads_within_context,
                                    admission_lookahead,
                                    std::move(accept_rates),
                                    seed};
           },
           nb::kw_only(), "tokens"_a = 0, "lookahead"_a = 0, "draft_slots"_a = 0, "reserved_slots"_a = 0,
-          "drops_last_hit"_a = false, "pads_admissions"_a = true, "admission_lookahead"_a = true,
-          "accept_rates"_a = nb::list(), "seed"_a = 42);
+          "drops_last_hit"_a = false, "pads_admissions"_a = true, "pads_hits"_a = true, "pads_within_context"_a = true,
+          "admission_lookahead"_a = true, "accept_rates"_a = nb::list(), "seed"_a = 42);
 
   nb::class_<EngineConfig>(m, "EngineConfig", "Settings of a vLLM-style engine, with vLLM's names.")
       .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
@@ -214,7 +219,8 @@ void bind_engine(nb::module_& m) {
            "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "speculation"_a = Speculation(),
            "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
            "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
-           "events"_a = false, "kv_trace"_a = false, "check"_a = false);
+           "events"_a = false, "kv_trace"_a = false, "check"_a = false, "max_loras"_a.none() = nb::none(),
+           "preempted_first"_a = true);
 
   nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
       .def(nb::init<>())
@@ -280,9 +286,9 @@ void bind_engine(nb::module_& m) {
            "With `tiers`, and `run` where several engines share them.")
       .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
            nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(),
-           "accepts"_a.none() = nb::none(),
+           "accepts"_a.none() = nb::none(), "adapter"_a = 0,
            "Queue a request; returns its index. `identities` name the blocks that prompt and output fill; the "
-           "output token with number `eos_at` ends it before `max_tokens` does.")
+           "output token with number `eos_at` ends it before `max_tokens` does. `adapter` is of LoRA, 0 for none.")
       .def("never_fits", &VllmEngine::never_fits, "prompt_tokens"_a, "max_tokens"_a,
            "Why a request of this size could never run to its end, or None.")
       .def("cancel", &VllmEngine::cancel, "request"_a, "now_ns"_a,

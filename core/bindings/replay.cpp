@@ -112,6 +112,7 @@ WorkloadColumns read_workload(ColumnReader& from, nb::handle workload) {
   from.read("hash_offsets", w.hash_offsets, rows + 1);
   from.read("hash_ids", w.hash_ids);
   from.read_if_there("max_tokens", w.max_tokens, rows);
+  from.read_if_there("adapter", w.adapter, rows);
   from.read_if_there("strict_priority", w.strict_priority, rows);
   from.read_if_there("queue_order", w.queue_order, rows);
   from.read_if_there("output_in_next", w.output_in_next, rows);
@@ -182,7 +183,8 @@ nb::object plain_rows(nb::bytes lines) {
 }
 
 Identities trace_identities(Column<std::uint32_t> stream, nb::handle trace_block_size, nb::handle stream_tokens,
-                            Column<std::uint32_t> outputs, nb::handle block_size, nb::handle row, nb::handle count) {
+                            Column<std::uint32_t> outputs, nb::handle block_size, nb::handle row, nb::handle count,
+                            nb::handle adapter) {
   const auto block = static_cast<std::uint32_t>(read_uint(trace_block_size, "trace_block_size", 1u << 30));
   const std::uint64_t tokens = read_uint(stream_tokens, "stream_tokens", std::uint64_t{1} << 40);
   const auto size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
@@ -193,7 +195,8 @@ Identities trace_identities(Column<std::uint32_t> stream, nb::handle trace_block
   }
   const std::uint64_t blocks = read_uint(count, "count", std::uint64_t{1} << 32);
   const TraceIdentities source({stream.data(), stream.size()}, block, tokens, {outputs.data(), outputs.size()},
-                               blocks * size, size, read_uint(row, "row"));
+                               blocks * size, size, read_uint(row, "row"),
+                               static_cast<std::uint32_t>(read_uint(adapter, "adapter", 0xFFFFFFFFu)));
   std::vector<BlockIdentity> out;
   source.extend(out, static_cast<std::size_t>(blocks));
   return Identities(std::move(out));
@@ -335,7 +338,7 @@ void bind_replay(nb::module_& m) {
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
-        "block_size"_a, "row"_a, "count"_a,
+        "block_size"_a, "row"_a, "count"_a, "adapter"_a = 0,
         "Identities of the first `count` blocks of a trace row, as a fleet sees them.");
 }
 

@@ -34,6 +34,8 @@ struct Speculation {
   std::uint32_t reserved_slots = 0;  // of the budget, taken whoever is there
   bool drops_last_hit = false;       // it needs hidden states, which the cache does not hold
   bool pads_admissions = true;       // a request that joins decodes with one token to compute gets blank drafts
+  bool pads_hits = true;             // so does one whose other tokens are cached, though nobody else decodes
+  bool pads_within_context = true;   // where the context has no room for them, it goes without; else it waits
   bool admission_lookahead = true;   // an admission takes the lookahead too
   std::vector<double> accept_rates;  // of draft i, if all before it were accepted
   std::uint64_t seed = 42;
@@ -56,6 +58,7 @@ struct EngineConfig {
   PreemptionMode preemption_mode = PreemptionMode::Lifo;
   bool scheduler_reserve_full_isl = true;
   double watermark = 0.0;
+  std::uint32_t max_loras = kUnlimited;  // adapters in one batch
   bool async_scheduling = false;
   KvManagerKind kv_manager = KvManagerKind::Native;
   // Makes the eviction policy of the device, for each worker; none: the manager's own (vLLM's free list, or lineage).
@@ -68,6 +71,7 @@ struct EngineConfig {
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;
   bool caps_lone_prefill = true;  // the long-prefill threshold holds though nobody else is there
+  bool preempted_first = true;    // in the queue, before those who were passed over because of their adapter
   bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that nobody will compute
 
   bool events = false;    // keep what happens to blocks until it is drained; nothing without prefix caching

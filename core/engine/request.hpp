@@ -48,6 +48,7 @@ struct RequestSpec {
   std::uint32_t max_tokens = 0;
   std::uint32_t eos_at = 0;  // its output token of this number (from 1) is EOS; 0: only a limit ends it
   std::int64_t priority = 0;
+  std::uint32_t adapter = 0;  // of LoRA; 0: the model itself
   double arrival_time = 0;
   std::shared_ptr<const IdentitySource> identities;  // null: nothing of it is ever found again
 

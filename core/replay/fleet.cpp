@@ -198,8 +198,9 @@ std::shared_ptr<const IdentitySource> Fleet::identities_of(std::uint64_t row, st
   }
   const auto first = static_cast<std::size_t>(workload_.hash_offsets[source]);
   const auto last = static_cast<std::size_t>(workload_.hash_offsets[source + 1]);
-  return std::make_shared<TraceIdentities>(workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size,
-                                           known, exact, prompt + output, block_size, row);
+  return std::make_shared<TraceIdentities>(
+      workload_.hash_ids.subspan(first, last - first), workload_.trace_block_size, known, exact, prompt + output,
+      block_size, row, workload_.adapter.empty() ? 0 : static_cast<std::uint32_t>(workload_.adapter[row] + 1));
 }
 
 void Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns) {
@@ -218,6 +219,7 @@ void Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns
     if (!own.empty()) spec.accepts = std::make_shared<const std::vector<std::uint32_t>>(own.begin(), own.end());
   }
   spec.priority = workload_.priority.empty() ? 0 : workload_.priority[row];
+  if (!workload_.adapter.empty()) spec.adapter = static_cast<std::uint32_t>(workload_.adapter[row] + 1);
   spec.arrival_time =
       workload_.queue_order.empty() ? static_cast<double>(arrival_ns) : static_cast<double>(workload_.queue_order[row]);
   if (!workload_.names.empty()) {

@@ -8,6 +8,11 @@
 
 namespace understudy {
 
+// Every adapter computes KV of its own.
+std::uint64_t TraceIdentities::seed_of(std::uint32_t adapter) {
+  return adapter == 0 ? kBaseSaltHash : xxh3_64_pair(adapter, kBaseSaltHash, kBaseSaltHash);
+}
+
 void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count) const {
   if (out.size() >= count) return;
   const std::uint64_t known_tokens = stream_tokens_ + outputs_.size();
@@ -47,7 +52,7 @@ void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count)
       append(local_hash(first), position + 1);
       continue;
     }
-    const std::uint64_t local = xxh3_64_pair(stream_[first / trace_block_], block_size_, kBaseSaltHash);
+    const std::uint64_t local = xxh3_64_pair(stream_[first / trace_block_], block_size_, seed_);
     append(local, std::min(count, static_cast<std::size_t>(trace_end / block_size_)));
   }
 }
@@ -68,7 +73,7 @@ std::uint64_t TraceIdentities::local_hash(std::uint64_t first_token) const {
     }
     at = stop;
   }
-  return xxh3_64(runs.data(), runs.size() * sizeof(std::uint64_t), kBaseSaltHash);
+  return xxh3_64(runs.data(), runs.size() * sizeof(std::uint64_t), seed_);
 }
 
 }  // namespace understudy

@@ -11,24 +11,26 @@ namespace understudy {
 // A trace block of `trace_block` tokens stands for as many copies of its id, so a block of the engine is known by the
 // runs of ids that it covers, whatever the two sizes are. `stream` names the ids of all `stream_tokens` known tokens
 // (a prompt, or the next turn's prompt when that contains this turn's output), and `outputs` are tokens that follow
-// them; beyond, up to `total_tokens` if it runs to its end, blocks belong to this request alone, and keep their
-// identity for its life.
+// them, under a LoRA `adapter` (0: none) blocks of its own; beyond, up to `total_tokens` if it runs to its end, blocks
+// belong to this request alone, and keep their identity for its life.
 class TraceIdentities final : public IdentitySource {
  public:
   TraceIdentities(std::span<const std::uint32_t> stream, std::uint32_t trace_block, std::uint64_t stream_tokens,
                   std::span<const std::uint32_t> outputs, std::uint64_t total_tokens, std::uint32_t block_size,
-                  std::uint64_t request)
+                  std::uint64_t request, std::uint32_t adapter = 0)
       : stream_(stream),
         trace_block_(trace_block),
         stream_tokens_(stream_tokens),
         outputs_(outputs),
         total_tokens_(total_tokens),
         block_size_(block_size),
-        request_(request) {}
+        request_(request),
+        seed_(seed_of(adapter)) {}
 
   void extend(std::vector<BlockIdentity>& out, std::size_t count) const override;
 
  private:
+  static std::uint64_t seed_of(std::uint32_t adapter);
   std::uint64_t local_hash(std::uint64_t first_token) const;
 
   std::span<const std::uint32_t> stream_;
@@ -38,6 +40,7 @@ class TraceIdentities final : public IdentitySource {
   std::uint64_t total_tokens_;
   std::uint32_t block_size_;
   std::uint64_t request_;
+  std::uint64_t seed_;
 };
 
 }  // namespace understudy

@@ -16,6 +16,7 @@ struct WorkloadColumns {
   std::span<const std::int32_t> output_tokens;
   std::span<const std::int32_t> max_tokens;  // limits of the output, -1 for none; empty: nobody has one
   std::span<const std::int32_t> priority;
+  std::span<const std::int32_t> adapter;          // of LoRA, from 0, -1 for none; empty: nobody has one
   std::span<const std::int64_t> strict_priority;  // of a router's queue; empty: all alike
   std::span<const std::int32_t> turn;
   std::span<const std::int64_t> next_turn;

@@ -538,6 +538,8 @@ class Speculation:
         reserved_slots: int = 0,
         drops_last_hit: bool = False,
         pads_admissions: bool = True,
+        pads_hits: bool = True,
+        pads_within_context: bool = True,
         admission_lookahead: bool = True,
         accept_rates: Sequence[float] = ...,
         seed: int = 42,
@@ -573,6 +575,8 @@ class EngineConfig:
         events: bool = False,
         kv_trace: bool = False,
         check: bool = False,
+        max_loras: int | None = None,
+        preempted_first: bool = True,
     ) -> None: ...
 
 _KvTraceRow: TypeAlias = tuple[int, bool, int, int, int, int]  # ns, eviction, blocks, free, active, inactive
@@ -681,6 +685,7 @@ class Engine:
         arrival_time: float = 0.0,
         eos_at: int | None = None,
         accepts: Sequence[int] | None = None,
+        adapter: int = 0,
     ) -> int: ...
     def never_fits(self, prompt_tokens: int, max_tokens: int) -> str | None: ...
     def cancel(self, request: int, now_ns: int) -> RequestRecord | None: ...
@@ -994,6 +999,7 @@ def trace_identities(
     block_size: int,
     row: int,
     count: int,
+    adapter: int = 0,
 ) -> Identities: ...
 
 class ReuseStack:

@@ -33,6 +33,7 @@ def engine_profile(profile: Profile) -> VersionProfile:
         caps_lone_prefill=profile.caps_lone_prefill,
         has_active_seqs=not profile.caps_lone_prefill,
         phantom_hits=profile.phantom_hit,
+        preempted_first=profile.preempted_first,
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from engines.building import engine_for, engine_profile, request_spec, submit_spec
 from model.kvbm_scheduler import KvbmModel, model_for
-from model.scenario_gen import random_scenario, with_bursts, with_caps, with_ends
+from model.scenario_gen import random_scenario, with_adapters, with_bursts, with_caps, with_ends
 from model.vllm_config import PROFILES, RECORDED, V0_31, Profile
 from model.vllm_scheduler import Plan
 from model.vllm_scheduler import run_scenario as run_model
@@ -120,6 +120,12 @@ def test_random_scenarios_with_aborts_and_ends_by_eos_are_scheduled_as_the_model
 def test_random_scenarios_with_the_caps_of_v0_31_are_scheduled_as_the_model_does() -> None:
     for seed in range(2 * SEEDS):
         assert_like_the_model(seed, V0_31, with_caps, *([with_ends] if seed % 2 else []))
+
+
+@pytest.mark.parametrize("profile", [V0_31, RECORDED], ids=lambda profile: profile.name)
+def test_random_scenarios_with_adapters_are_scheduled_as_the_model_does(profile: Profile) -> None:
+    for seed in range(2 * SEEDS):
+        assert_like_the_model(seed, profile, with_adapters, *([with_ends] if seed % 2 else []))
 
 
 @pytest.mark.soak

@@ -27,6 +27,7 @@ from understudy.workload import read_mooncake, write_mooncake
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-spec"
 RECORDINGS = find_recordings(GOLDEN)
+AHEAD = find_recordings(GOLDEN.parent / "vllm-async-spec")
 
 
 def mtp(k: int = 2, rates: tuple[float, ...] = (1.0, 1.0), **settings: Any) -> VllmConfig:
@@ -37,10 +38,10 @@ def mtp(k: int = 2, rates: tuple[float, ...] = (1.0, 1.0), **settings: Any) -> V
 
 
 def test_all_recordings_are_here() -> None:
-    assert len(RECORDINGS) == 24
+    assert (len(RECORDINGS), len(AHEAD)) == (24, 16)
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+@pytest.mark.parametrize("recording", RECORDINGS + AHEAD, ids=lambda recording: recording.name)
 def test_every_step_is_the_recorded_one(recording: Recording) -> None:
     outcome = compare_recording(recording, check=True)
     assert outcome.difference is None
@@ -54,12 +55,12 @@ def test_the_model_reproduces_every_step(recording: Recording) -> None:
     assert ours == [json.dumps(line) for line in pair["recorded"]]
 
 
-def drafted(seed: int) -> dict[str, Any]:
-    """A random scenario with speculation, synchronously scheduled."""
+def drafted(seed: int, *, asynchronous: bool = False) -> dict[str, Any]:
+    """A random scenario with speculation."""
     scenario = random_scenario(seed)
     rng = Random(f"drafts {seed}")
     k = rng.randint(1, 6)
-    config = {**scenario["config"], "async_scheduling": False}
+    config = {**scenario["config"], "async_scheduling": asynchronous}
     requests: list[dict[str, Any]] = [
         {**spec, "accept": [rng.randint(0, k + 1) for _ in range(rng.randint(1, 6))]}
         for spec in scenario["requests"]
@@ -69,7 +70,7 @@ def drafted(seed: int) -> dict[str, Any]:
             request["eos_at"] = rng.randint(1, request["max_tokens"])
     return {
         "name": scenario["name"],
-        "method": rng.choice(["mtp", "ngram"]),
+        "method": "mtp" if asynchronous else rng.choice(["mtp", "ngram"]),
         "k": k,
         "config": config,
         "max_steps": 300,
@@ -77,10 +78,11 @@ def drafted(seed: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("part", range(4))
-def test_random_scenarios_are_scheduled_as_the_model_does(part: int) -> None:
-    for seed in range(part, 80, 4):
-        scenario = drafted(seed)
+def test_random_scenarios_are_scheduled_as_the_model_does(part: int, asynchronous: bool) -> None:
+    for seed in range(part, 60, 4):
+        scenario = drafted(seed, asynchronous=asynchronous)
         ours = run_spec_scenario(
             msgspec.convert(scenario, SpecScenario), engine_profile(RECORDED), check=True
         )

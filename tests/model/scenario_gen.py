@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from .vllm_config import RECORDED, Profile
 from .vllm_format import Abort, RequestSpec, Scenario, expand_prompt, output_token
@@ -73,6 +73,15 @@ def with_ends(scenario: Scenario, seed: int) -> Scenario:
             aborts.append({"id": spec["id"], "step": step, "when": rng.choice(["before", "mid"])})
     rng.shuffle(aborts)
     return {**scenario, "requests": requests, "aborts": aborts}
+
+
+def with_adapters(scenario: Scenario, seed: int) -> Scenario:
+    """The same scenario with LoRA: a few adapters, and fewer places for them in a batch."""
+    rng = Random(f"adapters {seed}")
+    count = rng.randint(2, 5)
+    requests = [{**spec, "lora": rng.randint(0, count)} for spec in scenario["requests"]]
+    config = {**scenario["config"], "max_loras": rng.randint(1, count - 1)}
+    return {**scenario, "config": config, "requests": cast("list[RequestSpec]", requests)}
 
 
 def with_caps(scenario: Scenario, seed: int) -> Scenario:

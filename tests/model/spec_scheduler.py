@@ -180,7 +180,7 @@ class SpecModel(VllmModel):
 
 
 def run_spec_scenario(scenario: Mapping[str, Any], profile: Profile) -> Iterator[dict[str, Any]]:
-    """The lines of a recording with speculation (synchronous), one a step."""
+    """The lines of a recording with speculation, one a step."""
     model = SpecModel(scenario["config"], profile, scenario["method"], scenario["k"])
     to_come = list(enumerate(scenario["requests"]))
     finished = 0
@@ -193,7 +193,12 @@ def run_spec_scenario(scenario: Mapping[str, Any], profile: Profile) -> Iterator
         plan = model._schedule()
         assert isinstance(plan, SpecPlan)
         free_after_schedule = model.pool.free_count()
-        finished += len(model._update(plan))
+        received: Plan | None = plan
+        if model.config.async_scheduling:
+            received, model._unreceived = model._unreceived, plan
+        model.emitted = {}
+        if received is not None:
+            finished += len(model._update(received))
         yield {
             "step": step,
             "scheduled": {r.id: count for r, count in plan.scheduled.items()},

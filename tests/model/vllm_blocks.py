@@ -51,12 +51,12 @@ class BlockPool:
     def free_head(self, count: int) -> list[int]:
         return list(islice(self.free, count))
 
-    def find(self, tokens: Sequence[int]) -> list[Block]:
+    def find(self, tokens: Sequence[int], root: int | None = None) -> list[Block]:
         """The cached blocks at the start of `tokens`, always leaving at least one token. Changes nothing."""
         found: list[Block] = []
         if not self.caching:
             return found
-        key: int | None = None
+        key = root
         for position in range((len(tokens) - 1) // self.block_size):
             key = self.contents.get((key, self._block_tokens(tokens, position)))
             if key is None or key not in self.index:
@@ -82,9 +82,12 @@ class BlockPool:
             taken.append(block)
         return taken
 
-    def store(self, table: Sequence[Block], tokens: Sequence[int], first: int, end: int) -> None:
+    def store(
+        self, table: Sequence[Block], tokens: Sequence[int], first: int, end: int, root: int | None = None
+    ) -> None:
         """Give blocks first … end − 1 of `table` their keys, with one stored event (end > first)."""
-        parent = key = table[first - 1].key if first > 0 else None
+        parent = table[first - 1].key if first > 0 else None
+        key = parent if first > 0 else root
         stored = []
         for position in range(first, end):
             content = (key, self._block_tokens(tokens, position))

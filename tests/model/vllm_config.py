@@ -32,10 +32,11 @@ class Profile:
     has_reserve_full_isl: bool = True
     caps_lone_prefill: bool = True  # the long-prefill threshold holds for a request that is alone
     phantom_hit: bool = True
+    preempted_first: bool = False  # in the queue, before those who were passed over for want of an adapter
 
 
 RECORDED = Profile("recorded")
-V0_31 = Profile("v0.31", caps_lone_prefill=False)
+V0_31 = Profile("v0.31", caps_lone_prefill=False, preempted_first=True)
 V0_27 = Profile("v0.27", free_order="uncached_last")
 V0_24 = Profile("v0.24")
 V0_23 = Profile("v0.23", free_order="all_last", has_watermark=False)
@@ -59,6 +60,7 @@ class Config:
     watermark: float = 0.0
     max_model_len: int = 131072
     async_scheduling: bool = False
+    max_loras: int | None = None
     max_num_active_seqs: int | None = None
     long_prefill_token_threshold_adaptive: bool = False
     aic_nextn: int | None = None  # draft tokens in every step that samples

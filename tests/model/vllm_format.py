@@ -17,6 +17,7 @@ class RequestSpec(TypedDict):
     max_tokens: int
     priority: NotRequired[int]
     arrival_time: NotRequired[float]
+    lora: NotRequired[int]  # its adapter, 0 for none
     eos_at: NotRequired[int]  # its output token of this number, from 1, is EOS
 
 

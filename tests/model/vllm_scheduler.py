@@ -7,6 +7,7 @@ lines of its golden file.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,8 @@ class Request:
     priority: int
     arrival_time: float
     eos_at: int | None = None
+    lora: int = 0
+    passed_over: bool = False  # waits for a place for its adapter
     prompt_tokens: int = field(init=False)
     computed: int = 0  # tokens that have, or are being given, KV
     table: list[Block] = field(default_factory=list)
@@ -112,8 +115,9 @@ class VllmModel:
         if any(request.id == spec["id"] for request in self.running + self.waiting):
             raise ValueError(f"request {spec['id']}: this id is already in use")
         priority, arrival_time = spec.get("priority", 0), spec.get("arrival_time", index)
-        eos_at = spec.get("eos_at")
-        self._enqueue(Request(spec["id"], index, tokens, spec["max_tokens"], priority, arrival_time, eos_at))
+        request = Request(spec["id"], index, tokens, spec["max_tokens"], priority, arrival_time)
+        request.eos_at, request.lora = spec.get("eos_at"), spec.get("lora", 0)
+        self._enqueue(request)
 
     def cancel(self, request_id: str) -> None:
         """Drop a running or waiting request; its blocks are freed and a token in flight is ignored."""
@@ -257,18 +261,37 @@ class VllmModel:
             self.waiting.append(request)
             self.waiting.sort(key=lambda waiting: (waiting.priority, waiting.arrival_time, waiting.id))
         elif request.status == "preempted":
-            self.waiting.insert(0, request)
+            ahead = itertools.takewhile(lambda other: other.passed_over, self.waiting)
+            self.waiting.insert(0 if self.profile.preempted_first else len(list(ahead)), request)
         else:
             self.waiting.append(request)
 
     def _admit(self, plan: Plan) -> None:
-        """Phase 2: admit from the head of waiting until something does not fit; nobody overtakes."""
+        """Phase 2: admit from the head of waiting until something does not fit; nobody overtakes.
+
+        Who would bring one adapter too many into the batch is passed over, and stays where it is.
+        """
+        adapters = {request.lora for request in plan.scheduled} - {0}
+        before = self.waiting
+        self.waiting = list(before)  # those still to be tried
+        try:
+            self._admit_heads(plan, adapters)
+        finally:
+            admitted = {request for request in before if request.status == "running"}
+            self.waiting = [request for request in before if request not in admitted]
+
+    def _admit_heads(self, plan: Plan, adapters: set[int]) -> None:
         # Asynchronous: no request here has a token in flight. It would have had to be preempted in this very
         # schedule, and then phase 2 does not take place.
         room = min(self.config.max_num_seqs, self.config.max_num_active_seqs or self.config.max_num_seqs)
         while self.waiting and plan.budget > 0 and len(self.running) < room:
             request = self.waiting[0]
-            hits = self.pool.find(request.tokens)
+            full = self.config.max_loras is not None and len(adapters) >= self.config.max_loras
+            if full and request.lora and request.lora not in adapters:
+                request.passed_over = True
+                self.waiting.pop(0)
+                continue
+            hits = self._find(request)
             if self.bursts.rates:
                 hits = hits[:-1]
             hit_tokens = len(hits) * self.config.block_size
@@ -284,10 +307,17 @@ class VllmModel:
             self.running.append(request)
             (plan.new if request.status == "new" else plan.resumed).append(request)
             request.status = "running"
+            request.passed_over = False
+            adapters |= {request.lora} - {0}
             request.computed = hit_tokens
             plan.cached[request] = hit_tokens
             plan.scheduled[request] = count
             plan.budget -= count
+
+    def _find(self, request: Request) -> list[Block]:
+        if not request.lora:
+            return self.pool.find(request.tokens)
+        return self.pool.find(request.tokens, -request.lora)
 
     # --- blocks of a request ------------------------------------------------------------------------------
 
@@ -325,7 +355,8 @@ class VllmModel:
             return
         full = min(total, len(request.tokens)) // self.config.block_size
         if full > request.keyed:
-            self.pool.store(request.table, request.tokens, request.keyed, full)
+            root = -request.lora if request.lora else None
+            self.pool.store(request.table, request.tokens, request.keyed, full, root)
             request.keyed = full
 
     def _outputs_left(self, request: Request) -> int:

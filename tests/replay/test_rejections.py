@@ -96,8 +96,11 @@ def test_a_run_without_progress_ends_with_an_error_that_says_who_is_stuck(routin
     assert "12 of 12 blocks are free" in str(caught.value)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
-def test_requests_that_preempt_each_other_for_ever_end_with_an_error(routing: Any) -> None:
+def test_requests_that_preempt_each_other_for_ever_end_with_an_error(
+    routing: Any, asynchronous: bool
+) -> None:
     # The oldest gives way: two long prompts in small chunks, neither of which fits beside the other.
     workload = single_turns([60, 60, 60], 8)
     engine = VllmConfig(
@@ -107,7 +110,7 @@ def test_requests_that_preempt_each_other_for_ever_end_with_an_error(routing: An
         preemption_mode="fifo",
         enable_prefix_caching=False,
         scheduler_reserve_full_isl=False,
-        async_scheduling=False,
+        async_scheduling=asynchronous,
         timing=ONE_MS,
     )
     with pytest.raises(WrongState, match="preempt each other without end"):

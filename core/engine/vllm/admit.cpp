@@ -1,21 +1,49 @@
-// The second half of a schedule: admissions from the head of the queue. Nobody overtakes.
+// The second half of a schedule: admissions from the head of the queue. Nobody overtakes, but for those whose adapter
+// has no place in the batch.
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
 
+void VllmEngine::admit(std::int64_t now_ns) {
+  if (config_.max_loras == EngineConfig::kUnlimited) return admit_heads(now_ns);
+  adapters_.clear();
+  for (const Scheduled& turn : log_.scheduled) note_adapter(requests_[turn.slot]);
+  try {
+    admit_heads(now_ns);
+  } catch (...) {  // a policy of the user's
+    put_back_passed_over();
+    throw;
+  }
+  put_back_passed_over();
+}
+
+void VllmEngine::put_back_passed_over() {
+  if (passed_over_.empty()) return;
+  for (auto slot = passed_over_.rbegin(); slot != passed_over_.rend(); ++slot) waiting_.put_back(*slot);
+  passed_over_.clear();
+  refusal_.stands = false;  // an adapter may leave the batch at any time
+}
+
 // Who may not go on, or waits for blocks to come or to leave, ends the loop or is set aside; the head that passes all
 // of it runs.
-void VllmEngine::admit(std::int64_t now_ns) {
-  const bool pads = pads_admissions();
+void VllmEngine::admit_heads(std::int64_t now_ns) {
+  const bool decodes_only = only_decodes();
+  const bool joins = !log_.scheduled.empty();
   while (!waiting_.empty() && can_add() && running_.size() < max_running()) {
     if (tiers_ && tiers_->waiting(waiting_.head())) {
       refusal_.stands = true;
       return;
     }
+    if (lacks_adapter(requests_[waiting_.head()])) {
+      requests_[waiting_.head()].passed_over = true;
+      passed_over_.push_back(waiting_.head());
+      waiting_.pop();
+      continue;
+    }
     Admission head = look_up(waiting_.head());
-    if (!size_up(head, pads)) return;
+    if (!size_up(head, decodes_only, joins)) return;
     if (!fits(head)) return refuse(head);
     if (tiers_) {
       const WorkerTiers::Onboard loading = onboard(head, now_ns);
@@ -34,11 +62,23 @@ void VllmEngine::admit(std::int64_t now_ns) {
   }
 }
 
-// Whether all that is scheduled verifies drafts.
-bool VllmEngine::pads_admissions() const {
-  const Speculation& speculation = config_.speculation;
-  return speculation.tokens > 0 && speculation.pads_admissions && !log_.scheduled.empty() &&
-         std::ranges::none_of(log_.scheduled,
+void VllmEngine::note_adapter(const EngineRequest& request) {
+  const std::uint32_t adapter = request.spec.adapter;
+  if (adapter == 0 || std::ranges::find(adapters_, adapter) != adapters_.end()) return;
+  adapters_.push_back(adapter);
+}
+
+// Whether the batch is full of others.
+bool VllmEngine::lacks_adapter(const EngineRequest& request) const {
+  const std::uint32_t adapter = request.spec.adapter;
+  return adapter != 0 && adapters_.size() >= config_.max_loras &&
+         std::ranges::find(adapters_, adapter) == adapters_.end();
+}
+
+// Whether no prompt is scheduled: what is, verifies drafts.
+bool VllmEngine::only_decodes() const {
+  if (config_.speculation.tokens == 0) return false;
+  return std::ranges::none_of(log_.scheduled,
                               [this](const Scheduled& turn) { return requests_[turn.slot].prefilling; });
 }
 
@@ -59,13 +99,23 @@ VllmEngine::Admission VllmEngine::look_up(RequestSlot slot) {
 }
 
 // What it computes in this step. False: one token that would have to be padded, and there is no budget for that.
-bool VllmEngine::size_up(Admission& head, bool pads) const {
+bool VllmEngine::size_up(Admission& head, bool decodes_only, bool joins) const {
   const EngineRequest& request = requests_[head.slot];
-  const std::uint32_t drafts = config_.speculation.tokens;
+  const Speculation& speculation = config_.speculation;
+  const std::uint32_t drafts = speculation.tokens;
   const std::uint64_t budget = std::min(budget_, input_budget_ - config_.speculation.draft_slots);
   // Among decodes that all verify drafts, one token to compute is made as many, or waits.
-  head.padded = pads && request.known - head.hit_tokens == 1;
-  if (head.padded && (1 + drafts > budget || head.hit_tokens + 1 + drafts > config_.max_model_len)) return false;
+  head.padded = decodes_only && speculation.pads_admissions && request.known - head.hit_tokens == 1 &&
+                (joins || (speculation.pads_hits && head.hit_tokens > 0));
+  if (head.padded) {
+    const std::uint64_t end = std::uint64_t{head.hit_tokens} + 1 + drafts;
+    if (speculation.pads_within_context) {
+      head.padded = end < config_.max_model_len;  // and the token that is sampled
+    } else if (end > config_.max_model_len) {
+      return false;
+    }
+    if (head.padded && 1 + drafts > budget) return false;
+  }
   head.wanted = std::min(head.padded ? 1 + drafts : request.known - head.hit_tokens, prefill_cap_);
   head.tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(head.wanted, budget));
   head.too_long = !config_.enable_chunked_prefill && head.wanted > budget;
@@ -104,7 +154,9 @@ void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   waiting_.pop();
   running_.push_back(head.slot);
   request.status = RequestStatus::Running;
+  request.passed_over = false;
   request.computed = head.hit_tokens;
+  note_adapter(request);
   if (!resumed) {
     request.record.first_admit_ns = now_ns;
     request.record.cached_first = head.hit_tokens;

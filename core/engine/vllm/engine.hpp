@@ -241,9 +241,13 @@ class VllmEngine final : public Engine {
 
   // admit.cpp
   void admit(std::int64_t now_ns);
-  bool pads_admissions() const;
+  void admit_heads(std::int64_t now_ns);
+  void note_adapter(const EngineRequest& request);
+  bool lacks_adapter(const EngineRequest& request) const;
+  void put_back_passed_over();
+  bool only_decodes() const;
   Admission look_up(RequestSlot slot);
-  bool size_up(Admission& head, bool pads) const;
+  bool size_up(Admission& head, bool decodes_only, bool joins) const;
   bool fits(const Admission& head);
   void refuse(const Admission& head);
   void enter(const Admission& head, std::int64_t now_ns);
@@ -328,8 +332,10 @@ class VllmEngine final : public Engine {
   StepLog log_;
   StepLoad load_;
   Refusal refusal_;
-  Batch open_;     // asynchronously: what the open step computes
-  Batch planned_;  // and what comes behind it
+  std::vector<std::uint32_t> adapters_;   // of the batch
+  std::vector<RequestSlot> passed_over_;  // heads of the queue, for want of a place for theirs
+  Batch open_;                            // asynchronously: what the open step computes
+  Batch planned_;                         // and what comes behind it
 
   // Time.
   std::int64_t begun_ns_ = 0;  // when the last step began

@@ -24,6 +24,7 @@ struct EngineRequest : KvRequest {
   std::uint32_t computed = 0;  // of the known tokens (and of those in flight), with KV or being given it
   std::uint32_t ahead = 0;     // sampled, not yet received (asynchronous scheduling)
   std::uint32_t drafts = 0;    // that wait to be verified
+  bool passed_over = false;    // in the queue, because the batch had its adapters
   bool prefilling = false;     // its last turn did not reach the end of its tokens
 
   RequestRecord record;           // what is known by now

@@ -18,6 +18,7 @@ const EngineConfig& checked(const EngineConfig& c) {
   at_least_one(c.max_num_batched_tokens, "max_num_batched_tokens");
   at_least_one(c.max_model_len, "max_model_len");
   at_least_one(c.max_num_active_seqs, "max_num_active_seqs");
+  at_least_one(c.max_loras, "max_loras");
   if (c.max_num_active_seqs != EngineConfig::kUnlimited && c.max_num_active_seqs > c.max_num_seqs) {
     throw Error(ErrorKind::ConfigError, "max_num_active_seqs must not be above max_num_seqs=", c.max_num_seqs, ", got ",
                 c.max_num_active_seqs);
@@ -108,7 +109,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
       acceptance_(config.speculation.accept_rates, config.speculation.seed),
-      waiting_(config.policy, requests_) {
+      waiting_(config_, requests_) {
   if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {

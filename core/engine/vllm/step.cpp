@@ -81,7 +81,7 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
     announcer_.release(now_ns);
     return false;
   }
-  stuck_ = (nothing && !(running_.empty() && waiting_.empty())) || thrashing();
+  stuck_ = nothing && !(running_.empty() && waiting_.empty());
   return true;
 }
 
@@ -89,6 +89,7 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   ++totals_.steps;
   count_time(load, duration_ns);
   in_step_ = true;
+  if (thrashing()) stuck_ = true;
   landing_wait_.on = false;
   now_ns_ = now_ns;
   if (tiers_) announcer_.show(now_ns);  // what went on the host

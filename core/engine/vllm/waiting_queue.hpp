@@ -13,8 +13,8 @@ namespace understudy {
 
 class WaitingQueue {
  public:
-  WaitingQueue(SchedulingPolicy policy, const std::vector<EngineRequest>& requests)
-      : policy_(policy), requests_(requests) {}
+  WaitingQueue(const EngineConfig& config, const std::vector<EngineRequest>& requests)
+      : policy_(config.policy), preempted_first_(config.preempted_first), requests_(requests) {}
 
   bool empty() const noexcept { return ids_.empty(); }
   std::size_t size() const noexcept { return ids_.size(); }
@@ -28,7 +28,9 @@ class WaitingQueue {
           std::upper_bound(ids_.begin(), ids_.end(), id, [this](RequestSlot a, RequestSlot b) { return before(a, b); }),
           id);
     } else if (preempted) {
-      ids_.push_front(id);
+      ids_.insert(std::find_if(ids_.begin(), ids_.end(),
+                               [this](RequestSlot other) { return preempted_first_ || !requests_[other].passed_over; }),
+                  id);
     } else {
       ids_.push_back(id);
     }
@@ -44,6 +46,11 @@ class WaitingQueue {
                 id);
   }
   void pop() { ids_.pop_front(); }
+  // Who was passed over is the next again.
+  void put_back(RequestSlot id) {
+    if (policy_ == SchedulingPolicy::Priority) return push(id, false);
+    ids_.push_front(id);
+  }
   void remove(RequestSlot id) { ids_.erase(std::find(ids_.begin(), ids_.end(), id)); }
 
  private:
@@ -54,6 +61,7 @@ class WaitingQueue {
   }
 
   SchedulingPolicy policy_;
+  bool preempted_first_;
   const std::vector<EngineRequest>& requests_;
   std::deque<RequestSlot> ids_;
 };

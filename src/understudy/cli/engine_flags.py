@@ -48,6 +48,8 @@ SETTINGS = (
         bool,
         "schedule one batch ahead (default: as the version does; 0.14 and later: yes)",
     ),
+    Flag("enable_lora", bool, "requests may name adapters (default: no)"),
+    Flag("max_loras", int, "adapters in one batch (default: 1)"),
     Flag("kv_manager", str, "native (vLLM's, the default) or kvbm (one block a hash)", "NAME"),
     Flag(
         "eviction_policy",

@@ -129,6 +129,9 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     preemption_mode: Literal["lifo", "fifo"] = "lifo"
     scheduler_reserve_full_isl: bool | None = None
     watermark: float = 0.0
+    enable_lora: bool = False
+    max_loras: int = 1
+    """Adapters in one batch: a request whose adapter finds no place waits, and others pass it. With enable_lora."""
     async_scheduling: bool | None = None
     """None: as vLLM chooses by itself, which since 0.14 is to schedule one batch ahead wherever it can."""
     kv_manager: Literal["native", "kvbm"] = "native"
@@ -155,6 +158,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "max_num_batched_tokens",
             "max_num_active_seqs",
             "max_model_len",
+            "max_loras",
         ):
             if (value := getattr(self, field)) is not None:
                 value = whole_number(field, value, 1, _MOST.get(field))
@@ -369,6 +373,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             events=events,
             kv_trace=kv_trace,
             check=check,
+            max_loras=self.max_loras if self.enable_lora else None,
+            preempted_first=profile.preempted_first,
         )
 
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:

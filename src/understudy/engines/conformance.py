@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from understudy.engines.profiles import PROFILES, profile_recorded
+from understudy.engines.profiles import profile_recorded
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair
 from understudy.engines.scenario import read_scenario
@@ -98,10 +98,11 @@ def compare_speculation(path: Path, profile: VersionProfile | None = None, *, ch
     """Run a scenario with speculation against what stands in the same file."""
     pair = read_pair(path)
     scenario = read_spec_scenario(pair["scenario"], path)
-    profile = profile or PROFILES["recorded"]
+    version = pair.get("vllm", "vllm-src")
+    profile = profile or profile_recorded(version)
     ours = run_spec_scenario(scenario, profile, check=check)
     steps, difference = first_difference(ours, pair["recorded"])
-    return Outcome(scenario.name, steps, difference, "vllm-src", profile.name)
+    return Outcome(scenario.name, steps, difference, str(version), profile.name)
 
 
 def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[int, Difference | None]:

@@ -29,9 +29,13 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     will compute, so that they can be hit. A known defect; the report counts such hits.
     Batches are scheduled one ahead unless told otherwise (every release since 0.14); `async_methods`: with these
     methods of speculation, too.
+    `preempted_first`: a preempted request goes to the front of the queue, before those who were passed over because the
+    batch had its adapters (`max_loras`).
 
-    Speculation: `spec_admission_lookahead`: an admission takes blocks for the drafts to come; `spec_pads_admissions`: a
-    request that joins decodes with one token to compute is given blank drafts; `spec_slots_by_request`: a draft model
+    Speculation. `spec_admission_lookahead`: an admission takes blocks for the drafts to come. `spec_pads_admissions`: a
+    request that joins decodes with one token to compute is given blank drafts, and waits where budget or context has no
+    room for them; `spec_pads_within_context`: it does without them where the context has none; `spec_pads_hits`: one
+    whose other tokens are cached gets them too, though nobody else decodes. `spec_slots_by_request`: a draft model
     takes a slot of the budget for every request that is scheduled, and not for as many as may run.
     """
 
@@ -43,15 +47,25 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     has_active_seqs: bool = False
     phantom_hits: bool = True
     async_methods: frozenset[Method] = _DRAFTERS
+    preempted_first: bool = False
     spec_admission_lookahead: bool = True
     spec_pads_admissions: bool = True
+    spec_pads_within_context: bool = False
+    spec_pads_hits: bool = False
     spec_slots_by_request: bool = True
 
 
 PROFILES: dict[str, VersionProfile] = {
     profile.name: profile
     for profile in (
-        VersionProfile(name="v0.31", caps_lone_prefill=False, has_active_seqs=True),
+        VersionProfile(
+            name="v0.31",
+            caps_lone_prefill=False,
+            has_active_seqs=True,
+            preempted_first=True,
+            spec_pads_within_context=True,
+            spec_pads_hits=True,
+        ),
         VersionProfile(name="recorded"),
         VersionProfile(
             name="v0.27", free_order="uncached_last", spec_slots_by_request=False, async_methods=_EAGLE_LIKE
@@ -82,9 +96,11 @@ PROFILES: dict[str, VersionProfile] = {
 
 RELEASES: dict[int, VersionProfile] = {
     **dict.fromkeys((31, 32), PROFILES["v0.31"]),
-    **dict.fromkeys((28, 29, 30), PROFILES["recorded"]),
-    27: PROFILES["v0.27"],
     # The same but for speculation.
+    30: msgspec.structs.replace(PROFILES["recorded"], spec_pads_within_context=True, spec_pads_hits=True),
+    29: msgspec.structs.replace(PROFILES["recorded"], spec_pads_within_context=True),
+    28: PROFILES["recorded"],
+    27: PROFILES["v0.27"],
     **dict.fromkeys((25, 26), msgspec.structs.replace(PROFILES["v0.24"], spec_pads_admissions=True)),
     24: PROFILES["v0.24"],
     23: PROFILES["v0.23"],

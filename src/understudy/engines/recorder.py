@@ -123,14 +123,14 @@ def run_scenario(
     recorder = StepRecorder(config.block_size, config.async_scheduling)
     to_come = list(enumerate(scenario.requests))
     numbers: dict[str, int] = {}
-    aborts = _Aborts(engine, numbers, scenario.aborts or [])
+    aborts = Aborts(engine, numbers, scenario.aborts or [])
     while recorder.totals["finished"] < len(scenario.requests) and recorder.steps < scenario.max_steps:
         step = recorder.steps
         for index, request in to_come:
             if request.arrival_step > step:
                 continue
             tokens = request.tokens(index, config.max_model_len)
-            identities, firsts = blocks_of(tokens, config.block_size)
+            identities, firsts = blocks_of(tokens, config.block_size, request.lora)
             recorder.first_tokens.update(firsts)
             numbers[request.id] = engine.submit(
                 request.id,
@@ -140,6 +140,7 @@ def run_scenario(
                 priority=request.priority,
                 arrival_time=index if request.arrival_time is None else request.arrival_time,
                 eos_at=request.eos_at,
+                adapter=request.lora,
             )
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
 
@@ -158,7 +159,7 @@ def run_scenario(
     yield end_line("done" if done else "max_steps", [recorder])
 
 
-class _Aborts:
+class Aborts:
     """Plays a scenario's aborts when their time has come."""
 
     def __init__(self, engine: Engine, numbers: dict[str, int], aborts: Sequence[ScenarioAbort]) -> None:

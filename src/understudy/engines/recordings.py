@@ -62,13 +62,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_pair(path: Path) -> dict[str, Any]:
-    """A file that holds `scenario` and `recorded`. InvalidArgument names the file that is malformed."""
+    """A file that holds `scenario`, `recorded`, perhaps the release (`vllm`); InvalidArgument names one that does not."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             pair = json.load(file)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidArgument(f"{path}: {error}") from error
-    if not isinstance(pair, dict) or set(pair) != {"scenario", "recorded"}:
+    if not isinstance(pair, dict) or set(pair) - {"vllm"} != {"scenario", "recorded"}:
         raise InvalidArgument(f"{path}: must hold scenario and recorded")
     return pair
 

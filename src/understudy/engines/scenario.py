@@ -42,6 +42,7 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: int = 131072
     max_num_active_seqs: int | None = None
     long_prefill_token_threshold_adaptive: bool = False
+    max_loras: int | None = None
     async_scheduling: bool = False
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: str | None = None
@@ -55,6 +56,9 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         # The default, and only it, follows a budget that is smaller.
         if self.max_num_seqs == 128:
             settings["max_num_seqs"] = min(128, self.max_num_batched_tokens)
+        if self.max_loras is None:
+            del settings["max_loras"]
+        settings["enable_lora"] = self.max_loras is not None
         settings["num_gpu_blocks"] = settings.pop("num_blocks") - 1
         settings["scheduling_policy"] = settings.pop("policy")
         return settings
@@ -77,7 +81,7 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request. A prompt item `[start, len]` is the run start, start + 1, …; an int is one token.
 
-    Its output token with number `eos_at` (from 1) is EOS.
+    Its output token with number `eos_at` (from 1) is EOS; `lora` is the number of its adapter, 0 for none.
     """
 
     id: str
@@ -87,6 +91,7 @@ class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority: int = 0
     arrival_time: float | None = None
     eos_at: int | None = None
+    lora: int = 0
 
     def tokens(self, index: int, max_model_len: int) -> npt.NDArray[np.uint32]:
         """Prompt and output tokens of the request at position `index` of its scenario."""
@@ -131,9 +136,11 @@ def read_scenario(path: Path) -> Scenario:
         raise InvalidArgument(f"{path}: {error}") from error
 
 
-def blocks_of(tokens: npt.NDArray[np.uint32], block_size: int) -> tuple[Identities, dict[int, int | None]]:
+def blocks_of(
+    tokens: npt.NDArray[np.uint32], block_size: int, lora: int = 0
+) -> tuple[Identities, dict[int, int | None]]:
     """Identities of the full blocks, and the first token of each by its sequence hash."""
-    identities = TokenBlocks(tokens, block_size).identities
+    identities = TokenBlocks(tokens, block_size, lora=str(lora) if lora else "").identities
     firsts = tokens[: len(identities) * block_size : block_size]
     return identities, dict(zip(identities.sequence_hashes.tolist(), firsts.tolist(), strict=True))
 

@@ -8,8 +8,8 @@ import msgspec
 
 from understudy._core import Engine, constant_timing
 from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
-from understudy.engines.recorder import STEP_NS
-from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.engines.recorder import STEP_NS, Aborts
+from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, blocks_of
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
 
@@ -35,6 +35,7 @@ class SpecScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: ScenarioConfig
     max_steps: int
     requests: list[SpecRequest]
+    aborts: list[ScenarioAbort] = []
     lookahead_tokens: int | None = None
     """What vLLM reserved; it follows from the method."""
 
@@ -61,13 +62,15 @@ def run_spec_scenario(
         config.engine_config(profile, check=check, speculative_config=speculation), constant_timing(1.0, 1.0)
     )
     to_come = list(enumerate(scenario.requests))
+    numbers: dict[str, int] = {}
+    aborts = Aborts(engine, numbers, scenario.aborts)
     finished = 0
     for step in range(scenario.max_steps):
         for index, request in to_come:
             if request.arrival_step > step:
                 continue
             identities, _ = blocks_of(request.tokens(index, config.max_model_len), config.block_size)
-            engine.submit(
+            numbers[request.id] = engine.submit(
                 request.id,
                 len(request.prompt_tokens()),
                 request.max_tokens,
@@ -78,8 +81,10 @@ def run_spec_scenario(
                 accepts=request.accept,
             )
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
-        engine.begin_step(step * STEP_NS)
-        effects = engine.end_step((step + 1) * STEP_NS)
+        finished += len(aborts.play(step, "before"))
+        engine.begin_turn(step * STEP_NS)
+        finished += len(aborts.play(step, "mid"))
+        effects = engine.end_turn((step + 1) * STEP_NS)
         if check:
             engine.check()
         finished += len(effects.finished)

@@ -65,6 +65,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "reserved_slots": 0 if profile.spec_slots_by_request else own_slots * (max_num_seqs or 0),
             "drops_last_hit": self.reads_hidden_states,
             "pads_admissions": profile.spec_pads_admissions,
+            "pads_hits": profile.spec_pads_hits,
+            "pads_within_context": profile.spec_pads_within_context,
             "admission_lookahead": profile.spec_admission_lookahead,
             "accept_rates": list(self.accept_rates[: self.num_speculative_tokens]),
             "seed": self.seed,

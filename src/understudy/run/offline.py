@@ -113,6 +113,10 @@ def run_offline(
         workload = workload if order is None else workload.take(order)
     if isinstance(load, OpenLoop):
         workload = workload.normalised().speed_up(load.speed_up)
+    if workload.adapter is not None and not all(pool.engine.enable_lora for pool in pools):
+        raise ConfigError(
+            f"the workload names LoRA adapters ({', '.join(workload.adapters[:3])}): set enable_lora, and max_loras"
+        )
     if routing == "kv":
         routing = KvRouting()
     router = routing.build(seed) if isinstance(routing, KvRouting) else routing

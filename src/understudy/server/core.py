@@ -32,6 +32,7 @@ class LiveRequest:
     """A request on its way through one engine, with the times at which things happened to it (ns, −1: not yet)."""
 
     __slots__ = (
+        "adapter",
         "admitted_ns",
         "arrival_ns",
         "cached_tokens",
@@ -63,9 +64,11 @@ class LiveRequest:
         *,
         priority: int = 0,
         eos_at: int | None = None,
+        adapter: int = 0,
     ) -> None:
         self.name = name
         self.eos_at = eos_at
+        self.adapter = adapter
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.identities = identities
@@ -137,6 +140,7 @@ class EngineCore:
             priority=request.priority,
             arrival_time=float(request.arrival_ns),
             eos_at=request.eos_at,
+            adapter=request.adapter,
         )
         request.identities = None  # the engine has its own
         request.rank = self

@@ -103,6 +103,7 @@ class Worker:
         self.index = index
         self.created = int(time.time())
         self.loras = {module.name: module for module in settings.lora_modules}
+        self._adapter_numbers: dict[str, int] = {}
         self.sleep_level = 0
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
         if settings.max_model_len > capacity:
@@ -177,6 +178,10 @@ class Worker:
             return wanted
         loads = [4 * core.num_waiting + core.num_running for core in self.cores]
         return loads.index(min(loads))
+
+    def adapter_number(self, name: str) -> int:
+        """What the engine calls an adapter; 0 for the model itself."""
+        return self._adapter_numbers.setdefault(name, len(self._adapter_numbers) + 1) if name else 0
 
     def identities(
         self,

@@ -42,7 +42,10 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
     token_bases = _bases(spaces)
     hash_bases = _bases([len(part.hash_ids) for part in workloads])
     session_bases = _bases([part.sessions for part in workloads])
-    policy_class, policy_classes = _concat_policy_classes(workloads)
+    policy_class, policy_classes = _concat_named(
+        [(part.policy_class, part.policy_classes, len(part)) for part in workloads]
+    )
+    adapter, adapters = _concat_named([(part.adapter, part.adapters, len(part)) for part in workloads])
     output_offsets, output_ids = _concat_outputs(workloads, token_bases)
     draft_offsets, drafts = _concat_drafts(workloads)
     return Workload(
@@ -74,6 +77,8 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
         strict_priority=_concat_strict(workloads),
         policy_class=policy_class,
         policy_classes=policy_classes,
+        adapter=adapter,
+        adapters=adapters,
         request_ids=_concat_names([part.request_ids for part in workloads]),
         session_ids=_concat_names([part.session_ids for part in workloads]),
         clamped_prompts=sum(part.clamped_prompts for part in workloads),
@@ -209,15 +214,18 @@ def _concat_strict(workloads: Sequence[Workload]) -> Int64Column | None:
     )
 
 
-def _concat_policy_classes(workloads: Sequence[Workload]) -> tuple[Int32Column | None, tuple[str, ...]]:
-    names = tuple(dict.fromkeys(name for part in workloads for name in part.policy_classes))
+def _concat_named(
+    parts: Sequence[tuple[Int32Column | None, tuple[str, ...], int]],
+) -> tuple[Int32Column | None, tuple[str, ...]]:
+    """Columns of indices into names of their own (None: −1 in so many rows) as one."""
+    names = tuple(dict.fromkeys(name for _, own, _ in parts for name in own))
     if not names:
         return None, ()
     columns = []
-    for part in workloads:
-        if part.policy_class is None:
-            columns.append(np.full(len(part), -1, np.int32))
+    for column, own, rows in parts:
+        if column is None:
+            columns.append(np.full(rows, -1, np.int32))
         else:  # entry −1 of the lookup is its last, which stands for "none"
-            lookup = np.array([*(names.index(name) for name in part.policy_classes), -1], np.int32)
-            columns.append(lookup[part.policy_class])
+            lookup = np.array([*(names.index(name) for name in own), -1], np.int32)
+            columns.append(lookup[column])
     return np.concatenate(columns), names

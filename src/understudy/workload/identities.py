@@ -24,4 +24,5 @@ def row_identities(workload: Workload, row: int, block_size: int, count: int) ->
         block_size,
         row,
         count,
+        0 if workload.adapter is None else int(workload.adapter[row]) + 1,
     )

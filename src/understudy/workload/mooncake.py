@@ -2,8 +2,8 @@
 
 Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_length` (or `input_tokens`),
 `timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
-`output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `strict_priority`, `policy_class` are optional;
-so is our own
+`output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `strict_priority`, `policy_class`,
+`lora` (the name of an adapter) are optional; so is our own
 `output_in_next_turn` (the next turn's prompt is this prompt, this output, and more). null means absent. Any
 other key is an error.
 
@@ -191,7 +191,8 @@ class _Trace:
         priority = self._ints("priority")
         output_offsets, output_ids = self._output_tokens()
         draft_offsets, drafts = self._accepted_drafts()
-        policy_class, policy_classes = self._policy_classes()
+        policy_class, policy_classes = self._indexed("policy_class")
+        adapter, adapters = self._indexed("lora")
         try:
             return Workload(
                 arrival_ns=self._arrival_ns,
@@ -216,6 +217,8 @@ class _Trace:
                 strict_priority=self._ints("strict_priority"),
                 policy_class=policy_class,
                 policy_classes=policy_classes,
+                adapter=adapter,
+                adapters=adapters,
                 request_ids=self._request_ids(),
                 session_ids=self._session_ids,
                 clamped_prompts=clamped,
@@ -277,8 +280,8 @@ class _Trace:
         drafts = _join([c.accepted_drafts for c in self._chunks if c.accepted_drafts is not None], np.uint64)
         return offsets_of(counts), np.minimum(drafts, 2**32 - 1).astype(np.uint32)
 
-    def _policy_classes(self) -> tuple[Int32Column | None, tuple[str, ...]]:
-        names = self._names("policy_class")
+    def _indexed(self, key: str) -> tuple[Int32Column | None, tuple[str, ...]]:
+        names = self._names(key)
         if names is None:
             return None, ()
         known: dict[str, int] = {}

@@ -49,6 +49,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     priority: int | None = None
     strict_priority: int | None = None
     policy_class: str | None = None
+    lora: str | None = None
     output_in_next_turn: bool | None = None
 
 
@@ -77,6 +78,7 @@ class TraceChunk:
     session_id: list[str | None] | None
     request_id: list[str | None] | None
     policy_class: list[str | None] | None
+    lora: list[str | None] | None
     max_tokens: Int64Column | None
     """−1 where absent."""
     priority: Int64Column | None
@@ -132,6 +134,7 @@ def _plain_chunk(lines: bytes, first_line: int) -> TraceChunk | None:
         session_id=None,
         request_id=None,
         policy_class=None,
+        lora=None,
         max_tokens=None,
         priority=None,
         strict_priority=None,
@@ -184,6 +187,7 @@ class _Decoding:
             session_id=self._values("session_id"),
             request_id=self._values("request_id"),
             policy_class=self._values("policy_class"),
+            lora=self._values("lora"),
             max_tokens=self._limits(),
             priority=self._optional_ints("priority"),
             strict_priority=self._optional_ints("strict_priority"),

@@ -34,6 +34,8 @@ def unlimited_hit_tokens(workload: Workload, block_size: int) -> Int64Column:
         counts > 0
     )  # places in the order of arrival whose prompt goes on, and was shared so far
     prefix = np.zeros(len(live), np.int64)
+    if workload.adapter is not None:  # under another adapter nothing is alike
+        prefix = workload.adapter[rows[live]].astype(np.int64) + 1
     position = 0
     while len(live):
         ids = workload.hash_ids[starts[live] + position].astype(np.int64)

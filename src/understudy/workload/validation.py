@@ -206,14 +206,17 @@ def _check_router_columns(workload: Workload) -> None:
             (strict < 0) | (strict >= 2**32),
             lambda row: f"must lie in 0 … 2^32−1, got {strict[row]}",
         )
-    if (workload.policy_class is None) != (not workload.policy_classes):
-        raise InvalidArgument("policy_class and policy_classes go together: give both or none")
-    check_names("policy_classes", list(workload.policy_classes), len(workload.policy_classes))
-    classes = workload.policy_class
-    if classes is not None:
-        count = len(workload.policy_classes)
+    _check_named("policy_class", workload.policy_class, "policy_classes", workload.policy_classes)
+    _check_named("adapter", workload.adapter, "adapters", workload.adapters)
+
+
+def _check_named(name: str, column: Int32Column | None, plural: str, names: tuple[str, ...]) -> None:
+    if (column is None) != (not names):
+        raise InvalidArgument(f"{name} and {plural} go together: give both or none")
+    check_names(plural, list(names), len(names))
+    if column is not None:
         _fail_first(
-            "policy_class",
-            (classes < -1) | (classes >= count),
-            lambda row: f"must be −1 or an index below {count}, got {classes[row]}",
+            name,
+            (column < -1) | (column >= len(names)),
+            lambda row: f"must be −1 or an index below {len(names)}, got {column[row]}",
         )

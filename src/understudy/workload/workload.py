@@ -98,6 +98,10 @@ class Workload:
     """Index into `policy_classes`, −1 for none."""
     policy_classes: tuple[str, ...] = ()
     """Names of the router's policy classes."""
+    adapter: Int32Column | None = None
+    """Index into `adapters`, −1 for the model itself."""
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters: equal prompts under different ones share no block."""
     request_ids: list[str] | None = None
     """Unique names of the requests, where the source has them."""
     session_ids: list[str] | None = None
@@ -137,6 +141,7 @@ class Workload:
         self._set_optional("queue_order", np.int64, rows)
         self._set_optional("strict_priority", np.int64, rows)
         self._set_optional("policy_class", np.int32, rows)
+        self._set_optional("adapter", np.int32, rows)
         check_workload(self)
 
     def _set(self, name: str, values: ArrayLike, dtype: type[np.generic], rows: int | None) -> None:
@@ -315,6 +320,7 @@ class Workload:
             queue_order=_pick(self.queue_order, index),
             strict_priority=_pick(self.strict_priority, index),
             policy_class=_pick(self.policy_class, index),
+            adapter=_pick(self.adapter, index),
             request_ids=request_ids,
             session_ids=session_ids,
         )

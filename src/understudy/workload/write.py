@@ -76,6 +76,8 @@ class _Rows:
             result["strict_priority"] = int(w.strict_priority[row])
         if w.policy_class is not None and w.policy_class[row] >= 0:
             result["policy_class"] = w.policy_classes[w.policy_class[row]]
+        if w.adapter is not None and w.adapter[row] >= 0:
+            result["lora"] = w.adapters[w.adapter[row]]
         if self._output_ids is not None and w.output_token_offsets is not None:
             tokens = self._output_ids[w.output_token_offsets[row] : w.output_token_offsets[row + 1]]
             if len(tokens):

@@ -177,6 +177,7 @@ class Generation:
                 choice,
                 priority=sampling.priority,
                 eos_at=choice.plan.eos_at,
+                adapter=worker.adapter_number(lora),
             )
             requests.append(choice.request)
         self.connection.on_close = self.client_gone
