@@ -5,7 +5,8 @@ from __future__ import annotations
 from replay.building import sessions, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
-from understudy.run.timeline import Status
+from understudy.run.offline import run_offline
+from understudy.run.timeline import FinishReason, Status
 from understudy.server.online import prompt_of, replay_online, run_online
 
 ENGINE = VllmConfig(block_size=16, num_gpu_blocks=256, timing=Constant(prefill_ms=4.0, decode_ms=2.0))
@@ -27,6 +28,15 @@ def test_counts_are_those_of_the_workload_and_times_follow_each_other() -> None:
     assert timeline.stored_blocks > 0
     assert run.facts["lateness_ms"]["token_p99"] >= 0
     assert timeline.arrival_ns[3] >= 300e6  # never before it is due
+
+
+def test_requests_end_by_eos_or_at_their_limit_as_offline() -> None:
+    workload = single_turns([40, 40, 40], [5, 9, 7], [0, 10, 20], max_tokens=[20, 6, -1])
+    online = run_online(workload, ENGINE, speedup=4).timeline
+    offline = run_offline(workload, ENGINE).timeline
+    assert online.output_tokens.tolist() == offline.output_tokens.tolist() == [5, 6, 7]
+    assert online.finish_reason.tolist() == offline.finish_reason.tolist()
+    assert online.finish_reason.tolist() == [FinishReason.STOP, FinishReason.LENGTH, FinishReason.LENGTH]
 
 
 def test_sessions_go_on_when_the_turn_before_has_ended() -> None:

@@ -36,7 +36,7 @@ _LATER = {
         ),
         "disaggregation",
     ),
-    **dict.fromkeys(("dp_size", "startup_time"), "data parallelism and scaling"),
+    **dict.fromkeys(("dp_size", "startup_time"), "data parallelism under the mocker's name, and scaling"),
     **dict.fromkeys(("reasoning",), "live serving"),
 }
 """Names that belong to a part of Understudy that does not exist yet, and what that part is."""
@@ -132,6 +132,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     enable_lora: bool = False
     max_loras: int = 1
     """Adapters in one batch: a request whose adapter finds no place waits, and others pass it. With enable_lora."""
+    data_parallel_size: int = 1
+    """Ranks of a worker: engines of their own, with as many blocks each, behind one front."""
     async_scheduling: bool | None = None
     """None: as vLLM chooses by itself, which since 0.14 is to schedule one batch ahead wherever it can."""
     kv_manager: Literal["native", "kvbm"] = "native"
@@ -159,6 +161,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "max_num_active_seqs",
             "max_model_len",
             "max_loras",
+            "data_parallel_size",
         ):
             if (value := getattr(self, field)) is not None:
                 value = whole_number(field, value, 1, _MOST.get(field))

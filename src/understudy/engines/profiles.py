@@ -31,6 +31,8 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     methods of speculation, too.
     `preempted_first`: a preempted request goes to the front of the queue, before those who were passed over because the
     batch had its adapters (`max_loras`).
+    `front_counts_sent`: the front of data-parallel ranks goes by what it has sent to each, and by their KV usage;
+    `front_rotates`: it looks for the least from a place that moves on.
 
     Speculation. `spec_admission_lookahead`: an admission takes blocks for the drafts to come. `spec_pads_admissions`: a
     request that joins decodes with one token to compute is given blank drafts, and waits where budget or context has no
@@ -48,6 +50,8 @@ class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
     phantom_hits: bool = True
     async_methods: frozenset[Method] = _DRAFTERS
     preempted_first: bool = False
+    front_counts_sent: bool = True
+    front_rotates: bool = True
     spec_admission_lookahead: bool = True
     spec_pads_admissions: bool = True
     spec_pads_within_context: bool = False
@@ -71,7 +75,12 @@ PROFILES: dict[str, VersionProfile] = {
             name="v0.27", free_order="uncached_last", spec_slots_by_request=False, async_methods=_EAGLE_LIKE
         ),
         VersionProfile(
-            name="v0.24", spec_pads_admissions=False, spec_slots_by_request=False, async_methods=_EAGLE_LIKE
+            name="v0.24",
+            spec_pads_admissions=False,
+            spec_slots_by_request=False,
+            async_methods=_EAGLE_LIKE,
+            front_counts_sent=False,
+            front_rotates=False,
         ),
         VersionProfile(
             name="v0.23",
@@ -80,6 +89,8 @@ PROFILES: dict[str, VersionProfile] = {
             spec_pads_admissions=False,
             spec_slots_by_request=False,
             async_methods=_EAGLE_LIKE,
+            front_counts_sent=False,
+            front_rotates=False,
         ),
         VersionProfile(
             name="v0.18",
@@ -90,6 +101,8 @@ PROFILES: dict[str, VersionProfile] = {
             spec_pads_admissions=False,
             spec_slots_by_request=False,
             async_methods=_EAGLE_LIKE,
+            front_counts_sent=False,
+            front_rotates=False,
         ),
     )
 }
@@ -101,7 +114,9 @@ RELEASES: dict[int, VersionProfile] = {
     29: msgspec.structs.replace(PROFILES["recorded"], spec_pads_within_context=True),
     28: PROFILES["recorded"],
     27: PROFILES["v0.27"],
-    **dict.fromkeys((25, 26), msgspec.structs.replace(PROFILES["v0.24"], spec_pads_admissions=True)),
+    **dict.fromkeys(
+        (25, 26), msgspec.structs.replace(PROFILES["v0.24"], spec_pads_admissions=True, front_rotates=True)
+    ),
     24: PROFILES["v0.24"],
     23: PROFILES["v0.23"],
     **dict.fromkeys(

@@ -62,7 +62,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_pair(path: Path) -> dict[str, Any]:
-    """A file that holds `scenario`, `recorded`, perhaps the release (`vllm`); InvalidArgument names one that does not."""
+    """A file with `scenario`, `recorded`, perhaps the release (`vllm`). InvalidArgument names a malformed one."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             pair = json.load(file)

@@ -12,12 +12,14 @@ import numpy as np
 from understudy._core import FleetSettings, Pool, run_fleet
 from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig, scheduling_in_words
+from understudy.engines.profiles import profile_named
 from understudy.errors import ConfigError
 from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.digest import digests
 from understudy.run.kv_log import KvLog
 from understudy.run.pools import WorkerPool, check_pools
+from understudy.run.ranks import RankFront, ranks_of
 from understudy.run.routed import summarise
 from understudy.run.timeline import Timeline
 from understudy.run.times import described_times, front_end_ns, seen_by_client
@@ -97,6 +99,9 @@ def run_offline(
         WorkerPool(engine=VllmConfig() if engine is None else engine, workers=workers, tiers=tiers)
     ]
     check_pools(pools)
+    ranks = ranks_of(pools, routing)
+    deployments = sum(pool.workers for pool in pools)
+    pools = [msgspec.structs.replace(pool, workers=pool.workers * ranks) for pool in pools]
     engine = pools[0].engine
     workers = sum(pool.workers for pool in pools)
     if isinstance(timing, str | type):
@@ -120,6 +125,9 @@ def run_offline(
     if routing == "kv":
         routing = KvRouting()
     router = routing.build(seed) if isinstance(routing, KvRouting) else routing
+    if ranks > 1 and isinstance(routing, str):
+        profile = profile_named(engine.vllm_version)
+        router = RankFront(routing, workload, deployments, ranks, seed=seed, profile=profile)
     plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
     _require_memory(pools, plans, [_blocks_of(workload, pool.engine) for pool in pools])
     fleet = [
@@ -185,6 +193,7 @@ def run_offline(
     ]
     facts = {
         "workers": workers,
+        **({} if ranks == 1 else {"data_parallel_size": ranks}),
         "routing": _described(routing),
         "seed": seed,
         "load": msgspec.to_builtins(load),

@@ -13,9 +13,10 @@ import numpy as np
 from understudy._core import Tier
 from understudy.engines.config import scheduling_in_words
 from understudy.errors import ConfigError, WrongState
-from understudy.run.timeline import Status, Timeline
+from understudy.run.timeline import FinishReason, Status, Timeline
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
+from understudy.server.outputs import Answer, Outputs
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
 
@@ -157,6 +158,7 @@ class _Player:
         fleet = Fleet(self._settings, events=True)
         for server in fleet.servers:
             server.worker.diary = self._diary
+            server.worker.outputs = _TrueLengths(server.worker.outputs, self._workload)
             server.worker.on_events = self._listen(server.worker.on_events)
         await fleet.start()
         clock = fleet.stage.clock
@@ -224,11 +226,15 @@ class _Player:
 
     async def _request(self, row: int, fleet: Fleet) -> None:
         workload, clock = self._workload, fleet.stage.clock
+        limit = _limit_of(workload, row)
+        most = self._settings.pools[0][1].max_model_len - int(workload.prompt_tokens[row])
+        length = int(workload.cut_output_tokens[row]) if limit is None else min(limit, max(most, 1))
         body = msgspec.json.encode(
             {
                 "prompt": prompt_of(workload, row).tolist(),
-                "max_tokens": max(int(workload.cut_output_tokens[row]), 1),
-                "ignore_eos": True,
+                "max_tokens": max(length, 1),
+                "ignore_eos": limit is None,
+                "seed": row,
                 "stream": True,
                 "priority": int(workload.priority[row]) if workload.priority is not None else 0,
             }
@@ -257,6 +263,15 @@ class _Player:
         self._status[row] = Status.COMPLETED
         request = self._diary.requests[row]
         self._first_byte.record((seen_ns - request.first_token_ns) / clock.speedup / 1e9)
+
+    def _finish_reasons(self) -> npt.NDArray[np.uint8]:
+        """Where a row has no limit of its own, its length is the limit."""
+        reasons = np.where(self._status == Status.COMPLETED, FinishReason.LENGTH, FinishReason.NONE)
+        limits = self._workload.max_tokens
+        if limits is not None:
+            stopped = (reasons == FinishReason.LENGTH) & (limits >= self._workload.output_tokens)
+            reasons[stopped] = FinishReason.STOP
+        return reasons.astype(np.uint8)
 
     def _timeline(self, fleet: Fleet, base_ns: int) -> Timeline:
         rows = len(self._workload)
@@ -300,8 +315,7 @@ class _Player:
             preemptions=counts["preempted"].astype(np.int32),
             worker=self._diary.worker,
             status=self._status,
-            # A row's length is its request's limit: EOS is ignored.
-            finish_reason=(self._status == Status.COMPLETED).astype(np.uint8),
+            finish_reason=self._finish_reasons(),
             session=workload.session,
             turn=workload.turn,
             itl_ns=np.array([gap for gap, _ in gaps], dtype=np.int64),
@@ -321,6 +335,30 @@ class _Player:
             request_ids=workload.request_ids,
             reject_reasons=self._rejected,
         )
+
+
+class _TrueLengths(Outputs):
+    """Answers that end by themselves where the workload says: the seed of a request is its row."""
+
+    def __init__(self, outputs: Outputs, workload: Workload) -> None:
+        self.__dict__.update(outputs.__dict__)
+        self._workload = workload
+
+    def answer(
+        self, prompt: npt.NDArray[np.uint32], limit: int, *, seed: int | None = None, **how: Any
+    ) -> Answer:
+        """See `Outputs`."""
+        whole = super().answer(prompt, limit, seed=seed, **how)
+        if seed is None or _limit_of(self._workload, seed) is None:
+            return whole
+        length = max(int(self._workload.output_tokens[seed]), 1)
+        return Answer(whole.tokens[:length], length <= limit, limit)
+
+
+def _limit_of(workload: Workload, row: int) -> int | None:
+    """The limit of a row that has one of its own."""
+    limit = -1 if workload.max_tokens is None else int(workload.max_tokens[row])
+    return None if limit < 0 or workload.output_tokens[row] == 0 else limit
 
 
 def prompt_of(workload: Workload, row: int) -> npt.NDArray[np.int64]:
