@@ -55,9 +55,10 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     requests, aborts = [], []
     for index in range(draw(st.integers(1, 8))):
         limit = draw(st.integers(1, 12))
+        arrival = draw(TIMES)
         request = {
             "id": f"r{index}",
-            "t": draw(TIMES),
+            "t": arrival,
             "prompt": [[draw(st.sampled_from([1, 1, 1000 * index + 500])), draw(st.integers(1, 20))]],
             "max_tokens": limit,
             "priority": draw(st.integers(0, 2)) if priority else 0,
@@ -65,7 +66,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         if draw(st.booleans()):
             request["eos_at"] = draw(st.integers(1, limit))
         if draw(st.integers(0, 2)) == 0:
-            aborts.append({"id": request["id"], "t": request["t"] + draw(st.integers(0, 200))})
+            aborts.append({"id": request["id"], "t": arrival + draw(st.integers(0, 200))})
         requests.append(request)
     return {
         "step_ns": draw(st.sampled_from([1, 10, 33])),

@@ -99,9 +99,9 @@ def run_offline(
         WorkerPool(engine=VllmConfig() if engine is None else engine, workers=workers, tiers=tiers)
     ]
     check_pools(pools)
-    ranks = ranks_of(pools, routing)
+    rank_count = ranks_of(pools, routing)
     deployments = sum(pool.workers for pool in pools)
-    pools = [msgspec.structs.replace(pool, workers=pool.workers * ranks) for pool in pools]
+    pools = [msgspec.structs.replace(pool, workers=pool.workers * rank_count) for pool in pools]
     engine = pools[0].engine
     workers = sum(pool.workers for pool in pools)
     if isinstance(timing, str | type):
@@ -125,9 +125,9 @@ def run_offline(
     if routing == "kv":
         routing = KvRouting()
     router = routing.build(seed) if isinstance(routing, KvRouting) else routing
-    if ranks > 1 and isinstance(routing, str):
+    if rank_count > 1 and isinstance(routing, str):
         profile = profile_named(engine.vllm_version)
-        router = RankFront(routing, workload, deployments, ranks, seed=seed, profile=profile)
+        router = RankFront(routing, workload, deployments, rank_count, seed=seed, profile=profile)
     plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
     _require_memory(pools, plans, [_blocks_of(workload, pool.engine) for pool in pools])
     fleet = [
@@ -193,7 +193,7 @@ def run_offline(
     ]
     facts = {
         "workers": workers,
-        **({} if ranks == 1 else {"data_parallel_size": ranks}),
+        **({} if rank_count == 1 else {"data_parallel_size": rank_count}),
         "routing": _described(routing),
         "seed": seed,
         "load": msgspec.to_builtins(load),

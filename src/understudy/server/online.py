@@ -98,6 +98,12 @@ def run_online(
     """
     if not workload.has_arrivals:
         raise ConfigError("--online needs a workload with timestamps")
+    if workload.adapter is not None:
+        raise ConfigError("--online does not send adapters yet: replay the workload offline")
+    if engine.data_parallel_size > 1:
+        raise ConfigError(
+            "--online plays workers of one rank: leave data_parallel_size at 1, give more workers"
+        )
     workload = workload.normalised().speed_up(speed_up)
     longest = int((workload.prompt_tokens.astype(np.int64) + workload.output_tokens).max(initial=1)) + 1
     length = max(engine.max_model_len or 0, longest)
