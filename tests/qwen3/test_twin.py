@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from qwen3.building import OPEN, TINY, engine_of, executor_of, manager_of, prompt_of
+from understudy import _core
 from understudy.errors import InvalidArgument
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
@@ -179,3 +180,18 @@ def test_a_fit_without_a_kind_of_step_is_refused() -> None:
 def test_arrivals_that_go_back_in_time_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="ascend"):
         play(engine_of(), [(2.0, Request("a", [1], 1)), (1.0, Request("b", [1], 1))], VirtualClock())
+
+
+def test_fitted_times_time_a_simulated_engine_too() -> None:
+    rng = np.random.default_rng(2)
+    steps = []
+    for number in range(60):
+        decodes = rng.integers(50, 900, rng.integers(1, 40)).tolist()
+        step = load_of([(300, 0)] if number % 2 else [], decodes)
+        steps.append((step, 2.0 + 0.01 * step.tokens + 1e-4 * step.context_tokens))
+    fitted = FittedStepTime.fit(steps)
+    ours, theirs = (
+        kind(chunks=[(400, 16)], decodes=3, context_tokens=600, longest_context=300)
+        for kind in (StepLoad, _core.StepLoad)
+    )
+    assert fitted.step_ms(ours) == fitted.step_ms(theirs)

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from understudy import _core
     from understudy.qwen3.load import StepLoad
+
+    AnyLoad = StepLoad | _core.StepLoad
+    """A step of the real engine or its twin, or of a simulated one: this is a timing model of those, too."""
 
 KINDS = ("decode", "mixed", "eager")
 """Captured without prompts, captured with prompts, and launched kernel by kernel."""
@@ -33,14 +37,14 @@ class FittedStepTime:
 
     @classmethod
     def fit(
-        cls, steps: Sequence[tuple[StepLoad, float]], launches: Iterable[tuple[StepLoad, float]] = ()
+        cls, steps: Sequence[tuple[AnyLoad, float]], launches: Iterable[tuple[AnyLoad, float]] = ()
     ) -> FittedStepTime:
         """Least squares of relative errors, none negative; those that took far longer than such steps do are left out
         (the machine did something else). InvalidArgument when there are too few of a kind.
 
         Steps that were launched kernel by kernel may be missing: they take what the largest captured ones promise.
         """
-        kinds: dict[str, list[tuple[StepLoad, float]]] = {kind: [] for kind in KINDS}
+        kinds: dict[str, list[tuple[AnyLoad, float]]] = {kind: [] for kind in KINDS}
         for step, ms in steps:
             kinds[kind_of(step)].append((step, ms))
         for kind, name in _NAMES.items():
@@ -59,17 +63,17 @@ class FittedStepTime:
             began.setdefault(kind_of(step), []).append(ms)
         return cls(terms, {kind: float(np.mean(times)) for kind, times in began.items()})
 
-    def step_ms(self, step: StepLoad, /) -> float:
+    def step_ms(self, step: AnyLoad, /) -> float:
         """Of one step, as timing models are asked."""
         kind = kind_of(step)
         return float(np.dot(self.terms[kind], _TERMS[kind](step)))
 
-    def launch_ms(self, step: StepLoad, /) -> float:
+    def launch_ms(self, step: AnyLoad, /) -> float:
         """Of it, until the host is free again."""
         return min(self.launches.get(kind_of(step), 0.0), self.step_ms(step))
 
 
-def kind_of(step: StepLoad) -> str:
+def kind_of(step: AnyLoad) -> str:
     """One of `KINDS`."""
     prompts = sum(tokens for tokens, _ in step.chunks)
     if not step.chunks or is_short(prompts, step.decodes):
@@ -77,7 +81,7 @@ def kind_of(step: StepLoad) -> str:
     return "mixed" if shape_of(prompts, len(step.chunks), step.decodes) is not None else "eager"
 
 
-def _decode_terms(step: StepLoad) -> list[float]:
+def _decode_terms(step: AnyLoad) -> list[float]:
     # In a short step each token of a chunk is a row of its own, behind those before it.
     rows = sum(tokens * history + tokens * (tokens + 1) / 2 for tokens, history in step.chunks)
     shape = shape_of(0, 0, step.tokens) or Shape(0, step.tokens)
@@ -85,12 +89,12 @@ def _decode_terms(step: StepLoad) -> list[float]:
     size = shape.decode_rows
     return [
         *(1.0, float(size > 1), float(min(size, 16)), float(min(max(size - 16, 0), 48)), float(max(size - 64, 0))),
-        *(float(step.decodes), float(step.context_tokens - step.shared_tokens), float(step.shared_tokens)),
+        *(float(step.decodes), float(step.context_tokens - _shared(step)), float(_shared(step))),
         *(float(rows), longest / splits(size), float(len(step.chunks))),
     ]  # fmt: skip
 
 
-def _mixed_terms(step: StepLoad) -> list[float]:
+def _mixed_terms(step: AnyLoad) -> list[float]:
     prompts = sum(tokens for tokens, _ in step.chunks)
     shape = shape_of(prompts, len(step.chunks), step.decodes)
     rows = step.tokens if shape is None else shape.tokens
@@ -100,10 +104,15 @@ def _mixed_terms(step: StepLoad) -> list[float]:
     beside = 0 if shape is None else shape.decode_rows
     return [
         *(1.0, float(min(rows, 256)), float(max(rows - 256, 0)), float(behind), float(own), float(longest)),
-        *(float(len(step.chunks)), float(step.decodes), float(step.context_tokens - step.shared_tokens)),
-        float(step.shared_tokens),
+        *(float(len(step.chunks)), float(step.decodes), float(step.context_tokens - _shared(step))),
+        float(_shared(step)),
         step.longest_context / splits(max(beside, 1)),
     ]  # fmt: skip
+
+
+def _shared(step: AnyLoad) -> int:
+    """A simulated engine knows contexts by their lengths alone."""
+    return getattr(step, "shared_tokens", 0)
 
 
 _TERMS = {"decode": _decode_terms, "mixed": _mixed_terms, "eager": _mixed_terms}
