@@ -76,10 +76,10 @@ def test_tiles_cover_every_token_of_every_chunk_once(chunks: list[tuple[int, int
     assert contexts == sorted(contexts, reverse=True)
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"])
-@settings(max_examples=6, deadline=None)
+@pytest.mark.parametrize("backend", ["reference", *(["triton"] if torch.cuda.is_available() else [])])
+@settings(max_examples=4, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 40), max_size=3),
+    lengths=st.lists(st.integers(1, 20), max_size=3),
     decodes=st.integers(0, 3),
     again=st.booleans(),
 )
@@ -114,9 +114,9 @@ def test_a_padded_step_computes_what_the_step_itself_does(
         held.append(kv)
         kv.schedule_prefill(length)
         chunks.append(Chunk(kv.tokens[:length], kv.view()))
-    shape = Shape(128 if chunks else 0, 16)
+    shape = Shape(64 if chunks else 0, 4)
     arrays = StepArrays(
-        [Shape(128, 16), Shape(0, 16)], padding_block=manager.padding_block, max_pages=8, device=DEVICE
+        [Shape(64, 4), Shape(0, 4)], padding_block=manager.padding_block, max_pages=8, device=DEVICE
     )
     if again:  # another step was there before
         arrays.fill(shape, chunks[:1], steps[:1])
