@@ -50,7 +50,6 @@ SETTINGS = (
     ),
     Flag("enable_lora", bool, "requests may name adapters (default: no)"),
     Flag("max_loras", int, "adapters in one batch (default: 1)"),
-    Flag("data_parallel_size", int, "ranks of a worker, each an engine of its own (default: 1)"),
     Flag("kv_manager", str, "native (vLLM's, the default) or kvbm (one block a hash)", "NAME"),
     Flag(
         "eviction_policy",
