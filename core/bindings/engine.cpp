@@ -16,6 +16,8 @@
 
 namespace understudy {
 
+nb::object take_offload_line(VllmEngine& engine);  // offload.cpp
+
 namespace {
 
 using namespace nb::literals;
@@ -44,7 +46,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation& speculation,
                  const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
                  nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
-                 bool check, nb::handle max_loras, bool preempted_first) {
+                 bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -81,6 +83,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   }
   config.max_loras = read_limit(max_loras, "max_loras");
   config.preempted_first = preempted_first;
+  if (offload != nullptr) config.offload = *offload;
   config.events = events;
   config.kv_trace = kv_trace;
   config.check = check;
@@ -109,7 +112,9 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
     // The last token is never computed, so it fills no block.
     const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{spec.prompt_tokens} + std::max(spec.outputs(), 1u),
                                                       self.config().max_model_len);
-    const std::uint64_t full = end == 0 ? 0 : (end - 1) / self.config().block_size;
+    // Under vLLM's offload even its chunk may be looked for.
+    const std::uint64_t named = end > 0 && !self.config().offload ? end - 1 : end;
+    const std::uint64_t full = named / self.config().block_size;
     if (self.config().enable_prefix_caching && identities->size() < full) {
       throw Error(ErrorKind::InvalidArgument, "request ", name, ": identities name ", identities->size(),
                   " blocks, prompt and output fill ", full);
@@ -220,7 +225,7 @@ void bind_engine(nb::module_& m) {
            "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
            "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
            "events"_a = false, "kv_trace"_a = false, "check"_a = false, "max_loras"_a.none() = nb::none(),
-           "preempted_first"_a = true);
+           "preempted_first"_a = true, "offload"_a.none() = nb::none());
 
   nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
       .def(nb::init<>())
@@ -405,6 +410,23 @@ void bind_engine(nb::module_& m) {
             return self.prefetch(identities.span(), now_ns);
           },
           "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
+      .def_prop_ro("loading", &VllmEngine::loading,
+                   "Requests that hold blocks which are being loaded, under vLLM's offload.")
+      .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
+                   "Under vLLM's offload: transfers are under way, or requests have ended that may still store.")
+      .def("take_offload_line", &take_offload_line, "What the last turn did about the host, where that is logged.")
+      .def_prop_ro("offload_totals", &VllmEngine::offload_totals)
+      .def_prop_ro(
+          "offload_usage",
+          [](const VllmEngine& self) {
+            if (self.offload() == nullptr) return std::tuple(0.0, 0.0, 0.0);
+            const VllmHost& host = self.offload()->host();
+            const auto share = [&](std::uint64_t chunks) {
+              return static_cast<double>(chunks) / static_cast<double>(host.capacity());
+            };
+            return std::tuple(share(host.writing() + host.loading()), share(host.writing()), share(host.loading()));
+          },
+          "Shares of the host that transfers hold under vLLM's offload: all, being written, being read.")
       .def_prop_ro("tier_totals", [](VllmEngine& self) { return tiers_of(self).totals(); })
       .def(
           "below_tokens",

@@ -156,7 +156,10 @@ void bind_tiers(nb::module_& m) {
       .def_ro("failed_loads", &TierTotals::failed_loads)
       .def_ro("room_waits", &TierTotals::room_waits)
       .def_ro("held_block_ns", &TierTotals::held_block_ns)
-      .def_ro("held_max_blocks", &TierTotals::held_max_blocks);
+      .def_ro("held_max_blocks", &TierTotals::held_max_blocks)
+      .def_ro("deferred_lookups", &TierTotals::deferred_lookups)
+      .def_ro("refused_stores", &TierTotals::refused_stores)
+      .def_ro("flushed_copies", &TierTotals::flushed_copies);
 }
 
 }  // namespace understudy

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "engine/vllm/offload_config.hpp"
 #include "eviction/policy.hpp"
 
 namespace understudy {
@@ -67,6 +69,7 @@ struct EngineConfig {
   std::vector<double> accept_rates;  // of the draft tokens of a speculative burst; empty: no speculation
   std::uint64_t burst_seed = 42;
   Speculation speculation;
+  std::optional<VllmOffload> offload;  // vLLM's own; without links, or over those of the tiers
 
   // Version profile.
   FreeOrder free_order = FreeOrder::UnkeyedFirst;

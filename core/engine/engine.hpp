@@ -66,6 +66,7 @@ struct Stall {
   std::size_t waiting = 0;
   std::vector<Waiting> first;  // of them, a few
   std::uint64_t free_blocks = 0;
+  bool holders_starve = false;  // among those that wait are some that hold blocks, behind one that finds too few
 };
 
 // One thread at a time. A driver is a loop: submit what has come, begin_step, let its duration pass, end_step. At one

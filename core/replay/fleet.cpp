@@ -245,8 +245,13 @@ void Fleet::require_progress(const Worker& worker) const {
   }
   const char* why = stall.thrashing ? " requests wait and those that run preempt each other without end, first "
                                     : " requests wait and none can be admitted, first ";
+  const char* defect =
+      stall.holders_starve
+          ? "; a request that finds no room stands before others that hold blocks which were loaded for them: a defect "
+            "of this vLLM release's offload, not of the run"
+          : "";
   throw Error(ErrorKind::WrongState, "the run makes no progress: ", stall.waiting, why, who, "; ", stall.free_blocks,
-              " of ", pools_[worker.pool].config.engine.num_gpu_blocks, " blocks are free");
+              " of ", pools_[worker.pool].config.engine.num_gpu_blocks, " blocks are free", defect);
 }
 
 }  // namespace understudy

@@ -101,9 +101,29 @@ void Fleet::collect_tiers(const Worker& worker) {
   const WorkerTiers& tiers = *engine.tiers();
   FleetResult& out = result_;
   add_tier(Tier::G1, engine.store().num_blocks(0), engine.store().metrics(0));
-  add_tier(Tier::G2, tiers.config().g2_blocks, engine.store().metrics(1));
+  std::uint64_t host_blocks = tiers.config().g2_blocks;
+  PoolMetrics host = engine.store().metrics(1);
+  TierTotals totals = tiers.totals();
+  if (const OffloadConnector* const offload = engine.offload()) {
+    const std::uint64_t chunk = offload->config().blocks_per_chunk;
+    for (std::uint64_t* const count :
+         {&host.active_blocks, &host.inactive_blocks, &host.registrations, &host.evictions}) {
+      *count *= chunk;
+    }
+    host_blocks = offload->host().capacity() * chunk;
+    const OffloadTotals& done = offload->totals();
+    totals.offloaded_blocks = done.stored_chunks * chunk;
+    totals.onboards = done.loads;
+    totals.onboarded_blocks = done.loaded_tokens / engine.config().block_size;
+    totals.deferred_lookups = done.deferred_lookups;
+    totals.refused_stores = done.refused_stores;
+    totals.flushed_copies = done.flushed_jobs;
+    const std::vector<std::int64_t>& load_ns = engine.offload_links()->load_ns();
+    out.onboard_ns.insert(out.onboard_ns.end(), load_ns.begin(), load_ns.end());
+  }
+  add_tier(Tier::G2, host_blocks, host);
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
-  out.tier_totals += tiers.totals();
+  out.tier_totals += totals;
   if (engine.own_run() != nullptr) {
     add_shared(engine.own_run()->shared(), {});
     add_links(engine.own_run()->hub().links());

@@ -149,6 +149,31 @@ bool BlockStore::take(Pool& pool, std::span<SlotId> out, const Evicted& evicted,
   return true;
 }
 
+void BlockStore::allocate_evicting(std::size_t pool_index, std::span<SlotId> out, std::span<const SlotId> victims) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  if (pool.advised != nullptr || victims.size() > out.size() ||
+      out.size() - victims.size() > pool.in(SlotState::Reset)) {
+    throw Error(ErrorKind::WrongState, "pool ", pool_index, " has not as many empty blocks as ", out.size(), " less ",
+                victims.size());
+  }
+  std::size_t fit = 0;
+  for (; fit < victims.size(); ++fit) {
+    Slot& slot = slots_[global(pool, victims[fit])];
+    if (slot.state != SlotState::Inactive || slot.marked) break;
+    slot.marked = true;
+  }
+  for (std::size_t i = 0; i < fit; ++i) slots_[pool.first + victims[i]].marked = false;
+  if (fit < victims.size()) {
+    throw Error(ErrorKind::WrongState, "block ", victims[fit], " is not cached and unreferenced, or is named twice");
+  }
+  for (const SlotId id : victims) pool.policy->remove(pool.first + id);
+  const std::size_t empty = out.size() - victims.size();
+  pool.policy->take(out.first(empty));
+  for (std::size_t i = 0; i < victims.size(); ++i) out[empty + i] = pool.first + victims[i];
+  hand_out(pool, out, {});
+}
+
 // The advisor is asked between two critical sections; if the pool moved meanwhile so that its answer no longer
 // holds, it is told and asked again.
 bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available) {

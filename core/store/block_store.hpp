@@ -111,6 +111,10 @@ class BlockStore final : public Residency {
                     std::vector<SlotId>* evicted_slots = nullptr);
   void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
                 std::vector<SlotId>* evicted_slots = nullptr);
+  // The same for an owner who knows better than the pool's policy what goes: empty slots, and behind them `victims`, in
+  // this order. WrongState when one of them is not cached, or referenced, or named twice, or when there are not as many
+  // empty ones as that leaves; nothing has changed then. Not for a policy of the user's.
+  void allocate_evicting(std::size_t pool, std::span<SlotId> out, std::span<const SlotId> victims);
   // Mutable slots come back unused: they are the next to be handed out again, in this order.
   void give_back(std::size_t pool, std::span<const SlotId> slots);
 

@@ -32,6 +32,10 @@ struct TierTotals {
   std::uint64_t room_waits = 0;       // allocations that had to wait for copies to leave the device
   std::uint64_t held_block_ns = 0;    // time that slots were held, summed
   std::uint64_t held_max_blocks = 0;  // of one worker, at one time
+  // vLLM's offload.
+  std::uint64_t deferred_lookups = 0;  // of requests that had to ask again in a later step
+  std::uint64_t refused_stores = 0;    // offers that the host had no room for
+  std::uint64_t flushed_copies = 0;    // that a step waited for, because their blocks had gone to somebody else
 
   TierTotals& operator+=(const TierTotals& other) noexcept {
     offloaded_blocks += other.offloaded_blocks;
@@ -44,6 +48,9 @@ struct TierTotals {
     room_waits += other.room_waits;
     held_block_ns += other.held_block_ns;
     held_max_blocks = std::max(held_max_blocks, other.held_max_blocks);
+    deferred_lookups += other.deferred_lookups;
+    refused_stores += other.refused_stores;
+    flushed_copies += other.flushed_copies;
     return *this;
   }
 };
@@ -79,6 +86,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   TransferHub& hub() noexcept { return run_.hub(); }
   const TransferHub& hub() const noexcept { return run_.hub(); }
   Turns& turns() noexcept { return run_.turns(); }
+  const Way& host_way() const noexcept { return host_; }
 
   // Called after every landing that may have changed a block of this worker's, with its time.
   void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, Self, TypeAlias, overload
+from typing import Any, Literal, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -545,6 +545,53 @@ class Speculation:
         seed: int = 42,
     ) -> None: ...
 
+class VllmOffload:
+    def __init__(
+        self,
+        *,
+        host_chunks: int,
+        blocks_per_chunk: int = 1,
+        eviction_policy: str = "lru",
+        offload_prompt_only: bool = True,
+        store_steps: int = 0,
+        load_steps: int = 0,
+        touches: bool = True,
+        stores_last_token: bool = True,
+        holders_first: bool = False,
+        spares_in_flight: bool = False,
+        log: bool = False,
+    ) -> None: ...
+
+class OffloadTotals:
+    @property
+    def lookups(self) -> int: ...
+    @property
+    def deferred_lookups(self) -> int: ...
+    @property
+    def loads(self) -> int: ...
+    @property
+    def loaded_chunks(self) -> int: ...
+    @property
+    def loaded_tokens(self) -> int: ...
+    @property
+    def stores(self) -> int: ...
+    @property
+    def stored_chunks(self) -> int: ...
+    @property
+    def refused_stores(self) -> int: ...
+    @property
+    def evicted_chunks(self) -> int: ...
+    @property
+    def flushed_jobs(self) -> int: ...
+    @property
+    def loaded_bytes(self) -> int: ...
+    @property
+    def stored_bytes(self) -> int: ...
+    @property
+    def load_ns(self) -> int: ...
+    @property
+    def store_ns(self) -> int: ...
+
 class EngineConfig:
     def __init__(
         self,
@@ -572,6 +619,7 @@ class EngineConfig:
         caps_lone_prefill: bool = True,
         max_num_active_seqs: int | None = None,
         long_prefill_token_threshold_adaptive: bool = False,
+        offload: VllmOffload | None = None,
         events: bool = False,
         kv_trace: bool = False,
         check: bool = False,
@@ -728,6 +776,15 @@ class Engine:
     def parked(self) -> int: ...
     @property
     def wake_ns(self) -> int | None: ...
+    @property
+    def loading(self) -> list[int]: ...
+    @property
+    def offload_pending(self) -> bool: ...
+    def take_offload_line(self) -> dict[str, Any]: ...
+    @property
+    def offload_totals(self) -> OffloadTotals: ...
+    @property
+    def offload_usage(self) -> tuple[float, float, float]: ...
     @property
     def tier_totals(self) -> TierTotals: ...
     @property
@@ -1094,6 +1151,12 @@ class TierTotals:
     def held_block_ns(self) -> int: ...
     @property
     def held_max_blocks(self) -> int: ...
+    @property
+    def deferred_lookups(self) -> int: ...
+    @property
+    def refused_stores(self) -> int: ...
+    @property
+    def flushed_copies(self) -> int: ...
 
 # --- links (understudy.tiers) -----------------------------------------------------------------------------------------
 

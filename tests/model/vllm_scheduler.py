@@ -329,7 +329,7 @@ class VllmModel:
         if admission and self.running:
             extra += int(config.watermark * config.num_blocks)
         if admission and config.scheduler_reserve_full_isl:
-            whole = max(0, self._blocks_for(len(request.tokens)) - len(hits))
+            whole = max(0, self._blocks_for(len(request.tokens)) - len(request.table) - len(hits))
             if whole + extra > pool.free_count():
                 return False
         room = total
@@ -387,13 +387,18 @@ class VllmModel:
             if request.status == "running":
                 self._receive(request)
             if request.has_ended(self.config.max_model_len):
-                self._free(request)
-                if request.status == "preempted":
-                    self.waiting.remove(request)
+                was_preempted = request.status == "preempted"
                 request.status = "finished"
+                self._retire(request, was_preempted)
                 finished.append(request)
         self.running = [request for request in self.running if request.status != "finished"]
         return finished
+
+    def _retire(self, request: Request, was_preempted: bool) -> None:
+        """A request has its last token."""
+        self._free(request)
+        if was_preempted:
+            self.waiting.remove(request)
 
     def _settle_burst(self, request: Request) -> None:
         """All tokens of a burst but the last are computed; what was reserved in vain goes back."""

@@ -69,6 +69,9 @@ def tiered(**changes: Any) -> Timeline:
         slow_loads=4,
         failed_loads=0,
         room_waits=5,
+        deferred_lookups=0,
+        refused_stores=0,
+        flushed_copies=0,
         held_block_ns=500 * MS,
         held_max_blocks=10,
     )

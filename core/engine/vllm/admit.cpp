@@ -7,6 +7,7 @@
 namespace understudy {
 
 void VllmEngine::admit(std::int64_t now_ns) {
+  if (offload_) return admit_offloading(now_ns);
   if (config_.max_loras == EngineConfig::kUnlimited) return admit_heads(now_ns);
   adapters_.clear();
   for (const Scheduled& turn : log_.scheduled) note_adapter(requests_[turn.slot]);
@@ -58,6 +59,7 @@ void VllmEngine::admit_heads(std::int64_t now_ns) {
       refusal_.stands = true;
       return;
     }
+    waiting_.pop();
     enter(head, now_ns);
   }
 }
@@ -151,7 +153,6 @@ void VllmEngine::refuse(const Admission& head) {
 void VllmEngine::enter(const Admission& head, std::int64_t now_ns) {
   EngineRequest& request = requests_[head.slot];
   const bool resumed = request.status == RequestStatus::Preempted;
-  waiting_.pop();
   running_.push_back(head.slot);
   request.status = RequestStatus::Running;
   request.passed_over = false;

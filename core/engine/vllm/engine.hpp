@@ -25,6 +25,9 @@
 #include "engine/token_log.hpp"
 #include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/live_request.hpp"
+#include "engine/vllm/offload_connector.hpp"
+#include "engine/vllm/offload_links.hpp"
+#include "engine/vllm/offload_steps.hpp"
 #include "engine/vllm/waiting_queue.hpp"
 #include "store/block_store.hpp"
 #include "tiers/worker_tiers.hpp"
@@ -49,6 +52,9 @@ struct Batch {
   std::vector<Scheduled> turns;
   StepLoad load;
   std::int64_t duration_ns = 0;  // or kUnknown, until somebody asks
+  // vLLM's offload: what begins with it; and, in lockstep, the transfers that are done when it is.
+  OffloadOrders orders{};
+  std::vector<JobId> reports{};
 
   bool empty() const noexcept { return turns.empty(); }
 };
@@ -103,17 +109,23 @@ class VllmEngine final : public Engine {
   }
   std::vector<RequestId> running() const;
   std::vector<RequestId> waiting(std::size_t count) const;  // the first so many
-  std::size_t num_waiting() const noexcept { return waiting_.size(); }
+  std::size_t num_waiting() const noexcept { return waiting_.size() + skipped_.size(); }
   std::size_t num_slots() const noexcept { return requests_.size(); }  // as many were here at one time
   std::size_t steps_kept() const noexcept { return token_log_.steps_kept(); }
   std::int64_t room_wait_ns(RequestId id) const { return tiers_->waited_ns(slots_.at(id)); }
   bool idle() const noexcept override {
-    return running_.empty() && waiting_.empty() && planned_.empty() && parked_ == 0;
+    return running_.empty() && num_waiting() == 0 && planned_.empty() && parked_ == 0;
   }
   std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
   WorkerTiers* tiers() noexcept override { return tiers_.get(); }
   const WorkerTiers* tiers() const noexcept override { return tiers_.get(); }
   void drain_transfers() override;
+  OffloadConnector* offload() noexcept { return offload_.get(); }  // null: none
+  const OffloadConnector* offload() const noexcept { return offload_.get(); }
+  const OffloadLinks* offload_links() const noexcept { return offload_links_.get(); }  // null: none, or in lockstep
+  OffloadTotals offload_totals() const noexcept;
+  bool offload_pending() const noexcept { return offload_ && (offload_->has_jobs() || offload_->has_ended_to_tell()); }
+  std::vector<RequestId> loading() const;  // requests whose blocks are being loaded, in the order of the queues
   // Loads the prefix that tiers below have, before anybody asks for it. True when something is on its way.
   bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
   TierRun* own_run() noexcept { return own_run_.get(); }
@@ -217,7 +229,7 @@ class VllmEngine final : public Engine {
 
   // requests.cpp
   void somebody_came_or_went();
-  void retire(EngineRequest& request);
+  void retire(EngineRequest& request, bool aborted);
   void complete(RequestSlot slot, std::int64_t now_ns);
   RequestRecord take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns);
 
@@ -263,9 +275,33 @@ class VllmEngine final : public Engine {
   void write_through(const std::vector<Scheduled>& turns, std::int64_t now_ns);
   void notice_landings(std::int64_t now_ns);
   bool landing_wait_over() const noexcept {
-    return landing_wait_.visited || tiers_->has_ready() || tiers_->released() != landing_wait_.released;
+    return landing_wait_.visited || (offload_links_ && offload_links_->has_done()) || tiers_->has_ready() ||
+           tiers_->released() != landing_wait_.released;
   }
   bool head_may_move() const;
+
+  // offload.cpp
+  void admit_offloading(std::int64_t now_ns);
+  WaitingQueue& next_queue() noexcept;
+  WaitingQueue& queue_of(RequestSlot slot) { return skipped_.contains(slot) ? skipped_ : waiting_; }
+  void put_back(std::span<const RequestSlot> passed);
+  bool place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns);
+  void promote(EngineRequest& request, std::int64_t now_ns);
+  bool fits_behind(const Admission& head) const;
+  std::uint64_t lacking() const;
+  void close_offload(std::size_t admitted_before);
+  void withdraw_from_offload(const EngineRequest& victim);
+  void leave_offload(EngineRequest& request, bool aborted);
+  bool freeable(std::uint64_t last_step) const noexcept {
+    return !config_.async_scheduling || last_step <= processed_steps_;
+  }
+  void let_go(EngineRequest& request);
+  void free_deferred(bool computed);
+  std::vector<JobId> run_offload_step();
+  std::int64_t begin_transfers(OffloadOrders orders, std::int64_t now_ns);
+  void report_offload(std::vector<JobId> done);
+  void settle_offload(std::int64_t now_ns);
+  std::uint64_t check_offload() const;
 
   // step.cpp
   void greet(std::int64_t now_ns);
@@ -324,6 +360,23 @@ class VllmEngine final : public Engine {
   std::vector<RequestSlot> running_;
   WaitingQueue waiting_;
   std::size_t parked_ = 0;
+
+  // vLLM's offload: who was skipped, or (by release) who holds blocks; and blocks that steps in flight still write.
+  struct Kept {
+    std::uint64_t step = 0;
+    std::vector<SlotId> table;
+  };
+  std::unique_ptr<OffloadConnector> offload_;
+  std::unique_ptr<OffloadSteps> offload_steps_;  // one of these two moves its bytes
+  std::unique_ptr<OffloadLinks> offload_links_;
+  WaitingQueue skipped_;
+  std::size_t loading_ = 0;
+  std::vector<RequestSlot> prefills_in_flight_;
+  OffloadOrders orders_;               // of the last schedule
+  std::uint64_t scheduled_steps_ = 0;  // that computed anything
+  std::uint64_t processed_steps_ = 0;
+  std::deque<Kept> deferred_;
+  std::unordered_map<RequestId, Kept> orphans_;  // of requests that were aborted while they were loaded
 
   // The schedule at hand, and the last one.
   std::uint64_t budget_ = 0;

@@ -15,6 +15,7 @@ bool VllmEngine::Leap::possible() const {
   if (e.config_.check || e.bursts_.on() || e.config_.speculation.tokens > 0) return false;
   if (e.in_step_ || e.running_.empty() || e.running_.size() > e.config_.max_num_batched_tokens) return false;
   if (!sums_tell_time()) return false;
+  if (e.offload_ && !possible_offloading()) return false;
   if (e.config_.async_scheduling) return possible_ahead();
   if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running() &&
@@ -37,6 +38,14 @@ bool VllmEngine::Leap::sums_tell_time() const {
     const EngineRequest& request = e.requests_[id];
     return past ? request.known >= window : std::uint64_t{request.known} + e.outputs_left(request) <= window;
   });
+}
+
+// Under vLLM's offload: a step of decodes asks nothing of the host, and nobody is looked up.
+bool VllmEngine::Leap::possible_offloading() const {
+  const VllmEngine& e = engine_;
+  if (e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) return false;
+  if (!e.offload_links_->submitted() || e.offload_links_->has_done()) return false;
+  return e.num_waiting() == 0 || e.running_.size() >= e.max_running();
 }
 
 // The same with a batch planned, which must be of everybody's next token.
@@ -163,6 +172,7 @@ bool VllmEngine::Leap::interrupted() {
   engine_.tiers_->hub().run_until(engine_.now_ns_);
   engine_.announcer_.stop_holding();
   engine_.notice_landings(engine_.now_ns_);
+  if (engine_.offload_links_ && engine_.offload_links_->has_done()) return true;
   return engine_.tiers_->has_ready() || engine_.head_may_move();
 }
 
@@ -285,7 +295,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   ++steps_;
   if (engine_.tiers_) {
     engine_.tiers_->hub().run_until(end_ns);
-    engine_.write_through(filled_, end_ns);
+    if (!engine_.offload_) engine_.write_through(filled_, end_ns);
   }
   ++engine_.totals_.steps;
   engine_.token_log_.end_step(end_ns);
@@ -303,7 +313,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
     if (last_[order] + 1 != steps_) continue;
     catch_up(order);
     context_ -= request(order).known - 1;  // what it added to the context of this step
-    engine_.retire(request(order));
+    engine_.retire(request(order), false);
     out_[order] = 1;
     engine_.complete(members_[order], end_ns);
   }
@@ -319,6 +329,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
     engine_.refusal_.stands = false;  // what was sealed may be what the head of the queue lacks, or have freed a block
     if (!engine_.waiting_.empty()) return false;
   }
+  if (finished && engine_.offload_) return false;  // it may have something to store
   return !finished || (!stop_on_finish_ && engine_.waiting_.empty());
 }
 

@@ -44,6 +44,7 @@ class VllmEngine::Leap {
 
   bool possible_ahead() const;
   bool sums_tell_time() const;
+  bool possible_offloading() const;
   void start(std::int64_t until_ns, bool stop_on_finish);
   void play_steps();
   void plan_next();

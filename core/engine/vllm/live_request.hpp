@@ -14,9 +14,10 @@ enum class RequestStatus : std::uint8_t {
   Waiting,
   Running,
   Preempted,
-  Parked,
+  Parked,   // its blocks are being loaded, and it waits aside
+  Loading,  // the same under vLLM's offload: it waits in a queue, and holds the blocks that they are loaded to
   Finished
-};  // Parked: its blocks are being loaded
+};
 
 struct EngineRequest : KvRequest {
   RequestStatus status = RequestStatus::Waiting;
@@ -34,6 +35,12 @@ struct EngineRequest : KvRequest {
   RequestStatus before_park = RequestStatus::Waiting;
   bool onboard_tried = false;  // once for every time in the queue
   std::uint32_t through = 0;   // leading blocks that were offered to the host (write-through)
+
+  // vLLM's offload.
+  bool loaded = false;              // reported, and nobody has looked since
+  std::uint32_t loaded_tokens = 0;  // of those computed at its admission
+  std::int64_t load_begun_ns = 0;
+  std::uint64_t last_step = 0;  // that had it, of those that computed anything
 
   std::vector<TokenRun> tokens;
 };

@@ -10,11 +10,12 @@ void VllmEngine::receive(const std::vector<Scheduled>& turns, std::int64_t end_n
   const std::uint64_t step = token_log_.next_step();
   token_log_.end_step(end_ns);
   bool finished = false;
+  if (offload_) free_deferred(!turns.empty());
   for (const Scheduled& turn : turns) {
     if (!turn.samples || !live(turn) || !receive_token(turn, step)) continue;
     EngineRequest& request = requests_[turn.slot];
-    if (request.status == RequestStatus::Preempted) waiting_.remove(turn.slot);
-    retire(request);
+    if (request.status != RequestStatus::Running) queue_of(turn.slot).remove(turn.slot);
+    retire(request, false);
     log_.finished.push_back(turn.id);
     log_.ended.emplace_back(turn.id, request.spec.name);
     complete(turn.slot, end_ns);

@@ -33,6 +33,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   request.known = request.spec.prompt_tokens;
   slots_.emplace(request.id, slot);
   waiting_.push(slot, false);
+  if (offload_) offload_->came(request);
   somebody_came_or_went();
   return request.id;
 }
@@ -75,14 +76,14 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
   } else if (request.status == RequestStatus::Parked) {
     --parked_;
   } else {
-    waiting_.remove(slot);
+    queue_of(slot).remove(slot);
   }
   if (tiers_) {
     tiers_->abandon(slot);
     tiers_->stop_waiting(slot, now_ns);
   }
   log_.ended.emplace_back(id, request.spec.name);
-  retire(request);
+  retire(request, true);
   somebody_came_or_went();
   announcer_.show(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
   return take_record(slot, FinishReason::Cancelled, now_ns);
@@ -132,8 +133,12 @@ const EngineRequest& VllmEngine::request(RequestId id) const {
   return requests_[found->second];
 }
 
-void VllmEngine::retire(EngineRequest& request) {
-  kv_->release(request);
+void VllmEngine::retire(EngineRequest& request, bool aborted) {
+  if (offload_) {
+    leave_offload(request, aborted);
+  } else {
+    kv_->release(request);
+  }
   request.status = RequestStatus::Finished;
   std::vector<SlotId>().swap(request.table);  // assigning {} would keep the memory
   std::vector<BlockIdentity>().swap(request.blocks);

@@ -14,6 +14,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
   const std::size_t preempted_before = log_.preempted.size();
+  const std::size_t admitted_before = log_.admitted.size();
   std::int64_t duration_ns = 0;
   try {
     schedule_running(now_ns);
@@ -35,6 +36,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
     request.ahead += 1 + turn.drafts;
     request.drafts = config_.speculation.tokens;  // whatever they will be
   }
+  if (offload_) close_offload(admitted_before);
   log_.free_after_schedule = kv_->available();
   fruitless_preemptions_ += log_.preempted.size() - preempted_before;
   return duration_ns;
@@ -68,6 +70,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
     Room room = Room::Short;
     while ((room = kv_->grow(request, blocks, end, now_ns)) == Room::Short) {
       const std::size_t victim = choose_victim();
+      if (offload_ && config_.offload->spares_in_flight && !freeable(requests_[running_[victim]].last_step)) return;
       const bool itself = running_[victim] == id;
       if (victim < cursor) --cursor;
       if (tiers_) tiers_->stop_waiting(running_[victim], now_ns);
@@ -99,7 +102,7 @@ std::uint32_t VllmEngine::next_tokens(const EngineRequest& request) const {
 
 // Of a prompt in one step. Since v0.31 a request that is alone has nobody to starve, and the cap is off.
 std::uint32_t VllmEngine::prefill_cap() const {
-  const std::size_t requests = running_.size() + waiting_.size() + parked_;
+  const std::size_t requests = running_.size() + num_waiting() + parked_;
   if (config_.long_prefill_token_threshold == 0 || (!config_.caps_lone_prefill && requests <= 1)) {
     return EngineConfig::kUnlimited;
   }
@@ -134,7 +137,8 @@ void VllmEngine::preempt(std::size_t position) {
     log_.scheduled.erase(turn);
     kv_->withdraw(victim, config_.phantom_hits);
   }
-  kv_->release(victim);
+  if (offload_) withdraw_from_offload(victim);
+  let_go(victim);
   victim.computed = 0;
   victim.ahead = 0;
   victim.drafts = 0;

@@ -49,6 +49,14 @@ const EngineConfig& checked(const EngineConfig& c) {
     throw Error(ErrorKind::ConfigError, "max_num_batched_tokens=", c.max_num_batched_tokens,
                 " leaves nothing beside the slots of the draft model");
   }
+  if (!c.offload) return c;
+  at_least_one(c.offload->host_chunks, "offload: chunks of the host");
+  at_least_one(c.offload->blocks_per_chunk, "offload: blocks_per_chunk");
+  if (c.kv_manager == KvManagerKind::Kvbm || c.speculation.tokens > 0 || !c.accept_rates.empty() ||
+      c.max_loras != EngineConfig::kUnlimited) {
+    throw Error(ErrorKind::ConfigError,
+                "vLLM's offload needs kv_manager native, no speculation, and no limit of adapters");
+  }
   return c;
 }
 
@@ -73,7 +81,15 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool be
   const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
   pool.keeps_details = Announcer::wanted(c) || (names_evicted && (below || tiers->filter));
   store.pools = {pool};
-  if (tiers != nullptr) {
+  if (c.offload) {
+    PoolConfig host;
+    host.tier = Tier::G2;
+    host.num_blocks = c.offload->host_chunks;
+    host.policy.kind = PolicyKind::Fifo;  // not asked: the connector says who goes
+    host.duplicates = DuplicatePolicy::Reject;
+    host.keeps_details = Announcer::wanted(c);
+    store.pools.push_back(host);
+  } else if (tiers != nullptr) {
     if (!c.enable_prefix_caching) {
       throw Error(ErrorKind::ConfigError, "tiers need enable_prefix_caching: without it no block is found again");
     }
@@ -109,11 +125,23 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
       watermark_blocks_(static_cast<std::uint64_t>(config.watermark * static_cast<double>(config.num_gpu_blocks + 1))),
       bursts_(config.accept_rates, config.burst_seed),
       acceptance_(config.speculation.accept_rates, config.speculation.seed),
-      waiting_(config_, requests_) {
+      waiting_(config_, requests_),
+      skipped_(config_, requests_) {
   if (config.kv_manager == KvManagerKind::Kvbm) {
     kv_ = std::make_unique<KvbmBackend>(config_, store_, tiers_.get(), announcer_.log());
   } else {
-    kv_ = std::make_unique<NativeBackend>(config_, store_, tiers_.get());
+    // Under vLLM's offload what leaves the device was copied before, or is lost.
+    kv_ = std::make_unique<NativeBackend>(config_, store_, config.offload ? nullptr : tiers_.get());
+  }
+  if (config.offload) {
+    offload_ =
+        std::make_unique<OffloadConnector>(*config.offload, config.block_size, config.enable_prefix_caching, store_);
+    if (tiers_) {
+      offload_links_ = std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_way(), tiers_->config().host,
+                                                      tiers_->config().bytes_per_block);
+    } else {
+      offload_steps_ = std::make_unique<OffloadSteps>(config.offload->store_steps, config.offload->load_steps);
+    }
   }
   leap_ = std::make_unique<Leap>(*this);
   if (tiers_ && announcer_.log() != nullptr) {

@@ -20,10 +20,12 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
     const std::int64_t duration_ns = try_schedule(now_ns);
     if (!found_work(now_ns)) return 0;
     if (!config_.async_scheduling) {
-      open_step(now_ns, load_, duration_ns);
-      return duration_ns;
+      const std::int64_t flushed_ns = offload_ ? begin_transfers(std::exchange(orders_, {}), now_ns) - now_ns : 0;
+      open_step(now_ns, load_, duration_ns + flushed_ns);
+      return duration_ns + flushed_ns;
     }
     planned_ = {log_.scheduled, load_, duration_ns};
+    if (offload_) planned_.orders = std::exchange(orders_, {});
     if (observer_ && !planned_.empty()) {  // it is told of every schedule, and of both halves
       observer_(false);
       observer_(true);
@@ -38,8 +40,10 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
     behind.duration_ns = try_schedule(now_ns);
     behind.turns = log_.scheduled;
     behind.load = load_;
+    if (offload_) behind.orders = std::exchange(orders_, {});
   }
   open_ = std::exchange(planned_, std::move(behind));
+  if (offload_) open_.duration_ns += begin_transfers(std::move(open_.orders), now_ns) - now_ns;
   open_step(now_ns, open_.load, open_.duration_ns);
   return open_.duration_ns;
 }
@@ -55,6 +59,7 @@ void VllmEngine::greet(std::int64_t now_ns) {
     announcer_.stop_holding();
     tiers_->hub().run_until(now_ns);
     resume_loaded();
+    if (offload_links_) report_offload(offload_links_->take_done());
     landings_noticed_ = tiers_->landings();
     announcer_.show(now_ns);
   }
@@ -74,14 +79,16 @@ std::int64_t VllmEngine::try_schedule(std::int64_t now_ns) {
 // After a schedule behind an empty queue: whether a step begins. Else the engine waits for a landing.
 bool VllmEngine::found_work(std::int64_t now_ns) {
   const bool nothing = log_.scheduled.empty() && log_.preempted.empty() && planned_.empty();
-  landing_wait_.on = nothing && tiers_ && !idle() && !tiers_->idle();
+  const bool landings = tiers_ && (!tiers_->idle() || (offload_links_ && !offload_links_->idle()));
+  landing_wait_.on = nothing && landings && !idle();
   if (landing_wait_.on) {
     landing_wait_.released = tiers_->released();
     now_ns_ = now_ns;
+    if (offload_) (void)begin_transfers(std::exchange(orders_, {}), now_ns);
     announcer_.release(now_ns);
     return false;
   }
-  stuck_ = nothing && !(running_.empty() && waiting_.empty());
+  stuck_ = nothing && !(running_.empty() && num_waiting() == 0) && !(offload_ && offload_->has_jobs());
   return true;
 }
 
@@ -123,11 +130,13 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   require_time(end_ns);
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
-    write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
+    if (!offload_) write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
   }
   in_step_ = false;
   now_ns_ = end_ns;
   receive(batch(), end_ns);
+  if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
+  if (offload_links_) settle_offload(end_ns);
   sample(running_.size());
   close_step();
   if (observer_) observer_(true);
@@ -141,7 +150,9 @@ void VllmEngine::begin_turn(std::int64_t now_ns) {
   greet(now_ns);
   const std::int64_t duration_ns = try_schedule(now_ns);
   if (!found_work(now_ns)) return;
-  open_ = std::exchange(planned_, {log_.scheduled, load_, duration_ns});
+  Batch behind{log_.scheduled, load_, duration_ns};
+  if (offload_steps_) behind.reports = run_offload_step();
+  open_ = std::exchange(planned_, std::move(behind));
   open_step(now_ns, {}, 0);
 }
 

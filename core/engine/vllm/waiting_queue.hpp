@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -45,6 +46,15 @@ class WaitingQueue {
                              }),
                 id);
   }
+  // Who was passed over goes in front again, in the old order.
+  void put_back(std::span<const RequestSlot> passed) {
+    if (policy_ != SchedulingPolicy::Priority) {
+      ids_.insert(ids_.begin(), passed.begin(), passed.end());
+      return;
+    }
+    for (const RequestSlot id : passed) push(id, false);
+  }
+  bool contains(RequestSlot id) const { return std::find(ids_.begin(), ids_.end(), id) != ids_.end(); }
   void pop() { ids_.pop_front(); }
   // Who was passed over is the next again.
   void put_back(RequestSlot id) {
@@ -53,13 +63,14 @@ class WaitingQueue {
   }
   void remove(RequestSlot id) { ids_.erase(std::find(ids_.begin(), ids_.end(), id)); }
 
- private:
+  // Whether `a` is tried before `b` where priorities decide.
   bool before(RequestSlot a, RequestSlot b) const {
     const RequestSpec& x = requests_[a].spec;
     const RequestSpec& y = requests_[b].spec;
     return std::tie(x.priority, x.arrival_time, x.name) < std::tie(y.priority, y.arrival_time, y.name);
   }
 
+ private:
   SchedulingPolicy policy_;
   bool preempted_first_;
   const std::vector<EngineRequest>& requests_;

@@ -5,13 +5,14 @@ namespace understudy {
 
 void VllmEngine::sample(std::size_t running) {
   const KvUsage blocks = kv_->usage();
-  EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(waiting_.size()),
+  EngineSample sample{now_ns_, static_cast<std::uint32_t>(running), static_cast<std::uint32_t>(num_waiting()),
                       static_cast<std::uint32_t>(config_.num_gpu_blocks - blocks.free - blocks.cached),
                       static_cast<std::uint32_t>(blocks.cached)};
   if (tiers_) {
     sample.held_blocks = static_cast<std::uint32_t>(tiers_->held());
     sample.host_blocks =
-        static_cast<std::uint32_t>(store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive));
+        static_cast<std::uint32_t>((store_.in(1, SlotState::Primary) + store_.in(1, SlotState::Inactive)) *
+                                   (offload_ ? config_.offload->blocks_per_chunk : 1));
   }
   token_log_.add_sample(sample);
 }
@@ -24,9 +25,11 @@ std::vector<RequestId> VllmEngine::running() const {
 
 std::vector<RequestId> VllmEngine::waiting(std::size_t count) const {
   std::vector<RequestId> ids;
-  for (const RequestSlot slot : waiting_.ids()) {
-    if (ids.size() == count) break;
-    ids.push_back(requests_[slot].id);
+  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
+    for (const RequestSlot slot : queue->ids()) {
+      if (ids.size() == count) return ids;
+      ids.push_back(requests_[slot].id);
+    }
   }
   return ids;
 }
@@ -39,11 +42,9 @@ std::int64_t VllmEngine::wake_ns() const {
 }
 
 Stall VllmEngine::stall() const {
-  Stall stall{thrashing(), waiting_.size(), {}, kv_->available()};
-  for (const RequestSlot id : waiting_.ids()) {
-    if (stall.first.size() == 3) break;
-    stall.first.push_back({requests_[id].id, requests_[id].known});
-  }
+  Stall stall{thrashing(), num_waiting(), {}, kv_->available(), false};
+  for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
+  for (const RequestSlot id : skipped_.ids()) stall.holders_starve |= !requests_[id].table.empty();
   return stall;
 }
 
@@ -51,8 +52,8 @@ EngineSnapshot VllmEngine::snapshot() const {
   const PoolMetrics m = store_.metrics(0);
   EngineSnapshot now;
   now.running = running_.size();
-  now.waiting = waiting_.size();
-  now.loading = parked_;
+  now.waiting = num_waiting();
+  now.loading = parked_ + loading_;
   now.free_blocks = m.reset_blocks;
   now.cached_blocks = m.inactive_blocks;
   now.active_blocks = m.total_blocks - m.reset_blocks - m.inactive_blocks;
@@ -83,6 +84,10 @@ ForwardPass VllmEngine::forward_pass() const {
     (never_ran ? pass.queued_prefill_lengths : pass.queued_decode_kv_tokens).add(request.known);
   };
   for (const RequestSlot id : waiting_.ids()) queue(requests_[id], requests_[id].status);
+  for (const RequestSlot id : skipped_.ids()) {
+    const EngineRequest& request = requests_[id];
+    queue(request, request.status == RequestStatus::Loading ? request.before_park : request.status);
+  }
   if (parked_ == 0) return pass;
   for (const EngineRequest& request : requests_) {
     if (request.status == RequestStatus::Parked) queue(request, request.before_park);
@@ -102,10 +107,10 @@ void VllmEngine::check() {
 // Every request is in one place, and what requests hold is what the store has given away. O(requests under way), and
 // without `whole` what has changed below.
 void VllmEngine::check_counts(bool whole) const {
-  if (running_.size() + waiting_.size() + parked_ != slots_.size() ||
+  if (running_.size() + num_waiting() + parked_ != slots_.size() ||
       slots_.size() + free_slots_.size() != requests_.size()) {
     throw Error(ErrorKind::InvariantViolated, "of ", slots_.size(), " requests in ", requests_.size(), " slots ",
-                running_.size(), " run, ", waiting_.size(), " wait and ", parked_, " are being loaded; ",
+                running_.size(), " run, ", num_waiting(), " wait and ", parked_, " are being loaded; ",
                 free_slots_.size(), " slots are free");
   }
   if (tiers_ && parked_ != tiers_->parked()) {
@@ -121,10 +126,12 @@ void VllmEngine::check_counts(bool whole) const {
       throw Error(ErrorKind::InvariantViolated, "request ", r.spec.name, " is inconsistent");
     }
   }
+  if (offload_) references += check_offload();
   for (const RequestSlot id : waiting_.ids()) {
+    if (offload_ && requests_[id].computed > 0) continue;
     if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
-  if (tiers_) {
+  if (tiers_ && !offload_) {  // else the host is the connector's
     tiers_->check();
     references += tiers_->g1_references();
   }

@@ -57,6 +57,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table a folder and version, and the first difference of each scenario that differs; 1 if any does."""
     from rich.console import Console
+    from rich.markup import escape
 
     from understudy.engines.conformance import compare_recording
     from understudy.engines.profiles import profile_named
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         groups.setdefault((folder, outcome.version, outcome.profile), []).append(outcome)
         if outcome.difference is not None:
             _show_difference(console, folder, outcome)
+        elif outcome.note:
+            console.print(f"[yellow]identical[/] {escape(folder)}/{outcome.name}: {escape(outcome.note)}")
     outcomes = [outcome for group in groups.values() for outcome in group]
     same = sum(outcome.difference is None for outcome in outcomes)
     _show_groups(console, groups)

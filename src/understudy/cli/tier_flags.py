@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   understudy replay trace.jsonl --g2 65536 --model Llama-3.1-8B --compare-without-tiers
   understudy replay trace.jsonl --g2-bytes 512GiB --g2-bandwidth-gbps 25 --kv-bytes-per-token 131072
+  understudy replay trace.jsonl --kv-offloading-size 64 --model Llama-3.1-8B       vLLM's own offload, 64 GiB
   understudy replay trace.jsonl --g2-bytes 64GB --g3-bytes 4TB --g3-bandwidth-gbps 7 --model ./config.json
 """
 
@@ -40,7 +41,16 @@ def add_tier_flags(verb: argparse.ArgumentParser) -> None:
             group.add_argument("--g2-h2d-gbps", metavar="X", help="only up, from the host to the GPU")
         group.add_argument(f"--{tier}-latency-ms", metavar="MS", help="added to each transfer (default: 0)")
         group.add_argument(f"--{tier}-eviction", metavar="NAME", help="eviction policy (default: lru)")
-    group.add_argument("--offload-mode", metavar="NAME", help="write_through (default) or evict")
+    group.add_argument(
+        "--offload-mode", metavar="NAME", help="write_through (default), evict, or vllm: its own rules"
+    )
+    group.add_argument(
+        "--kv-offloading-size", metavar="GIB", help="vLLM's flag: its native offload to so much host memory"
+    )
+    group.add_argument("--kv-offloading-backend", metavar="NAME", help="vLLM's flag: native (default)")
+    group.add_argument(
+        "--kv-transfer-config", metavar="JSON", help="vLLM's flag, with its OffloadingConnector"
+    )
     group.add_argument("--offload-batch-size", metavar="N", help="blocks of one copy down (default: 32)")
     group.add_argument("--kv-bytes-per-token", metavar="N", help="what a token weighs in the KV cache")
     group.add_argument(
@@ -55,19 +65,46 @@ def tier_settings(args: argparse.Namespace) -> dict[str, Any]:
     _refuse_both(args, "--kv-bytes-per-token", "--model", "both say what a token weighs")
     _refuse_both(args, "--kv-bytes-per-token", "--kv-dtype", "both say what a token weighs")
     settings: dict[str, Any] = {}
-    if tiers := {tier: found for tier in _WHERE if (found := _tier(args, tier))}:
+    tiers = {tier: found for tier in _WHERE if (found := _tier(args, tier))}
+    below = _vllm_offload(args)
+    if below is not None:
+        (host,) = below["tiers"]
+        tiers["g2"] = {
+            **tiers.get("g2", {}),
+            **{name: value for name, value in host.items() if name != "tier"},
+        }
+    if tiers:
         settings["tiers"] = tiers
     offload = {
         name: _number(flag, value, kind)
         for flag, (name, kind) in _OFFLOAD.items()
         if (value := _given(args, flag)) is not None
     }
+    if below is not None:
+        offload |= below["offload"]
     if offload:
         settings["offload"] = offload
     for flag, kind in _WEIGHT.items():
         if (value := _given(args, flag)) is not None:
             settings[_name(flag)] = _number(flag, value, kind)
     return settings
+
+
+def _vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What vLLM's own flags ask for."""
+    from understudy.engines.config import VllmConfig
+    from understudy.tiers.vllm_flags import offload_settings
+
+    for flag in ("--kv-offloading-size", "--kv-transfer-config"):
+        for other in ("--g2", "--g2-bytes"):
+            _refuse_both(args, flag, other, "both say how large the host is")
+        _refuse_both(args, flag, "--offload-mode", "both say how blocks are offloaded")
+    return offload_settings(
+        args.kv_offloading_size,
+        args.kv_offloading_backend,
+        args.kv_transfer_config,
+        args.block_size or VllmConfig.block_size,
+    )
 
 
 def refuse_idle_flags(args: argparse.Namespace) -> None:

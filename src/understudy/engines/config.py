@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from understudy._core import EngineConfig, Speculation, StepTiming, python_timing
+from understudy._core import EngineConfig, Speculation, StepTiming, VllmOffload, python_timing
 from understudy.checks import read_as, whole_number
 from understudy.engines.profiles import NEWEST, VersionProfile, profile_named
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
@@ -338,6 +338,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         kv_trace: bool = False,
         check: bool = False,
         profile: VersionProfile | None = None,
+        offload: VllmOffload | None = None,
     ) -> EngineConfig:
         """The core's form of these settings, under the version they name or a profile of your own.
 
@@ -373,6 +374,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             free_order=profile.free_order,
             phantom_hits=profile.phantom_hits,
             caps_lone_prefill=profile.caps_lone_prefill,
+            offload=offload,
             events=events,
             kv_trace=kv_trace,
             check=check,

@@ -7,12 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from understudy.engines.offload_profiles import offload_profile
+from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
 from understudy.engines.profiles import profile_recorded
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair
 from understudy.engines.scenario import read_scenario
 from understudy.engines.spec_recording import read_spec_scenario, run_spec_scenario
-from understudy.errors import UnderstudyError
+from understudy.errors import InvalidArgument, UnderstudyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,6 +54,8 @@ class Outcome:
     """The vLLM that was recorded."""
     profile: str = ""
     """The version profile that it was compared with."""
+    note: str = ""
+    """What is to be said though nothing differs: that the release comes to a halt, and why."""
 
 
 def compare_all(
@@ -71,6 +75,8 @@ def compare_recording(
     """Run one scenario against its recording, under the version that was recorded or the profile given."""
     if recording.kind == "speculation":
         return compare_speculation(recording.golden, profile, check=check)
+    if recording.kind == "offload":
+        return compare_offload(recording.golden, profile, check=check)
     if recording.kind == "clock":
         from understudy.engines.clock_conformance import RECORDED, compare_clock
 
@@ -103,6 +109,24 @@ def compare_speculation(path: Path, profile: VersionProfile | None = None, *, ch
     ours = run_spec_scenario(scenario, profile, check=check)
     steps, difference = first_difference(ours, pair["recorded"])
     return Outcome(scenario.name, steps, difference, str(version), profile.name)
+
+
+def compare_offload(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
+    """Run a scenario with vLLM's native host offload against what stands in the same file.
+
+    The offload's own rules are those of the release that was recorded.
+    """
+    pair = read_pair(path)
+    header, *expected = pair["recorded"]
+    version = header.get("header", {}).get("vllm") if isinstance(header, dict) else None
+    if not isinstance(version, str):
+        raise InvalidArgument(f"{path}: the first line must be the header, with the vllm that was recorded")
+    rules = offload_profile(version)
+    profile = profile or profile_recorded(version)
+    run = OffloadRun(read_offload_scenario(pair["scenario"], path), profile, rules, check=check)
+    steps, difference = first_difference(run.lines(), expected)
+    note = "" if run.halted_at is None else f"halts in step {run.halted_at}: {rules.defect or 'nothing fits'}"
+    return Outcome(run.scenario.name, steps, difference, version, profile.name, note)
 
 
 def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[int, Difference | None]:

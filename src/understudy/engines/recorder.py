@@ -25,14 +25,22 @@ class KvEventLog:
         self._block_size = block_size
         self._numbers: dict[int, int] = {}
 
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The number of every sequence hash that a stored event has named."""
+        return self._numbers
+
     def describe(self, batch: EventBatch) -> list[dict[str, Any]]:
-        """The batch as stored and removed events; neighbouring removals are one."""
+        """What the batch says of the device, as stored and removed events; neighbouring removals are one."""
         events: list[dict[str, Any]] = []
         hashes = batch.sequence_hashes.tolist()
         parents = batch.parent_hashes.tolist()
         positions = batch.positions.tolist()
         starts = batch.starts.tolist()
+        tiers = batch.tiers.tolist()
         for row, kind in enumerate(batch.kinds.tolist()):
+            if tiers[row] != 1:
+                continue
             value = hashes[row]
             if kind == 1:
                 if not events or events[-1]["type"] != "removed":
@@ -82,6 +90,11 @@ class StepRecorder:
     def first_tokens(self) -> dict[int, int | None]:
         """First token of every block that may be stored, by sequence hash; to be filled before it is."""
         return self._events.first_tokens
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The number of every sequence hash so far."""
+        return self._events.numbers
 
     def ended(self, engine: Engine) -> dict[str, Any]:
         """The line of the step."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Kind = Literal["steps", "speculation", "clock"]
+Kind = Literal["steps", "speculation", "clock", "offload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Recording:
     """A scenario and what the real scheduler did with it.
 
     `steps`: scenarios/NAME.json and golden/NAME.jsonl.gz, whose header names the version. `speculation` and `clock`:
-    one NAME.json.gz with both, of the revision that is called recorded.
+    one NAME.json.gz with both, of the revision that is called recorded. `offload`: the same, with a header.
     """
 
     kind: Kind
@@ -85,6 +85,13 @@ def _in_folder(folder: Path) -> Iterator[Recording]:
     for path in sorted((folder / "scenarios").glob("*.json")):
         yield Recording("steps", folder, path.stem, path, folder / "golden" / f"{path.stem}.jsonl.gz")
     for path in sorted(folder.glob("*.json.gz")):
-        # A step of speculation is a line; on the clock there is a time for every request.
-        kind: Kind = "speculation" if isinstance(read_pair(path)["recorded"], list) else "clock"
-        yield Recording(kind, folder, path.name.removesuffix(".json.gz"), path, path)
+        yield Recording(_kind_of(read_pair(path)), folder, path.name.removesuffix(".json.gz"), path, path)
+
+
+def _kind_of(pair: dict[str, Any]) -> Kind:
+    """A step of speculation, or with a host, is a line; on the clock there is a time for every request."""
+    if not isinstance(pair["recorded"], list):
+        return "clock"
+    return (
+        "offload" if isinstance(pair["scenario"], dict) and "offload" in pair["scenario"] else "speculation"
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from understudy._core import VllmOffload
     from understudy.engines.speculation import SpeculativeConfig
 
 OUTPUT_BASE = 1_000_000
@@ -69,13 +70,14 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         *,
         check: bool = False,
         speculative_config: SpeculativeConfig | None = None,
+        offload: VllmOffload | None = None,
     ) -> EngineConfig:
         """The engine's settings under a version profile; ConfigError for a setting that the version lacks.
 
         With `check`, the engine verifies conservation and its events at the end of every step.
         """
         config = VllmConfig(**self.settings(), speculative_config=speculative_config)
-        return config.native(events=True, check=check, profile=profile)
+        return config.native(events=True, check=check, profile=profile, offload=offload)
 
 
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -265,6 +265,24 @@ TIER_SCALARS = (
         "waits",
         "Allocations on the device that had to wait for copies to leave it.",
     ),
+    Metric(
+        "tiers.counts.deferred_lookups",
+        "Deferred lookups",
+        "lookups",
+        "Under vLLM's offload: lookups of the host that had to be made again in a later step.",
+    ),
+    Metric(
+        "tiers.counts.refused_stores",
+        "Refused stores",
+        "stores",
+        "Under vLLM's offload: offers to the host that found no room, each step's anew.",
+    ),
+    Metric(
+        "tiers.counts.flushed_copies",
+        "Flushed copies",
+        "copies",
+        "Under vLLM's offload: copies that a step waited for, because their blocks had gone to somebody else.",
+    ),
 )
 """Each is one number; only of runs with tiers."""
 

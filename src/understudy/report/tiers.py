@@ -72,6 +72,9 @@ class TierCounts:
     slow_loads: int
     failed_loads: int
     room_waits: int
+    deferred_lookups: int
+    refused_stores: int
+    flushed_copies: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)

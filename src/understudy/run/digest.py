@@ -25,6 +25,9 @@ _SUMMARY = ("capacity_blocks", "resident_blocks", "stored_blocks", "evicted_bloc
 _LINK = ("transfers_started", "transfers_finished", "bytes_started", "bytes_finished", "busy_ns", "bucket_ns")
 
 
+_VLLM_OFFLOAD = ("deferred_lookups", "flushed_copies", "refused_stores")
+
+
 def digests(timeline: Timeline, kv: KvLog | None = None) -> dict[str, Any]:
     """`digest`, over the whole timeline, and `digests`, of its parts, so that runs that differ show in what.
 
@@ -78,7 +81,8 @@ def _columns(record: Timeline | TierColumns, per: str) -> Iterator[Item]:
 def _tiers(tiers: TierColumns) -> Iterator[Item]:
     totals = tiers.totals
     for name in dir(type(totals)):
-        if not name.startswith("_"):
+        # What only vLLM's offload counts is told where it did: other runs have the digests that they had before it.
+        if not name.startswith("_") and (name not in _VLLM_OFFLOAD or getattr(totals, name)):
             yield name, getattr(totals, name)
     for summary in tiers.tiers:
         yield "tier", summary.tier.name

@@ -12,6 +12,7 @@ import numpy as np
 from understudy._core import FleetSettings, Pool, run_fleet
 from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig, scheduling_in_words
+from understudy.engines.offload import vllm_offload
 from understudy.engines.profiles import profile_named
 from understudy.errors import ConfigError
 from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
@@ -132,7 +133,11 @@ def run_offline(
     _require_memory(pools, plans, [_blocks_of(workload, pool.engine) for pool in pools])
     fleet = [
         Pool(
-            engine=pool.engine.native(events=events or record_steps is not None, kv_trace=kv_trace),
+            engine=pool.engine.native(
+                events=events or record_steps is not None,
+                kv_trace=kv_trace,
+                offload=vllm_offload(plan, pool.engine, _blocks_of(workload, pool.engine)),
+            ),
             timing=pool.engine.native_timing(timing),
             workers=pool.workers,
             tiers=None if plan is None else to_core(plan, _blocks_of(workload, pool.engine), seed=seed),

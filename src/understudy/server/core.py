@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, Identities, RequestRecord, TierConfig, TierRun
+    from understudy._core import EventBatch, Identities, RequestRecord, TierConfig, TierRun, VllmOffload
     from understudy.engines.config import VllmConfig
     from understudy.engines.timing import TimingModel
 
@@ -106,6 +106,7 @@ class EngineCore:
         *,
         timing: TimingModel | None = None,
         tiers: TierConfig | None = None,
+        offload: VllmOffload | None = None,
         run: TierRun | None = None,
         name: str = "worker",
         events: bool = False,
@@ -113,7 +114,9 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.name = name
-        native, steps = config.native(events=events, check=check), config.native_timing(timing)
+        self.offload = offload
+        native = config.native(events=events, check=check, offload=offload)
+        steps = config.native_timing(timing)
 
         def make() -> Engine:
             return Engine(native, steps, tiers=tiers, run=run, name=name)

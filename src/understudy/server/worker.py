@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from understudy._core import TokenBlocks
+from understudy.engines.offload import offload_of
 from understudy.errors import ConfigError
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.knobs import Latency
@@ -121,6 +122,7 @@ class Worker:
                     settings.engine,
                     timing=self.latency,
                     tiers=tiers,
+                    offload=offload_of(settings.tiers, settings.engine),
                     run=run,
                     name=f"worker {index}"
                     if settings.data_parallel_size == 1

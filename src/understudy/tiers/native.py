@@ -27,11 +27,13 @@ def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
     return TierConfig(
         bytes_per_block=plan.block_bytes,
         g2_blocks=_capacity(host, max_blocks),
-        g2_policy=host.eviction,
+        g2_policy="lru"
+        if host.eviction == "arc"
+        else host.eviction,  # vLLM's own is not the store's business
         host=_way(host.down[0], host.up[0]),
         offload_concurrency=host.offload_concurrency,
         demand_first=offload.demand_first,
-        write_through=offload.mode == "write_through",
+        write_through=offload.mode != "evict",
         exclusive=offload.placement == "exclusive",
         min_reuse=offload.min_reuse,
         offload_filter=_policy(offload.filter),

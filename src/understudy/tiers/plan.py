@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from understudy._core import Tier
 from understudy.errors import ConfigError
 from understudy.tiers.model_shape import ModelShape
@@ -21,6 +23,7 @@ _WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
 _BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
 _MAX_BLOCKS = 2**30
 _MAX_BLOCK_BYTES = 2**40
+_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,9 @@ class TierPlan:
                 f"more than {_MAX_BLOCK_BYTES:,} bytes"
             )
         tiers = sorted(config.tiers, key=lambda tier: tier.tier)
-        return cls(
-            per_token, block_bytes, tuple(_planned(tier, block_bytes) for tier in tiers), config.offload
-        )
+        chunk = config.offload.blocks_per_chunk if config.offload.mode == "vllm" else None
+        planned = tuple(_planned(tier, block_bytes, chunk) for tier in tiers)
+        return cls(per_token, block_bytes, planned, config.offload)
 
 
 def _bytes_per_token(config: TiersConfig) -> int:
@@ -91,11 +94,11 @@ def _bytes_per_token(config: TiersConfig) -> int:
     return ModelShape.find(config.model).bytes_per_token(kv_dtype=config.kv_dtype)
 
 
-def _planned(settings: TierSettings, block_bytes: int) -> PlannedTier:
+def _planned(settings: TierSettings, block_bytes: int, chunk: int | None) -> PlannedTier:
     shared = settings.tier != "g2"
     return PlannedTier(
         tier=Tier[settings.tier.upper()],
-        blocks=_blocks(settings, block_bytes),
+        blocks=_blocks(settings, block_bytes) if chunk is None else _chunked(settings, block_bytes, chunk),
         eviction=settings.eviction,
         shared=shared,
         down=_path(settings, "down"),
@@ -119,6 +122,26 @@ def _blocks(settings: TierSettings, block_bytes: int) -> int | None:
     if blocks > _MAX_BLOCKS:
         raise ConfigError(
             f"{settings.tier}: {blocks} blocks are too many; for no limit say blocks: unlimited"
+        )
+    return blocks
+
+
+def _chunked(settings: TierSettings, block_bytes: int, chunk: int) -> int | None:
+    """Blocks of a host that vLLM keeps in chunks of so many; each begins on a page."""
+    if isinstance(settings.bytes, int):
+        page = -(-block_bytes * chunk // _PAGE) * _PAGE
+        if settings.bytes < page:
+            raise ConfigError(
+                f"g2: bytes={settings.bytes} is smaller than a chunk: {chunk} blocks of {block_bytes:,} bytes take "
+                f"{page:,}; make it larger"
+            )
+        settings = msgspec.structs.replace(settings, blocks=settings.bytes // page * chunk, bytes=None)
+    blocks = _blocks(settings, block_bytes)
+    if blocks is not None and blocks < chunk:
+        raise ConfigError(f"g2: {blocks} blocks are smaller than a chunk of {chunk} (blocks_per_chunk)")
+    if blocks is not None and blocks % chunk:
+        raise ConfigError(
+            f"g2: chunks of {chunk} blocks (blocks_per_chunk) do not divide {blocks} blocks; give a multiple"
         )
     return blocks
 

@@ -72,7 +72,8 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"{self.tier}: blocks must be at least 1, got {self.blocks}")
         if self.bytes is not None:
             msgspec.structs.force_setattr(self, "bytes", parse_bytes(f"{self.tier}: bytes", self.bytes))
-        check_policy(f"{self.tier}: eviction", self.eviction)
+        if self.eviction != "arc":  # vLLM's own: see TiersConfig
+            check_policy(f"{self.tier}: eviction", self.eviction)
         if not (0 <= self.latency_ms <= 1e6):
             raise ConfigError(f"{self.tier}: latency_ms must be from 0 to 1e6, got {self.latency_ms}")
         if self.tier == "g2":
@@ -88,8 +89,13 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     offload_batch_size: int = 32
     """Blocks of one transfer down, at most."""
-    mode: Literal["evict", "write_through"] = "write_through"
-    """Copy a block down as soon as it is complete, as vLLM and KVBM do, or only when the GPU evicts it."""
+    mode: Literal["evict", "write_through", "vllm"] = "write_through"
+    """Copy a block down as soon as it is complete, as KVBM does, or only when the GPU evicts it; or all that vLLM's
+    native offloading (its OffloadingConnector) does, step for step."""
+    blocks_per_chunk: int = 1
+    """Mode vllm: blocks of the GPU that go and come together; the host counts chunks of so many."""
+    offload_prompt_only: bool = True
+    """Mode vllm: blocks of outputs stay on the GPU."""
     placement: Literal["inclusive", "exclusive"] = "inclusive"
     """Whether a block that comes back to the GPU also stays where it was."""
     min_reuse: int = 0
@@ -116,6 +122,9 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
         if self.offload_batch_size < 1:
             raise ConfigError(f"offload_batch_size must be at least 1, got {self.offload_batch_size}")
+        if self.blocks_per_chunk < 1:
+            raise ConfigError(f"blocks_per_chunk must be at least 1, got {self.blocks_per_chunk}")
+        self._check_mode()
         if self.min_reuse < 0:
             raise ConfigError(f"min_reuse must not be negative, got {self.min_reuse}")
         if self.mode == "write_through" and self.placement == "exclusive":
@@ -123,6 +132,20 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 "placement=exclusive contradicts mode=write_through, which keeps a copy below from the start: give "
                 "mode=evict with it"
             )
+
+    def _check_mode(self) -> None:
+        """What vLLM does not have, and what only it has."""
+        defaults = {field.name: field.default for field in msgspec.structs.fields(self)}
+        vllm_only = ("blocks_per_chunk", "offload_prompt_only")
+        for name in self.__struct_fields__:
+            if name == "mode" or getattr(self, name) == defaults[name]:
+                continue
+            if self.mode == "vllm" and name not in vllm_only:
+                raise ConfigError(
+                    f"offload: {name} contradicts mode=vllm, whose offloading has no such setting; leave it out"
+                )
+            if self.mode != "vllm" and name in vllm_only:
+                raise ConfigError(f"offload: {name} belongs to mode=vllm; leave it out, or give that mode")
 
 
 class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,6 +171,7 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 f"tiers: {names[0]} needs g2, because blocks pass through host memory; add a g2 tier (--g2)"
             )
+        self._check_policies()
         if self.kv_bytes_per_token is not None:
             if self.kv_bytes_per_token < 1:
                 raise ConfigError(f"kv_bytes_per_token must be at least 1, got {self.kv_bytes_per_token}")
@@ -158,6 +182,24 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                     )
         if self.model is None and self.kv_dtype is not None:
             raise ConfigError("kv_dtype needs model, or give kv_bytes_per_token instead")
+
+    def _check_policies(self) -> None:
+        vllm = self.offload.mode == "vllm"
+        for tier in self.tiers:
+            if vllm and tier.tier != "g2":
+                raise ConfigError(
+                    f"tiers: {tier.tier} contradicts offload mode vllm, which knows host memory only; leave it out"
+                )
+            if vllm and tier.eviction not in ("lru", "arc"):
+                raise ConfigError(
+                    f"g2: eviction under offload mode vllm is lru or arc, got {tier.eviction!r}"
+                )
+            if vllm and tier.link.offload_concurrency is not None:
+                raise ConfigError(
+                    "g2: offload_concurrency contradicts offload mode vllm, which has one stream each way"
+                )
+            if not vllm and tier.eviction == "arc":
+                raise ConfigError(f"{tier.tier}: eviction arc is vLLM's; it needs offload mode vllm")
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> TiersConfig:

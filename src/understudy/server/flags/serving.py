@@ -14,6 +14,7 @@ from understudy.server.flags.grammar import CommandLine, Flag, read_command_line
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.settings import TiersConfig
+from understudy.tiers.vllm_flags import offload_settings
 from understudy.timing.timing_file import timing_setting
 
 OURS = (
@@ -108,6 +109,7 @@ _HANDLED = frozenset(
             "lora-modules",
             "kv-events-config",
         ),
+        *("kv-offloading-size", "kv-offloading-backend", "kv-transfer-config"),
         *("set", "tiers", "max-request-body-size-mb", "time-to-first-token", "inter-token-latency"),
         *("failure-injection-rate", "failure-types", "fake-metrics", "engine"),
     )
@@ -185,6 +187,14 @@ def settings_of(line: CommandLine) -> ServerSettings:
         given["kv_events_config"] = events
     if values.get("tiers") is not None:
         given["tiers"] = _tiers(values["tiers"])
+    below = offload_settings(
+        values.get("kv-offloading-size"),
+        values.get("kv-offloading-backend"),
+        values.get("kv-transfer-config"),
+        values.get("block-size") or 16,
+    )
+    if below is not None:
+        given["tiers"] = _offload(below, given.get("tiers"), given["model"])
     for field in ("shutdown_timeout_s", "startup_duration_s", "speedup"):
         if field in given:
             given[field] = float(given[field])
@@ -246,6 +256,20 @@ def _tiers(value: Any) -> TiersConfig:
             '--tiers must be a JSON object, such as {"tiers": [{"tier": "g2", "blocks": 4096}], …}'
         )
     return TiersConfig.from_dict(value)
+
+
+def _offload(below: dict[str, Any], given: TiersConfig | None, model: str) -> TiersConfig:
+    """vLLM's native offload. What a token weighs stands in --tiers, or the model says so."""
+    if given is not None and given.tiers:
+        raise ConfigError("--kv-offloading-size and --tiers both say what is below the device; give one")
+    weight = {"model": model}
+    if given is not None:
+        weight = {
+            name: value
+            for name in ("kv_bytes_per_token", "model", "kv_dtype")
+            if (value := getattr(given, name)) is not None
+        }
+    return TiersConfig.from_dict({**below, **weight})
 
 
 def _lora(module: Any) -> LoraModule:

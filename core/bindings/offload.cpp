@@ -1,0 +1,132 @@
+// vLLM's native host offload in Python: its settings, and what each step of it did.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+template <typename Values>
+nb::list list_of(const Values& values) {
+  nb::list out;
+  for (const auto& value : values) out.append(value);
+  return out;
+}
+
+HostPolicy read_host_policy(const std::string& name) {
+  if (name == "lru") return HostPolicy::Lru;
+  if (name == "arc") return HostPolicy::Arc;
+  throw Error(ErrorKind::ConfigError, "eviction_policy must be one of lru, arc; got '", name, "'");
+}
+
+nb::dict describe(const OffloadJob& job, const std::vector<std::uint64_t>& hashes) {
+  nb::dict out;
+  out["job"] = job.id;
+  out["request"] = job.request;
+  out["chunks"] = list_of(job.chunks);
+  out["hashes"] = list_of(hashes);
+  out["device"] = list_of(job.device);
+  out["host"] = list_of(job.host);
+  return out;
+}
+
+}  // namespace
+
+nb::object take_offload_line(VllmEngine& engine) {
+  OffloadConnector* const connector = engine.offload();
+  if (connector == nullptr) throw Error(ErrorKind::WrongState, "this engine does not offload as vLLM does");
+  const OffloadLog log = std::exchange(connector->log(), {});
+  nb::dict line;
+  nb::list lookups;
+  for (const OffloadLog::Lookup& lookup : log.lookups) {
+    nb::object hit = lookup.hit ? nb::object(nb::int_(*lookup.hit)) : nb::object(nb::none());
+    lookups.append(nb::make_tuple(lookup.request, lookup.local, hit));
+  }
+  nb::list loads;
+  for (const OffloadLog::Load& load : log.loads) {
+    nb::dict job = describe(load.job, load.hashes);
+    job["tokens"] = load.tokens;
+    job["table"] = list_of(load.table);
+    loads.append(job);
+  }
+  nb::list stores;
+  for (const OffloadLog::Store& store : log.stores) stores.append(describe(store.job, store.hashes));
+  nb::list blocks;
+  for (const OffloadLog::Blocks& of : log.blocks) {
+    blocks.append(nb::make_tuple(of.request, of.fresh, of.resumed, list_of(of.slots)));
+  }
+  const VllmHost& host = connector->host();
+  nb::object oldest = nb::none();
+  if (host.has_oldest()) {
+    nb::list keys;
+    for (const LineageHash& key : host.oldest(8)) keys.append(key.current());
+    oldest = keys;
+  }
+  line["lookups"] = lookups;
+  line["loading"] = list_of(engine.loading());
+  line["loads"] = loads;
+  line["stores"] = stores;
+  line["refused"] = list_of(log.refused);
+  line["flush"] = list_of(log.flush);
+  line["blocks"] = blocks;
+  line["done"] = list_of(log.done);
+  nb::list evicted;
+  for (const std::vector<std::uint64_t>& keys : log.evicted) evicted.append(list_of(keys));
+  line["evicted"] = evicted;
+  line["resident"] = host.resident();
+  line["ready"] = host.ready();
+  line["oldest"] = oldest;
+  return line;
+}
+
+void bind_offload(nb::module_& m) {
+  nb::class_<VllmOffload>(m, "VllmOffload", "vLLM's native host offload, as a setting of an engine.")
+      .def(
+          "__init__",
+          [](VllmOffload* self, std::uint64_t host_chunks, std::uint32_t blocks_per_chunk,
+             const std::string& eviction_policy, bool offload_prompt_only, std::uint32_t store_steps,
+             std::uint32_t load_steps, bool touches, bool stores_last_token, bool holders_first, bool spares_in_flight,
+             bool log) {
+            VllmOffload out;
+            out.host_chunks = host_chunks;
+            out.blocks_per_chunk = blocks_per_chunk;
+            out.policy = read_host_policy(eviction_policy);
+            out.prompt_only = offload_prompt_only;
+            out.store_steps = store_steps;
+            out.load_steps = load_steps;
+            out.touches = touches;
+            out.stores_last_token = stores_last_token;
+            out.holders_first = holders_first;
+            out.spares_in_flight = spares_in_flight;
+            out.log = log;
+            new (self) VllmOffload(out);
+          },
+          nb::kw_only(), "host_chunks"_a, "blocks_per_chunk"_a = 1, "eviction_policy"_a = "lru",
+          "offload_prompt_only"_a = true, "store_steps"_a = 0, "load_steps"_a = 0, "touches"_a = true,
+          "stores_last_token"_a = true, "holders_first"_a = false, "spares_in_flight"_a = false, "log"_a = false);
+
+  nb::class_<OffloadTotals>(m, "OffloadTotals", "What vLLM's offload did so far.")
+      .def_ro("lookups", &OffloadTotals::lookups)
+      .def_ro("deferred_lookups", &OffloadTotals::deferred_lookups)
+      .def_ro("loads", &OffloadTotals::loads)
+      .def_ro("loaded_chunks", &OffloadTotals::loaded_chunks)
+      .def_ro("loaded_tokens", &OffloadTotals::loaded_tokens)
+      .def_ro("stores", &OffloadTotals::stores)
+      .def_ro("stored_chunks", &OffloadTotals::stored_chunks)
+      .def_ro("refused_stores", &OffloadTotals::refused_stores)
+      .def_ro("evicted_chunks", &OffloadTotals::evicted_chunks)
+      .def_ro("flushed_jobs", &OffloadTotals::flushed_jobs)
+      .def_ro("loaded_bytes", &OffloadTotals::loaded_bytes)
+      .def_ro("stored_bytes", &OffloadTotals::stored_bytes)
+      .def_ro("load_ns", &OffloadTotals::load_ns)
+      .def_ro("store_ns", &OffloadTotals::store_ns);
+}
+
+}  // namespace understudy

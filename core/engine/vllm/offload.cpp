@@ -1,0 +1,258 @@
+// Where the engine meets vLLM's own host offload: admissions that look below, loads under way, and blocks that are let
+// go late.
+#include <algorithm>
+
+#include "engine/vllm/engine.hpp"
+
+namespace understudy {
+
+// ── Admissions ──
+
+// As vLLM's second phase with this connector. Who waits for a transfer is passed over; a failed allocation ends the
+// scan, whoever stands behind.
+void VllmEngine::admit_offloading(std::int64_t now_ns) {
+  std::vector<RequestSlot> passed;
+  const auto pass = [&passed](WaitingQueue& queue) {
+    passed.push_back(queue.head());
+    queue.pop();
+  };
+  while (num_waiting() > 0 && can_add() && running_.size() < max_running()) {
+    WaitingQueue& queue = next_queue();
+    EngineRequest& request = requests_[queue.head()];
+    if (request.status == RequestStatus::Loading) {
+      if (!request.loaded) {
+        pass(queue);
+        continue;
+      }
+      promote(request, now_ns);
+    }
+    Admission head;
+    if (request.computed == 0) {
+      head = look_up(request.slot);
+      const std::optional<std::uint32_t> below = offload_->look_up(request, head.hit_tokens);
+      if (below == 0u) {
+        // An ordinary admission.
+      } else if (!below || place_load(head, *below, now_ns)) {
+        pass(queue);
+        continue;
+      } else {
+        break;
+      }
+    } else {  // its blocks have come, or came and found no room for the rest
+      head.slot = request.slot;
+      head.hit_tokens = request.computed;
+    }
+    if (!size_up(head, false, false) || head.too_long) break;
+    const std::size_t blocks = blocks_up_to(request, head.total(), true);
+    if (request.table.empty()) {
+      if (!fits(head) || kv_->place(request, head.hit, blocks, head.total(), now_ns) != Room::Taken) break;
+    } else if (!fits_behind(head) || kv_->grow(request, blocks, head.total(), now_ns) != Room::Taken) {
+      break;
+    }
+    queue.pop();
+    enter(head, now_ns);
+    request.record.below_total[0] += request.loaded_tokens;
+    if (!log_.resumed.back()) request.record.below_first[0] += request.loaded_tokens;
+    request.loaded_tokens = 0;
+    if (head.total() < request.known && !std::ranges::count(prefills_in_flight_, head.slot)) {
+      prefills_in_flight_.push_back(head.slot);
+    }
+  }
+  put_back(passed);
+}
+
+WaitingQueue& VllmEngine::next_queue() noexcept {
+  if (skipped_.empty() || waiting_.empty()) return skipped_.empty() ? waiting_ : skipped_;
+  if (config_.offload->holders_first || config_.policy == SchedulingPolicy::Fcfs) return skipped_;
+  return waiting_.before(waiting_.head(), skipped_.head()) ? waiting_ : skipped_;
+}
+
+void VllmEngine::put_back(std::span<const RequestSlot> passed) {
+  if (passed.empty()) return;
+  if (!config_.offload->holders_first) return skipped_.put_back(passed);
+  std::vector<RequestSlot> holders;
+  std::vector<RequestSlot> others;
+  for (const RequestSlot slot : passed) (requests_[slot].computed > 0 ? holders : others).push_back(slot);
+  skipped_.put_back(holders);
+  waiting_.put_back(others);
+}
+
+// Room for what will be loaded, beside all that others in progress still lack: a load holds its blocks, computes
+// nothing, and cannot be preempted.
+bool VllmEngine::place_load(const Admission& head, std::uint32_t tokens, std::int64_t now_ns) {
+  EngineRequest& request = requests_[head.slot];
+  const std::uint64_t free = kv_->available();
+  const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
+  const std::uint64_t extra = head.hit.unreferenced + watermark;
+  if (config_.scheduler_reserve_full_isl && blocks_for(request.known) - head.hit.blocks + extra > free) return false;
+  const std::size_t blocks = blocks_for(head.hit_tokens + tokens);
+  if (blocks - head.hit.blocks + extra + lacking() > free) return false;
+  if (kv_->place(request, head.hit, blocks, head.hit_tokens, now_ns) != Room::Taken) return false;
+  offload_->begin_load(request, head.hit_tokens, tokens);
+  request.computed = head.hit_tokens + tokens;
+  request.before_park = request.status;
+  request.status = RequestStatus::Loading;
+  request.loaded = false;
+  request.loaded_tokens = tokens;
+  request.load_begun_ns = now_ns;
+  prefills_in_flight_.push_back(head.slot);
+  ++loading_;
+  return true;
+}
+
+// Blocks that prompts in progress, those being loaded among them, need to their end.
+std::uint64_t VllmEngine::lacking() const {
+  std::uint64_t blocks = 0;
+  for (const RequestSlot slot : prefills_in_flight_) {
+    const EngineRequest& request = requests_[slot];
+    const std::uint64_t whole = blocks_for(std::min(request.known, config_.max_model_len));
+    blocks += whole > request.table.size() ? whole - request.table.size() : 0;
+  }
+  return blocks;
+}
+
+// Its blocks have come: others can find them, and it can be admitted.
+void VllmEngine::promote(EngineRequest& request, std::int64_t now_ns) {
+  kv_->name(request, request.computed / config_.block_size);
+  if (request.computed == request.known) {  // something to sample from
+    --request.computed;
+    --request.loaded_tokens;
+  }
+  request.status = request.before_park;
+  request.loaded = false;
+  request.record.parked_ns += now_ns - request.load_begun_ns;
+  --loading_;
+}
+
+// The same as `fits`, for a request that holds blocks.
+bool VllmEngine::fits_behind(const Admission& head) const {
+  const EngineRequest& request = requests_[head.slot];
+  const std::uint64_t room = kv_->available() + request.table.size();
+  const std::uint64_t watermark = running_.empty() ? 0 : watermark_blocks_;
+  const auto fit = [&](std::uint64_t blocks) {
+    return std::max<std::uint64_t>(blocks, request.table.size()) + watermark <= room;
+  };
+  if (config_.scheduler_reserve_full_isl && !fit(blocks_for(request.known))) return false;
+  return fit(blocks_up_to(request, head.total(), true));
+}
+
+std::vector<RequestId> VllmEngine::loading() const {
+  std::vector<RequestId> ids;
+  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
+    for (const RequestSlot slot : queue->ids()) {
+      if (requests_[slot].status == RequestStatus::Loading) ids.push_back(requests_[slot].id);
+    }
+  }
+  return ids;
+}
+
+OffloadTotals VllmEngine::offload_totals() const noexcept {
+  OffloadTotals totals = offload_ ? offload_->totals() : OffloadTotals{};
+  if (offload_links_) offload_links_->count(totals);
+  return totals;
+}
+
+// ── Steps ──
+
+// The connector hears who was scheduled, and says what is to be transferred.
+void VllmEngine::close_offload(std::size_t admitted_before) {
+  const std::size_t admitted = log_.admitted.size() - admitted_before;
+  const std::size_t first_admitted = log_.scheduled.size() - admitted;
+  if (!log_.scheduled.empty()) ++scheduled_steps_;
+  for (std::size_t i = 0; i < log_.scheduled.size(); ++i) {
+    const Scheduled& turn = log_.scheduled[i];
+    EngineRequest& request = requests_[turn.slot];
+    const bool fresh = i >= first_admitted;
+    offload_->scheduled(request, request.computed, fresh, fresh && log_.resumed[admitted_before + i - first_admitted]);
+    request.last_step = scheduled_steps_;
+    if (turn.samples) std::erase(prefills_in_flight_, turn.slot);
+  }
+  orders_ = offload_->close_schedule();
+}
+
+// What it holds is about to be taken from it.
+void VllmEngine::withdraw_from_offload(const EngineRequest& victim) {
+  offload_->preempted(victim);
+  std::erase(prefills_in_flight_, victim.slot);
+}
+
+// It ends. While its blocks are being loaded nobody else may have them.
+void VllmEngine::leave_offload(EngineRequest& request, bool aborted) {
+  std::erase(prefills_in_flight_, request.slot);
+  const bool loading = request.status == RequestStatus::Loading;
+  if (loading) --loading_;
+  offload_->ended(request, request.computed, aborted);
+  if (loading && !request.loaded) {
+    orphans_[request.id] = {request.last_step, std::move(request.table)};
+    request.table.clear();
+  } else {
+    let_go(request);
+  }
+}
+
+// Its blocks are free, unless a step in flight may still write to them.
+void VllmEngine::let_go(EngineRequest& request) {
+  if (!offload_ || freeable(request.last_step)) return kv_->release(request);
+  if (!request.table.empty()) deferred_.push_back({scheduled_steps_, std::move(request.table)});
+  request.table.clear();
+  request.keyed = 0;
+}
+
+// The output of a step has come; `computed`: there was something to compute.
+void VllmEngine::free_deferred(bool computed) {
+  if (!computed) return;
+  ++processed_steps_;
+  for (; !deferred_.empty() && deferred_.front().step <= processed_steps_; deferred_.pop_front()) {
+    store_.release(0, deferred_.front().table, true);
+  }
+}
+
+// ── Transfers ──
+
+std::vector<JobId> VllmEngine::run_offload_step() { return offload_steps_->run(std::exchange(orders_, {})); }
+
+// A batch begins: when it can compute, for it may have to wait for what must be flushed.
+std::int64_t VllmEngine::begin_transfers(OffloadOrders orders, std::int64_t now_ns) {
+  if (offload_steps_) open_.reports = offload_steps_->run(orders);
+  return offload_links_ ? offload_links_->begin(orders, *offload_, now_ns) : now_ns;
+}
+
+// The worker has done these.
+void VllmEngine::report_offload(std::vector<JobId> done) {
+  if (done.empty()) return;
+  for (const RequestId id : offload_->done(done)) {
+    const auto orphan = orphans_.find(id);
+    if (orphan == orphans_.end()) {
+      requests_[slots_.at(id)].loaded = true;
+      continue;
+    }
+    if (freeable(orphan->second.step)) {
+      store_.release(0, orphan->second.table, true);
+    } else {
+      deferred_.push_back({scheduled_steps_, std::move(orphan->second.table)});
+    }
+    orphans_.erase(orphan);
+  }
+}
+
+// A step has ended on the clock. When nobody is left to schedule, vLLM goes on with empty steps until all is stored.
+void VllmEngine::settle_offload(std::int64_t now_ns) {
+  report_offload(offload_links_->take_done());
+  while (idle() && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
+    (void)offload_links_->begin(offload_->close_schedule(), *offload_, now_ns);
+  }
+}
+
+// What is held on the device for it, beside the tables of those that run.
+std::uint64_t VllmEngine::check_offload() const {
+  std::uint64_t references = 0;
+  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
+    for (const RequestSlot slot : queue->ids()) references += requests_[slot].table.size();
+  }
+  for (const Kept& kept : deferred_) references += kept.table.size();
+  for (const auto& [id, kept] : orphans_) references += kept.table.size();
+  offload_->check();
+  return references;
+}
+
+}  // namespace understudy

@@ -1,0 +1,28 @@
+// vLLM's native host offload as a setting of its engine, and what its releases do differently.
+#pragma once
+
+#include <cstdint>
+
+#include "tiers/host_order.hpp"
+
+namespace understudy {
+
+struct VllmOffload {
+  std::uint64_t host_chunks = 0;
+  std::uint32_t blocks_per_chunk = 1;
+  HostPolicy policy = HostPolicy::Lru;
+  bool prompt_only = true;  // outputs are not stored
+  // In lockstep, without links: how many steps a transfer takes.
+  std::uint32_t store_steps = 0;
+  std::uint32_t load_steps = 0;
+
+  // Version profile.
+  bool touches = true;            // lookups and stores make chunks young; else the end of a request does
+  bool stores_last_token = true;  // a request that has ended offers its last token too, which nobody computed
+  bool holders_first = false;     // who waits and holds blocks has a queue of its own, served first
+  bool spares_in_flight = false;  // a victim whose step is in flight is not preempted
+
+  bool log = false;  // keep what each step did, in the words of a recording
+};
+
+}  // namespace understudy

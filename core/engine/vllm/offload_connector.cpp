@@ -1,0 +1,307 @@
+#include "engine/vllm/offload_connector.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+namespace understudy {
+
+OffloadConnector::OffloadConnector(const VllmOffload& config, std::uint32_t block_size, bool prefix_caching,
+                                   BlockStore& store)
+    : config_(config),
+      chunk_tokens_(block_size * config.blocks_per_chunk),
+      defers_to_loads_(prefix_caching),
+      host_(store, config.policy, config.touches),
+      allocated_in_(store.num_blocks(0)) {}
+
+void OffloadConnector::came(const KvRequest& request) {
+  if (free_tracked_.empty()) {
+    free_tracked_.push_back(static_cast<std::uint32_t>(tracked_.size()));
+    tracked_.emplace_back();
+  }
+  const std::uint32_t index = free_tracked_.back();
+  free_tracked_.pop_back();
+  tracked_[index] = {};
+  tracked_[index].request = request.id;
+  tracked_[index].arrival_time = request.spec.arrival_time;
+  if (of_slot_.size() <= request.slot) of_slot_.resize(request.slot + 1, kNobody);
+  of_slot_[request.slot] = index;
+}
+
+// ── Admission ──
+
+std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::uint32_t local) {
+  Tracked& tracked = of(request);
+  tracked.told = 0;
+  tracked.blocks.clear();
+  std::optional<std::uint32_t> hit;
+  if (tracked.jobs.empty()) {
+    const std::uint32_t chunks = num_chunks(request.known);
+    name(request, chunks);
+    hit = scan(request, local, chunks);
+    touch_all(request.blocks, request.known);
+  }
+  ++totals_.lookups;
+  if (!hit) ++totals_.deferred_lookups;
+  if (config_.log) log_.lookups.push_back({request.id, local, hit});
+  return hit;
+}
+
+std::optional<std::uint32_t> OffloadConnector::scan(const KvRequest& request, std::uint32_t local,
+                                                    std::uint32_t chunks) const {
+  if (chunks * chunk_tokens_ < local + chunk_tokens_) return 0;  // a part of a chunk is not worth it
+  const std::uint32_t start = local / chunk_tokens_;
+  std::uint32_t end = start;
+  bool pending = false;
+  bool loading = false;
+  for (; end < chunks; ++end) {
+    const VllmHost::Found found = host_.find(request.blocks[(end + 1) * config_.blocks_per_chunk - 1]);
+    if (!found.here) break;
+    pending |= !found.ready;
+    loading |= found.loading;
+  }
+  if (pending) return std::nullopt;
+  if (end * chunk_tokens_ < local + chunk_tokens_) return 0;
+  if (loading && defers_to_loads_) return std::nullopt;
+  return end * chunk_tokens_ - local;
+}
+
+void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens) {
+  const std::uint32_t index = of_slot_[request.slot];
+  Tracked& tracked = tracked_[index];
+  const std::uint32_t first = local / chunk_tokens_;
+  const std::uint32_t end = (local + tokens + chunk_tokens_ - 1) / chunk_tokens_;
+  allocated(request.table);
+  tracked.next_stored = end;
+  OffloadJob& job = new_job(index, false);
+  job.first_chunk = first;
+  host_.begin_load(keys(request.blocks, first, end), uses(tracked, first, end), job.host);
+  for (std::uint32_t chunk = first; chunk < end; ++chunk) job.chunks.push_back(chunk);
+  const std::size_t held = local / (chunk_tokens_ / config_.blocks_per_chunk);
+  job.device.assign(request.table.begin() + static_cast<std::ptrdiff_t>(held), request.table.end());
+  orders_.loads.push_back(job.id);
+  ++totals_.loads;
+  totals_.loaded_chunks += end - first;
+  totals_.loaded_tokens += tokens;
+  if (!config_.log) return;
+  OffloadLog::Load load{job, tokens, {}, request.table};
+  for (const BlockIdentity& key : keys(request.blocks, first, end)) load.hashes.push_back(key.sequence_hash());
+  log_.loads.push_back(std::move(load));
+}
+
+// ── Schedule ──
+
+// Its table is about to go. An output in flight may still end it, and it then offers what it had.
+void OffloadConnector::preempted(const KvRequest& request) {
+  Tracked& tracked = of(request);
+  tracked.blocks.assign(request.table.begin(), request.table.begin() + tracked.told);
+  tracked.told = 0;
+  orders_.flush.insert(orders_.flush.end(), tracked.jobs.begin(), tracked.jobs.end());
+}
+
+void OffloadConnector::scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed) {
+  Tracked& tracked = of(request);
+  tracked.blocks.clear();
+  const std::span<const SlotId> fresh = std::span<const SlotId>(request.table).subspan(tracked.told);
+  if (!fresh.empty()) {
+    allocated(fresh);
+    if (config_.log) log_.blocks.push_back({request.id, resumed, admitted && !resumed, {fresh.begin(), fresh.end()}});
+    tracked.told = static_cast<std::uint32_t>(request.table.size());
+  }
+  offers_.push_back({&request, after});
+}
+
+OffloadOrders OffloadConnector::close_schedule() {
+  if (!fenced_.empty()) {
+    for (const SlotId slot : allocated_) {
+      const auto jobs = fenced_.find(slot);
+      if (jobs == fenced_.end()) continue;
+      orders_.flush.insert(orders_.flush.end(), jobs->second.begin(), jobs->second.end());
+    }
+  }
+  refused_last_ = 0;
+  for (const Offer& offer : offers_) {
+    KvRequest& request = *offer.request;
+    const std::uint32_t prompt = request.spec.prompt_tokens;
+    const std::uint32_t limit = config_.prompt_only ? std::min(offer.after, prompt) : offer.after;
+    if (num_chunks(std::min(limit, request.known)) <= of(request).next_stored) continue;
+    name(request, num_chunks(request.known));
+    store(of_slot_[request.slot], request.blocks, request.table, request.known, offer.after, prompt);
+  }
+  // A set in vLLM: whoever came first, here.
+  std::ranges::sort(ended_, [this](std::uint32_t a, std::uint32_t b) {
+    return std::tie(tracked_[a].arrival_time, tracked_[a].request) <
+           std::tie(tracked_[b].arrival_time, tracked_[b].request);
+  });
+  for (const std::uint32_t index : ended_) {
+    const Tracked& tracked = tracked_[index];
+    store(index, tracked.names, tracked.blocks, tracked.known, tracked.after, tracked.prompt);
+  }
+  for (const std::uint32_t index : ended_) {
+    Tracked& tracked = tracked_[index];
+    tracked.signalled = true;
+    const auto chunks = std::min(num_chunks(tracked.known), static_cast<std::uint32_t>(tracked.uses.size()));
+    host_.ended(keys(tracked.names, 0, chunks), std::span<const std::uint8_t>(tracked.uses).first(chunks));
+    std::vector<BlockIdentity>().swap(tracked.names);
+    if (tracked.jobs.empty()) forget(index);
+  }
+  ended_.clear();
+  offers_.clear();
+  allocated_.clear();
+  ++schedule_;
+  std::ranges::sort(orders_.flush);
+  const auto repeats = std::ranges::unique(orders_.flush);
+  orders_.flush.erase(repeats.begin(), repeats.end());
+  totals_.flushed_jobs += orders_.flush.size();
+  if (config_.log) log_.flush = orders_.flush;
+  return std::exchange(orders_, {});
+}
+
+void OffloadConnector::ended(KvRequest& request, std::uint32_t computed, bool aborted) {
+  const std::uint32_t index = of_slot_[request.slot];
+  Tracked& tracked = tracked_[index];
+  of_slot_[request.slot] = kNobody;
+  tracked.has_ended = true;
+  tracked.known = request.known;
+  tracked.prompt = request.spec.prompt_tokens;
+  const std::uint32_t committed =
+      config_.stores_last_token ? request.known : std::max(tracked.prompt, request.known - 1);
+  tracked.after = aborted ? computed : committed;
+  if (tracked.told > 0) tracked.blocks.assign(request.table.begin(), request.table.begin() + tracked.told);
+  name(request, num_chunks(request.known));
+  tracked.names = std::move(request.blocks);
+  request.blocks.clear();
+  for (const JobId id : tracked.jobs) fence(jobs_.at(id));
+  ended_.push_back(index);
+}
+
+// ── Stores ──
+
+void OffloadConnector::store(std::uint32_t index, std::span<const BlockIdentity> names, std::span<const SlotId> blocks,
+                             std::uint32_t known, std::uint32_t after, std::uint32_t prompt) {
+  Tracked& tracked = tracked_[index];
+  std::uint32_t tokens = std::min(after, known);
+  if (config_.prompt_only) tokens = std::min(tokens, prompt);
+  const std::uint32_t first = tracked.next_stored;
+  const std::uint32_t end =
+      std::min(num_chunks(tokens), static_cast<std::uint32_t>(blocks.size()) / config_.blocks_per_chunk);
+  if (end <= first) return;
+  const auto offered = keys(names, first, end);
+  if (!host_.begin_store(offered, uses(tracked, first, end), places_, slots_)) {
+    ++refused_last_;
+    ++totals_.refused_stores;
+    if (config_.log) log_.refused.push_back(tracked.request);
+    return;
+  }
+  tracked.next_stored = end;
+  if (places_.empty()) return;
+  totals_.evicted_chunks += host_.evicted().size();
+  ++totals_.stores;
+  totals_.stored_chunks += places_.size();
+  OffloadJob& job = new_job(index, true);
+  job.host = slots_;
+  for (const std::uint32_t place : places_) {
+    const std::uint32_t chunk = first + place;
+    job.chunks.push_back(chunk);
+    const auto from = blocks.subspan(std::size_t{chunk} * config_.blocks_per_chunk, config_.blocks_per_chunk);
+    job.device.insert(job.device.end(), from.begin(), from.end());
+  }
+  orders_.stores.push_back(job.id);
+  if (config_.log) {
+    if (!host_.evicted().empty()) log_.evicted.emplace_back();
+    for (const LineageHash& key : host_.evicted()) log_.evicted.back().push_back(key.current());
+    OffloadLog::Store store{job, {}};
+    for (const std::uint32_t place : places_) store.hashes.push_back(offered[place].sequence_hash());
+    log_.stores.push_back(std::move(store));
+  }
+  touch_all(names, known);
+  if (!tracked.has_ended) return;
+  fence(job);
+  if (std::ranges::any_of(job.device, [this](SlotId slot) { return allocated_in_[slot] == schedule_; })) {
+    orders_.flush.push_back(job.id);
+  }
+}
+
+void OffloadConnector::touch_all(std::span<const BlockIdentity> names, std::uint32_t known) {
+  if (config_.touches) host_.touch(keys(names, 0, num_chunks(known)));
+}
+
+// ── Update ──
+
+std::vector<RequestId> OffloadConnector::done(std::span<const JobId> jobs) {
+  std::vector<RequestId> loaded;
+  if (config_.log) log_.done.assign(jobs.begin(), jobs.end());
+  for (const JobId id : jobs) {
+    const auto found = jobs_.find(id);
+    const OffloadJob& job = found->second;
+    Tracked& tracked = tracked_[job.tracked];
+    if (job.store) {
+      host_.stored(job.host);
+      if (tracked.has_ended) {
+        for (const SlotId slot : job.device) {
+          const auto fences = fenced_.find(slot);
+          if (fences == fenced_.end()) continue;
+          std::erase(fences->second, id);
+          if (fences->second.empty()) fenced_.erase(fences);
+        }
+      }
+    } else {
+      host_.loaded(job.host);
+      loaded.push_back(job.request);
+    }
+    std::erase(tracked.jobs, id);
+    if (tracked.signalled && tracked.jobs.empty()) forget(job.tracked);
+    jobs_.erase(found);
+  }
+  return loaded;
+}
+
+// ── Books ──
+
+void OffloadConnector::name(KvRequest& request, std::uint32_t chunks) const {
+  const std::size_t blocks = std::size_t{chunks} * config_.blocks_per_chunk;
+  if (request.blocks.size() < blocks) request.spec.identities->extend(request.blocks, blocks);
+}
+
+std::span<const BlockIdentity> OffloadConnector::keys(std::span<const BlockIdentity> names, std::uint32_t first,
+                                                      std::uint32_t end) {
+  if (config_.blocks_per_chunk == 1) return names.subspan(first, end - first);
+  keys_.clear();
+  for (std::uint32_t chunk = first; chunk < end; ++chunk) {
+    keys_.push_back(names[std::size_t{chunk + 1} * config_.blocks_per_chunk - 1]);
+  }
+  return keys_;
+}
+
+std::span<std::uint8_t> OffloadConnector::uses(Tracked& tracked, std::uint32_t first, std::uint32_t end) {
+  if (tracked.uses.size() < end) tracked.uses.resize(end);
+  return std::span<std::uint8_t>(tracked.uses).subspan(first, end - first);
+}
+
+OffloadJob& OffloadConnector::new_job(std::uint32_t tracked, bool store) {
+  const JobId id = next_job_++;
+  tracked_[tracked].jobs.push_back(id);
+  OffloadJob& job = jobs_[id];
+  job.id = id;
+  job.request = tracked_[tracked].request;
+  job.tracked = tracked;
+  job.store = store;
+  return job;
+}
+
+// Its blocks are free, and read until the job is done.
+void OffloadConnector::fence(const OffloadJob& job) {
+  if (!job.store) return;
+  for (const SlotId slot : job.device) fenced_[slot].push_back(job.id);
+}
+
+void OffloadConnector::allocated(std::span<const SlotId> slots) {
+  allocated_.insert(allocated_.end(), slots.begin(), slots.end());
+  for (const SlotId slot : slots) allocated_in_[slot] = schedule_;
+}
+
+void OffloadConnector::forget(std::uint32_t index) {
+  tracked_[index] = {};
+  free_tracked_.push_back(index);
+}
+
+}  // namespace understudy

@@ -1,0 +1,202 @@
+// The scheduler's side of vLLM's native host offload: what is looked up, loaded, stored and flushed.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/kv_backend.hpp"
+#include "engine/vllm/offload_config.hpp"
+#include "tiers/vllm_host.hpp"
+
+namespace understudy {
+
+using JobId = std::uint64_t;
+
+// A transfer between device and host.
+struct OffloadJob {
+  JobId id = 0;
+  RequestId request = 0;
+  std::uint32_t tracked = 0;  // the connector's name of its request
+  bool store = false;
+  std::uint32_t first_chunk = 0;      // of a load
+  std::vector<std::uint32_t> chunks;  // positions
+  std::vector<SlotId> host;           // a slot for each
+  std::vector<SlotId> device;         // their blocks
+};
+
+// What one schedule asks of the worker.
+struct OffloadOrders {
+  std::vector<JobId> loads;
+  std::vector<JobId> stores;
+  std::vector<JobId> flush;  // to be done before the step computes
+
+  bool empty() const noexcept { return loads.empty() && stores.empty() && flush.empty(); }
+};
+
+struct OffloadTotals {
+  std::uint64_t lookups = 0;
+  std::uint64_t deferred_lookups = 0;
+  std::uint64_t loads = 0;  // jobs
+  std::uint64_t loaded_chunks = 0;
+  std::uint64_t loaded_tokens = 0;
+  std::uint64_t stores = 0;
+  std::uint64_t stored_chunks = 0;
+  std::uint64_t refused_stores = 0;  // offers that found no room
+  std::uint64_t evicted_chunks = 0;
+  std::uint64_t flushed_jobs = 0;
+  // On the links, of transfers that have ended.
+  std::uint64_t loaded_bytes = 0;
+  std::uint64_t stored_bytes = 0;
+  std::int64_t load_ns = 0;
+  std::int64_t store_ns = 0;
+};
+
+// What a schedule and the update behind it did, in the words of a recording.
+struct OffloadLog {
+  struct Lookup {
+    RequestId request = 0;
+    std::uint32_t local = 0;
+    std::optional<std::uint32_t> hit;  // none: deferred
+  };
+  struct Blocks {
+    RequestId request = 0;
+    bool resumed = false;
+    bool fresh = false;  // it was admitted for the first time
+    std::vector<SlotId> slots;
+  };
+  struct Load {
+    OffloadJob job;
+    std::uint32_t tokens = 0;
+    std::vector<std::uint64_t> hashes;
+    std::vector<SlotId> table;
+  };
+  struct Store {
+    OffloadJob job;
+    std::vector<std::uint64_t> hashes;
+  };
+  std::vector<Lookup> lookups;
+  std::vector<Load> loads;
+  std::vector<Store> stores;
+  std::vector<RequestId> refused;
+  std::vector<JobId> flush;
+  std::vector<Blocks> blocks;
+  std::vector<JobId> done;
+  std::vector<std::vector<std::uint64_t>> evicted;  // by the store that they made room for
+};
+
+// Told of everything that the scheduler does with a request. A request is known by its slot until it has ended.
+class OffloadConnector {
+ public:
+  OffloadConnector(const VllmOffload& config, std::uint32_t block_size, bool prefix_caching, BlockStore& store);
+
+  const VllmOffload& config() const noexcept { return config_; }
+  VllmHost& host() noexcept { return host_; }
+  const VllmHost& host() const noexcept { return host_; }
+
+  void came(const KvRequest& request);
+  // ── Admission ──
+  // Tokens behind `local` ones (found on the device, whole blocks) that can be loaded; nothing: ask again next step.
+  std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local);
+  // It has blocks for the answer: they are on their way.
+  void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
+
+  // ── Schedule ──
+  void preempted(const KvRequest& request);
+  // It was scheduled, and will have computed `after` tokens; `admitted` in this schedule.
+  void scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed);
+  // Nothing more is scheduled: what the worker is asked to do.
+  OffloadOrders close_schedule();
+  // It has ended, and `computed` of its tokens have (or are being given) KV. Before its blocks are freed.
+  void ended(KvRequest& request, std::uint32_t computed, bool aborted);
+
+  // ── Update ──
+  // The worker has done these, in this order. Returns requests whose blocks have come, ended ones included.
+  std::vector<RequestId> done(std::span<const JobId> jobs);
+  const OffloadJob& job(JobId id) const { return jobs_.at(id); }
+
+  // ── Watch ──
+  bool has_jobs() const noexcept { return !jobs_.empty(); }
+  std::size_t num_jobs() const noexcept { return jobs_.size(); }
+  bool has_ended_to_tell() const noexcept { return !ended_.empty(); }
+  // It has nothing to do while requests only decode, if it stores no outputs.
+  bool quiet() const noexcept { return ended_.empty() && fenced_.empty() && refused_last_ == 0; }
+  const OffloadTotals& totals() const noexcept { return totals_; }
+  OffloadLog& log() noexcept { return log_; }
+  void check() const { host_.check(); }
+
+ private:
+  static constexpr std::uint32_t kNobody = std::numeric_limits<std::uint32_t>::max();
+
+  struct Tracked {
+    RequestId request = 0;
+    double arrival_time = 0;
+    std::uint32_t told = 0;         // blocks of its table that the schedules told of
+    std::uint32_t next_stored = 0;  // chunk
+    std::vector<JobId> jobs;
+    std::vector<std::uint8_t> uses;  // of its chunks, by position
+    // From its preemption or its end on, as they were then.
+    std::vector<SlotId> blocks;
+    // From its end on.
+    bool has_ended = false;
+    bool signalled = false;
+    std::uint32_t known = 0;
+    std::uint32_t after = 0;
+    std::uint32_t prompt = 0;
+    std::vector<BlockIdentity> names;
+  };
+
+  Tracked& of(const KvRequest& request) { return tracked_[of_slot_[request.slot]]; }
+  std::uint32_t num_chunks(std::uint32_t tokens) const noexcept { return tokens / chunk_tokens_; }
+  void name(KvRequest& request, std::uint32_t chunks) const;
+  // Identities of chunks [first, end) of blocks with these names.
+  std::span<const BlockIdentity> keys(std::span<const BlockIdentity> names, std::uint32_t first, std::uint32_t end);
+  std::span<std::uint8_t> uses(Tracked& tracked, std::uint32_t first, std::uint32_t end);
+  std::optional<std::uint32_t> scan(const KvRequest& request, std::uint32_t local, std::uint32_t chunks) const;
+  OffloadJob& new_job(std::uint32_t tracked, bool store);
+  void store(std::uint32_t index, std::span<const BlockIdentity> names, std::span<const SlotId> blocks,
+             std::uint32_t known, std::uint32_t after, std::uint32_t prompt);
+  void touch_all(std::span<const BlockIdentity> names, std::uint32_t known);
+  void fence(const OffloadJob& job);
+  void allocated(std::span<const SlotId> slots);
+  void forget(std::uint32_t index);
+
+  VllmOffload config_;
+  std::uint32_t chunk_tokens_;
+  bool defers_to_loads_;  // what somebody loads is waited for: it will be on the device
+  VllmHost host_;
+
+  std::vector<std::uint32_t> of_slot_;  // of requests that have not ended; indexes tracked_
+  std::deque<Tracked> tracked_;
+  std::vector<std::uint32_t> free_tracked_;
+  std::unordered_map<JobId, OffloadJob> jobs_;
+  JobId next_job_ = 0;
+  std::vector<std::uint32_t> ended_;  // since the last schedule; indexes tracked_
+
+  // The schedule at hand.
+  struct Offer {
+    KvRequest* request;
+    std::uint32_t after;
+  };
+  std::vector<Offer> offers_;
+  OffloadOrders orders_;
+  std::vector<SlotId> allocated_;
+  std::vector<std::uint64_t> allocated_in_;  // by device slot: the schedule that gave it to somebody
+  std::uint64_t schedule_ = 1;
+  std::size_t refused_last_ = 0;
+  std::unordered_map<SlotId, std::vector<JobId>> fenced_;  // device slots that stores of ended requests still read
+
+  OffloadTotals totals_;
+  OffloadLog log_;
+
+  // Scratch.
+  std::vector<BlockIdentity> keys_;
+  std::vector<std::uint32_t> places_;
+  std::vector<SlotId> slots_;
+};
+
+}  // namespace understudy

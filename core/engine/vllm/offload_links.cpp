@@ -1,0 +1,76 @@
+#include "engine/vllm/offload_links.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace understudy {
+
+std::int64_t OffloadLinks::begin(const OffloadOrders& orders, const OffloadConnector& connector, std::int64_t now_ns) {
+  const auto flushed = [&](JobId id) { return std::ranges::binary_search(orders.flush, id); };
+  for (const JobId id : std::exchange(unsubmitted_, {})) submit(kDown, id, connector, now_ns);
+  for (const JobId id : orders.stores) {
+    if (flushed(id)) {
+      submit(kDown, id, connector, now_ns);
+    } else {
+      unsubmitted_.push_back(id);
+    }
+  }
+  for (const JobId id : orders.loads) submit(kUp, id, connector, now_ns);
+  if (orders.flush.empty()) return now_ns;
+
+  // All stores before the last of them must have gone.
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < queues_[kDown].size(); ++i) {
+    if (flushed(queues_[kDown][i].id)) last = i + 1;
+  }
+  if (last == 0) return now_ns;
+  std::int64_t until_ns = std::max(now_ns, hub_.links().deadline_ns(under_way_));
+  for (std::size_t i = 1; i < last; ++i) {
+    const double flow_ns = static_cast<double>(queues_[kDown][i].bytes) / down_.bandwidth_gbps;
+    until_ns += down_.fixed_ns + static_cast<std::int64_t>(std::ceil(flow_ns));
+  }
+  return until_ns;
+}
+
+void OffloadLinks::count(OffloadTotals& totals) const noexcept {
+  totals.stored_bytes = bytes_[kDown];
+  totals.loaded_bytes = bytes_[kUp];
+  totals.store_ns = busy_ns_[kDown];
+  totals.load_ns = busy_ns_[kUp];
+}
+
+std::vector<JobId> OffloadLinks::take_done() {
+  std::vector<JobId> done = std::exchange(done_[kDown], {});
+  done.insert(done.end(), done_[kUp].begin(), done_[kUp].end());
+  done_[kUp].clear();
+  return done;
+}
+
+void OffloadLinks::submit(Direction direction, JobId id, const OffloadConnector& connector, std::int64_t now_ns) {
+  std::deque<Job>& queue = queues_[direction];
+  queue.push_back({id, connector.job(id).device.size() * bytes_per_block_, now_ns});
+  if (queue.size() == 1) start(direction, now_ns);
+}
+
+void OffloadLinks::start(Direction direction, std::int64_t now_ns) {
+  const LinkId path[] = {ways_[direction]};
+  const TransferId id =
+      hub_.start(now_ns, path, queues_[direction].front().bytes,
+                 direction == kUp ? Priority::Demand : Priority::Background, *this, {direction, 0, 0});
+  started_ns_[direction] = now_ns;
+  if (direction == kDown) under_way_ = id;
+}
+
+void OffloadLinks::landed(const Errand& errand, std::int64_t time_ns) {
+  const auto direction = static_cast<Direction>(errand.role);
+  std::deque<Job>& queue = queues_[direction];
+  const Job job = queue.front();
+  queue.pop_front();
+  done_[direction].push_back(job.id);
+  bytes_[direction] += job.bytes;
+  busy_ns_[direction] += time_ns - started_ns_[direction];
+  if (direction == kUp) load_ns_.push_back(time_ns - job.asked_ns);
+  if (!queue.empty()) start(direction, time_ns);
+}
+
+}  // namespace understudy

@@ -1,0 +1,246 @@
+"""Recordings of vLLM's native host offload: its scheduler and connector in lockstep with a worker without a clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from understudy._core import Engine, VllmOffload, constant_timing
+from understudy.engines.recorder import STEP_NS, Aborts, StepRecorder
+from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from understudy.engines.offload_profiles import OffloadProfile
+    from understudy.engines.profiles import VersionProfile
+
+NEVER = 1 << 62
+
+Line = dict[str, Any]
+
+
+class LockstepOffload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The host, and how many steps a transfer takes."""
+
+    host_chunks: int
+    blocks_per_chunk: int = 1
+    eviction_policy: Literal["lru", "arc"] = "lru"
+    offload_prompt_only: bool = True
+    store_steps: int = 0
+    load_steps: int = 0
+
+    def native(self, rules: OffloadProfile) -> VllmOffload:
+        """The core's form, under a release's rules."""
+        return VllmOffload(
+            **msgspec.structs.asdict(self),
+            touches=rules.touches,
+            stores_last_token=rules.stores_last_token,
+            holders_first=rules.holders_first,
+            spares_in_flight=rules.spares_in_flight,
+            log=True,
+        )
+
+
+class OffloadRequest(ScenarioRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A request. One that comes `after` another has no step of its own where the other never ended."""
+
+    arrival_step: int = NEVER
+    after: str | None = None
+    delay: int = 0
+
+
+class OffloadScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A workload by steps, with a host below the device."""
+
+    name: str
+    config: ScenarioConfig
+    offload: LockstepOffload
+    max_steps: int
+    requests: list[OffloadRequest]
+    aborts: list[ScenarioAbort] = []
+
+
+def read_offload_scenario(scenario: object, path: Path) -> OffloadScenario:
+    """Check what a file holds; InvalidArgument names the file and the field at fault."""
+    try:
+        return msgspec.convert(scenario, OffloadScenario)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{path}: scenario: {error}") from error
+
+
+class OffloadRun:
+    """A scenario on an engine of its own. `halted_at`: the step from which on nothing more could happen, if any."""
+
+    def __init__(
+        self,
+        scenario: OffloadScenario,
+        profile: VersionProfile,
+        rules: OffloadProfile,
+        *,
+        check: bool = False,
+    ) -> None:
+        self.scenario = scenario
+        self.halted_at: int | None = None
+        config = scenario.config
+        self._engine = Engine(
+            config.engine_config(profile, check=check, offload=scenario.offload.native(rules)),
+            constant_timing(1.0, 1.0),
+        )
+        self._recorder = StepRecorder(config.block_size, config.async_scheduling)
+        self._host = _HostRecorder(config.async_scheduling)
+        self._numbers: dict[str, int] = {}
+        self._to_come = list(enumerate(scenario.requests))
+        self._check = check
+
+    def lines(self) -> Iterator[Line]:
+        """The lines of the scenario's recording after its header: one a step, then the totals. Once."""
+        engine, recorder, host = self._engine, self._recorder, self._host
+        aborts = Aborts(engine, self._numbers, self.scenario.aborts)
+        lines: list[Line] = []
+        while self._busy() and recorder.steps < self.scenario.max_steps:
+            step = recorder.steps
+            self._submit(step)
+            loading = host.loading
+            before = aborts.play(step, "before")
+            engine.begin_turn(step * STEP_NS)
+            loading_now = [host.names[r] for r in engine.loading]
+            mid = aborts.play(step, "mid")
+            engine.end_turn((step + 1) * STEP_NS)
+            if self._check:
+                engine.check()
+            host.aborted += len(before) + len(mid)
+            host.aborted_loading += sum(name in loading for name in before)
+            host.aborted_loading += sum(name in loading_now for name in mid)
+            recorder.totals["finished"] += len(before) + len(mid)
+            lines.append({**recorder.ended(engine), "aborted": before + mid, **host.tell(engine)})
+            self.halted_at = (step if self.halted_at is None else self.halted_at) if engine.stuck else None
+        host.name(lines, recorder.numbers)
+        yield from lines
+        reason = "max_steps" if self._busy() else "done"
+        totals = {"reason": reason, "steps": recorder.steps, **recorder.totals, **host.totals(lines)}
+        yield {"end": totals | {"aborted": host.aborted, "aborted_loading": host.aborted_loading}}
+
+    def _busy(self) -> bool:
+        return self._recorder.totals["finished"] < len(self.scenario.requests) or self._engine.offload_pending
+
+    def _submit(self, step: int) -> None:
+        config = self.scenario.config
+        for index, request in self._to_come:
+            if request.arrival_step > step:
+                continue
+            identities, firsts = blocks_of(request.tokens(index, config.max_model_len), config.block_size)
+            self._recorder.first_tokens.update(firsts)
+            number = self._engine.submit(
+                request.id,
+                len(request.prompt_tokens()),
+                request.max_tokens,
+                identities,
+                priority=request.priority,
+                arrival_time=index if request.arrival_time is None else request.arrival_time,
+                eos_at=request.eos_at,
+            )
+            self._numbers[request.id] = number
+            self._host.names[number] = request.id
+        self._to_come = [item for item in self._to_come if item[1].arrival_step > step]
+
+
+class _HostRecorder:
+    """Tells what each step did about the host in the words of a recording."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self.names: dict[int, str] = {}  # of requests, ended ones too: they still store
+        self.loading: list[str] = []
+        self.aborted = 0
+        self.aborted_loading = 0
+        self._asynchronous = asynchronous
+        self._stored: dict[int, list[int]] = {}  # hashes of a job
+        self._held_back: list[Line] = []
+        self._steps = 0
+
+    def tell(self, engine: Engine) -> Line:
+        """The part of a step's line; chunks are named by their sequence hashes yet."""
+        told = engine.take_offload_line()
+        name = self.names.__getitem__
+        for job in told["stores"]:
+            self._stored[job["job"]] = job["hashes"]
+        events = self._held_back + [{"type": "removed", "h": keys} for keys in told["evicted"]]
+        for job_id in told["done"]:
+            events += [{"type": "stored", "h": [key]} for key in self._stored.pop(job_id, [])]
+        # Asynchronously the first schedule is followed by no update, so its events wait for the next.
+        held = self._asynchronous and self._steps == 0
+        self._held_back = events if held else []
+        self._steps += 1
+        self.loading = [name(r) for r in told["loading"]]
+        # vLLM tells new requests, then those that run, then those that resume.
+        blocks = sorted(told["blocks"], key=lambda row: (not row[1], row[2]))
+        return {
+            "lookups": [[name(r), local, hit] for r, local, hit in told["lookups"]],
+            "external": {name(job["request"]): job["tokens"] for job in told["loads"]},
+            "loading": self.loading,
+            "loads": [
+                {**self._job(job), "table": [block + 1 for block in job["table"]]} for job in told["loads"]
+            ],
+            "stores": [self._job(job) for job in told["stores"]],
+            "store_failed": [name(r) for r in told["refused"]],
+            "flush": told["flush"],
+            "blocks": {name(r): [block + 1 for block in slots] for r, _, _, slots in blocks},
+            "jobs_done": told["done"],
+            "evicted": [key for keys in told["evicted"] for key in keys],
+            "host_events": [] if held else events,
+            "host_chunks": told["resident"],
+            "host_ready": told["ready"],
+            "host_lru": told["oldest"],
+        }
+
+    def _job(self, job: dict[str, Any]) -> Line:
+        # vLLM counts its reserved block 0.
+        return {
+            "job": job["job"],
+            "req": self.names[job["request"]],
+            "chunks": job["chunks"],
+            "h": job["hashes"],
+            "gpu": [block + 1 for block in job["device"]],
+            "host": job["host"],
+        }
+
+    @staticmethod
+    def name(lines: list[Line], numbers: dict[int, int]) -> None:
+        """Hashes become the numbers of the device's events; below 0, in order, what the device never told of."""
+        known = dict(numbers)
+        unknown = 0
+
+        def number(keys: list[int]) -> list[int]:
+            nonlocal unknown
+            for key in keys:
+                if key not in known:
+                    unknown -= 1
+                    known[key] = unknown
+            return [known[key] for key in keys]
+
+        for line in lines:
+            for job in line["loads"] + line["stores"]:
+                job["h"] = number(job["h"])
+            line["evicted"] = number(line["evicted"])
+            for event in line["host_events"]:
+                event["h"] = number(event["h"])
+            if line["host_lru"] is not None:
+                line["host_lru"] = number(line["host_lru"])
+
+    @staticmethod
+    def totals(lines: list[Line]) -> dict[str, int]:
+        """The host's part of the last line."""
+        return {
+            "load_jobs": sum(len(line["loads"]) for line in lines),
+            "load_chunks": sum(len(job["chunks"]) for line in lines for job in line["loads"]),
+            "store_jobs": sum(len(line["stores"]) for line in lines),
+            "store_chunks": sum(len(job["chunks"]) for line in lines for job in line["stores"]),
+            "store_failed": sum(len(line["store_failed"]) for line in lines),
+            "host_evictions": sum(len(line["evicted"]) for line in lines),
+            "flushed": sum(len(line["flush"]) for line in lines),
+            "lookup_deferred": sum(hit is None for line in lines for _, _, hit in line["lookups"]),
+            "external_tokens": sum(sum(line["external"].values()) for line in lines),
+        }

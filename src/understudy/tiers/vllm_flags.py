@@ -1,0 +1,112 @@
+"""vLLM's flags for its native host offload, as settings of tiers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from understudy.errors import ConfigError
+
+CONNECTOR = "OffloadingConnector"
+_SPEC = "CPUOffloadingSpec"
+_EXTRA = ("cpu_bytes_to_use", "blocks_per_chunk", "block_size", "eviction_policy", "offload_prompt_only")
+
+
+def offload_settings(
+    size_gib: float | str | None, backend: str | None, transfer: object, block_size: int
+) -> dict[str, Any] | None:
+    """What `--kv-offloading-size` (GiB), `--kv-offloading-backend` and `--kv-transfer-config` ask for; None: nothing.
+
+    The answer has `tiers` (the g2 tier's settings) and `offload`. ConfigError names a connector, or a setting of it,
+    that is not known here.
+    """
+    given = _read(transfer)
+    if size_gib is None and given.get("kv_connector") is None:
+        return None  # as in vLLM, whatever else is said of it
+    if backend not in (None, "native"):
+        raise ConfigError(f"--kv-offloading-backend {backend} is not simulated; native is")
+    extra = _extra(given)
+    if size_gib is not None:
+        if "cpu_bytes_to_use" in extra:
+            raise ConfigError(
+                "--kv-offloading-size and cpu_bytes_to_use both say how large the host is; give one"
+            )
+        extra["cpu_bytes_to_use"] = _bytes(size_gib)
+    if "cpu_bytes_to_use" not in extra:
+        raise ConfigError(
+            "--kv-transfer-config: kv_connector_extra_config must have cpu_bytes_to_use, or give --kv-offloading-size"
+        )
+    tier: dict[str, Any] = {"tier": "g2", "bytes": int(extra["cpu_bytes_to_use"])}
+    if "eviction_policy" in extra:
+        tier["eviction"] = extra["eviction_policy"]
+    offload: dict[str, Any] = {"mode": "vllm", "blocks_per_chunk": _chunk(extra, block_size)}
+    if "offload_prompt_only" in extra:
+        offload["offload_prompt_only"] = extra["offload_prompt_only"]
+    return {"tiers": [tier], "offload": offload}
+
+
+def _bytes(size_gib: float | str) -> int:
+    try:
+        size = float(size_gib)
+    except ValueError:
+        raise ConfigError(f"--kv-offloading-size must be a number of GiB, got {size_gib!r}") from None
+    if not (math.isfinite(size) and size > 0):
+        raise ConfigError(f"--kv-offloading-size must be positive, got {size_gib}")
+    return int(size * (1 << 30))
+
+
+def _read(transfer: object) -> dict[str, Any]:
+    if transfer is None:
+        return {}
+    if isinstance(transfer, str):
+        try:
+            transfer = json.loads(transfer)
+        except ValueError as error:
+            raise ConfigError(f"--kv-transfer-config is not JSON: {error}") from error
+    if not isinstance(transfer, dict):
+        raise ConfigError("--kv-transfer-config must be a JSON object")
+    return transfer
+
+
+def _extra(transfer: dict[str, Any]) -> dict[str, Any]:
+    """The connector's own settings, if it is the one that is known."""
+    connector = transfer.get("kv_connector") or CONNECTOR
+    if connector != CONNECTOR:
+        raise ConfigError(
+            f"--kv-transfer-config: kv_connector {connector!r} is not simulated; {CONNECTOR} is"
+        )
+    if transfer.get("kv_role", "kv_both") != "kv_both":
+        raise ConfigError(
+            f"--kv-transfer-config: kv_role must be kv_both for {CONNECTOR}, got {transfer['kv_role']!r}"
+        )
+    extra = dict(transfer.get("kv_connector_extra_config") or {})
+    if extra.pop("spec_name", _SPEC) != _SPEC:
+        raise ConfigError(
+            f"--kv-transfer-config: spec_name must be {_SPEC}: host memory is the tier that is simulated"
+        )
+    if int(extra.pop("store_threshold", 0)) > 1:
+        raise ConfigError("--kv-transfer-config: store_threshold is not simulated; leave it out")
+    for name in extra:
+        if name not in _EXTRA:
+            raise ConfigError(
+                f"--kv-transfer-config: {name} is not a setting of {CONNECTOR} that is simulated; known are "
+                f"{', '.join(_EXTRA)}"
+            )
+    return extra
+
+
+def _chunk(extra: dict[str, Any], block_size: int) -> int:
+    """Blocks of a chunk: given as such, or as tokens (vLLM's `block_size` of the connector)."""
+    if "block_size" not in extra:
+        return int(extra.get("blocks_per_chunk", 1))
+    if "blocks_per_chunk" in extra:
+        raise ConfigError(
+            "--kv-transfer-config: blocks_per_chunk and block_size both say how large a chunk is; give one"
+        )
+    tokens = int(extra["block_size"])
+    if tokens < block_size or tokens % block_size:
+        raise ConfigError(
+            f"--kv-transfer-config: chunks of block_size={tokens} tokens do not divide into blocks of {block_size}"
+        )
+    return tokens // block_size

@@ -1,0 +1,310 @@
+"""vLLM's native host offload on the clock: the same decisions, however a run is played; and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay.building import conversations, crowd
+from tiers.building import INF
+from understudy._core import Engine, TierConfig, TokenBlocks, VllmOffload, WayConfig, constant_timing
+from understudy.cli import parser
+from understudy.cli.tier_flags import tier_settings
+from understudy.engines.config import VllmConfig
+from understudy.engines.offload import vllm_offload
+from understudy.engines.offload_profiles import RECORDED, V0_32, OffloadProfile
+from understudy.errors import ConfigError
+from understudy.run.offline import run_offline
+from understudy.tiers.plan import TierPlan
+from understudy.tiers.settings import TiersConfig
+from understudy.tiers.vllm_flags import offload_settings
+
+STEP_NS = 1_000_000
+BLOCK = 4
+
+
+def offloading(blocks: int = 240, eviction: str = "lru", **offload: Any) -> TiersConfig:
+    return TiersConfig.from_dict(
+        {
+            "kv_bytes_per_token": 1 << 14,
+            "tiers": [
+                {"tier": "g2", "blocks": blocks, "eviction": eviction, "link": {"down_gbps": 3, "up_gbps": 5}}
+            ],
+            "offload": {"mode": "vllm", **offload},
+        }
+    )
+
+
+# --- on the clock -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.32", "recorded"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        offloading(),
+        offloading(eviction="arc"),
+        offloading(blocks_per_chunk=2, offload_prompt_only=False),
+        offloading(blocks=24),
+    ],
+    ids=["lru", "arc", "chunks", "small"],
+)
+def test_runs_that_are_played_otherwise_have_the_same_digests(
+    version: str, asynchronous: bool, tiers: TiersConfig
+) -> None:
+    engine = VllmConfig(
+        block_size=16,
+        num_gpu_blocks=100,
+        vllm_version=version,
+        async_scheduling=asynchronous,
+        max_num_seqs=12,
+    )
+    load = conversations(30)
+    ways: tuple[dict[str, Any], ...] = ({}, {"leaping": False}, {"check": True})
+    runs = [
+        run_offline(load, engine, workers=2, tiers=tiers, events=True, **how).facts["digests"] for how in ways
+    ]
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_the_report_tells_hits_from_the_host_and_what_was_put_off_refused_and_flushed() -> None:
+    engine = VllmConfig(block_size=16, num_gpu_blocks=60, async_scheduling=False)
+    roomy = run_offline(conversations(60), engine, tiers=offloading(blocks=1000)).timeline.tiers
+    assert roomy is not None
+    assert roomy.below_tokens_first[0].sum() > 0
+    assert len(roomy.onboard_ns) == roomy.totals.onboards > 0
+    assert roomy.totals.deferred_lookups > 0
+    assert roomy.totals.refused_stores == 0
+    small = run_offline(conversations(60), engine, tiers=offloading(blocks=16)).timeline.tiers
+    assert small is not None
+    assert small.totals.refused_stores > 0
+
+
+def test_nothing_is_lost_when_the_host_holds_everything() -> None:
+    """What a prompt finds on the device, or below, is what an unlimited cache would find: outputs are not stored."""
+    engine = VllmConfig(block_size=16, num_gpu_blocks=4000, async_scheduling=False)
+    small = VllmConfig(block_size=16, num_gpu_blocks=90, async_scheduling=False, max_num_seqs=4)
+    load = crowd(40)
+    roomy = run_offline(load, engine).timeline
+    tight = run_offline(load, small, tiers=offloading(blocks=8000)).timeline
+    assert roomy.cached_tokens_first.sum() > 0
+    assert tight.tiers is not None
+    assert tight.tiers.below_tokens_first[0].sum() > 0
+    without = run_offline(load, small).timeline
+    assert tight.cached_tokens_first.sum() > without.cached_tokens_first.sum()
+
+
+def rules_of(rules: OffloadProfile, **settings: Any) -> VllmOffload:
+    return VllmOffload(
+        touches=rules.touches,
+        stores_last_token=rules.stores_last_token,
+        holders_first=rules.holders_first,
+        spares_in_flight=rules.spares_in_flight,
+        log=True,
+        **settings,
+    )
+
+
+def told(line: dict[str, Any]) -> dict[str, Any]:
+    jobs = [
+        [(job["request"], job["chunks"], job["device"], job["host"]) for job in line[kind]]
+        for kind in ("loads", "stores")
+    ]
+    return {"jobs": jobs, "evicted": line["evicted"], "flush": len(line["flush"])}
+
+
+def decisions(engine: Engine, prompts: list[np.ndarray[Any, Any]]) -> list[Any]:
+    """Everything that a crowd which is there from the start makes the engine decide, empty steps left out."""
+    for index, prompt in enumerate(prompts):
+        outputs = np.arange(1_000_000 + 100 * index, 1_000_008 + 100 * index, dtype=np.uint32)
+        identities = TokenBlocks(np.concatenate([prompt, outputs]), BLOCK).identities
+        engine.submit(f"r{index}", len(prompt), 8, identities, arrival_time=index)
+    out: list[Any] = []
+    now = 0
+    for _ in range(2000):
+        if engine.idle:
+            break
+        engine.begin_step(now)
+        scheduled = engine.scheduled
+        if engine.in_step:
+            engine.end_step(now + STEP_NS)
+        now += STEP_NS
+        line = told(engine.take_offload_line())
+        if scheduled or line["jobs"] != [[], []]:
+            out.append((scheduled, engine.admitted, engine.preempted, line))
+    assert engine.idle
+    return out
+
+
+@pytest.mark.parametrize("rules", [RECORDED, V0_32], ids=["recorded", "v0.32"])
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_links_without_limits_decide_as_a_worker_that_needs_no_steps(
+    rules: OffloadProfile, policy: str, chunk: int
+) -> None:
+    """The completions are those of lockstep with no steps: so is every decision."""
+    rng = np.random.default_rng(7)
+    prefixes = [np.arange(start, start + 40, dtype=np.uint32) for start in (10_000, 20_000, 30_000)]
+    lengths = rng.integers(1, 30, size=40).tolist()
+    prompts = [
+        np.concatenate([prefixes[index % 3], np.arange(index * 100, index * 100 + length, dtype=np.uint32)])
+        for index, length in enumerate(lengths)
+    ]
+    settings: dict[str, Any] = {"host_chunks": 24, "blocks_per_chunk": chunk, "eviction_policy": policy}
+    runs = []
+    for links in (False, True):
+        config = VllmConfig(
+            block_size=BLOCK,
+            num_gpu_blocks=40,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            async_scheduling=False,
+            vllm_version="recorded" if rules is RECORDED else "0.32",
+        ).native(events=True, check=True, offload=rules_of(rules, **settings))
+        way = WayConfig(down_gbps=INF, up_gbps=INF)
+        below = TierConfig(bytes_per_block=1 << 16, g2_blocks=24 * chunk, host=way, write_through=True)
+        engine = Engine(config, constant_timing(1.0, 1.0), tiers=below if links else None)
+        runs.append(decisions(engine, prompts))
+    assert runs[0] == runs[1]
+    assert any(line["jobs"][0] for *_, line in runs[0])
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"tiers": [{"tier": "g2", "blocks": 3}], "offload": {"blocks_per_chunk": 4}},
+            "smaller than a chunk",
+        ),
+        (
+            {"tiers": [{"tier": "g2", "bytes": "1MiB"}], "offload": {"blocks_per_chunk": 8}},
+            "smaller than a chunk",
+        ),
+        (
+            {"tiers": [{"tier": "g2", "blocks": 10}], "offload": {"blocks_per_chunk": 4}},
+            "do not divide 10 blocks",
+        ),
+        ({"tiers": [{"tier": "g2", "blocks": 9, "eviction": "fifo"}]}, "lru or arc, got 'fifo'"),
+        ({"tiers": [{"tier": "g2", "blocks": 9}, {"tier": "g3", "blocks": 9}]}, "g3 contradicts"),
+        (
+            {"tiers": [{"tier": "g2", "blocks": 9}], "offload": {"min_reuse": 2}},
+            "min_reuse contradicts mode=vllm",
+        ),
+        ({"tiers": [{"tier": "g2", "blocks": 9}], "offload": {"blocks_per_chunk": 0}}, "at least 1"),
+        ({"tiers": [{"tier": "g2", "bytes": "64GiB"}], "kv_bytes_per_token": None}, "what a token weighs"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    offload = {"mode": "vllm", **settings.pop("offload", {})}
+    with pytest.raises(ConfigError, match=message):
+        TierPlan.of(
+            TiersConfig.from_dict({"kv_bytes_per_token": 1 << 14, **settings, "offload": offload}), 16
+        )
+
+
+def test_what_only_vllm_has_needs_its_mode() -> None:
+    for offload in ({"blocks_per_chunk": 2}, {"offload_prompt_only": False}):
+        with pytest.raises(ConfigError, match="belongs to mode=vllm"):
+            TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 9}], "offload": offload})
+    with pytest.raises(ConfigError, match="arc is vLLM's; it needs offload mode vllm"):
+        TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 9, "eviction": "arc"}]})
+
+
+def test_the_host_counts_chunks_that_begin_on_pages() -> None:
+    tiers = TiersConfig.from_dict(
+        {
+            "kv_bytes_per_token": 100,
+            "tiers": [{"tier": "g2", "bytes": 10 * 8192 + 8191}],
+            "offload": {"mode": "vllm", "blocks_per_chunk": 3},
+        }
+    )
+    plan = TierPlan.of(tiers, 16)  # a chunk of 4,800 bytes takes two pages
+    assert plan is not None
+    assert plan.tiers[0].blocks == 30
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"vllm_version": "0.30.0"}, "native offload of vllm_version '0.30.0' is not known"),
+        ({"kv_manager": "kvbm"}, "needs kv_manager=native"),
+        ({"aic_nextn": 2, "async_scheduling": False}, "contradicts aic_nextn"),
+        ({"enable_prefix_caching": False}, "needs enable_prefix_caching"),
+    ],
+)
+def test_an_engine_that_has_no_such_offload_is_refused(engine: dict[str, Any], message: str) -> None:
+    plan = TierPlan.of(offloading(), 16)
+    with pytest.raises(ConfigError, match=message):
+        vllm_offload(plan, VllmConfig(block_size=16, **engine), 100)
+
+
+def test_a_release_without_arc_has_lru_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import msgspec
+
+    import understudy.engines.offload as module
+
+    without = msgspec.structs.replace(V0_32, has_arc=False)
+    monkeypatch.setattr(module, "offload_profile", lambda _: without)
+    with pytest.raises(ConfigError, match=r"arc: vLLM v0\.32 does not have it"):
+        vllm_offload(TierPlan.of(offloading(eviction="arc"), 16), VllmConfig(block_size=16), 100)
+
+
+def flags(*arguments: str) -> dict[str, Any]:
+    return tier_settings(parser().parse_args(["replay", "trace.jsonl", *arguments]))
+
+
+def test_the_flags_of_vllm_switch_it_on() -> None:
+    assert flags("--kv-offloading-size", "2") == {
+        "tiers": {"g2": {"bytes": 2 << 30}},
+        "offload": {"mode": "vllm", "blocks_per_chunk": 1},
+    }
+    config = (
+        '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": '
+        '{"cpu_bytes_to_use": 1e9, "block_size": 256, "eviction_policy": "arc", "offload_prompt_only": false}}'
+    )
+    assert flags("--kv-transfer-config", config, "--block-size", "64") == {
+        "tiers": {"g2": {"bytes": 1_000_000_000, "eviction": "arc"}},
+        "offload": {"mode": "vllm", "blocks_per_chunk": 4, "offload_prompt_only": False},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, None, {"kv_connector": "NixlConnector"}), "kv_connector 'NixlConnector' is not simulated"),
+        ((None, None, {"kv_connector": "OffloadingConnector"}), "must have cpu_bytes_to_use"),
+        ((4, "lmcache", None), "--kv-offloading-backend lmcache is not simulated"),
+        ((0, None, None), "must be positive"),
+        (("much", None, None), "must be a number of GiB"),
+        ((None, None, "{"), "is not JSON"),
+        (
+            (1, None, {"kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec"}}),
+            "spec_name must be",
+        ),
+        (
+            (1, None, {"kv_connector_extra_config": {"store_threshold": 2}}),
+            "store_threshold is not simulated",
+        ),
+        ((1, None, {"kv_connector_extra_config": {"disk": 2}}), "disk is not a setting"),
+        ((1, None, {"kv_connector_extra_config": {"block_size": 40}}), "do not divide into blocks of 16"),
+        ((1, None, {"kv_role": "kv_producer"}), "kv_role must be kv_both"),
+    ],
+)
+def test_what_those_flags_ask_for_and_is_not_known_is_refused_by_name(
+    arguments: tuple[Any, Any, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        offload_settings(*arguments, 16)
+
+
+def test_two_flags_that_say_how_large_the_host_is_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="both say how large the host is"):
+        flags("--kv-offloading-size", "2", "--g2", "9")
+    with pytest.raises(ConfigError, match="both say how blocks are offloaded"):
+        flags("--kv-offloading-size", "2", "--offload-mode", "vllm")
