@@ -29,6 +29,7 @@ COLUMNS = (
     "output_token_ids",
     "accepted_draft_offsets",
     "accepted_drafts",
+    "adapter",
     "queue_order",
     "trace_block_size",
 )
