@@ -58,7 +58,10 @@ def test_a_run_takes_numpys_integers() -> None:
         (["--set", "engine.timing=fast"], "engine.timing must be settings by name, got 'fast'"),
         (["--set", "engine.timing.kind=x"], "one of polynomial, constant, interpolated"),
         (["--set", "engine.timing={kind: constant, prefil_ms: 1}"], "engine.timing.prefil_ms is not known"),
-        (["--offload-mode", "x", "--g2", "5"], "offload.mode must be one of evict, vllm, write_through; got 'x'"),
+        (
+            ["--offload-mode", "x", "--g2", "5"],
+            "offload.mode must be one of evict, vllm, write_through; got 'x'",
+        ),
         (["--speed-up", "nan"], "speed_up must be a finite number above 0, got nan\n"),
         (["--g2", "5", "--kv-bytes-per-token", "9" * 20], "kv_bytes_per_token is too large"),
         (["--set", "engine.block_size=017"], "017 is an octal or sexagesimal number"),
