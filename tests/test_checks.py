@@ -16,7 +16,6 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.memory import available_bytes, require_memory
 from understudy.run.offline import run_offline
-from understudy.tiers import TiersConfig
 
 TRACE = Path(__file__).parents[1] / "examples" / "demo_trace.jsonl"
 DEEP = "[" * 600 + "1" + "]" * 600
@@ -122,13 +121,11 @@ def test_this_machine_knows_its_memory() -> None:
     "how",
     [
         {"workers": 10**9},
-        {"tiers": {"kv_bytes_per_token": 1, "tiers": [{"tier": "g2", "blocks": 2**30}]}, "workers": 10_000},
+        {"engine": VllmConfig(num_gpu_blocks=2**30), "workers": 10_000},
     ],
 )
 def test_a_fleet_that_cannot_fit_is_refused_before_it_is_made(how: dict[str, Any]) -> None:
     if available_bytes() is None:
         pytest.skip("this machine does not tell its memory")
-    if "tiers" in how:
-        how = {**how, "tiers": TiersConfig.from_dict(how["tiers"])}
     with pytest.raises(ConfigError, match=r"workers of .* blocks would take about .* GB of memory"):
         run_offline(single_turns([16, 16]), **how)

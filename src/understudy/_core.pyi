@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeAlias, overload
+from typing import Literal, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -619,12 +619,12 @@ class EngineConfig:
         caps_lone_prefill: bool = True,
         max_num_active_seqs: int | None = None,
         long_prefill_token_threshold_adaptive: bool = False,
-        offload: VllmOffload | None = None,
         events: bool = False,
         kv_trace: bool = False,
         check: bool = False,
         max_loras: int | None = None,
         preempted_first: bool = True,
+        offload: VllmOffload | None = None,
     ) -> None: ...
 
 _KvTraceRow: TypeAlias = tuple[int, bool, int, int, int, int]  # ns, eviction, blocks, free, active, inactive
@@ -780,7 +780,7 @@ class Engine:
     def loading(self) -> list[int]: ...
     @property
     def offload_pending(self) -> bool: ...
-    def take_offload_line(self) -> dict[str, Any]: ...
+    def take_offload_line(self) -> dict[str, object]: ...
     @property
     def offload_totals(self) -> OffloadTotals: ...
     @property

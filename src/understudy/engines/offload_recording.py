@@ -163,7 +163,7 @@ class _HostRecorder:
 
     def tell(self, engine: Engine) -> Line:
         """The part of a step's line; chunks are named by their sequence hashes yet."""
-        told = engine.take_offload_line()
+        told: dict[str, Any] = engine.take_offload_line()
         name = self.names.__getitem__
         for job in told["stores"]:
             self._stored[job["job"]] = job["hashes"]

@@ -106,6 +106,7 @@ class Qwen3Core(EngineCore):
         self.name = name
         self.engine = _Seen(engine)  # type: ignore[assignment]
         self.has_tiers = False
+        self.offload = None
         self.has_events = events
         self.live = {}
         self.paused = False
