@@ -82,8 +82,13 @@ class _Seen:
 
     @property
     def num_waiting(self) -> int:
+        return len(self._scheduler.waiting) + len(self.loading)
+
+    @property
+    def loading(self) -> list[Any]:
+        """Requests whose pages are being restored."""
         restores = self._scheduler.restores
-        return len(self._scheduler.waiting) + (0 if restores is None else len(restores.loading))
+        return [] if restores is None else list(restores.loading)
 
     @property
     def running(self) -> list[Any]:
