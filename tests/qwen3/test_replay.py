@@ -164,3 +164,23 @@ def test_a_real_engine_records_its_steps(tmp_path: Path, capsys: pytest.CaptureF
     assert tokens > 8 * 8
     assert all(step["ms"] > 0 for step in record.steps)
     assert "steps of 8 requests" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--model", "Llama-3.1-8B", "--gpu", "H100"], "takes its times and weights from --step-times"),
+        (["--g2", "512", "--kv-bytes-per-token", "131072"], "takes its times and weights from --step-times"),
+    ],
+)
+def test_times_and_weights_of_another_origin_are_refused(
+    more: list[str], message: str, steps: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--trace-block-size", "16", "--engine", "qwen3", "--step-times", str(steps), *more]
+    assert main(["replay", str(trace), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_step_times_belong_to_the_twin(steps: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(trace), "--step-times", str(steps)]) == 2
+    assert "--step-times are those of --engine qwen3" in capsys.readouterr().err

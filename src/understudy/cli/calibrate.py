@@ -23,7 +23,7 @@ examples:
   understudy calibrate low.json high.json long.json --model Llama-3.1-70B --gpu H200 --tensor-parallel-size 4 \\
       --weights fp8 --kv-dtype fp8 --max-num-seqs 64 --max-num-batched-tokens 8192 -o timing.yaml
   understudy calibrate check other.json --timing timing.yaml
-  understudy replay trace.jsonl --timing timing.yaml
+  understudy replay trace.jsonl --timing timing.yaml --block-size 16 --max-num-seqs 64 --max-num-batched-tokens 8192
 
 BENCH is what a load generator saved: vllm bench serve (plain or detailed), aiperf (profile_export.jsonl or
 profile_export_aiperf.json), guidellm (benchmarks.json), a CSV of summaries (isl, osl, conc, mean_ttft_ms,

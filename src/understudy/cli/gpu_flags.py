@@ -18,7 +18,7 @@ EXAMPLES = """\
   understudy replay trace.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4
   understudy replay trace.jsonl --model ./config.json --gpu-bandwidth-gbps 960 --gpu-tflops 209 --gpu-memory 48GiB
   understudy replay trace.jsonl --model Llama-3.1-8B --gpu RTX-4090 --timing profiles/tp1       measured kernels
-  understudy replay trace.jsonl --timing timing.yaml --num-gpu-blocks 27000          what `calibrate` wrote
+  understudy replay trace.jsonl --timing timing.yaml --block-size 16 --num-gpu-blocks 27000      what `calibrate` wrote
   understudy replay trace.jsonl --model Llama-3.1-8B --gpu-memory 80GiB --gpu-weights 16GB     blocks alone
 """
 

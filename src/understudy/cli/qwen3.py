@@ -195,6 +195,8 @@ def _bench(args: argparse.Namespace) -> int:
     from understudy.qwen3.bench import Bench
     from understudy.qwen3.config import find_config
 
+    if not str(args.device).startswith("cuda"):
+        raise ConfigError("qwen3 bench measures CUDA devices; elsewhere only --record runs")
     engine = _engine(args)
     try:
         bench = Bench(engine, find_config(args.model))

@@ -161,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
     from understudy.run.settings import ReplaySettings
     from understudy.workload import read_trace
 
+    if args.step_times is not None and args.engine != "qwen3":
+        raise InvalidArgument("--step-times are those of --engine qwen3")
     flags = {**_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
     if not settings.tiers.tiers:
@@ -254,6 +256,15 @@ def _twin(args: argparse.Namespace, settings: ReplaySettings, workload: Workload
         )
     if not isinstance(settings.load, OpenLoop) or settings.workers != 1 or settings.routing != "round_robin":
         raise ConfigError("--engine qwen3 is one worker that plays timestamps")
+    other_rooms = {
+        "--gpu and its like": gpu_flags.gpu_settings(args),
+        "tiers other than --num-g2-blocks": tier_flags.tier_settings(args),
+    }
+    for what, asked in other_rooms.items():
+        if asked:
+            raise ConfigError(
+                f"--engine qwen3 takes its times and weights from --step-times: leave out {what}"
+            )
     given = engine_flags.engine_settings(args)
     if other := sorted(set(given) - set(_TWIN_FLAGS)):
         raise ConfigError(f"--{other[0].replace('_', '-')} is no setting of --engine qwen3")

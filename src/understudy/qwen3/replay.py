@@ -106,6 +106,11 @@ def replay_twin(
             **sizes,
             "host_blocks": options.host_blocks,
         },
+        "times": {
+            "from": f"steps recorded of {record.about.get('model', 'the real engine')}",
+            "outside_domain_share": 0.0,
+            "front_end_ms": 0.0,
+        },
         "decisions": played.decisions,
         **digests(timeline),
     }

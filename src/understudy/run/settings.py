@@ -145,7 +145,7 @@ def on_gpus(
     )
     note = (
         f"about {found.blocks:,} KV blocks of {engine.block_size} tokens fit beside weights (± {found.plus_minus:,}: "
-        "an estimate; an engine's log knows better, --num-gpu-blocks)"
+        "an estimate; an engine's log knows better: --num-gpu-blocks, with its --block-size)"
     )
     engine = msgspec.structs.replace(engine, num_gpu_blocks=found.blocks)
     return engine, (note,) if found.plus_minus else ()

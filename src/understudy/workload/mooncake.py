@@ -119,7 +119,7 @@ class _Trace:
                 self._fail(
                     row,
                     f"input_length {prompt[row]} needs {counts[row]} hash_ids of {block_size} tokens, got "
-                    f"{self._counts[row]}: is trace_block_size right? "
+                    f"{self._counts[row]}: is trace_block_size right (--trace-block-size; 16 for converted logs)? "
                     "drop_surplus_hash_ids (--drop-surplus-hash-ids) forgets the rest",
                 )
             self._ids = self._ids[ragged_positions(offsets_of(self._counts)[:-1], counts)]

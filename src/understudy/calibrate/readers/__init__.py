@@ -19,7 +19,7 @@ FORMATS = (
     "aiperf's profile_export.jsonl and profile_export_aiperf.json",
     "guidellm's benchmarks.json",
     "a CSV of summaries (isl, osl, conc, mean_ttft_ms, mean_tpot_ms)",
-    "understudy replay --json and --requests-jsonl",
+    "understudy replay --requests-jsonl",
 )
 
 
