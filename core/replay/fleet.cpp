@@ -227,7 +227,7 @@ void Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns
   } else if (engine.policy == SchedulingPolicy::Priority) {
     spec.name = std::to_string(row);
   }
-  if (engine.enable_prefix_caching) spec.identities = identities_of(row, engine.block_size);
+  if (engine.enable_prefix_caching || engine.offload) spec.identities = identities_of(row, engine.block_size);
   const std::uint64_t tokens = std::uint64_t{spec.prompt_tokens} + output;
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);

@@ -282,6 +282,7 @@ class VllmEngine final : public Engine {
 
   // offload.cpp
   void admit_offloading(std::int64_t now_ns);
+  void admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t now_ns);
   WaitingQueue& next_queue() noexcept;
   WaitingQueue& queue_of(RequestSlot slot) { return skipped_.contains(slot) ? skipped_ : waiting_; }
   void put_back(std::span<const RequestSlot> passed);
@@ -299,6 +300,8 @@ class VllmEngine final : public Engine {
   void free_deferred(bool computed);
   std::vector<JobId> run_offload_step();
   std::int64_t begin_transfers(OffloadOrders orders, std::int64_t now_ns);
+  std::int64_t begin_transfers_alone(std::int64_t now_ns);
+  bool still_offloads() const;
   void report_offload(std::vector<JobId> done);
   void settle_offload(std::int64_t now_ns);
   std::uint64_t check_offload() const;

@@ -16,8 +16,8 @@ std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const no
 // If all that run get a token in each of so many steps, unless somebody comes (there is room for what they add, and
 // nobody else who could take it): what a step of theirs decodes now.
 std::optional<DecodeLoad> VllmEngine::load_if_undisturbed(std::uint64_t steps) const {
-  if (running_.empty() || !waiting_.empty() || parked_ > 0 || bursts_.on() || config_.speculation.tokens > 0 ||
-      running_.size() > config_.max_num_batched_tokens) {
+  if (running_.empty() || num_waiting() > 0 || parked_ > 0 || loading_ > 0 || bursts_.on() ||
+      config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
     return std::nullopt;
   }
   const bool ahead = config_.async_scheduling;  // by a step, and a token
@@ -73,7 +73,8 @@ std::int64_t VllmEngine::no_finish_before() const {
   };
   for (const RequestSlot id : running_) consider(id);
   for (const RequestSlot id : waiting_.ids()) consider(id);
-  if (parked_ > 0 || least_ns == kNever) return from_ns;
+  for (const RequestSlot id : skipped_.ids()) consider(id);
+  if (parked_ > 0 || loading_ > 0 || least_ns == kNever) return from_ns;
   return least_ns;
 }
 

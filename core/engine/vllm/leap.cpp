@@ -103,12 +103,16 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish) {
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (out_[order] == 0) catch_up(order);
   }
-  std::erase_if(engine_.running_,
-                [this](RequestSlot id) { return engine_.requests_[id].status == RequestStatus::Finished; });
+  forget_finished();
   if (steps_ > 0) engine_.fruitless_preemptions_ = 0;
   if (ahead_) plan_next();
   if (failure) std::rethrow_exception(failure);
   return steps_ > 0;
+}
+
+void VllmEngine::Leap::forget_finished() {
+  std::erase_if(engine_.running_,
+                [this](RequestSlot id) { return engine_.requests_[id].status == RequestStatus::Finished; });
 }
 
 void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
@@ -212,6 +216,13 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
     context += alive;
     if (engine_.tiers_ && engine_.tiers_->hub().due(end_ns)) {
       stop = interrupted() || !paused_.empty();
+      if (engine_.offload_links_ && engine_.offload_links_->has_done()) {
+        engine_.announcer_.hold();
+        engine_.report_offload(engine_.offload_links_->take_done());
+        engine_.announcer_.release(end_ns);
+        engine_.sample(running());
+        continue;
+      }
     }
     if (engine_.token_log_.wants_sample()) engine_.sample(running());
   }
@@ -322,6 +333,10 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   alive_ -= done_.size();
   context_ += alive_;
   if (finished) engine_.refusal_.stands = false;
+  if (engine_.offload_links_) {
+    if (finished) forget_finished();
+    engine_.settle_offload(end_ns);
+  }
   // A block that is full counts as it did; on the host it may push others out.
   if (fresh > 0 || finished || sealed || engine_.tiers_ || engine_.token_log_.wants_sample()) engine_.sample(running());
   engine_.close_step();

@@ -48,6 +48,7 @@ class VllmEngine::Leap {
   void start(std::int64_t until_ns, bool stop_on_finish);
   void play_steps();
   void plan_next();
+  void forget_finished();
 
   // Of a member, by its place in the running list (leap_members.cpp):
   EngineRequest& request(std::uint32_t order) const { return engine_.requests_[members_[order]]; }

@@ -1,6 +1,7 @@
 // Where the engine meets vLLM's own host offload: admissions that look below, loads under way, and blocks that are let
 // go late.
 #include <algorithm>
+#include <utility>
 
 #include "engine/vllm/engine.hpp"
 
@@ -12,6 +13,16 @@ namespace understudy {
 // scan, whoever stands behind.
 void VllmEngine::admit_offloading(std::int64_t now_ns) {
   std::vector<RequestSlot> passed;
+  try {
+    admit_or_pass(passed, now_ns);
+  } catch (...) {  // a policy of the user's: who was passed over waits on
+    put_back(passed);
+    throw;
+  }
+  put_back(passed);
+}
+
+void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t now_ns) {
   const auto pass = [&passed](WaitingQueue& queue) {
     passed.push_back(queue.head());
     queue.pop();
@@ -58,7 +69,6 @@ void VllmEngine::admit_offloading(std::int64_t now_ns) {
       prefills_in_flight_.push_back(head.slot);
     }
   }
-  put_back(passed);
 }
 
 WaitingQueue& VllmEngine::next_queue() noexcept {
@@ -217,6 +227,19 @@ std::int64_t VllmEngine::begin_transfers(OffloadOrders orders, std::int64_t now_
   return offload_links_ ? offload_links_->begin(orders, *offload_, now_ns) : now_ns;
 }
 
+// A batch that computes nothing may have transfers all the same. Its turn has come.
+std::int64_t VllmEngine::begin_transfers_alone(std::int64_t now_ns) {
+  if (!offload_links_ || !planned_.empty() || planned_.orders.empty()) return now_ns;
+  return offload_links_->begin(std::exchange(planned_.orders, {}), *offload_, now_ns);
+}
+
+// Whether a step in which nobody computes brings anybody nearer to the end.
+bool VllmEngine::still_offloads() const {
+  if (!offload_) return false;
+  return offload_links_ ? !orders_.empty() || !planned_.orders.empty() || !offload_links_->idle()
+                        : offload_->has_jobs();
+}
+
 // The worker has done these.
 void VllmEngine::report_offload(std::vector<JobId> done) {
   if (done.empty()) return;
@@ -238,6 +261,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
 // A step has ended on the clock. When nobody is left to schedule, vLLM goes on with empty steps until all is stored.
 void VllmEngine::settle_offload(std::int64_t now_ns) {
   report_offload(offload_links_->take_done());
+  if (idle()) (void)begin_transfers_alone(now_ns);
   while (idle() && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
     (void)offload_links_->begin(offload_->close_schedule(), *offload_, now_ns);
   }

@@ -149,8 +149,7 @@ OffloadOrders OffloadConnector::close_schedule() {
   allocated_.clear();
   ++schedule_;
   std::ranges::sort(orders_.flush);
-  const auto repeats = std::ranges::unique(orders_.flush);
-  orders_.flush.erase(repeats.begin(), repeats.end());
+  orders_.flush.erase(std::unique(orders_.flush.begin(), orders_.flush.end()), orders_.flush.end());
   totals_.flushed_jobs += orders_.flush.size();
   if (config_.log) log_.flush = orders_.flush;
   return std::exchange(orders_, {});

@@ -9,8 +9,9 @@ namespace understudy {
 
 RequestId VllmEngine::submit(RequestSpec spec) {
   if (spec.prompt_tokens == 0) throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": the prompt is empty");
-  if (!spec.identities && config_.enable_prefix_caching) {
-    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": prefix caching needs identities");
+  if (!spec.identities && (config_.enable_prefix_caching || offload_)) {
+    throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": ", offload_ ? "vLLM's offload" : "prefix caching",
+                " needs identities");
   }
   if (spec.prompt_tokens >= config_.max_model_len) {
     throw Error(ErrorKind::InvalidArgument, "request ", spec.name, ": a prompt of ", spec.prompt_tokens,

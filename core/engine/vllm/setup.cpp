@@ -52,6 +52,10 @@ const EngineConfig& checked(const EngineConfig& c) {
   if (!c.offload) return c;
   at_least_one(c.offload->host_chunks, "offload: chunks of the host");
   at_least_one(c.offload->blocks_per_chunk, "offload: blocks_per_chunk");
+  if (std::uint64_t{c.offload->blocks_per_chunk} * c.block_size > (std::uint64_t{1} << 30)) {
+    throw Error(ErrorKind::InvalidArgument, "offload: blocks_per_chunk of ", c.offload->blocks_per_chunk,
+                " makes chunks of more than 2^30 tokens");
+  }
   if (c.kv_manager == KvManagerKind::Kvbm || c.speculation.tokens > 0 || !c.accept_rates.empty() ||
       c.max_loras != EngineConfig::kUnlimited) {
     throw Error(ErrorKind::ConfigError,

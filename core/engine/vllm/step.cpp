@@ -16,7 +16,9 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
 std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
   greet(now_ns);
   // Behind an empty queue, the batch that begins now is scheduled first.
+  std::int64_t ready_ns = now_ns;
   if (planned_.empty()) {
+    ready_ns = begin_transfers_alone(now_ns);
     const std::int64_t duration_ns = try_schedule(now_ns);
     if (!found_work(now_ns)) return 0;
     if (!config_.async_scheduling) {
@@ -43,7 +45,9 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
     if (offload_) behind.orders = std::exchange(orders_, {});
   }
   open_ = std::exchange(planned_, std::move(behind));
-  if (offload_) open_.duration_ns += begin_transfers(std::move(open_.orders), now_ns) - now_ns;
+  if (offload_) {
+    open_.duration_ns += std::max(ready_ns, begin_transfers(std::move(open_.orders), now_ns)) - now_ns;
+  }
   open_step(now_ns, open_.load, open_.duration_ns);
   return open_.duration_ns;
 }
@@ -88,7 +92,7 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
     announcer_.release(now_ns);
     return false;
   }
-  stuck_ = nothing && !(running_.empty() && num_waiting() == 0) && !(offload_ && offload_->has_jobs());
+  stuck_ = nothing && !(running_.empty() && num_waiting() == 0) && !still_offloads();
   return true;
 }
 

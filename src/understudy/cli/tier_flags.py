@@ -103,7 +103,7 @@ def _vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
         args.kv_offloading_size,
         args.kv_offloading_backend,
         args.kv_transfer_config,
-        args.block_size or VllmConfig.block_size,
+        args.block_size or VllmConfig().block_size,
     )
 
 

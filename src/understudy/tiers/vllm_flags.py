@@ -10,6 +10,7 @@ from understudy.errors import ConfigError
 
 CONNECTOR = "OffloadingConnector"
 _SPEC = "CPUOffloadingSpec"
+_TRANSFER = ("kv_connector", "kv_role", "kv_connector_extra_config", "engine_id", "kv_buffer_device")
 _EXTRA = ("cpu_bytes_to_use", "blocks_per_chunk", "block_size", "eviction_policy", "offload_prompt_only")
 
 
@@ -23,6 +24,8 @@ def offload_settings(
     """
     given = _read(transfer)
     if size_gib is None and given.get("kv_connector") is None:
+        if backend not in (None, "native"):
+            raise ConfigError(f"--kv-offloading-backend {backend} is not simulated; native is")
         return None  # as in vLLM, whatever else is said of it
     if backend not in (None, "native"):
         raise ConfigError(f"--kv-offloading-backend {backend} is not simulated; native is")
@@ -37,7 +40,7 @@ def offload_settings(
         raise ConfigError(
             "--kv-transfer-config: kv_connector_extra_config must have cpu_bytes_to_use, or give --kv-offloading-size"
         )
-    tier: dict[str, Any] = {"tier": "g2", "bytes": int(extra["cpu_bytes_to_use"])}
+    tier: dict[str, Any] = {"tier": "g2", "bytes": _whole(extra, "cpu_bytes_to_use")}
     if "eviction_policy" in extra:
         tier["eviction"] = extra["eviction_policy"]
     offload: dict[str, Any] = {"mode": "vllm", "blocks_per_chunk": _chunk(extra, block_size)}
@@ -80,13 +83,20 @@ def _extra(transfer: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"--kv-transfer-config: kv_role must be kv_both for {CONNECTOR}, got {transfer['kv_role']!r}"
         )
-    extra = dict(transfer.get("kv_connector_extra_config") or {})
+    for name in transfer:
+        if name not in _TRANSFER:
+            raise ConfigError(f"--kv-transfer-config: {name} is not known; known are {', '.join(_TRANSFER)}")
+    given = transfer.get("kv_connector_extra_config") or {}
+    if not isinstance(given, dict):
+        raise ConfigError("--kv-transfer-config: kv_connector_extra_config must be a JSON object")
+    extra = dict(given)
     if extra.pop("spec_name", _SPEC) != _SPEC:
         raise ConfigError(
             f"--kv-transfer-config: spec_name must be {_SPEC}: host memory is the tier that is simulated"
         )
-    if int(extra.pop("store_threshold", 0)) > 1:
+    if extra.get("store_threshold") is not None and _whole(extra, "store_threshold", least=0) > 1:
         raise ConfigError("--kv-transfer-config: store_threshold is not simulated; leave it out")
+    extra.pop("store_threshold", None)
     for name in extra:
         if name not in _EXTRA:
             raise ConfigError(
@@ -96,15 +106,25 @@ def _extra(transfer: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
+def _whole(extra: dict[str, Any], name: str, least: int = 1) -> int:
+    value = extra[name]
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and number == int(number) and number >= least):
+        raise ConfigError(
+            f"--kv-transfer-config: {name} must be a whole number of at least {least}, got {value!r}"
+        )
+    return int(value)
+
+
 def _chunk(extra: dict[str, Any], block_size: int) -> int:
     """Blocks of a chunk: given as such, or as tokens (vLLM's `block_size` of the connector)."""
     if "block_size" not in extra:
-        return int(extra.get("blocks_per_chunk", 1))
+        return _whole(extra, "blocks_per_chunk") if "blocks_per_chunk" in extra else 1
     if "blocks_per_chunk" in extra:
         raise ConfigError(
             "--kv-transfer-config: blocks_per_chunk and block_size both say how large a chunk is; give one"
         )
-    tokens = int(extra["block_size"])
+    tokens = _whole(extra, "block_size")
     if tokens < block_size or tokens % block_size:
         raise ConfigError(
             f"--kv-transfer-config: chunks of block_size={tokens} tokens do not divide into blocks of {block_size}"
