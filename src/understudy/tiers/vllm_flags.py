@@ -24,8 +24,6 @@ def offload_settings(
     """
     given = _read(transfer)
     if size_gib is None and given.get("kv_connector") is None:
-        if backend not in (None, "native"):
-            raise ConfigError(f"--kv-offloading-backend {backend} is not simulated; native is")
         return None  # as in vLLM, whatever else is said of it
     if backend not in (None, "native"):
         raise ConfigError(f"--kv-offloading-backend {backend} is not simulated; native is")
