@@ -11,8 +11,6 @@ from understudy._core import ReuseStack
 from understudy.workload.identities import row_identities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from understudy.workload.columns import Int64Column
     from understudy.workload.workload import Workload
 
@@ -86,17 +84,17 @@ class HitCurve:
         return self.hit_ratio(self.distinct_blocks)
 
 
-def hit_curve(workload: Workload, block_size: int, progress: Callable[[int], None] | None = None) -> HitCurve:
+def hit_curve(workload: Workload, block_size: int) -> HitCurve:
     """One pass over the requests as they arrive, each served whole before the next, outputs included.
 
     That is what one vLLM engine finds when it runs one request at a time, to within one block of size (the last,
     partly filled block of a request is forgotten first, but takes a place while it runs); requests that overlap, and
-    workers that each see a part, find less or more. `progress` is called with the rows done, now and then.
+    workers that each see a part, find less or more.
     """
     order = workload.arrival_order() if workload.has_arrivals else None
     stack = ReuseStack()
     smallest = 0
-    for done, row in enumerate((np.arange(len(workload)) if order is None else order).tolist()):
+    for row in (np.arange(len(workload)) if order is None else order).tolist():
         prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
         if workload.max_tokens is not None and workload.max_tokens[row] >= 0:
             output = min(output, int(workload.max_tokens[row]))
@@ -105,8 +103,6 @@ def hit_curve(workload: Workload, block_size: int, progress: Callable[[int], Non
         identities = row_identities(workload, row, block_size, min(known, computed) // block_size)
         stack.serve(identities, (prompt - 1) // block_size, computed // block_size)
         smallest = max(smallest, -(-computed // block_size))
-        if progress is not None and done % 1_000 == 0:
-            progress(done)
     return HitCurve(
         depths=np.sort(stack.depths()).astype(np.int64),
         block_size=block_size,

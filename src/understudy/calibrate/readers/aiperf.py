@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from understudy.calibrate.benchmark import Benchmark, Fields, Times, check_clock, check_times
+from understudy.calibrate.benchmark import Benchmark, Fields
 from understudy.calibrate.load import requests
+from understudy.calibrate.readers.single_requests import of_requests
 from understudy.errors import InvalidArgument
 
 _TO_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "milliseconds": 1.0}
@@ -34,30 +35,7 @@ def read_records(source: tuple[str, str], where: str, rows: list[dict[str, Any]]
     if not kept:
         raise InvalidArgument(f"{where}: no record has benchmark_phase profiling: nothing to fit")
     read = [_record(f"{where}:{number}", row) for number, row in kept]
-    start_s, inputs, outputs, ttft_ms, e2e_ms = (np.array(column) for column in zip(*read, strict=True))
-    order = np.argsort(start_s, kind="stable")
-    start_s, inputs, outputs, ttft_ms, e2e_ms = (
-        column[order] for column in (start_s, inputs, outputs, ttft_ms, e2e_ms)
-    )
-    check_clock(where, "metadata.request_start_ns", start_s)
-    check_times(where, ttft_ms, e2e_ms)
-    tpot: Times = np.where(outputs > 1, (e2e_ms - ttft_ms) / np.maximum(outputs - 1, 1), np.nan)
-    return [
-        Benchmark(
-            file=source[0],
-            sha256=source[1],
-            format="aiperf records",
-            load=requests(inputs, outputs, arrival_s=start_s - start_s.min()),
-            means={
-                "ttft_ms": float(ttft_ms.mean()),
-                "tpot_ms": float(np.nanmean(tpot)),
-                "e2e_ms": float(e2e_ms.mean()),
-            },
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot,
-            e2e_ms=e2e_ms,
-        )
-    ]
+    return [of_requests(source, where, "aiperf records", "metadata.request_start_ns", read)]
 
 
 def _record(where: str, row: dict[str, Any]) -> tuple[float, float, float, float, float]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from understudy.calibrate.benchmark import Benchmark, Fields, Times, check_clock, check_times
-from understudy.calibrate.load import requests
+from understudy.calibrate.benchmark import Benchmark, Fields
+from understudy.calibrate.readers.single_requests import of_requests
 from understudy.errors import InvalidArgument
 
 
@@ -47,28 +45,7 @@ def _read(source: tuple[str, str], where: str, content: dict[str, Any]) -> Bench
             "run guidellm without a limit on saved requests"
         )
     read = [_request(f"{where}.requests.successful[{index}]", row) for index, row in enumerate(rows)]
-    start_s, inputs, outputs, ttft_ms, e2e_ms = (np.array(column) for column in zip(*read, strict=True))
-    order = np.argsort(start_s, kind="stable")
-    start_s, inputs, outputs, ttft_ms, e2e_ms = (
-        column[order] for column in (start_s, inputs, outputs, ttft_ms, e2e_ms)
-    )
-    check_clock(where, "request_start_time", start_s)
-    check_times(where, ttft_ms, e2e_ms)
-    tpot: Times = np.where(outputs > 1, (e2e_ms - ttft_ms) / np.maximum(outputs - 1, 1), np.nan)
-    return Benchmark(
-        file=source[0],
-        sha256=source[1],
-        format="guidellm",
-        load=requests(inputs, outputs, arrival_s=start_s - start_s.min()),
-        means={
-            "ttft_ms": float(ttft_ms.mean()),
-            "tpot_ms": float(np.nanmean(tpot)),
-            "e2e_ms": float(e2e_ms.mean()),
-        },
-        ttft_ms=ttft_ms,
-        tpot_ms=tpot,
-        e2e_ms=e2e_ms,
-    )
+    return of_requests(source, where, "guidellm", "request_start_time", read)
 
 
 def _request(where: str, row: object) -> tuple[float, float, float, float, float]:

@@ -1,0 +1,46 @@
+"""A benchmark of single requests, from what a load generator saw of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from understudy.calibrate.benchmark import Benchmark, Times, check_clock, check_times
+from understudy.calibrate.load import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def of_requests(
+    source: tuple[str, str],
+    where: str,
+    kind: str,
+    clock_key: str,
+    read: Sequence[tuple[float, float, float, float, float]],
+) -> Benchmark:
+    """Rows of start (s), input and output tokens, TTFT and E2E (ms), played by when they started.
+
+    Errors: InvalidArgument names `clock_key`, or a latency, that cannot be.
+    """
+    columns = [np.array(column) for column in zip(*read, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    start_s, inputs, outputs, ttft_ms, e2e_ms = (column[order] for column in columns)
+    check_clock(where, clock_key, start_s)
+    check_times(where, ttft_ms, e2e_ms)
+    tpot: Times = np.where(outputs > 1, (e2e_ms - ttft_ms) / np.maximum(outputs - 1, 1), np.nan)
+    return Benchmark(
+        file=source[0],
+        sha256=source[1],
+        format=kind,
+        load=requests(inputs, outputs, arrival_s=start_s - start_s.min()),
+        means={
+            "ttft_ms": float(ttft_ms.mean()),
+            "tpot_ms": float(np.nanmean(tpot)),
+            "e2e_ms": float(e2e_ms.mean()),
+        },
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot,
+        e2e_ms=e2e_ms,
+    )
