@@ -21,7 +21,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torch lint conformance sanitize clang mutants interop bench soak clients-ci clean
+.PHONY: help demo test torch lint conformance sanitize clang mutants interop bench fuzz soak clients-ci clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
@@ -34,6 +34,7 @@ help:
 	@echo 'make clang     the core compiled by clang, warnings as errors (CLANG=clang++-16 names another one)'
 	@echo 'make mutants   one-line faults put into the core, each of which a test must notice (a minute each)'
 	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
+	@echo 'make fuzz      the test suite with new random examples (make test draws the same ones every time)'
 	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations, and SOAK_SECONDS=$(SOAK_SECONDS) of scenarios'
 	@echo 'make clients-ci  openai and aiperf, unmodified, against a live server'
 	@echo 'make clean     remove environments, builds and caches'
@@ -84,6 +85,10 @@ mutants: .venv/installed-dev
 # replay_vs_dynamo.py installs its peer and wants a trace: it is run by hand.
 bench: .venv/installed-dev
 	$(BIN)/python benchmarks/block_manager.py
+
+# A failure prints the line that reproduces it.
+fuzz: .venv/installed-dev
+	$(BIN)/python -m pytest -n auto --hypothesis-profile=random -p no:cacheprovider
 
 soak: .venv/installed-dev
 	UNDERSTUDY_SOAK_OPS=$(SOAK_OPS) $(BIN)/python -m pytest -n auto -m soak

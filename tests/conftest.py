@@ -1,7 +1,13 @@
-"""Hypothesis profiles: no test measures time, and the sanitized core gets by with fewer examples."""
+"""Hypothesis profiles: no test measures time, and the sanitized core gets by with fewer examples.
+
+The same commit passes or fails everywhere: examples are drawn from a fixed seed. `make fuzz` draws new ones.
+"""
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("random", settings.get_profile("default"), derandomize=False, print_blob=True)
 settings.register_profile("sanitize", settings.get_profile("default"), max_examples=25)
 settings.load_profile("default")

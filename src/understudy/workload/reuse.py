@@ -88,8 +88,9 @@ def hit_curve(workload: Workload, block_size: int) -> HitCurve:
     """One pass over the requests as they arrive, each served whole before the next, outputs included.
 
     That is what one vLLM engine finds when it runs one request at a time, to within one block of size (the last,
-    partly filled block of a request is forgotten first, but takes a place while it runs); requests that overlap, and
-    workers that each see a part, find less or more.
+    partly filled block of a request is forgotten first, but takes a place while it runs), and one more for each prompt
+    of whole blocks that is all there: its last block is computed again, and of two copies the engine uses the older.
+    Requests that overlap, and workers that each see a part, find less or more.
     """
     order = workload.arrival_order() if workload.has_arrivals else None
     stack = ReuseStack()
