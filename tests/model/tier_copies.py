@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from .links import ModelLink, ModelTransfer, completions
@@ -13,6 +14,7 @@ from .vllm_scheduler import Request, VllmModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from fractions import Fraction
 
     from .vllm_blocks import Block
     from .vllm_config import Profile
@@ -50,7 +52,8 @@ class CopiesDown(VllmModel):
         self.through: dict[Request, int] = {}
         self.from_below: dict[Request, list[int]] = {}
         self.parked_ns: dict[Request, int] = {}
-        self.offloaded = self.dropped = self.onboarded = 0
+        self.loading_now = 0  # loads on the link to the device
+        self.offloaded = self.dropped = self.onboarded = self.slow_loads = 0
 
     def tell(self, told: Told) -> None:
         self.take_device_events()
@@ -69,6 +72,10 @@ class CopiesDown(VllmModel):
         size = blocks * self.tiers.block_bytes
         self.ends = None
         self.under_way.append((ModelTransfer(self.now_ns, path, size), then, False))
+
+    def flow_ns(self, bytes_per_ns: Fraction | None, blocks: int, sharers: int) -> int:
+        """An estimate: at an equal share, as if nobody came or left."""
+        return 0 if bytes_per_ns is None else ceil(blocks * self.tiers.block_bytes * sharers / bytes_per_ns)
 
     def next_end(self) -> int | None:
         ends = [time for time, i in self._ends() if not self.under_way[i][2]]
@@ -197,6 +204,8 @@ class CopiesDown(VllmModel):
         for i in range(0, len(blocks), self.tiers.batch):
             part = blocks[i : i + self.tiers.batch]
             copy = Copy([block for block, _ in part], [key for _, key in part], held)
+            copy.eta_ns = self.now_ns + self.tiers.fixed_ns
+            copy.eta_ns += self.flow_ns(self.tiers.down, len(part), 1 + self.copying + len(self.queue))
             self.landing |= dict.fromkeys(copy.keys, copy)
             self.wait_for(request, copy)
             self.copies.append(copy)
@@ -239,14 +248,19 @@ class CopiesDown(VllmModel):
         missing = [key for key in keys if key not in store.refs and key not in store.coming]
         missing = missing[: store.available()]
         store.reserve(len(missing))
+        # Of the whole batch, though some of it may be there.
+        eta_ns = self.now_ns + self.flow_ns(self.tiers.below[number][2], len(keys), 1 + store.copying)
         for key in missing:
             store.coming[key] = []
+            store.coming_eta_ns[key] = eta_ns
             self.host.hold(key)
         for i in range(0, len(missing), self.tiers.batch):
             part = missing[i : i + self.tiers.batch]
+            store.copying += 1
             self.start((2 + 2 * number,), len(part), partial(self.lower_landed, store, part))
 
     def lower_landed(self, store: Store, keys: list[int]) -> None:
+        store.copying -= 1
         for key in keys:
             store.store(key)
         for key in keys:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .vllm_scheduler import Request
 
 
+Outcome = Literal["miss", "slow", "retry", "parked"]
+"""Of looking below the device; slow: there is something, and computing it is sooner."""
+
+
 class LoadsUp(CopiesDown):
     """The other half: `onboard` and `prefetch` start loads, `resume` puts loaded requests back in their places."""
 
@@ -45,7 +49,7 @@ class LoadsUp(CopiesDown):
             keys.append(key)
         return keys[first:]
 
-    def onboard(self, request: Request, hits: list[Block]) -> Literal["miss", "retry", "parked"]:
+    def onboard(self, request: Request, hits: list[Block]) -> Outcome:
         limit = (len(request.tokens) - 1) // self.config.block_size
         if len(hits) == limit or request in self.tried:
             return "miss"
@@ -74,7 +78,7 @@ class LoadsUp(CopiesDown):
 
     def bring(
         self, request: Request | None, hits: list[Block], keys: list[int]
-    ) -> tuple[Literal["miss", "retry", "parked"], Park | None]:
+    ) -> tuple[Outcome, Park | None]:
         """Start loading the run of `keys` that follows `hits`."""
         plan: list[tuple[int, str, int]] = []
         for key in keys:
@@ -82,6 +86,10 @@ class LoadsUp(CopiesDown):
             if place is None:
                 break
             plan.append((key, *place))
+        if plan and request is not None and self.tiers.ns_per_token is not None:
+            self.cut_what_is_computed_sooner(plan)
+            if not plan:
+                return "slow", None
         while plan and plan[-1][1] == "device":
             plan.pop()
         if not plan:
@@ -122,6 +130,7 @@ class LoadsUp(CopiesDown):
                 load.keys.append(key)
                 load.tiers.append(tier)
         if load is not None:
+            load.eta_ns = self.eta_ns(plan)
             for joined in loads:
                 joined.followers.append(load)
             load.joins = len(loads)
@@ -151,6 +160,35 @@ class LoadsUp(CopiesDown):
             self.next_phase(load)
             self.land(self.now_ns)
         return "parked", park
+
+    def cut_what_is_computed_sooner(self, plan: list[tuple[int, str, int]]) -> None:
+        """From its end, tier by tier, until what is left arrives before it could be computed."""
+        assert self.tiers.ns_per_token is not None
+        block_ns = self.tiers.ns_per_token * self.config.block_size
+        while plan and self.eta_ns(plan) - self.now_ns >= len(plan) * block_ns:
+            tier = plan[-1][2]
+            while plan and plan[-1][2] == tier:
+                plan.pop()
+
+    def eta_ns(self, plan: Sequence[tuple[int, str, int]]) -> int:
+        """When all of it would be on the device: what is below the host goes there first, then all of it up."""
+        from_below = [(key, how, tier) for key, how, tier in plan if how in ("here", "coming")]
+        joined_ns = max(
+            [self.now_ns, *(self.loading[key].eta_ns for key, how, _ in plan if how == "loading")]
+        )
+        if not from_below:
+            return joined_ns
+        there_ns = self.now_ns
+        for key, how, tier in from_below:
+            if how == "coming":
+                eta_ns = self.landing[key].eta_ns if tier == 2 else self.store_of(tier).coming_eta_ns[key]
+                there_ns = max(there_ns, eta_ns)
+        staged_ns = 0
+        for store_tier, _, _, up in self.tiers.below:
+            blocks = sum(tier == store_tier for _, _, tier in from_below)
+            staged_ns = max(staged_ns, self.flow_ns(up, blocks, 1))
+        up_ns = self.tiers.fixed_ns + self.flow_ns(self.tiers.up, len(from_below), 1 + self.loading_now)
+        return max(joined_ns, there_ns + staged_ns + up_ns)
 
     def store_of(self, tier: int) -> Store:
         return next(store for store in [self.host, *self.below] if store.tier == tier)
@@ -215,7 +253,13 @@ class LoadsUp(CopiesDown):
             self.abandon(load)
             return
         load.pending = load.joins + 1
-        self.start((1,), len(load.keys), lambda: self.next_phase(load))
+        self.loading_now += 1
+        self.start((1,), len(load.keys), lambda: self.loaded(load))
+
+    def loaded(self, load: Load) -> None:
+        """Its own transfer has ended; it may still wait for those that it joined."""
+        self.loading_now -= 1
+        self.next_phase(load)
 
     def unwanted(self, load: Load) -> bool:
         return not (load.wanted or load.waiters or load.followers)

@@ -31,6 +31,7 @@ class TierSettings:
     batch: int = 32
     concurrency: int | None = None
     onboard_preempted: bool = True
+    ns_per_token: int | None = None  # to compute a token of a prompt: loads that take as long are not begun
     below: tuple[tuple[int, int, Fraction | None, Fraction | None], ...] = ()
 
 
@@ -44,6 +45,8 @@ class Store:
         self.leaving: set[int] = set()  # go when their last reference does
         self.reserved = 0
         self.coming: dict[int, list[tuple[Load, int]]] = {}  # key -> loads that wait for it
+        self.coming_eta_ns: dict[int, int] = {}
+        self.copying = 0  # batches on their way here
 
     def available(self) -> int:
         return self.capacity - len(self.refs) - self.reserved + len(self.idle)
@@ -96,6 +99,7 @@ class Copy:
     blocks: list[Block]
     keys: list[int]
     held: bool
+    eta_ns: int = 0
     waiters: list[tuple[Request, int]] = field(default_factory=list)
     loads: list[tuple[Load, int]] = field(default_factory=list)
 
@@ -113,6 +117,7 @@ class Load:
     joins: int = 0
     joined: list[int] = field(default_factory=list)  # keys that those bring
     wanted: bool = False  # though nobody waits
+    eta_ns: int = 0
     waiters: list[Park] = field(default_factory=list)
     followers: list[Load] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
 """A slow, obvious model of one worker whose blocks go down to a host and the tiers below it, and come back.
 
-The scheduler is that of `vllm_scheduler`; this adds where blocks are, and who waits for what. Loads are always taken
-(no estimate of what computing would cost) and never fail. Evicts from the host and below by least recent use.
+The scheduler is that of `vllm_scheduler`; this adds where blocks are, and who waits for what. A load is taken unless
+computing would take no longer (`ns_per_token`), and never fails. Evicts from the host and below by least recent use.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ class TieredModel(LoadsUp):
             request.status = "running"
             request.computed = hit_tokens
             self.count_origins(request, hits)
+            self.slow_loads += outcome == "slow"
             plan.cached[request] = hit_tokens
             plan.scheduled[request] = count
             plan.budget -= count

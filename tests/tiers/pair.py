@@ -50,9 +50,22 @@ def native(tiers: TierSettings) -> _core.TierConfig:
         min_reuse=tiers.min_reuse,
         offload_batch_size=tiers.batch,
         onboard_preempted=tiers.onboard_preempted,
-        recompute_fallback=False,
+        recompute_fallback=tiers.ns_per_token is not None,
         **below,
     )
+
+
+class TokenTiming:
+    """A prompt takes as long as the tokens of it that are not cached."""
+
+    def __init__(self, ns_per_token: int) -> None:
+        self.ms_per_token = ns_per_token / 1e6
+
+    def prefill_ms(self, requests: int, mean_input: int, mean_cached: int) -> float:
+        return requests * (mean_input - mean_cached) * self.ms_per_token
+
+    def decode_ms(self, *_: int) -> float:
+        return 1.0
 
 
 class TierPair:
@@ -64,7 +77,7 @@ class TierPair:
         self.run = _core.TierRun(native_tiers, settings.block_size, True)
         self.engine = _core.Engine(
             settings.engine_config(engine_profile(profile)),
-            _core.constant_timing(0.0, 1.0),
+            _core.python_timing(TokenTiming(tiers.ns_per_token or 0)),
             tiers=native_tiers,
             run=self.run,
         )
@@ -195,7 +208,7 @@ class TierPair:
         assert engine.tier_blocks(_core.Tier.G2) == (unused, active, len(host.idle), 0)
         totals = engine.tier_totals
         assert (totals.offloaded_blocks, totals.dropped_blocks) == (model.offloaded, model.dropped)
-        assert totals.onboarded_blocks == model.onboarded
+        assert (totals.onboarded_blocks, totals.slow_loads) == (model.onboarded, model.slow_loads)
         wake, end = engine.wake_ns, model.next_end()
         assert (wake is None) == (end is None)
         assert wake is None or end is None or wake <= end

@@ -51,6 +51,7 @@ def random_settings(rng: Random) -> tuple[dict[str, Any], TierSettings, Profile]
         concurrency=rng.choice([None, None, 1, 2]),
         onboard_preempted=rng.random() < 0.8,
         below=below,
+        ns_per_token=rng.choice([None, 50, 200, 700, 3000]),
     )
     return config, tiers, profile
 
@@ -99,4 +100,5 @@ def play_random(seed: int, ticks: int = 60) -> dict[str, int]:
         assert pair.records[request.index].parked_ns == model.parked_ns.get(request, 0)
     for request, wait in model.waits.items():
         assert pair.records[request.index].room_wait_ns == wait.total_ns
-    return pair.stats | {"onboarded": model.onboarded, "offloaded": model.offloaded, "dropped": model.dropped}
+    made = ("onboarded", "offloaded", "dropped", "slow_loads")
+    return pair.stats | {name: getattr(model, name) for name in made}

@@ -17,7 +17,17 @@ def test_random_workloads_go_as_the_model_says(part: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(12 * part, 12 * part + 12):
         happened += Counter(play_random(seed))
-    for what in ("told", "parked", "held", "slept", "preempted", "onboarded", "offloaded", "dropped"):
+    for what in (
+        "told",
+        "parked",
+        "held",
+        "slept",
+        "preempted",
+        "onboarded",
+        "offloaded",
+        "dropped",
+        "slow_loads",
+    ):
         assert happened[what], what
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tiers.building import EVENT_COLUMNS, INF, shared, tiers, way
 from tiers.fleets import crowd_of, digest, play
+from understudy.kv import BUILT_IN_POLICIES
 
 if TYPE_CHECKING:
     from understudy import _core
@@ -52,7 +53,7 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
     alone = rng.random() < 0.3
     if alone:
         below["g3"] = shared(rng.choice([10, 100]))
-    fleet = {
+    fleet: dict[str, Any] = {
         "num_gpu_blocks": rng.choice([18, 24, 40]),
         "max_num_seqs": rng.choice([3, 16]),
         "max_num_batched_tokens": rng.choice([8, 64, 2048]),
@@ -61,6 +62,9 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "free_order": rng.choice(["all_last", "unkeyed_first"]),
         "policy": rng.choice(["fcfs", "priority"]),
     }
+    # Orders in which a block may go before those that continue it, or before one that is empty.
+    if seed % 3 == 0:
+        fleet["eviction_policy"] = rng.choice(BUILT_IN_POLICIES)
     return workload, below, fleet
 
 

@@ -10,6 +10,7 @@ import pytest
 from tiers.building import EVENT_COLUMNS, INF, shared, tiers, way
 from tiers.fleets import crowd_of, digest, play
 from understudy import _core
+from understudy.kv import BUILT_IN_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +71,9 @@ def scenario(seed: int) -> tuple[Workload, dict[str, Any], dict[str, Any]]:
         "concurrency": rng.choice([0, 0, 5]),
         "events": rng.random() < 0.5,
     }
+    # Orders in which a block may go before those that continue it, or before one that is empty.
+    if seed % 3 == 0:
+        fleet["eviction_policy"] = rng.choice(BUILT_IN_POLICIES)
     return crowd, below, fleet
 
 
