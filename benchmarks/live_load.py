@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def serve(streams: int, step_ms: float, pipe: Pipe) -> None:
     from understudy.engines.config import VllmConfig
     from understudy.engines.timing import Constant
+    from understudy.server.loop import run, settled
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings
 
@@ -40,8 +41,9 @@ def serve(streams: int, step_ms: float, pipe: Pipe) -> None:
         server = Server(ServerSettings(model="bench", port=0, engine=engine, max_model_len=4096))
         await server.start()
         pipe.send(server.port)
-        while not pipe.poll():
-            await asyncio.sleep(0.1)
+        with settled():
+            while not pipe.poll():
+                await asyncio.sleep(0.1)
         late = server.stage.token_lateness
         usage = resource.getrusage(resource.RUSAGE_SELF)
         steps = server.stage.driver.step_lateness
@@ -55,27 +57,29 @@ def serve(streams: int, step_ms: float, pipe: Pipe) -> None:
             }
         )
 
-    asyncio.run(main())
+    run(main())
+
+
+def _request(tokens: int) -> bytes:
+    body = json.dumps({"prompt": "load", "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
 
 
 class Stream(asyncio.Protocol):
     """Sends the same request again and again, and counts the events that come back."""
 
-    def __init__(self, tokens: int, counts: list[int]) -> None:
-        body = json.dumps(
-            {"prompt": "load", "max_tokens": tokens, "stream": True, "ignore_eos": True}
-        ).encode()
-        self._request = (
-            b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+    def __init__(self, tokens: int, counts: list[int], first: int) -> None:
+        self._first, self._request = _request(first), _request(tokens)
         self._counts = counts
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.write(self._request)
+        transport.write(self._first)
 
     def data_received(self, data: bytes) -> None:
         self._counts[0] += data.count(b'"text"')
@@ -89,8 +93,14 @@ async def load(port: int, streams: int, tokens: int, seconds: float) -> tuple[in
     counts = [0, 0]
     loop = asyncio.get_running_loop()
     transports = []
-    for _ in range(streams):
-        transport, _ = await loop.create_connection(lambda: Stream(tokens, counts), "127.0.0.1", port)
+    for index in range(streams):
+        # First answers of every length, so that from then on ends and arrivals are spread over time.
+        first = 1 + index * tokens // streams
+        transport, _ = await loop.create_connection(
+            lambda first=first: Stream(tokens, counts, first),  # type: ignore[misc]
+            "127.0.0.1",
+            port,
+        )
         transports.append(transport)
     await asyncio.sleep(1.0)
     before, began = counts[0], time.monotonic()
@@ -107,7 +117,7 @@ def main() -> None:
     )
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens-per-second", type=float, default=10_000)
-    parser.add_argument("--output-tokens", type=int, default=500)
+    parser.add_argument("--output-tokens", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10.0)
     args = parser.parse_args()
     step_ms = 1e3 * args.streams / args.tokens_per_second

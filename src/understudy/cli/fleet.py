@@ -48,12 +48,12 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0."""
-    import asyncio
     import logging
 
     from understudy.errors import ConfigError
     from understudy.server.fleet.fleet import Fleet
     from understudy.server.fleet.spread import SpreadFleet
+    from understudy.server.loop import run as run_loop
     from understudy.server.server import run_until_stopped
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
         await run_until_stopped(start, fleet.stop)
 
-    asyncio.run(serve())
+    run_loop(serve())
     return 0
 
 

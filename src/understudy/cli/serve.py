@@ -70,11 +70,11 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0."""
-    import asyncio
     import logging
 
     from understudy.errors import ConfigError
     from understudy.server.flags.serving import read_serve
+    from understudy.server.loop import run as run_loop
     from understudy.server.server import Server, run_until_stopped
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         server.stage.driver.stop()
 
     try:
-        asyncio.run(run_until_stopped(start, stop))
+        run_loop(run_until_stopped(start, stop))
     finally:
         if close is not None:
             close()

@@ -16,6 +16,7 @@ from understudy.errors import ConfigError, WrongState
 from understudy.run.timeline import FinishReason, Status, Timeline
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
+from understudy.server.loop import run
 from understudy.server.outputs import Answer, Outputs
 from understudy.server.settings import ServerSettings
 from understudy.tiers.settings import TiersConfig
@@ -117,7 +118,7 @@ def run_online(
         seed=seed,
     )
     fleet = FleetSettings(pools=((workers, settings),), base_port=0, port=0, routing=routing, seed=seed)
-    return asyncio.run(_Player(workload, fleet, engine, progress).play())
+    return run(_Player(workload, fleet, engine, progress).play())
 
 
 def replay_online(

@@ -15,6 +15,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.server.fleet.fleet import Fleet, FleetSettings, shifted
+from understudy.server.loop import run, settled
 from understudy.server.proxy.service import RouterService, RouterSettings
 from understudy.server.proxy.workers import WorkerAddress
 
@@ -148,9 +149,10 @@ def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
         pipe.send([server.port for server in fleet.servers])
         gone = asyncio.Event()
         asyncio.get_running_loop().add_reader(pipe.fileno(), gone.set)
-        await gone.wait()
+        with settled():
+            await gone.wait()
         asyncio.get_running_loop().remove_reader(pipe.fileno())
         await fleet.stop()
         fleet.stage.driver.stop()
 
-    asyncio.run(main())
+    run(main())
