@@ -8,6 +8,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <any>
+#include <array>
+#include <type_traits>
 
 #include "bindings.hpp"
 #include "convert.hpp"
@@ -202,23 +204,42 @@ Identities trace_identities(Column<std::uint32_t> stream, nb::handle trace_block
   return Identities(std::move(out));
 }
 
-template <auto Member>
-nb::object column_of(const FleetResult& self) {
-  return to_array(self.*Member);
+template <typename T>
+nb::object to_numpy(const std::vector<T>& column) {
+  return to_array(column);
 }
 
-template <auto Member>
-nb::tuple columns_of(const FleetResult& self) {
-  const auto& columns = self.*Member;
-  return nb::make_tuple(to_array(columns[0]), to_array(columns[1]), to_array(columns[2]));
+template <typename T>
+nb::object to_numpy(const std::array<std::vector<T>, 3>& parts) {
+  return nb::make_tuple(to_array(parts[0]), to_array(parts[1]), to_array(parts[2]));
 }
 
-template <typename T, auto Field>
-nb::object sample_column(const FleetResult& self) {
-  std::vector<T> out;
+template <typename T>
+nb::object sample_column(const FleetResult& self, T EngineSample::* member) {
+  std::vector<std::make_signed_t<T>> out;
   out.reserve(self.samples.size());
-  for (const EngineSample& sample : self.samples) out.push_back(static_cast<T>(sample.*Field));
+  for (const EngineSample& sample : self.samples) out.push_back(static_cast<std::make_signed_t<T>>(sample.*member));
   return to_array(std::move(out));
+}
+
+// A property for every column and total that the core declares (replay/fleet_result.hpp).
+void bind_columns(nb::class_<FleetResult>& result) {
+  const auto of_records = [&](const auto& column) {
+    result.def_prop_ro(column.name, [kept = column.kept](const FleetResult& self) { return to_numpy(self.*kept); });
+  };
+  for_each_line(kRecordColumns, of_records);
+  for_each_line(kTierRecordColumns, of_records);
+  for_each_line(kOtherColumns, [&](const auto& column) {
+    result.def_prop_ro(column.name,
+                       [member = column.member](const FleetResult& self) { return to_numpy(self.*member); });
+  });
+  for_each_line(kSampleColumns, [&](const auto& column) {
+    result.def_prop_ro(column.name,
+                       [member = column.member](const FleetResult& self) { return sample_column(self, member); });
+  });
+  for_each_line(kTotals, [&](const auto& total) {
+    result.def_prop_ro(total.name, [member = total.member](const FleetResult& self) { return self.totals.*member; });
+  });
 }
 
 // The rows themselves, which live as long as the result does, and their times.
@@ -252,30 +273,9 @@ void bind_replay(nb::module_& m) {
           "events",
           [](nb::handle_t<TierSummary> self) { return timed_events(self, nb::cast<const TierSummary&>(self).events); },
           "Its own events, with the time of each row in ns, if it is shared and they were kept; else empty.");
-  nb::class_<FleetResult>(m, "FleetResult", "Columns of a run, one row a request in workload order.")
-      .def_prop_ro("arrival_ns", &column_of<&FleetResult::arrival_ns>)
-      .def_prop_ro("first_admit_ns", &column_of<&FleetResult::first_admit_ns>)
-      .def_prop_ro("first_token_ns", &column_of<&FleetResult::first_token_ns>)
-      .def_prop_ro("second_token_ns", &column_of<&FleetResult::second_token_ns>)
-      .def_prop_ro("last_token_ns", &column_of<&FleetResult::last_token_ns>)
-      .def_prop_ro("finish_ns", &column_of<&FleetResult::finish_ns>)
-      .def_prop_ro("output_tokens", &column_of<&FleetResult::output_tokens>)
-      .def_prop_ro("cached_tokens_first", &column_of<&FleetResult::cached_tokens_first>)
-      .def_prop_ro("cached_tokens_total", &column_of<&FleetResult::cached_tokens_total>)
-      .def_prop_ro("looked_up_tokens", &column_of<&FleetResult::looked_up_tokens>)
-      .def_prop_ro("preemptions", &column_of<&FleetResult::preemptions>)
-      .def_prop_ro("worker", &column_of<&FleetResult::worker>)
-      .def_prop_ro("status", &column_of<&FleetResult::fate>)
-      .def_prop_ro("finish_reason", &column_of<&FleetResult::finish_reason>)
-      .def_ro("rejections", &FleetResult::rejections)
-      .def_prop_ro("itl_ns", &column_of<&FleetResult::gap_ns>)
-      .def_prop_ro("itl_count", &column_of<&FleetResult::gap_count>)
-      .def_prop_ro("sample_time_ns", &sample_column<std::int64_t, &EngineSample::time_ns>)
-      .def_prop_ro("sample_worker", &column_of<&FleetResult::sample_worker>)
-      .def_prop_ro("sample_running", &sample_column<std::int32_t, &EngineSample::running>)
-      .def_prop_ro("sample_waiting", &sample_column<std::int32_t, &EngineSample::waiting>)
-      .def_prop_ro("sample_used_blocks", &sample_column<std::int32_t, &EngineSample::active_blocks>)
-      .def_prop_ro("sample_cached_blocks", &sample_column<std::int32_t, &EngineSample::cached_blocks>)
+  nb::class_<FleetResult> result(m, "FleetResult", "Columns of a run, one row a request in workload order.");
+  bind_columns(result);
+  result.def_ro("rejections", &FleetResult::rejections)
       .def(
           "events",
           [](nb::handle_t<FleetResult> self, std::size_t worker) {
@@ -292,29 +292,11 @@ void bind_replay(nb::module_& m) {
             return out;
           },
           "worker"_a, "A worker's allocations and evictions, as Engine.take_kv_trace tells them.")
-      .def_prop_ro("sample_held_blocks", &sample_column<std::int32_t, &EngineSample::held_blocks>)
-      .def_prop_ro("sample_host_blocks", &sample_column<std::int32_t, &EngineSample::host_blocks>)
-      .def_prop_ro("below_tokens_first", &columns_of<&FleetResult::below_tokens_first>,
-                   "Of cached_tokens_first, from G2, G3 and G4.")
-      .def_prop_ro("below_tokens_total", &columns_of<&FleetResult::below_tokens_total>)
-      .def_prop_ro("parked_ns", &column_of<&FleetResult::parked_ns>)
-      .def_prop_ro("room_wait_ns", &column_of<&FleetResult::room_wait_ns>)
-      .def_prop_ro("onboard_ns", &column_of<&FleetResult::onboard_ns>)
       .def_ro("tiers", &FleetResult::tiers)
       .def_ro("tier_totals", &FleetResult::tier_totals)
       .def_ro("links", &FleetResult::links)
-      .def_ro("steps", &FleetResult::steps)
-      .def_ro("total_preemptions", &FleetResult::preempted)
       .def_ro("evictions", &FleetResult::evictions)
-      .def_ro("stored_blocks", &FleetResult::stored_blocks)
-      .def_ro("phantom_hit_blocks", &FleetResult::phantom_hit_blocks)
-      .def_ro("step_ns", &FleetResult::step_ns)
-      .def_ro("uncovered_ns", &FleetResult::uncovered_ns)
-      .def_ro("burst_steps", &FleetResult::burst_steps)
-      .def_ro("burst_tokens", &FleetResult::burst_tokens)
-      .def_ro("draft_rounds", &FleetResult::draft_rounds)
-      .def_ro("drafted_tokens", &FleetResult::drafted_tokens)
-      .def_ro("accepted_tokens", &FleetResult::accepted_tokens);
+      .def_ro("stored_blocks", &FleetResult::stored_blocks);
 
   nb::class_<WorkerPool>(m, "Pool", "Workers that are alike.")
       .def(

@@ -1,5 +1,6 @@
 // What a run leaves: columns of its requests, gaps, samples, tiers and links.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "replay/fleet.hpp"
@@ -11,26 +12,35 @@ void append(TimedEvents& all, const TimedEvents& more) {
   all.time_ns.insert(all.time_ns.end(), more.time_ns.begin(), more.time_ns.end());
 }
 
+namespace {
+
+template <typename T>
+void fill(std::vector<T>& column, std::size_t rows, int value) {
+  column.assign(rows, static_cast<T>(value));
+}
+
+template <typename T, std::size_t kParts>
+void fill(std::array<std::vector<T>, kParts>& columns, std::size_t rows, int value) {
+  for (std::vector<T>& column : columns) fill(column, rows, value);
+}
+
+template <typename T, typename Value>
+void set(std::vector<T>& column, std::uint64_t row, Value value) {
+  column[row] = static_cast<T>(value);
+}
+
+template <typename T, std::size_t kParts, typename Value>
+void set(std::array<std::vector<T>, kParts>& columns, std::uint64_t row, const std::array<Value, kParts>& values) {
+  for (std::size_t part = 0; part < kParts; ++part) set(columns[part], row, values[part]);
+}
+
+}  // namespace
+
 void Fleet::prepare_columns() {
-  const std::size_t n = workload_.size();
-  FleetResult& out = result_;
-  for (auto* column :
-       {&out.first_admit_ns, &out.first_token_ns, &out.second_token_ns, &out.last_token_ns, &out.finish_ns}) {
-    column->assign(n, -1);
-  }
-  out.output_tokens.assign(n, 0);
-  out.cached_tokens_first.assign(n, 0);
-  out.cached_tokens_total.assign(n, 0);
-  out.looked_up_tokens.assign(n, 0);
-  out.preemptions.assign(n, 0);
-  out.fate.assign(n, static_cast<std::uint8_t>(RequestFate::Unfinished));
-  out.finish_reason.assign(n, 0);
+  const auto prepare = [this](const auto& column) { fill(result_.*column.kept, workload_.size(), column.none); };
+  for_each_line(kRecordColumns, prepare);
   if (std::ranges::none_of(pools_, [](const Pool& pool) { return pool.config.tiers.has_value(); })) return;
-  for (auto* columns : {&out.below_tokens_first, &out.below_tokens_total}) {
-    for (std::vector<std::int64_t>& column : *columns) column.assign(n, 0);
-  }
-  out.parked_ns.assign(n, 0);
-  out.room_wait_ns.assign(n, 0);
+  for_each_line(kTierRecordColumns, prepare);
 }
 
 void Fleet::collect(std::size_t index) {
@@ -48,16 +58,7 @@ void Fleet::collect(std::size_t index) {
     out.sample_worker.push_back(static_cast<std::int32_t>(index));
   }
   const EngineSnapshot end = engine.snapshot();
-  out.steps += end.totals.steps;
-  out.step_ns += end.totals.step_ns;
-  out.uncovered_ns += end.totals.uncovered_ns;
-  out.preempted += end.totals.preemptions;
-  out.phantom_hit_blocks += end.totals.phantom_hit_blocks;
-  out.burst_steps += end.totals.burst_steps;
-  out.burst_tokens += end.totals.burst_tokens;
-  out.draft_rounds += end.totals.draft_rounds;
-  out.drafted_tokens += end.totals.drafted_tokens;
-  out.accepted_tokens += end.totals.accepted_tokens;
+  for_each_line(kTotals, [&](const auto& total) { out.totals.*total.member += end.totals.*total.member; });
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
   if (engine.tiers() != nullptr) collect_tiers(worker);
@@ -65,21 +66,10 @@ void Fleet::collect(std::size_t index) {
 }
 
 void Fleet::keep(const Worker& worker, const RequestRecord& record) {
-  FleetResult& out = result_;
   const std::uint64_t row = worker.rows[record.id];
   const WorkerPool& pool = pools_[worker.pool].config;
-  out.first_admit_ns[row] = record.first_admit_ns;
-  out.first_token_ns[row] = record.first_token_ns;
-  out.second_token_ns[row] = record.second_token_ns;
-  out.last_token_ns[row] = record.last_token_ns;
-  out.finish_ns[row] = record.finish_ns;
-  out.output_tokens[row] = static_cast<std::int32_t>(record.output_tokens);
-  out.cached_tokens_first[row] = record.cached_first;
-  out.cached_tokens_total[row] = static_cast<std::int64_t>(record.cached_total);
-  out.looked_up_tokens[row] = static_cast<std::int64_t>(record.looked_up);
-  out.preemptions[row] = static_cast<std::int32_t>(record.preemptions);
-  out.fate[row] = static_cast<std::uint8_t>(RequestFate::Completed);
-  out.finish_reason[row] = record.reason == FinishReason::Stop ? 2 : 1;
+  const auto write = [&](const auto& column) { set(result_.*column.kept, row, std::invoke(column.of, record)); };
+  for_each_line(kRecordColumns, write);
   const auto asked = std::min(static_cast<std::uint32_t>(workload_.output_tokens[row]), workload_.limit(row));
   const auto prompt = static_cast<std::uint32_t>(workload_.prompt_tokens[row]);
   const std::uint32_t expected = std::min(asked, pool.engine.max_model_len - prompt);
@@ -87,13 +77,7 @@ void Fleet::keep(const Worker& worker, const RequestRecord& record) {
     throw Error(ErrorKind::InvariantViolated, "row ", row, " emitted ", record.output_tokens, " of ", expected,
                 " tokens");
   }
-  if (!pool.tiers) return;
-  for (std::size_t below = 0; below < 3; ++below) {
-    out.below_tokens_first[below][row] = record.below_first[below];
-    out.below_tokens_total[below][row] = static_cast<std::int64_t>(record.below_total[below]);
-  }
-  out.parked_ns[row] = record.parked_ns;
-  out.room_wait_ns[row] = record.room_wait_ns;
+  if (pool.tiers) for_each_line(kTierRecordColumns, write);
 }
 
 void Fleet::collect_tiers(const Worker& worker) {

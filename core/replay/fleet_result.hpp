@@ -1,9 +1,11 @@
-// What a run leaves.
+// What a run leaves, and its columns declared: a column has its field and its line in a table here; it is filled, and
+// handed to Python, by the table.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -60,18 +62,91 @@ struct FleetResult {
   std::vector<TimedEvents> events;  // by worker; empty unless the engines keep them, and so is the trace
   std::vector<std::vector<TimedKvTrace>> kv_trace;
 
-  std::uint64_t steps = 0;
-  std::int64_t step_ns = 0;       // that the steps of all workers took
-  std::int64_t uncovered_ns = 0;  // of that, outside of what their timing models were made from
-  std::uint64_t preempted = 0;
+  EngineTotals totals;  // of all workers
   std::uint64_t evictions = 0;
   std::uint64_t stored_blocks = 0;
-  std::uint64_t phantom_hit_blocks = 0;
-  std::uint64_t burst_steps = 0;
-  std::uint64_t burst_tokens = 0;
-  std::uint64_t draft_rounds = 0;
-  std::uint64_t drafted_tokens = 0;
-  std::uint64_t accepted_tokens = 0;
 };
+
+// A column that a request's record fills: its name, where it is kept, what of a record it has, and what stands there
+// for a request that left none.
+template <typename Kept, typename Of>
+struct RecordColumn {
+  constexpr RecordColumn(const char* its_name, Kept FleetResult::* where, Of what, int for_none)
+      : name(its_name), kept(where), of(what), none(for_none) {}
+
+  const char* name;
+  Kept FleetResult::* kept;
+  Of of;  // a member of RequestRecord, or a function of one
+  int none;
+};
+
+inline constexpr int kNeverHappened = -1;
+
+inline constexpr std::tuple kRecordColumns{
+    RecordColumn{"first_admit_ns", &FleetResult::first_admit_ns, &RequestRecord::first_admit_ns, kNeverHappened},
+    RecordColumn{"first_token_ns", &FleetResult::first_token_ns, &RequestRecord::first_token_ns, kNeverHappened},
+    RecordColumn{"second_token_ns", &FleetResult::second_token_ns, &RequestRecord::second_token_ns, kNeverHappened},
+    RecordColumn{"last_token_ns", &FleetResult::last_token_ns, &RequestRecord::last_token_ns, kNeverHappened},
+    RecordColumn{"finish_ns", &FleetResult::finish_ns, &RequestRecord::finish_ns, kNeverHappened},
+    RecordColumn{"output_tokens", &FleetResult::output_tokens, &RequestRecord::output_tokens, 0},
+    RecordColumn{"cached_tokens_first", &FleetResult::cached_tokens_first, &RequestRecord::cached_first, 0},
+    RecordColumn{"cached_tokens_total", &FleetResult::cached_tokens_total, &RequestRecord::cached_total, 0},
+    RecordColumn{"looked_up_tokens", &FleetResult::looked_up_tokens, &RequestRecord::looked_up, 0},
+    RecordColumn{"preemptions", &FleetResult::preemptions, &RequestRecord::preemptions, 0},
+    RecordColumn{"status", &FleetResult::fate, [](const RequestRecord&) { return RequestFate::Completed; },
+                 static_cast<int>(RequestFate::Unfinished)},
+    RecordColumn{"finish_reason", &FleetResult::finish_reason,
+                 [](const RequestRecord& record) { return record.reason == FinishReason::Stop ? 2 : 1; }, 0},
+};
+// The same of runs with tiers.
+inline constexpr std::tuple kTierRecordColumns{
+    RecordColumn{"below_tokens_first", &FleetResult::below_tokens_first, &RequestRecord::below_first, 0},
+    RecordColumn{"below_tokens_total", &FleetResult::below_tokens_total, &RequestRecord::below_total, 0},
+    RecordColumn{"parked_ns", &FleetResult::parked_ns, &RequestRecord::parked_ns, 0},
+    RecordColumn{"room_wait_ns", &FleetResult::room_wait_ns, &RequestRecord::room_wait_ns, 0},
+};
+
+// What has a name and a member, and is filled where it comes up.
+template <typename Member>
+struct Named {
+  constexpr Named(const char* its_name, Member where) : name(its_name), member(where) {}
+
+  const char* name;
+  Member member;
+};
+
+inline constexpr std::tuple kOtherColumns{
+    Named{"arrival_ns", &FleetResult::arrival_ns}, Named{"worker", &FleetResult::worker},
+    Named{"onboard_ns", &FleetResult::onboard_ns}, Named{"itl_ns", &FleetResult::gap_ns},
+    Named{"itl_count", &FleetResult::gap_count},   Named{"sample_worker", &FleetResult::sample_worker},
+};
+inline constexpr std::tuple kSampleColumns{
+    Named{"sample_time_ns", &EngineSample::time_ns},
+    Named{"sample_running", &EngineSample::running},
+    Named{"sample_waiting", &EngineSample::waiting},
+    Named{"sample_used_blocks", &EngineSample::active_blocks},
+    Named{"sample_cached_blocks", &EngineSample::cached_blocks},
+    Named{"sample_held_blocks", &EngineSample::held_blocks},
+    Named{"sample_host_blocks", &EngineSample::host_blocks},
+};
+// Summed over workers.
+inline constexpr std::tuple kTotals{
+    Named{"steps", &EngineTotals::steps},
+    Named{"step_ns", &EngineTotals::step_ns},
+    Named{"uncovered_ns", &EngineTotals::uncovered_ns},
+    Named{"total_preemptions", &EngineTotals::preemptions},
+    Named{"phantom_hit_blocks", &EngineTotals::phantom_hit_blocks},
+    Named{"burst_steps", &EngineTotals::burst_steps},
+    Named{"burst_tokens", &EngineTotals::burst_tokens},
+    Named{"draft_rounds", &EngineTotals::draft_rounds},
+    Named{"drafted_tokens", &EngineTotals::drafted_tokens},
+    Named{"accepted_tokens", &EngineTotals::accepted_tokens},
+};
+
+// Calls `visit` with every line of a table.
+template <typename Table, typename Visit>
+void for_each_line(const Table& table, Visit visit) {
+  std::apply([&](const auto&... line) { (visit(line), ...); }, table);
+}
 
 }  // namespace understudy

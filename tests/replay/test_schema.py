@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -24,9 +26,7 @@ from understudy.run.timeline import Timeline
 from understudy.tiers import TiersConfig
 from understudy.workload.columns import Int32Column, Int64Column  # noqa: TC001  (read as annotations)
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[2]
 ENGINE = VllmConfig(block_size=16, num_gpu_blocks=120)
 TIERS = TiersConfig.from_dict(
     {
@@ -81,6 +81,21 @@ def test_every_array_and_number_of_the_core_is_declared() -> None:
     told |= {"step_ns", "uncovered_ns"}  # of the timing model, for the report: no part of what happened
     core = {name for name in dir(FleetResult) if not name.startswith("_")}
     assert core - told == {"rejections", "total_preemptions"}
+
+
+def test_a_column_of_the_core_is_declared_in_one_file_of_it() -> None:
+    """Filling and binding follow the tables there. (A column of the workload may have the same name.)"""
+    room = sorted((ROOT / "core" / "replay").iterdir())
+    sources = {path.name: path.read_text() for path in (*room, ROOT / "core" / "bindings" / "replay.cpp")}
+    sources["replay.cpp"] = re.sub(r'from\.read(_if_there)?\("\w+"', "", sources["replay.cpp"])
+    totals = set(totals_of(Timeline)) - {"num_workers", "blocks_per_worker", "block_size"}
+    columns = (*columns_of(Timeline), *columns_of(TierColumns))
+    names = totals | {c.about.core_name or c.name for c in columns if c.about.source == "core"}
+    names -= {"evictions", "stored_blocks"}  # of the engine's store
+    for name in names:
+        declared = re.compile(rf'"{name}"(?!_a)')
+        found = {file: len(declared.findall(text)) for file, text in sources.items() if declared.search(text)}
+        assert found == {"fleet_result.hpp": 1}, name
 
 
 def test_lines_of_requests_have_every_column_with_a_row_a_request(tmp_path: Path) -> None:
