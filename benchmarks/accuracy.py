@@ -10,6 +10,7 @@ scores the others; `--halves` fits to the first half of recorded runs and scores
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -62,6 +63,8 @@ RUNS = {
     "RTXPRO6000/Llama-3.1-8B": ("RTX PRO 6000", 128, None, (-4.0, -1.0, -1.8)),
     "RTXPRO6000/Qwen3-30B-A3B-Instruct-2507": ("RTX PRO 6000", 128, None, (-13.6, -1.7, -2.2)),
 }
+PROMPTS = {"Llama-3.1-8B": "llama-3.1-8b", "Qwen3-30B-A3B-Instruct-2507": "qwen3-30b-a3b"}
+VERSION = "0.19.0"
 """GPU, max_num_seqs, usable blocks where recorded, and what LLMServingSim shows: TTFT, TPOT, E2E in percent."""
 RANKS = {"Qwen3-30B-A3B-Instruct-2507": Parallelism(data=2, expert=2)}
 OWNERS = {"Llama-3.1-8B": "meta-llama", "Qwen3-30B-A3B-Instruct-2507": "Qwen"}
@@ -159,9 +162,19 @@ def _table(title: str, errors: dict[tuple[str, str, str], list[float]]) -> Grid:
 # --- recorded runs --------------------------------------------------------------------------------------
 
 
-def _recorded(folder: Path) -> Benchmark:
-    """A recorded run. Its arrivals are of another clock: they are shifted by the least wait that was seen."""
+def _recorded(folder: Path, *, prompts: bool) -> Benchmark:
+    """A recorded run. Its arrivals are of another clock: they are shifted by the least wait that was seen.
+
+    `prompts`: with the tokens of its prompts, which have prefixes in common, as the engine saw them.
+    """
     rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    tokens = None
+    if prompts:
+        name = f"sharegpt-{PROMPTS[folder.name]}-300-sps10.jsonl.gz"
+        with gzip.open(folder.parents[2] / "workloads" / name, "rt", encoding="utf-8") as file:
+            tokens = [json.loads(line)["input_tok_ids"] for line in file]
+        if [len(prompt) for prompt in tokens] != [row["input_toks"] for row in rows]:
+            raise SystemExit(f"{folder}: requests are not those of {name}")
     shift = min(row["queued_ts"] - row["arrival_time"] for row in rows)
     arrival = np.array([row["arrival_time"] for row in rows])
     first, last = (np.array([row[name] for row in rows]) for name in ("first_token_ts", "last_token_ts"))
@@ -176,6 +189,7 @@ def _recorded(folder: Path) -> Benchmark:
             [row["input_toks"] for row in rows],
             outputs,
             arrival_s=arrival - arrival.min(),
+            tokens=tokens,
             request_ids=[row["request_id"] for row in rows],
         ),
         means={"ttft_ms": float(ttft.mean()), "tpot_ms": float(tpot.mean()), "e2e_ms": float(e2e.mean())},
@@ -227,6 +241,7 @@ def _runs(folder: Path) -> Grid:
             max_num_batched_tokens=2048,
             num_gpu_blocks=blocks,
             enable_prefix_caching=True,
+            vllm_version=VERSION,
         )
         timed = msgspec.structs.replace(
             engine, timing=Physical(coefficients=deployment.coefficients(reached))
@@ -234,8 +249,8 @@ def _runs(folder: Path) -> Grid:
         card, _, model = name.partition("/")
         profile = folder.parent / "profiles" / card / OWNERS[model] / model / "tp1"
         tables = OpTables(profile, deployment, reached, extrapolate=True)
-        load = _recorded(folder / name).load
-        for source, timing in (("op tables", tables), ("preset", None)):
+        for source, timing in (("op tables", tables), ("preset", None), ("preset, lengths alone", None)):
+            load = _recorded(folder / name, prompts=source != "preset, lengths alone").load
             found = predict_run(
                 load,
                 timed,
@@ -270,7 +285,7 @@ def _halves(folder: Path) -> Grid:
         if name.rpartition("/")[2] in RANKS:
             continue
         deployment = _deployment(name, gpu)
-        whole = _recorded(folder / name)
+        whole = _recorded(folder / name, prompts=True)
         # The second half of the requests is replayed too: it shares the engine with the first. It is not looked at.
         hidden = np.arange(len(whole.load.workload)) >= 150
         half = msgspec.structs.replace(
@@ -279,7 +294,9 @@ def _halves(folder: Path) -> Grid:
                 key: np.where(hidden, np.nan, getattr(whole, key)) for key in ("ttft_ms", "tpot_ms", "e2e_ms")
             },
         )
-        flags = EngineFlags(max_num_seqs=seqs, max_num_batched_tokens=2048, num_gpu_blocks=blocks)
+        flags = EngineFlags(
+            max_num_seqs=seqs, max_num_batched_tokens=2048, num_gpu_blocks=blocks, vllm_version=VERSION
+        )
         start = preset(deployment.model, deployment.gpu, "bf16", "bf16").efficiencies
         found = fit([half], deployment, start, flags, in_engine=True).outcomes[0]
         for key in ("ttft_ms", "tpot_ms", "e2e_ms"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from understudy.engines.timing import Constant
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import kv_blocks
+from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.gpus import find_gpu
+from understudy.timing.physical import Physical
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,6 +155,9 @@ def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"isl": "many"}, r"in\.csv:2: isl must be a number, got 'many'"),
         ({"conc": "0"}, r"in\.csv:2: conc must be finite and above 0"),
         ({"osl": ""}, r"in\.csv:2: osl is empty"),
+        ({"conc": "", "key": "nothing"}, r"in\.csv:2: conc is empty"),
+        ({"isl": "1e12"}, r"in\.csv:2: isl must be a whole number up to"),
+        ({"system": "h100_pcie"}, r"in\.csv:2: gpu 'h100_pcie' is not known"),
         ({"model_path": "Llama-3.1-405B"}, r"in\.csv:2: Llama-3.1-405B in bf16 takes .* leaves no room"),
     ],
 )
@@ -161,6 +167,49 @@ def test_a_bad_row_is_refused_with_its_file_line_and_column(
     found = Table.read(table(tmp_path / "in.csv", {**ROW, **change}))
     with pytest.raises(InvalidArgument, match=match):
         found.experiment(0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kv_cache_dtype": "", "max_num_seqs": "", "max_num_batched_tokens": "", "tp_size": ""},
+        {"key": "x_1024x128_c4_cfg1#2", "conc": ""},
+        {"quant": "auto"},
+        {"quant": "", "precision": "BFloat16"},
+        {"quant": "FP8-Dynamic", "kv_cache_dtype": "fp8_e4m3"},
+        {"system": "NVIDIA H200", "model_path": "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic"},
+        {"ttft_ms": "nan", "tpot_ms": "-1"},
+        {"model_path": "openai/gpt-oss-20b", "quant": "w4a16_mxfp4"},
+        {"model_path": "Qwen/Qwen3-30B-A3B-Instruct-2507", "moe_tp_size": "1", "moe_ep_size": "2"},
+    ],
+)
+def test_rows_with_gaps_and_other_spellings_are_predicted(tmp_path: Path, change: dict[str, str]) -> None:
+    found = predict_table(Table.read(table(tmp_path / "in.csv", {**ROW, "osl": "16", **change})))[0]
+    assert isinstance(found, dict), found
+    assert found["ttft_ms"] > found["tpot_ms"] > 0
+
+
+def test_experts_of_more_gpus_than_a_rank_has_are_those_of_several_ranks(tmp_path: Path) -> None:
+    row = {**ROW, "model_path": "Qwen3-30B-A3B", "moe_tp_size": "1", "moe_ep_size": "4", "tp_size": "2"}
+    one = Table.read(table(tmp_path / "in.csv", row)).experiment(0)
+    assert one.deployment.parallel == Parallelism(tensor=2, data=2, expert=4)
+    odd = Table.read(table(tmp_path / "odd.csv", {**row, "tp_size": "8"}))
+    with pytest.raises(InvalidArgument, match="moe_ep_size = 4 is no multiple of tp_size=8"):
+        odd.experiment(0)
+
+
+def test_a_table_is_read_as_spreadsheets_write_it(tmp_path: Path) -> None:
+    rates = table(tmp_path / "in.csv", {**STAGES, "stage_rates_per_s": "[4, 8]", "stage_seconds": "5;5"})
+    text = rates.read_text()
+    (tmp_path / "marked.csv").write_text("\ufeff" + text.replace("model,", " model ,", 1) + "\n,,\n")
+    plain = table(tmp_path / "plain.csv", STAGES)
+    assert predict_table(Table.read(tmp_path / "marked.csv")) == predict_table(Table.read(plain))
+
+
+def test_what_only_the_replay_finds_is_named_with_its_row(tmp_path: Path) -> None:
+    found = predict_table(Table.read(table(tmp_path / "in.csv", {**STAGES, "max_model_len": "64"})))[0]
+    assert isinstance(found, InvalidArgument)
+    assert re.match(r".*in\.csv:2: request 0 of the load", str(found))
 
 
 def test_a_bad_row_does_not_harm_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +245,29 @@ def test_times_of_a_recorded_run_count_from_when_the_engine_sees_the_request(tmp
     assert found["b"] == [20.0, 10.0, 30.0]
 
 
+def test_prompts_of_a_recorded_run_share_what_their_tokens_share(tmp_path: Path) -> None:
+    first = list(range(40))
+    prompts = {"a": first, "b": [*first[:37], 7, 7, 7, 7], "c": [9, *first]}
+    rows = [
+        {
+            "request_id": name,
+            "arrival_s": float(place),
+            "input_tokens": len(prompt),
+            "output_tokens": 2,
+            "input_token_ids": prompt,
+        }
+        for place, (name, prompt) in enumerate(prompts.items())
+    ]
+    load = read_run(run_file(tmp_path / "run.jsonl", rows))
+    timing = Physical(coefficients=StepCoefficients(token_ms=1.0, captures=()))
+    engine = VllmConfig(timing=timing, block_size=16)
+    ttft = {name: ttft for name, ttft, *_ in predict_run(load, engine)}
+    assert ttft == {"a": 40.0, "b": 41.0 - 32, "c": 41.0}  # two whole blocks of the first are found again
+    del rows[1]["input_token_ids"]
+    with pytest.raises(InvalidArgument, match="request 'b' has no input_token_ids, though others have them"):
+        read_run(run_file(tmp_path / "run.jsonl", rows))
+
+
 def test_a_recorded_run_is_predicted_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +290,8 @@ def test_a_recorded_run_is_predicted_from_the_command_line(
         ({"input_tokens": ...}, r"run\.jsonl:1: input_tokens is missing"),
         ({"output_tokens": 0}, "output_tokens must be a whole number of at least 1, got 0"),
         ({"arrival_s": "noon"}, "arrival_s must be a number, got 'noon'"),
+        ({"input_token_ids": [1, 2]}, "input_token_ids has 2 entries for input_tokens=10"),
+        ({"input_token_ids": "a b"}, "input_token_ids must be a list of whole numbers"),
     ],
 )
 def test_a_bad_line_of_a_run_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:

@@ -157,6 +157,20 @@ def test_a_preset_says_how_far_to_trust_it() -> None:
     assert fp8.kv < preset(llama, GPUS["H100"], "fp8", "bf16").efficiencies.kv
 
 
+def test_experts_are_known_by_their_shape_and_else_stand_in_for_each_other() -> None:
+    known = Architecture.find("gpt-oss-120b")
+    renamed = msgspec.structs.replace(known, name="ours")
+    b200, h200 = find_gpu("B200"), find_gpu("H200")
+    assert preset(renamed, b200, "mxfp4", "fp8") == preset(known, b200, "mxfp4", "fp8")
+    small = preset(Architecture.find("gpt-oss-20b"), b200, "mxfp4", "fp8")
+    assert small.trust == "uncalibrated"
+    assert "those of gpt-oss-120b in mxfp4 on B200" in small.origin
+    assert (
+        "those of MiniMax-M2.5 in fp8 on H100"
+        in preset(Architecture.find("GLM-4.5"), h200, "fp8", "bf16").origin
+    )
+
+
 def test_every_preset_times_every_model_that_fits_its_gpu() -> None:
     step = Step(contexts=[1000] * 8, chunks=[(600, 0)])
     for gpu in GPUS.values():

@@ -85,6 +85,10 @@ def test_uneven_contexts_cost_what_the_profile_found(tmp_path: Path) -> None:
     even = found.step_ms(StepLoad(decodes=2, context_tokens=256, longest_context=128))
     uneven = found.step_ms(StepLoad(decodes=2, context_tokens=256, longest_context=228))
     assert uneven - even == pytest.approx(32 * 0.5 * 2 * 100 / 10 / 1e3)
+    # Beside a prompt, contexts cost twice as much in these tables, and so does their being uneven.
+    even = found.step_ms(StepLoad(chunks=[(256, 0)], decodes=2, context_tokens=256, longest_context=128))
+    uneven = found.step_ms(StepLoad(chunks=[(256, 0)], decodes=2, context_tokens=256, longest_context=228))
+    assert uneven - even == pytest.approx(32 * 0.5 * 2 * 2 * 100 / 10 / 1e3)
 
 
 def test_a_step_outside_the_tables_is_refused_unless_told_to_extrapolate(tmp_path: Path) -> None:

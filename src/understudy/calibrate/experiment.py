@@ -10,6 +10,7 @@ import numpy as np
 
 from understudy.calibrate.simulate import Outcome, simulate
 from understudy.engines.config import VllmConfig
+from understudy.engines.profiles import NEWEST
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Physical
 from understudy.timing.presets import preset
@@ -74,6 +75,7 @@ def engine_for(
     enable_prefix_caching: bool,
     max_model_len: int | None = None,
     num_gpu_blocks: int | None = None,
+    vllm_version: str = NEWEST,
 ) -> VllmConfig:
     """vLLM as a benchmark runs it: blocks of 16 tokens, as many as fit, schedules decided one step ahead."""
     blocks = num_gpu_blocks or kv_blocks(
@@ -90,6 +92,7 @@ def engine_for(
         max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching,
         async_scheduling=True,
+        vllm_version=vllm_version,
     )
 
 

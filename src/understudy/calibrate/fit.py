@@ -12,6 +12,7 @@ from understudy import __version__
 from understudy.calibrate.experiment import engine_for
 from understudy.calibrate.least_squares import solve
 from understudy.calibrate.simulate import simulate
+from understudy.engines.profiles import NEWEST
 from understudy.errors import ConfigError
 from understudy.timing.deployment import Parallelism
 from understudy.timing.physical import Domain, Physical, Residuals
@@ -51,6 +52,7 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None
     enable_prefix_caching: bool = True
+    vllm_version: str = NEWEST
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -183,6 +185,7 @@ class Run(msgspec.Struct, frozen=True):
             max_model_len=flags.max_model_len,
             num_gpu_blocks=own.get("num_gpu_blocks", flags.num_gpu_blocks),
             enable_prefix_caching=flags.enable_prefix_caching,
+            vllm_version=flags.vllm_version,
         )
         return cls(benchmark, deployment, engine)
 

@@ -13,8 +13,9 @@ from understudy.workload import ClosedLoop, OpenLoop, Workload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
+_BLOCK = 16
 _ONE_ID = 1 << 30
 """Tokens that one id stands for: a prompt has one, so that prompts are equal or have nothing in common."""
 
@@ -39,27 +40,45 @@ def requests(
     *,
     arrival_s: ArrayLike | None = None,
     contents: ArrayLike | None = None,
+    tokens: Sequence[Sequence[int]] | None = None,
     request_ids: Sequence[str] | None = None,
     concurrency: int = 0,
 ) -> Load:
-    """Requests of these lengths. Equal `contents` are equal prompts; unless given, no two are alike."""
+    """Requests of these lengths. Equal `contents` are equal prompts, and `tokens` says what each consists of; unless
+    one is given, no two have anything in common."""
     prompts = np.asarray(prompt_tokens, dtype=np.int32)
     rows = len(prompts)
     ids = np.arange(rows) if contents is None else np.asarray(contents)
+    offsets, size = np.arange(rows + 1), _ONE_ID
+    if tokens is not None:
+        offsets, ids, size = *_prefix_ids(tokens), _BLOCK
     times = np.zeros(rows) if arrival_s is None else np.asarray(arrival_s, dtype=np.float64)
     return Load(
         Workload(
             arrival_ns=np.round(times * 1e9).astype(np.int64),
             prompt_tokens=prompts,
             output_tokens=np.asarray(output_tokens, dtype=np.int32),
-            hash_offsets=np.arange(rows + 1),
+            hash_offsets=offsets,
             hash_ids=ids.astype(np.uint32),
-            trace_block_size=_ONE_ID,
+            trace_block_size=size,
             has_arrivals=arrival_s is not None,
             request_ids=None if request_ids is None else list(request_ids),
         ),
         concurrency,
     )
+
+
+def _prefix_ids(tokens: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Offsets, and an id for each block of 16 tokens that stands for all tokens up to its end."""
+    known: dict[tuple[int, tuple[int, ...]], int] = {}
+    offsets, ids = [0], []
+    for prompt in tokens:
+        prefix = 0
+        for start in range(0, len(prompt), _BLOCK):
+            prefix = known.setdefault((prefix, tuple(prompt[start : start + _BLOCK])), len(known) + 1)
+            ids.append(prefix)
+        offsets.append(len(ids))
+    return np.array(offsets), np.array(ids)
 
 
 def random_lengths(

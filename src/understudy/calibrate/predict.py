@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from understudy.errors import UnderstudyError
+from understudy.errors import InvalidArgument, UnderstudyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,8 @@ def predict_table(
             one = table.experiment(index)
             return one.predict(one.preset())
         except UnderstudyError as error:
-            return error
+            where = f"{table.path}:{index + 2}"
+            return error if str(error).startswith(where) else InvalidArgument(f"{where}: {error}")
 
     results = []
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:

@@ -23,7 +23,8 @@ COLUMNS = ("request_id", "ttft_ms", "tpot_ms", "e2e_ms")
 
 
 def read_run(path: Path) -> Load:
-    """Requests by line: `request_id`, `arrival_s`, `input_tokens`, `output_tokens`.
+    """Requests by line: `request_id`, `arrival_s`, `input_tokens`, `output_tokens`, and `input_token_ids` where they
+    are known: without them no two prompts have anything in common.
 
     InvalidArgument names file, line and key: what is missing, no number, zero, or before the first arrival.
     """
@@ -42,10 +43,19 @@ def read_run(path: Path) -> Load:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidArgument(f"{path}: request_id {twice!r} is there twice")
+    tokens: list[list[int]] = [
+        row["input_token_ids"] for row in rows if row.get("input_token_ids") is not None
+    ]
+    if tokens and len(tokens) < len(rows):
+        without = next(
+            name for name, row in zip(names, rows, strict=True) if row.get("input_token_ids") is None
+        )
+        raise InvalidArgument(f"{path}: request {without!r} has no input_token_ids, though others have them")
     return requests(
         [row["input_tokens"] for row in rows],
         [row["output_tokens"] for row in rows],
         arrival_s=arrivals - arrivals.min(),
+        tokens=tokens or None,
         request_ids=names,
     )
 
@@ -66,6 +76,14 @@ def _read(where: str, line: str) -> dict[str, Any]:
             raise InvalidArgument(f"{where}: {name} must be a number, got {value!r}")
         if least is not None and (value < least or value != int(value)):
             raise InvalidArgument(f"{where}: {name} must be a whole number of at least {least}, got {value}")
+    ids = row.get("input_token_ids")
+    if ids is not None:
+        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+            raise InvalidArgument(f"{where}: input_token_ids must be a list of whole numbers")
+        if len(ids) != row["input_tokens"]:
+            raise InvalidArgument(
+                f"{where}: input_token_ids has {len(ids)} entries for input_tokens={row['input_tokens']}"
+            )
     return row
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from typing import TYPE_CHECKING, Literal
 
 from understudy.calibrate.experiment import Experiment, draws_of, engine_for
@@ -12,6 +13,7 @@ from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.gpus import find_gpu
+from understudy.timing.weight_types import weight_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,23 +25,13 @@ _NEEDS: dict[Layout, tuple[str, ...]] = {
         "key",
         "system",
         "model_path",
-        "quant",
-        "kv_cache_dtype",
         "isl",
         "osl",
-        "conc",
-        "tp_size",
-        "max_num_batched_tokens",
-        "max_num_seqs",
     ),
     "stages": (
         "exp_id",
         "model",
         "hardware",
-        "tp",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "dtype",
         "prompt_tokens",
         "max_tokens",
         "stage_rates_per_s",
@@ -50,6 +42,7 @@ _NEEDS: dict[Layout, tuple[str, ...]] = {
 _LEAST_LENGTH = 0.8
 _PROMPTS_PER_SLOT = 10
 _MAX_STAGE_S = 600.0
+_MOST = 10_000_000
 
 
 class Table:
@@ -64,10 +57,11 @@ class Table:
     def read(cls, path: Path) -> Table:
         """Errors: ConfigError naming the file, and the columns that are missing."""
         try:
-            with path.open(encoding="utf-8", newline="") as file:
+            with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file)
-                columns = reader.fieldnames or []
-                rows = list(reader)
+                columns = [name.strip() for name in reader.fieldnames or ()]
+                reader.fieldnames = columns
+                rows = [row for row in reader if any(isinstance(cell, str) and cell for cell in row.values())]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"{path}: {error}") from error
         layout: Layout = "stages" if "exp_id" in columns else "closed_loop"
@@ -103,11 +97,14 @@ class _Row:
         self.where = where
         self.cells = cells
 
-    def text(self, name: str) -> str:
-        value = self.cells.get(name)
-        if value is None or not value.strip():
+    def text(self, name: str, *others: str, default: str | None = None) -> str:
+        """The cell of the first of these columns that has something in it."""
+        for column in (name, *others):
+            if value := (self.cells.get(column) or "").strip():
+                return value
+        if default is None:
             raise InvalidArgument(f"{self.where}: {name} is empty")
-        return value.strip()
+        return default
 
     def number(self, name: str) -> float:
         return self._number(name, self.text(name))
@@ -116,15 +113,24 @@ class _Row:
         if default is not None and not (self.cells.get(name) or "").strip():
             return default
         value = self.number(name)
-        if value != int(value):
-            raise InvalidArgument(f"{self.where}: {name} must be a whole number, got {value}")
+        if value != int(value) or value > _MOST:
+            raise InvalidArgument(
+                f"{self.where}: {name} must be a whole number up to {_MOST:,}, got {value:g}"
+            )
         return int(value)
 
     def numbers(self, name: str) -> list[float]:
-        return [self._number(name, part) for part in self.text(name).split()]
+        return [self._number(name, part) for part in re.split(r"[\s,;|\[\]]+", self.text(name)) if part]
 
     def measured(self, *names: str) -> dict[str, float]:
-        return {name: self.number(name) for name in names if (self.cells.get(name) or "").strip()}
+        """What was measured, where it was: predictions do not depend on it."""
+        found = {}
+        for name in names:
+            try:
+                found[name] = self.number(name)
+            except InvalidArgument:
+                continue
+        return found
 
     def _number(self, name: str, text: str) -> float:
         try:
@@ -138,18 +144,14 @@ class _Row:
 
 def _closed_loop(row: _Row) -> Experiment:
     model = Architecture.find(row.text("model_path"))
-    weights = row.text("quant")
-    if model.weights == "mxfp4" and weights in ("nvfp4", "fp4", "mxfp4"):
-        weights = "mxfp4"  # it comes in no other type of 4 bits
-    tensor = row.count("tp_size")
     deployment = Deployment(
         model=model,
         gpu=find_gpu(row.text("system")),
-        weights=weights,
-        kv=row.text("kv_cache_dtype"),
-        parallel=Parallelism(tensor=tensor, expert=row.count("moe_ep_size", 1) if model.num_experts else 1),
+        weights=_weights(row, model, "quant", "precision"),
+        kv=row.text("kv_cache_dtype", default="auto"),
+        parallel=_parallel(row, model),
     )
-    concurrency = row.count("conc")
+    concurrency = _concurrency(row)
     prompts = _PROMPTS_PER_SLOT * concurrency
     loads = tuple(
         random_lengths(
@@ -167,8 +169,8 @@ def _closed_loop(row: _Row) -> Experiment:
         deployment=deployment,
         engine=engine_for(
             deployment,
-            max_num_seqs=row.count("max_num_seqs"),
-            max_num_batched_tokens=row.count("max_num_batched_tokens"),
+            max_num_seqs=row.count("max_num_seqs", max(concurrency, 256)),
+            max_num_batched_tokens=row.count("max_num_batched_tokens", 8192),
             enable_prefix_caching=False,
         ),
         loads=loads,
@@ -176,13 +178,42 @@ def _closed_loop(row: _Row) -> Experiment:
     )
 
 
+def _weights(row: _Row, model: Architecture, *columns: str) -> str:
+    """The type that a row names, or the model's own."""
+    named = row.text(*columns, default="auto")
+    if named.lower() == "auto":
+        return model.weights
+    kind = weight_type(named).name
+    return "mxfp4" if model.weights == "mxfp4" and kind == "nvfp4" else kind  # it has no other type of 4 bits
+
+
+def _parallel(row: _Row, model: Architecture) -> Parallelism:
+    """Experts of more GPUs than a rank has are those of several ranks."""
+    tensor = row.count("tp_size", 1)
+    if not model.num_experts:
+        return Parallelism(tensor=tensor)
+    expert = row.count("moe_ep_size", 1)
+    gpus = row.count("moe_tp_size", max(tensor // expert, 1)) * expert
+    if gpus % tensor:
+        raise InvalidArgument(
+            f"{row.where}: moe_tp_size · moe_ep_size = {gpus} is no multiple of tp_size={tensor}"
+        )
+    return Parallelism(tensor=tensor, data=gpus // tensor, expert=expert)
+
+
+def _concurrency(row: _Row) -> int:
+    """Its column, or what the key says of it: ..._c64_..."""
+    named = re.search(r"_c(\d+)(?:_|#|$)", row.text("key"))
+    return row.count("conc", int(named[1]) if named else None)
+
+
 def _stages(row: _Row) -> Experiment:
     model = Architecture.find(row.text("model"))
     deployment = Deployment(
         model=model,
         gpu=find_gpu(row.text("hardware")),
-        weights=row.text("dtype"),
-        parallel=Parallelism(tensor=row.count("tp")),
+        weights=_weights(row, model, "dtype"),
+        parallel=Parallelism(tensor=row.count("tp", 1)),
     )
     rates, seconds = row.numbers("stage_rates_per_s"), row.numbers("stage_seconds")
     if len(rates) != len(seconds):
@@ -190,7 +221,7 @@ def _stages(row: _Row) -> Experiment:
             f"{row.where}: stage_rates_per_s has {len(rates)} stages and stage_seconds {len(seconds)}"
         )
     max_tokens = row.count("max_tokens")
-    counted = (row.cells.get("client_output_tokens") or "").strip()
+    counted = row.text("client_output_tokens", default="")
     # Stages of a steady load say in some minutes what they say in an hour; their shares of the requests stay.
     longest = max(seconds)
     seconds = [one * min(1.0, _MAX_STAGE_S / longest) for one in seconds]
@@ -206,9 +237,9 @@ def _stages(row: _Row) -> Experiment:
         deployment=deployment,
         engine=engine_for(
             deployment,
-            max_num_seqs=row.count("max_num_seqs"),
-            max_num_batched_tokens=row.count("max_num_batched_tokens"),
-            max_model_len=row.count("max_model_len") if row.cells.get("max_model_len") else None,
+            max_num_seqs=row.count("max_num_seqs", 256),
+            max_num_batched_tokens=row.count("max_num_batched_tokens", 8192),
+            max_model_len=row.count("max_model_len") if row.text("max_model_len", default="") else None,
             enable_prefix_caching=True,
         ),
         loads=(load,),

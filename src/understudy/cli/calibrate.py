@@ -160,6 +160,7 @@ def _flags(args: argparse.Namespace) -> EngineFlags:
         max_model_len=args.max_model_len,
         num_gpu_blocks=args.num_gpu_blocks,
         enable_prefix_caching=args.enable_prefix_caching,
+        vllm_version=args.vllm_version,
     )
 
 

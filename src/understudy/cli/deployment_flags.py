@@ -15,6 +15,8 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, needed: bool) -> None
     """Describe them, in groups of their own."""
     import argparse
 
+    from understudy.engines.profiles import NEWEST
+
     group = verb.add_argument_group("what runs on what")
     group.add_argument("--model", metavar="NAME", required=needed, help="a known name, or a config.json")
     group.add_argument(
@@ -45,6 +47,12 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, needed: bool) -> None
     engine.add_argument("--max-model-len", type=int, metavar="N", help="context window (default: none)")
     engine.add_argument(
         "--num-gpu-blocks", type=int, metavar="N", help="usable KV blocks of 16 tokens (default: an estimate)"
+    )
+    engine.add_argument(
+        "--vllm-version",
+        default=NEWEST,
+        metavar="VERSION",
+        help=f"a release of vLLM, as 0.19.0 (default: {NEWEST})",
     )
     engine.add_argument(
         "--enable-prefix-caching",
@@ -86,4 +94,5 @@ def engine_of(args: argparse.Namespace, deployment: Deployment) -> VllmConfig:
         max_model_len=args.max_model_len,
         num_gpu_blocks=args.num_gpu_blocks,
         enable_prefix_caching=args.enable_prefix_caching,
+        vllm_version=args.vllm_version,
     )

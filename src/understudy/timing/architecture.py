@@ -143,7 +143,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 def plain_name(model: str) -> str:
     """A model's name without owner, variant and precision: meta-llama/Llama-3.1-8B-Instruct-FP8 is llama-3.1-8b."""
     name = model.rpartition("/")[2].lower()
-    ending = r"-(instruct|base|chat|thinking|it|hf|fp8|nvfp4|fp4|bf16|awq|gptq|int4|dynamic|\d{4})(?=-|$)"
+    kinds = r"fp8|nvfp4|mxfp4|fp4|bf16|fp16|awq|gptq|int4|dynamic|kv|quantized\.\w+"
+    ending = rf"-(instruct|base|chat|thinking|it|hf|{kinds}|\d{{4}})(?=-|$)"
     return re.sub(rf"^meta-|{ending}|-v0\.\d$", "", name)
 
 

@@ -154,7 +154,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         """Of a step, of a token of this rank, and of a token of all ranks, in ms; what does not divide among GPUs.
 
         Tensor-parallel ranks add up twice a layer. Data-parallel ones gather the tokens of all before the experts and
-        scatter the results behind them: each moves the other ranks' share once, twice a layer.
+        scatter the results behind them, which are the halves of one such sum: each moves the other ranks' share once.
         """
         model, parallel = self.model, self.parallel
         tp, moved = parallel.tensor, model.hidden_size * 2 * 1e3 / (self.gpu.link_gbps * 1e9 * reached.link)
@@ -164,6 +164,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
             step += 2 * model.num_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (tp - 2))
             token += 2 * model.num_layers * moved * 2 * (tp - 1) / tp
         if parallel.data > 1 and model.num_experts:
-            step += 2 * model.expert_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (parallel.data - 2))
+            step += model.expert_layers * reached.link_latency_us / 1e3 * (1 + 0.15 * (parallel.data - 2))
             dealt += 2 * model.expert_layers * moved * (parallel.data - 1) / parallel.data
         return step, token, dealt

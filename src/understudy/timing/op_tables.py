@@ -188,8 +188,10 @@ class OpTables:
             return at_mean + self._skew * (self._decodes.us(decodes, step.longest_context) - at_mean)
         new = sum(tokens for tokens, _ in chunks)
         history = sum(tokens * behind for tokens, behind in chunks) / new
-        alone = self._prompts.us(new, history)
-        return total + max(self._mixed.us(new, history, decodes, mean) - alone, 0.0)
+        at_mean = self._mixed.us(new, history, decodes, mean)
+        if self._skew and step.longest_context > mean:
+            at_mean += self._skew * (self._mixed.us(new, history, decodes, step.longest_context) - at_mean)
+        return total + max(at_mean - self._prompts.us(new, history), 0.0)
 
 
 def _experts_curve(table: dict[tuple[int, int], float], deployment: Deployment, extrapolate: bool) -> Curve:

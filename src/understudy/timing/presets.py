@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.known_models import MODELS
 from understudy.timing.weight_types import kv_type, weight_type
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ _RTX_PRO_6000 = _Dense(
         weights=0.862,
         compute=0.69,
         kv=0.932,
-        link=0.4,
-        link_latency_us=22.0,
+        link=0.25,
+        link_latency_us=40.0,
         step_ms=1.84,
         layer_us=10.0,
         sequence_us=9.8,
@@ -165,7 +166,8 @@ _RTX_PRO_6000 = _Dense(
     ),
     kv_fp8=0.85,
     trust="rough",
-    origin="op tables and a recorded run of Llama-3.1-8B (FlashAttention 2); its link from one of Qwen3-30B-A3B",
+    origin="op tables and a recorded run of Llama-3.1-8B (FlashAttention 2); its link as those who recorded it "
+    "describe the machine (16 GB/s, 20 µs a hop)",
 )
 
 _DENSE: dict[tuple[str, str], _Dense] = {
@@ -279,7 +281,7 @@ _EXPERTS: dict[tuple[str, str, str], _Experts] = {
         read=0.925,
         compute=0.45,
         origin="op tables, and a recorded run on two ranks, of",
-        others={"layer_us": 50.0, "routing_ns": 90.0},
+        others={"layer_us": 50.0, "routing_ns": 90.0, "link": 0.4, "link_latency_us": 44.0},
     ),
     ("Mixtral-8x7B", "bf16", "H100"): _Experts(
         read=0.906,
@@ -298,12 +300,17 @@ _NEAREST = {
     "fp8": ("MiniMax-M2.5", "fp8", "B200"),
     "nvfp4": ("MiniMax-M2.5", "nvfp4", "B200"),
 }
-"""Whose experts stand in for those that nobody measured, by the type of their weights."""
+"""Whose experts stand in for those that nobody measured on a GPU like this, by the type of their weights."""
+
+_SIBLINGS = {"H100": "H200", "H200": "H100"}
 
 
 def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
-    """Those of another model; read as much better or worse as this GPU reads other weights."""
-    source = _NEAREST[kind]
+    """Those of another model, of this GPU or of its sibling if it can be; else read as much better or worse as this
+    GPU reads other weights."""
+    near = (gpu.name, _SIBLINGS.get(gpu.name))
+    same = [name for where in near for name in _EXPERTS if name[1] == kind and name[2] == where]
+    source = same[0] if same else _NEAREST[kind]
     known = _EXPERTS[source]
     there = _DENSE.get((source[2], kind)) or _DENSE[source[2], "*"]
     others: dict[str, float] = {
@@ -315,6 +322,13 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
         origin=f"no measurement on {gpu.name}: those of {source[0]} in {source[1]} on {source[2]}",
         others=others,
     )
+
+
+def _same_shape(model: Architecture, name: str) -> bool:
+    """Whether it is that model under whatever name: kernels know shapes only."""
+    known = MODELS[name]
+    free = {"name": "", "weights": "", "dense_weights": None, "tied_head": False}
+    return msgspec.structs.replace(model, **free) == msgspec.structs.replace(known, **free)
 
 
 def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
@@ -338,12 +352,13 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
             reached, mixed_kv_factor=round(1 + (reached.mixed_kv_factor - 1) * packed, 3)
         )
     if model.num_experts:
-        experts = _EXPERTS.get((model.name, kind, gpu.name))
+        name = next((one for one, *_ in _EXPERTS if _same_shape(model, one)), model.name)
+        experts = _EXPERTS.get((name, kind, gpu.name))
         if experts is None:
             trust, experts = "uncalibrated", _nearest_experts(kind, gpu, dense)
             origin = f"{origin}; experts of {model.name} in {kind}: {experts.origin}"
         else:
-            origin = f"{origin}; experts: {experts.origin} {model.name} on {gpu.name}"
+            origin = f"{origin}; experts: {experts.origin} {name} on {gpu.name}"
         reached = msgspec.structs.replace(
             reached, experts=experts.read, expert_compute=experts.compute, **experts.others
         )

@@ -29,8 +29,10 @@ WEIGHT_TYPES = {
 
 _WEIGHT_NAMES = {
     **dict.fromkeys(("bfloat16", "float16", "fp16", "half"), "bf16"),
-    **dict.fromkeys(("fp8_e4m3", "float8_e4m3fn", "fp8_block", "w8a8"), "fp8"),
-    **dict.fromkeys(("awq", "gptq", "w4a16", "awq_marlin", "gptq_marlin"), "int4"),
+    **dict.fromkeys(("fp8_e4m3", "float8_e4m3fn", "e4m3", "fp8_block", "fp8_static", "fp8_dynamic"), "fp8"),
+    **dict.fromkeys(("w8a8", "fp8_w8a8", "fp8_per_tensor", "modelopt", "fp8_ootb"), "fp8"),
+    **dict.fromkeys(("awq", "gptq", "w4a16", "int4_wo", "awq_marlin", "gptq_marlin"), "int4"),
+    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), "mxfp4"),
     "fp4": "nvfp4",
     "modelopt_fp4": "nvfp4",
 }
@@ -44,7 +46,7 @@ _KV_NAMES = {
 
 def weight_type(name: str) -> WeightType:
     """A type of weights by its name or by one that engines use for it; ConfigError for one that is not known."""
-    plain = name.removeprefix("torch.").lower()
+    plain = _plain(name)
     known = WEIGHT_TYPES.get(_WEIGHT_NAMES.get(plain, plain))
     if known is None:
         raise ConfigError(f"weight type {name!r} is not known; known are {', '.join(WEIGHT_TYPES)}")
@@ -53,8 +55,12 @@ def weight_type(name: str) -> WeightType:
 
 def kv_type(name: str) -> str:
     """bf16 or fp8, by any name that engines use for it; ConfigError for one that is not known."""
-    plain = name.removeprefix("torch.").lower()
+    plain = _plain(name)
     plain = _KV_NAMES.get(plain, plain)
     if plain not in KV_TYPES:
         raise ConfigError(f"KV type {name!r} is not known; known are {', '.join(KV_TYPES)}")
     return plain
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removeprefix("torch.").replace("-", "_")
