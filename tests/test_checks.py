@@ -112,6 +112,28 @@ def test_what_fits_is_not_refused_and_what_does_not_is_with_an_estimate(
     require_memory("it", 10**18, "less")
 
 
+def test_a_small_run_is_tried_even_where_nothing_seems_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(understudy.memory, "available_bytes", lambda: 0)
+    require_memory("it", 24_320, "less")
+    with pytest.raises(ConfigError, match=r"it would take about 0\.1 GB of memory, and 0\.0 GB are free"):
+        require_memory("it", 65_000_000, "less")
+
+
+def test_files_that_a_control_group_keeps_at_hand_count_as_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(understudy.memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(understudy.memory, "_free_on_machine", lambda: 10**12)
+    (tmp_path / "memory.max").write_text("8000000000\n")
+    (tmp_path / "memory.current").write_text("7900000000\n")
+    (tmp_path / "memory.stat").write_text(
+        "anon 900000000\nactive_file 2000000000\ninactive_file 4900000000\nslab_reclaimable 50000000\n"
+    )
+    assert available_bytes() == 7_050_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes() == 10**12
+
+
 def test_this_machine_knows_its_memory() -> None:
     free = available_bytes()
     assert free is None or free > 0

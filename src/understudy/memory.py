@@ -12,6 +12,10 @@ SLOT_BYTES = 64
 """Of the slot of a block, on any tier."""
 
 _LEFT_FREE = 0.1
+_ALWAYS_TRIED_BYTES = 64_000_000
+"""A run this small is never refused: a machine that is full just now may have room in a moment."""
+_GROUP = Path("/sys/fs/cgroup")
+_GIVEN_BACK_ON_DEMAND = ("active_file", "inactive_file", "slab_reclaimable")
 
 
 def available_bytes() -> int | None:
@@ -22,6 +26,8 @@ def available_bytes() -> int | None:
 
 def require_memory(what: str, needed: int, remedy: str) -> None:
     """Raise ConfigError when `needed` bytes are more than there are; `what` needs them."""
+    if needed <= _ALWAYS_TRIED_BYTES:
+        return
     free = available_bytes()
     if free is not None and needed > free * (1 - _LEFT_FREE):
         raise ConfigError(
@@ -43,9 +49,14 @@ def _free_on_machine() -> int | None:
 
 def _free_in_group() -> int | None:
     try:
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        return None if limit == "max" else max(int(limit) - used, 0)
+        limit = (_GROUP / "memory.max").read_text(encoding="ascii").strip()
+        if limit == "max":
+            return None
+        used = int((_GROUP / "memory.current").read_text(encoding="ascii"))
+        # Files that the kernel keeps at hand count as used there; a compiler alone leaves gigabytes of them.
+        lines = (_GROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        parts = dict(line.split() for line in lines)
+        kept = sum(int(parts[name]) for name in _GIVEN_BACK_ON_DEMAND if name in parts)
+        return max(int(limit) - used + kept, 0)
     except (OSError, ValueError):
         return None
