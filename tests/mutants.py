@@ -189,6 +189,13 @@ MUTANTS = [
         "tests/tiers/test_resting.py",
     ),
     Mutant(
+        "who goes leaves the events of a step that a leap had begun untold",
+        "core/engine/vllm/requests.cpp",
+        "if (!in_step_) announcer_.stop_holding();",
+        "if (false) announcer_.stop_holding();",
+        "tests/tiers/test_leaping_engines.py",
+    ),
+    Mutant(
         "a leap counts on what is empty, whatever the order of eviction",
         "core/engine/vllm/leap.cpp",
         "return e.kv_->evicts_last() && blocks",

@@ -134,3 +134,52 @@ def test_a_policy_that_fails_in_a_leap_leaves_what_it_leaves_in_a_step(seed: int
 def test_that_policy_does_fail() -> None:
     seen = live(50, failing=True, leaping=True)
     assert "not today" in [row[0] for row in seen if isinstance(row, tuple)]
+
+
+def cancelled_at(time_ns: int, victim: int, leaping: bool) -> list[Any]:
+    """Two requests decode on a device full of what others left, which leaves by slow copies; a third one waits.
+
+    One of them goes at `time_ns`: between steps, in one, or where blocks were taken for a step that cannot begin
+    before a copy has ended, and whose events nobody has seen.
+    """
+    engine = _core.Engine(
+        _core.EngineConfig(block_size=4, num_gpu_blocks=12, max_num_seqs=2, events=True, kv_trace=True),
+        _core.constant_timing(1.0, 1.0),
+        tiers=_core.TierConfig(
+            bytes_per_block=1_000_000, g2_blocks=20, host=way(0.6, 0.6), recompute_fallback=False
+        ),
+    )
+    engine.set_leaping(leaping)
+    engine.submit("before", 44, 4, chain(9, 20))
+    engine.advance(20_000_000)
+    requests = [
+        engine.submit("a", 6, 20, chain(1, 20)),
+        engine.submit("b", 7, 17, chain(2, 20)),
+        engine.submit("c", 12, 9, chain(9, 20)),
+    ]
+    engine.advance(time_ns)
+    seen: list[Any] = [engine.now_ns, engine.in_step, engine.asleep, engine.running, engine.free_blocks]
+    record = engine.cancel(requests[victim], time_ns if engine.in_step else max(time_ns, engine.now_ns))
+    told, told_ns = engine.take_events()  # what a router knows by now
+    seen += [getattr(told, name).tolist() for name in EVENT_COLUMNS] + [told_ns.tolist()]
+    engine.check()
+    finished = engine.advance(10**12).finished
+    engine.check()
+    assert engine.idle
+    for ended in [*([record] if record else []), *finished]:
+        seen.append(
+            (ended.id, ended.output_tokens, ended.first_token_ns, ended.finish_ns, ended.room_wait_ns)
+        )
+    batch, times_ns = engine.take_events()
+    seen += [getattr(batch, name).tolist() for name in EVENT_COLUMNS]
+    return [*seen, times_ns.tolist(), engine.take_kv_trace()]
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_a_request_may_go_wherever_a_leap_has_stopped(victim: int) -> None:
+    waits = 0
+    for time_ns in range(20_000_000, 62_000_000, 250_000):
+        leapt, stepped = (cancelled_at(time_ns, victim, leaping) for leaping in (True, False))
+        assert leapt == stepped, time_ns
+        waits += leapt[2] is True
+    assert waits, "nobody ever waited for a copy"
