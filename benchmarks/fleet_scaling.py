@@ -41,6 +41,20 @@ def tiers(mode: str, *below: str) -> TiersConfig:
     )
 
 
+TIER_SETS: dict[str, tuple[str, ...] | None] = {
+    "no tier": None,
+    "G2": ("write_through",),
+    "G2 on eviction": ("evict",),
+    "G2, G3": ("write_through", "g3"),
+    "G2, G3 on eviction": ("evict", "g3"),
+    "G2, G4": ("write_through", "g4"),
+    "G2, G3, G4": ("write_through", "g3", "g4"),
+    "G2, G3, G4 on eviction": ("evict", "g3", "g4"),
+    "vLLM's host": ("vllm",),
+}
+"""Mode of offload, and what the workers share below their hosts."""
+
+
 def cases() -> list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]]]:
     """Name, goal, engine, what is measured and what it is measured against."""
     rows: list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]]] = []
@@ -61,6 +75,9 @@ def cases() -> list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]
             rows.append(
                 (f"shared G3, {mode}, {workers}", 2.2, TIGHT, {**own, "tiers": tiers(mode, "g3")}, own)
             )
+    for name, below in TIER_SETS.items():
+        plain = {"workers": 4} if below is None else {"workers": 4, "tiers": tiers(*below)}
+        rows.append((f"--check, {name}", 30.0, TIGHT, {**plain, "check": True}, plain))
     return rows
 
 
