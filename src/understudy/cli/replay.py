@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
-    from understudy.report import Report, Slo
+    from understudy.report import Report
     from understudy.run.settings import ReplaySettings
-    from understudy.workload import Workload
 
 EXAMPLES = """\
 examples:
@@ -154,9 +153,12 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay, then print and write what was asked for."""
     import time
+    from contextlib import nullcontext
     from dataclasses import replace
 
     from understudy.api import replay
+    from understudy.cli.progress import progress_bar
+    from understudy.cli.replay_others import replay_online_with, replay_twin_of, slo_of
     from understudy.errors import InvalidArgument
     from understudy.run.settings import ReplaySettings
     from understudy.workload import read_trace
@@ -174,11 +176,12 @@ def run(args: argparse.Namespace) -> int:
     workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
-    with _progress(args, len(workload)) as progress:
+    hidden = args.quiet or args.digest
+    with nullcontext() if hidden else progress_bar("replaying", len(workload), "requests") as progress:
         report: Report = (
-            _twin(args, settings, workload, progress)
+            replay_twin_of(args, settings, workload, progress)
             if args.engine == "qwen3"
-            else _online(args, settings, workload, progress)
+            else replay_online_with(args, settings, workload, progress)
             if args.online
             else replay(
                 workload,
@@ -192,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
                 max_tokens=args.max_tokens,
                 tiers=None if settings.pools else settings.tiers,
                 compare_without_tiers=args.compare_without_tiers,
-                slo=_slo(args),
+                slo=slo_of(args),
                 threads=args.threads,
                 leaping=not args.no_leaping,
                 check=args.check,
@@ -230,98 +233,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 _OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")
-
-
-_TWIN_FLAGS = (
-    *("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
-    *("enable_prefix_caching", "num_g2_blocks"),
-)
-
-
-def _twin(args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any) -> Report:
-    from understudy.cli.qwen3 import needs_torch
-    from understudy.errors import ConfigError
-    from understudy.workload import OpenLoop
-
-    if args.step_times is None:
-        raise ConfigError(
-            "--engine qwen3 needs --step-times: record them with `understudy qwen3 bench --record`"
-        )
-    for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
-        if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} is not written by --engine qwen3")
-    if args.online or args.check or args.compare_without_tiers or args.config is not None or args.set:
-        raise ConfigError(
-            "--engine qwen3 has no --online, --check, --compare-without-tiers, --config or --set"
-        )
-    if not isinstance(settings.load, OpenLoop) or settings.workers != 1 or settings.routing != "round_robin":
-        raise ConfigError("--engine qwen3 is one worker that plays timestamps")
-    other_rooms = {
-        "--gpu and its like": gpu_flags.gpu_settings(args),
-        "tiers other than --num-g2-blocks": tier_flags.tier_settings(args),
-    }
-    for what, asked in other_rooms.items():
-        if asked:
-            raise ConfigError(
-                f"--engine qwen3 takes its times and weights from --step-times: leave out {what}"
-            )
-    given = engine_flags.engine_settings(args)
-    if other := sorted(set(given) - set(_TWIN_FLAGS)):
-        raise ConfigError(f"--{other[0].replace('_', '-')} is no setting of --engine qwen3")
-    needs_torch()
-    from understudy.qwen3.record import Record
-    from understudy.qwen3.replay import TwinOptions, replay_twin
-
-    options = TwinOptions(
-        num_blocks=given.get("num_gpu_blocks"),
-        block_size=given.get("block_size"),
-        max_num_seqs=given.get("max_num_seqs"),
-        max_num_batched_tokens=given.get("max_num_batched_tokens"),
-        max_model_len=given.get("max_model_len") or 40960,
-        prefix_caching=given.get("enable_prefix_caching", True),
-        host_blocks=given.get("num_g2_blocks"),
-        speed_up=settings.load.speed_up,
-    )
-    limited = workload if args.max_tokens is None else workload.limited(args.max_tokens)
-    record = Record.read(args.step_times)
-    return replay_twin(limited, args.trace.name, record, options, slo=_slo(args), progress=progress)
-
-
-def _online(args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any) -> Report:
-    import sys
-
-    from understudy.errors import ConfigError
-    from understudy.server.online import replay_online
-    from understudy.workload import OpenLoop
-
-    if not isinstance(settings.load, OpenLoop):
-        raise ConfigError("--online plays timestamps; it has no closed loop")
-    for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
-        if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")
-    if settings.route_rejected:
-        raise ConfigError("--route-rejected is for offline runs; leave out --online")
-    report = replay_online(
-        workload if args.max_tokens is None else workload.limited(args.max_tokens),
-        args.trace.name,
-        settings.engine,
-        slo=_slo(args),
-        workers=settings.workers,
-        routing=settings.policy,
-        seed=settings.seed,
-        speed_up=settings.load.speed_up,
-        speedup=1.0 if args.speedup is None else args.speedup,
-        tiers=settings.tiers,
-        progress=progress,
-    )
-    if not (args.quiet or args.digest):
-        late = report.run["lateness_ms"]
-        print(
-            f"the machine was late: tokens p50 {late['token_p50']:.1f} ms, p99 {late['token_p99']:.1f} ms; "
-            f"first tokens at the client p99 {late['client_first_token_p99']:.1f} ms",
-            file=sys.stderr,
-        )
-    return report
 
 
 def _inputs(args: argparse.Namespace, settings: ReplaySettings) -> dict[str, Path | str | None]:
@@ -377,43 +288,3 @@ def _scenario_settings(args: argparse.Namespace) -> dict[str, Any]:
 
     settings = read_scenario(args.trace).config.settings()
     return {"engine": settings, "load": {"kind": "lockstep"}}
-
-
-def _slo(args: argparse.Namespace) -> Slo | None:
-    from understudy.report import Slo
-
-    goals = {"ttft_ms": args.slo_ttft_ms, "itl_ms": args.slo_itl_ms, "e2e_ms": args.slo_e2e_ms}
-    return Slo(**goals) if any(value is not None for value in goals.values()) else None
-
-
-class _progress:
-    """A progress bar on a terminal, nothing elsewhere; counts requests that have ended."""
-
-    def __init__(self, args: argparse.Namespace, requests: int) -> None:
-        import sys
-
-        self._requests = requests
-        self._show = sys.stderr.isatty() and not (args.quiet or args.digest)
-
-    def __enter__(self) -> Any:
-        if not self._show:
-            return None
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("replaying"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("requests, left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._bar.start()
-        task = self._bar.add_task("replay", total=self._requests)
-        return lambda ended: self._bar.update(task, completed=ended)
-
-    def __exit__(self, *_: object) -> None:
-        if self._show:
-            self._bar.stop()
