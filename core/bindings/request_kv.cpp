@@ -76,12 +76,20 @@ std::size_t read_count(nb::handle value) { return read_uint(value, "tokens", Tok
 
 Token read_token(nb::handle value) { return static_cast<Token>(read_uint(value, "token", 0xFFFFFFFFu)); }
 
+nb::object pages_of(const RequestKv& kv, std::size_t length) {
+  const auto held = kv.pages().first((length + kv.tokens().block_size() - 1) / kv.tokens().block_size());
+  return to_array(std::vector<std::int32_t>(held.begin(), held.end()));
+}
+
 nb::object pages(SharedRequest& self) {
   const Turn turn(self.turns, "this request");
-  const std::size_t needed =
-      (self.kv.view_length() + self.kv.tokens().block_size() - 1) / self.kv.tokens().block_size();
-  const auto held = self.kv.pages().first(needed);
-  return to_array(std::vector<std::int32_t>(held.begin(), held.end()));
+  return pages_of(self.kv, self.kv.view_length());
+}
+
+nb::object pages_ahead(SharedRequest& self) {
+  if (!on(self, one, [](RequestKv& kv) { return kv.schedule_ahead(); })) return nb::none();
+  const Turn turn(self.turns, "this request");
+  return pages_of(self.kv, self.kv.view_length() + 1);
 }
 
 nb::object tokens_array(SharedRequest& self) {
@@ -136,6 +144,8 @@ void bind_request_kv(nb::module_& m) {
             return on(self, one, [&](RequestKv& kv) { return kv.schedule_speculative(count); });
           },
           "tokens"_a.none())
+      .def("schedule_ahead", &pages_ahead,
+           "Pages of the decode behind the scheduled one, whose block it takes; None when the output ends before it.")
       .def("revert", [](SharedRequest& self) { on(self, held, [](RequestKv& kv) { kv.revert(); }); })
       .def_prop_ro("page_ids", &pages, "Pages of the scheduled step, in position order: exactly as many as it needs.")
       .def_prop_ro("view_length", &read<&RequestKv::view_length>)

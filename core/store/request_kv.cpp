@@ -77,6 +77,7 @@ void RequestKv::begin(State state, std::size_t tokens) {
     allocated_ = 0;
     throw;
   }
+  allocated_ += std::exchange(ahead_, 0);  // this is the step that they were taken for
   scheduled_ = tokens;
   state_ = state;
 }
@@ -117,13 +118,31 @@ std::size_t RequestKv::schedule_speculative(std::size_t tokens) {
   return scheduled_;
 }
 
+bool RequestKv::schedule_ahead() {
+  require(State::DecodeScheduled, "schedule_ahead");
+  if (generated_tokens() + 1 >= max_output_) return false;
+  const std::size_t held = slots_.size();
+  const std::size_t needed = ceil_div(computed_ + scheduled_ + 1, tokens_.block_size());
+  if (needed == held) return true;
+  slots_.resize(needed);
+  try {
+    store_->allocate(pool_, std::span<SlotId>(slots_).last(needed - held));
+  } catch (...) {
+    slots_.resize(held);
+    throw;
+  }
+  ahead_ = needed - held;
+  return true;
+}
+
 void RequestKv::revert() {
   if (state_ == State::Idle || state_ == State::Closed) {
     throw Error(ErrorKind::WrongState, "revert needs a scheduled step; this request is ", name_of(state_));
   }
-  store_->release(pool_, std::span<const SlotId>(slots_).last(allocated_), true);
-  slots_.resize(slots_.size() - allocated_);
-  scheduled_ = allocated_ = 0;
+  const std::size_t taken = allocated_ + ahead_;
+  store_->release(pool_, std::span<const SlotId>(slots_).last(taken), true);
+  slots_.resize(slots_.size() - taken);
+  scheduled_ = allocated_ = ahead_ = 0;
   state_ = State::Idle;
 }
 
@@ -171,7 +190,7 @@ RequestKv::Outcome RequestKv::computed(std::size_t tokens, std::span<const Token
   const Outcome outcome{register_computed(), finished()};
 
   // Rejected drafts leave blocks that hold no row: the next step takes what it writes, no more.
-  const std::size_t kept = std::max<std::size_t>(registered_, ceil_div(computed_, tokens_.block_size()));
+  const std::size_t kept = std::max<std::size_t>(registered_, ceil_div(computed_, tokens_.block_size())) + ahead_;
   if (kept < slots_.size()) {
     store_->release(pool_, std::span<const SlotId>(slots_).subspan(kept), true);
     slots_.resize(kept);
@@ -202,7 +221,7 @@ void RequestKv::preempt() {
   require(State::Idle, "preempt");
   store_->release(pool_, slots_, true);
   slots_.clear();
-  computed_ = cached_ = registered_ = 0;
+  computed_ = cached_ = registered_ = ahead_ = 0;
   // The last token of the output budget is never fed back: computing it would draw more than lifetime_blocks.
   const bool spent = generated_tokens() > 0 && generated_tokens() >= max_output_;
   target_ = tokens_.size() - (spent ? 1 : 0);
@@ -214,7 +233,7 @@ void RequestKv::close() noexcept {
   // Cannot fail: the request holds exactly one reference to each.
   store_->release(pool_, slots_, true);
   slots_.clear();
-  registered_ = scheduled_ = allocated_ = 0;
+  registered_ = scheduled_ = allocated_ = ahead_ = 0;
   store_.reset();
 }
 

@@ -42,7 +42,10 @@ class RequestKv {
   void schedule_decode();
   // Rows for up to `tokens` (the dangling token and drafts), at most the output budget left; how many it is.
   std::size_t schedule_speculative(std::size_t tokens);
-  void revert();
+  // While a decode is scheduled: takes the block of the decode behind it too, if that one needs another, so that an
+  // engine can describe its next step while this one runs. False, and nothing is taken, when the output ends before.
+  bool schedule_ahead();
+  void revert();  // what was taken ahead goes back with the rest
 
   // ── View ──
   std::size_t scheduled_tokens() const noexcept { return scheduled_; }
@@ -92,6 +95,7 @@ class RequestKv {
   std::size_t registered_ = 0;  // leading blocks of slots_ that are registered
   std::size_t scheduled_ = 0;   // rows that the scheduled step writes
   std::size_t allocated_ = 0;   // blocks that it took
+  std::size_t ahead_ = 0;       // of slots_, the last that belong to the decode behind the one that is computed
   std::vector<SlotId> slots_;   // in position order
 };
 

@@ -134,10 +134,12 @@ def snapshot(kv: RequestKv) -> dict[str, object]:
     return out
 
 
-def assert_sound(manager: KvCacheManager, requests: Iterable[RequestKv] = ()) -> None:
-    """What holds between any two calls."""
-    for kv in requests:
-        assert_request_sound(manager, kv)
+def assert_sound(
+    manager: KvCacheManager, requests: Iterable[RequestKv] = (), ahead: Sequence[int] | None = None
+) -> None:
+    """What holds between any two calls. `ahead`: blocks that each request has taken for the step after."""
+    for number, kv in enumerate(requests):
+        assert_request_sound(manager, kv, 0 if ahead is None else ahead[number])
     metrics = manager.blocks.metrics()
     unreferenced = metrics.reset_blocks + metrics.inactive_blocks
     held = metrics.mutable_blocks + metrics.staged_blocks + metrics.active_blocks
@@ -147,7 +149,7 @@ def assert_sound(manager: KvCacheManager, requests: Iterable[RequestKv] = ()) ->
     manager.blocks.store.check()
 
 
-def assert_request_sound(manager: KvCacheManager, kv: RequestKv) -> None:
+def assert_request_sound(manager: KvCacheManager, kv: RequestKv, ahead: int = 0) -> None:
     computed, known, block = kv.computed_tokens, len(kv.tokens), kv.block_size
     assert computed <= known
     assert kv.cached_tokens <= computed
@@ -161,14 +163,14 @@ def assert_request_sound(manager: KvCacheManager, kv: RequestKv) -> None:
     # Registered: every block whose rows are all there, and no other.
     assert kv.registered_blocks == (computed // block if manager.prefix_caching else 0)
     # Held: exactly the pages that the computed and the scheduled rows need.
-    assert kv.held_blocks == -(-(computed + kv.scheduled_tokens) // block)
+    assert kv.held_blocks == -(-(computed + kv.scheduled_tokens) // block) + ahead
     if kv.state == "idle":
         assert kv.scheduled_tokens == 0
         return
     view = kv.view()
     assert kv.scheduled_tokens >= 1
     assert view.seq_len == computed + kv.scheduled_tokens
-    assert view.num_pages == -(-view.seq_len // block) == kv.held_blocks
+    assert view.num_pages == -(-view.seq_len // block) == kv.held_blocks - ahead
     assert (view.num_pages - 1) * block + view.last_page_len == view.seq_len
     pages = view.page_ids.tolist()
     assert len(set(pages)) == len(pages)

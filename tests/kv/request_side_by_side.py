@@ -6,6 +6,7 @@ import gc
 import warnings
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import pytest
 
 from kv.request_building import assert_idle, assert_sound, snapshot
@@ -82,6 +83,9 @@ class Requests:
         self.both(
             which, lambda kv: kv.schedule_speculative(tokens), lambda kv: kv.schedule_speculative(tokens)
         )
+
+    def schedule_ahead(self, which: int) -> None:
+        self.both(which, lambda kv: kv.schedule_ahead(), lambda kv: kv.schedule_ahead())
 
     def revert(self, which: int) -> None:
         self.both(which, lambda kv: kv.revert(), lambda kv: kv.revert())
@@ -172,6 +176,8 @@ class Requests:
             result = call(real)
             if isinstance(result, StepOutcome):
                 result = (result.blocks_registered, result.finished)
+            elif isinstance(result, np.ndarray):
+                result = result.tolist()
             assert result == expected
 
     def compare(self) -> None:
@@ -192,10 +198,10 @@ class Requests:
                 "tokens": model.tokens,
             } | ({"view": real.view()} if model.scheduled else {})
             if model.scheduled:
-                assert real.page_ids.tolist() == model.blocks
+                assert real.page_ids.tolist() == model.blocks[: len(model.blocks) - model.ahead]
         assert self.manager.blocks.metrics().as_dict() == self.pool.metrics()
         assert self.manager.blocks.eviction_order().tolist() == self.pool.order.order()
-        assert_sound(self.manager, [real for real, _ in self.pairs])
+        assert_sound(self.manager, [real for real, _ in self.pairs], [model.ahead for _, model in self.pairs])
         self.pool.check()
 
     def finish(self) -> None:

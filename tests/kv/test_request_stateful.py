@@ -69,6 +69,10 @@ class RequestMachine(RuleBasedStateMachine):
         self.requests.schedule_speculative(which, tokens)
 
     @rule(which=which)
+    def schedule_ahead(self, which: int) -> None:
+        self.requests.schedule_ahead(which)
+
+    @rule(which=which)
     def revert(self, which: int) -> None:
         self.requests.revert(which)
 
@@ -136,6 +140,8 @@ def one_operation(requests: Requests, rng: random.Random) -> None:
         case n if n < 13:
             requests.schedule_next(who, number)
         case n if n < 21:
+            if number % 3 == 0:
+                requests.schedule_ahead(who)
             requests.apply_next(who, number)
         case 21:
             requests.schedule_prefill(who, number)

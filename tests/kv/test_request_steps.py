@@ -22,7 +22,7 @@ from kv.request_building import (
     run,
     snapshot,
 )
-from understudy.errors import WrongState
+from understudy.errors import CapacityExhausted, WrongState
 from understudy.kv import KvCacheManager, RequestKv
 
 if TYPE_CHECKING:
@@ -244,3 +244,60 @@ def test_speculation_of_one_token_is_a_decode(manager: KvCacheManager) -> None:
         while not kv.finished:
             speculate(kv, memory, [])
         assert output(kv) == greedy(prompt(16), 20)
+
+
+# --- the step behind the one that runs --------------------------------------------------------------
+
+
+def test_a_view_ahead_is_what_the_next_decode_views(manager: KvCacheManager) -> None:
+    memory = Memory()
+    with manager.request(prompt(14), 30) as kv:
+        prefill(kv, memory)
+        kv.schedule_decode()
+        while (ahead := kv.view_ahead()) is not None:
+            assert kv.view_ahead() == ahead  # to ask twice takes nothing more
+            taken = manager.available_blocks
+            assert kv.held_blocks == ahead.num_pages
+            kv.apply_decode(memory.forward(kv)[-1])
+            kv.schedule_decode()
+            assert kv.view() == ahead
+            assert manager.available_blocks == taken
+        assert not kv.apply_decode(memory.forward(kv)[-1]).blocks_registered
+        assert kv.finished
+        assert output(kv) == greedy(prompt(14), 30)
+        assert kv.held_blocks == manager.lifetime_blocks(14, 30)
+
+
+def test_what_was_taken_ahead_goes_back_with_the_step_or_the_request(manager: KvCacheManager) -> None:
+    with manager.request(prompt(15), 30) as kv:
+        prefill(kv)
+        before = manager.available_blocks
+        kv.schedule_decode()
+        assert kv.view_ahead() is not None
+        assert manager.available_blocks == before - 1
+        kv.revert()  # the step that runs
+        assert manager.available_blocks == before
+        kv.schedule_decode()
+        kv.view_ahead()
+        kv.apply_decode(ANY)
+        assert (kv.held_blocks, manager.available_blocks) == (2, before - 1)
+        kv.schedule_decode()
+        kv.revert()  # the step that it was taken for
+        assert (kv.held_blocks, manager.available_blocks) == (1, before)
+        kv.schedule_decode()
+        kv.view_ahead()
+
+
+def test_nothing_is_taken_ahead_of_a_full_pool_or_the_last_token() -> None:
+    with KvCacheManager(2, LAYOUT) as small, small.request(prompt(15), 30) as kv:
+        prefill(kv)
+        kv.schedule_decode()
+        with pytest.raises(CapacityExhausted):
+            kv.view_ahead()
+        assert kv.held_blocks == 1
+        assert kv.view().seq_len == 16
+    with KvCacheManager(3, LAYOUT) as small, small.request(prompt(15), 2) as kv:
+        prefill(kv)
+        kv.schedule_decode()
+        assert kv.view_ahead() is None
+        assert kv.held_blocks == 1

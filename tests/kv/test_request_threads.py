@@ -40,6 +40,7 @@ CALLS: dict[str, Callable[[RequestKv], object]] = {
     "schedule_prefill": lambda kv: kv.schedule_prefill(1),
     "schedule_decode": lambda kv: kv.schedule_decode(),
     "schedule_speculative": lambda kv: kv.schedule_speculative(2),
+    "view_ahead": lambda kv: kv.view_ahead(),
     "revert": lambda kv: kv.revert(),
     "view": lambda kv: kv.view(),
     "apply_prefill": lambda kv: kv.apply_prefill(ANY),

@@ -62,6 +62,7 @@ class RequestKv:
         self.registered = 0
         self.scheduled = 0
         self.taken = 0
+        self.ahead = 0  # blocks that the decode behind the scheduled one will write
         self.blocks: list[int] = []
 
     # ── Schedule ──
@@ -102,13 +103,26 @@ class RequestKv:
             raise CapacityExhausted
         fresh, _ = self.pool.allocate(missing)
         self.blocks += fresh
-        self.state, self.scheduled, self.taken = state, tokens, missing
+        self.state, self.scheduled, self.taken = state, tokens, missing + self.ahead
+        self.ahead = 0
+
+    def schedule_ahead(self) -> list[int] | None:
+        self.need("decode_scheduled")
+        if self.generated + 1 >= self.max_output:
+            return None
+        missing = self.pages(self.computed + 2) - len(self.blocks)
+        if missing > self.pool.available():
+            raise CapacityExhausted
+        fresh, _ = self.pool.allocate(missing)
+        self.blocks += fresh
+        self.ahead += missing
+        return self.blocks
 
     def revert(self) -> None:
         if self.state in ("idle", "closed"):
             raise WrongState
-        self.keep_only(len(self.blocks) - self.taken)
-        self.state, self.scheduled, self.taken = "idle", 0, 0
+        self.keep_only(len(self.blocks) - self.taken - self.ahead)
+        self.state, self.scheduled, self.taken, self.ahead = "idle", 0, 0, 0
 
     # ── Apply ──
 
@@ -140,7 +154,7 @@ class RequestKv:
             self.pool.stage(fresh, self.identities()[before:full])
             self.blocks[before:full] = self.pool.register(fresh)
             self.registered = full
-        self.keep_only(self.pages(self.computed))
+        self.keep_only(self.pages(self.computed) + self.ahead)
         self.state, self.scheduled, self.taken = "idle", 0, 0
         return self.registered - before, self.finished
 
@@ -150,12 +164,12 @@ class RequestKv:
         self.need("idle")
         spent = 0 < self.max_output <= self.generated
         self.keep_only(0)
-        self.computed = self.cached = self.registered = 0
+        self.computed = self.cached = self.registered = self.ahead = 0
         self.target = len(self.tokens) - spent  # the last token of the budget is never fed
 
     def close(self) -> None:
         self.keep_only(0)
-        self.state, self.scheduled, self.taken, self.registered = "closed", 0, 0, 0
+        self.state, self.scheduled, self.taken, self.ahead, self.registered = "closed", 0, 0, 0, 0
 
     # ── Parts ──
 

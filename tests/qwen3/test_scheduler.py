@@ -20,9 +20,13 @@ class Fake:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
+        self.prepared: list[Step] = []
         self.poison: set[int] = set()
         self.at_begin = False
         self._step = Step()
+
+    def prepare(self, step: Step) -> None:
+        self.prepared.append(step)
 
     def begin(self, step: Step) -> None:
         self._step = step

@@ -11,7 +11,7 @@ from understudy.qwen3.request import Output, Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.qwen3.executor import Executor
+    from understudy.qwen3.executor import Computed, Executor
     from understudy.qwen3.scheduler import Plan, Scheduler
 
 
@@ -19,7 +19,8 @@ class Engine:
     """Requests in, outputs out. One thread at a time.
 
     `step` ends the step that is under way, applies it, and begins the next one before it returns: while the device
-    computes, the caller delivers what it got and takes in what came.
+    computes, the caller delivers what it got and takes in what came. Then the next step is prepared as far as it can be
+    foreseen; if it comes so, the device gets it first, and what was computed is applied meanwhile.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
@@ -66,17 +67,18 @@ class Engine:
         if self._running is None:
             self._begin(poll)
         if (plan := self._running) is not None:
+            foreseen = self._prepare(plan)
             self._running = None
             try:
                 computed = self.executor.finish()
             except Exception as error:  # the step did not happen; only its culprit ends
                 self._outputs += self.scheduler.fail(plan, error)
+                self._begin(poll)
             else:
                 self.steps += 1
                 if self.on_step is not None:
                     self.on_step(plan)
-                self._outputs += self.scheduler.apply(plan, computed)
-            self._begin(poll)
+                self._go_on(plan, computed, foreseen, poll)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -102,6 +104,44 @@ class Engine:
         if self.scheduler.restores is not None:
             self.scheduler.restores.host.close()
         self.scheduler.manager.close()
+
+    def _prepare(self, plan: Plan) -> Plan | None:
+        foreseen = self.scheduler.foresee(plan)
+        if foreseen is not None:
+            try:
+                self.executor.prepare(foreseen.step)
+            except Exception:  # whatever is wrong with it is found again, and told, when it is begun
+                return None
+        return foreseen
+
+    def _go_on(
+        self, plan: Plan, computed: Computed, foreseen: Plan | None, poll: Callable[[], None] | None
+    ) -> None:
+        """Apply what was computed and begin the next step, in this order only where the next one depends on it."""
+        if foreseen is None:
+            self._outputs += self.scheduler.apply(plan, computed)
+            self._begin(poll)
+            return
+        confirmed, failure = False, None
+        try:
+            if poll is not None:
+                poll()
+            if confirmed := self.scheduler.confirm(foreseen, computed):
+                self._running = foreseen
+                self.executor.begin(foreseen.step)
+        except Exception as error:
+            if not confirmed:
+                raise
+            failure = error
+        finally:
+            self._outputs += self.scheduler.apply(plan, computed)
+        if confirmed:
+            self.scheduler.take(foreseen)
+        if failure is not None:
+            self._running = None
+            self._outputs += self.scheduler.fail(foreseen, failure)
+        if self._running is None:
+            self._begin(None)
 
     def _begin(self, poll: Callable[[], None] | None) -> None:
         if poll is not None:

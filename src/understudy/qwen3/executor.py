@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from understudy.qwen3.backend import Backend
     from understudy.qwen3.buffer import KvBuffer
     from understudy.qwen3.graphs import StepGraphs
+    from understudy.qwen3.shapes import Shape
     from understudy.qwen3.weights import Weights
 
 
@@ -29,6 +30,8 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
+    ahead: bool = False
+    """It was foreseen while the one before it ran, so that only its tokens were missing."""
 
     def __len__(self) -> int:
         return len(self.chunks) + len(self.decodes)
@@ -43,6 +46,9 @@ class Computed(NamedTuple):
 
 class Executor(Protocol):
     """Computes steps in the order in which they are begun. It knows views, never requests."""
+
+    def prepare(self, step: Step) -> None:
+        """What may be begun next: row by row it feeds the tokens of the step under way."""
 
     def begin(self, step: Step) -> None:
         """Start to compute. At most one step is under way."""
@@ -72,9 +78,24 @@ class TorchExecutor:
         self._reduce = reduce
         self._graphs = graphs
         self._running: tuple[Step, Sampled] | None = None
+        self._prepared: tuple[Step, Shape] | None = None
+
+    @torch.inference_mode()
+    def prepare(self, step: Step) -> None:
+        """Its metadata queue up behind the step that computes, and so do the tokens that come of it."""
+        if self._graphs is None or self._running is None:
+            return
+        if (shape := self._graphs.shape_of((), step.decodes)) is not None:
+            self._graphs.prepare(shape, step.decodes, self._running[1].tokens)
+            self._prepared = (step, shape)
 
     @torch.inference_mode()
     def begin(self, step: Step) -> None:
+        prepared, self._prepared = self._prepared, None
+        if self._graphs is not None and prepared is not None and prepared[0] is step:
+            logits, greedy = self._graphs.replay_prepared(prepared[1], len(step))
+            self._running = (step, sample(logits, step.draws, greedy))
+            return
         replayed = None if self._graphs is None else self._replay(self._graphs, step)
         if replayed is not None:
             logits, greedy = replayed
@@ -90,7 +111,7 @@ class TorchExecutor:
         return collect(step.draws, sampled)
 
     def close(self) -> None:
-        self._running = None
+        self._running = self._prepared = None
 
     def _replay(self, graphs: StepGraphs, step: Step) -> tuple[torch.Tensor, torch.Tensor] | None:
         if (rows := as_decodes(step)) is not None and (

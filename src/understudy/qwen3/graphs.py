@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class StepArrays:
-    """Metadata of a captured step: one array on the host and one on the device, whose addresses never change.
+    """Metadata of a captured step: arrays on the host and one on the device, whose addresses never change.
+
+    On the host there are two in turn: a step is described while the device may still read what describes the last.
 
     A step is padded to its shape. Padded rows feed token 0 at position 0 of the padding block, padded tiles compute
     nothing, and nobody reads what comes of either.
@@ -47,16 +49,21 @@ class StepArrays:
             "page_ids": requests * max_pages,  # requests share pages: as many as all contexts have
         }
         self._pages_at = sum(sizes.values()) - sizes["page_ids"]
-        self._host = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._device = torch.zeros_like(self._host, device=device, pin_memory=False)
+        pinned = device.type == "cuda"
+        self._hosts = [torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=pinned) for _ in "ab"]
+        self._turn = 0
+        self._device = torch.zeros_like(self._hosts[0], device=device, pin_memory=False)
         parts = zip(sizes, self._device.split(list(sizes.values())), strict=True)
         self._there: dict[str, torch.Tensor] = dict(parts)
         self.logit_rows = self._there["logit_rows"]
         places = np.cumsum([0, *sizes.values()])
-        mirror = self._host.numpy()
-        self._here: dict[str, npt.NDArray[np.int32]] = {
-            name: mirror[at : at + size] for (name, size), at in zip(sizes.items(), places, strict=False)
-        }
+        self._heres: list[dict[str, npt.NDArray[np.int32]]] = [
+            {
+                name: host.numpy()[at : at + size]
+                for (name, size), at in zip(sizes.items(), places, strict=False)
+            }
+            for host in self._hosts
+        ]
 
     def batch(self, shape: Shape) -> Batch:
         """The arrays of a shape, as kernels read them."""
@@ -91,7 +98,8 @@ class StepArrays:
 
         `wanted` are the rows of `logit_rows` where not all requests' last ones are.
         """
-        here, slots, at = self._here, shape.slots, shape.chunk_rows
+        self._turn = 1 - self._turn
+        here, slots, at = self._heres[self._turn], shape.slots, shape.chunk_rows
         first, padding = len(chunks), slots + shape.decode_rows
         end, last = at + len(decodes), slots + len(decodes)
         flat = Flat.of(chunks, decodes) if chunks or decodes else None
@@ -130,17 +138,32 @@ class StepArrays:
                 here["chunk_indptr"][: first + 1] = flat.chunk_indptr
                 owners, starts = flat.tiles(shape.tile_rows)
                 here["tile_owners"][: len(owners)], here["tile_starts"][: len(starts)] = owners, starts
-        until = self._pages_at + used + padded
+        self._send(self._hosts[self._turn], self._pages_at + used + padded)
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        """Tokens that are still being computed, for as many decodes without prompts."""
+        self._there["tokens"][: len(tokens)].copy_(tokens)
+
+    def _send(self, host: torch.Tensor, until: int) -> None:
         if self._device.device.type == "cuda":
             from understudy.qwen3.kernels.fetch import fetch
 
-            fetch(self._host, self._device, until)
+            fetch(host, self._device, until)
         else:
-            self._device[:until].copy_(self._host[:until])
+            self._device[:until].copy_(host[:until])
+
+
+class Graph(Protocol):
+    """What was captured."""
+
+    def replay(self) -> None:
+        """Compute it once more, with what its arrays hold by then."""
 
 
 class StepGraphs:
     """Captured at start-up, replayed for ever."""
+
+    _pool: Any = None
 
     def __init__(
         self,
@@ -162,8 +185,7 @@ class StepGraphs:
         # One place for what all of them compute: each is read before the next is replayed.
         self._logits = torch.empty(rows, weights.head.shape[0], dtype=weights.head.dtype, device=device)
         self._greedy = torch.empty(rows, dtype=torch.int64, device=device)
-        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-        pool = None
+        self._graphs: dict[Shape, Graph] = {}
         for number, shape in enumerate(shapes):  # the largest first: the rest fits into its memory
             batch = self._arrays.batch(shape)
             self._arrays.fill(shape, (), ())
@@ -173,13 +195,7 @@ class StepGraphs:
                 self._logits[: len(logits)] = logits
                 torch.argmax(logits, -1, out=self._greedy[: len(logits)])
 
-            compute()  # compiles kernels outside of the capture
-            torch.cuda.synchronize(device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                compute()
-            pool = graph.pool()
-            self._graphs[shape] = graph
+            self._graphs[shape] = self._capture(compute)
             if progress is not None:
                 progress(number + 1, len(shapes))
 
@@ -200,14 +216,33 @@ class StepGraphs:
 
         Both are overwritten by the next replay.
         """
-        count = len(chunks) + len(decodes)
         self._arrays.fill(shape, chunks, decodes, wanted)
+        if wanted is None:
+            return self.replay_prepared(shape, len(chunks) + len(decodes))
         self._graphs[shape].replay()
-        if wanted is not None:
-            rows = self._arrays.logit_rows[: len(wanted)]
-            return self._logits[rows], self._greedy[rows]
+        rows = self._arrays.logit_rows[: len(wanted)]
+        return self._logits[rows], self._greedy[rows]
+
+    def prepare(self, shape: Shape, decodes: Sequence[Decode], tokens: torch.Tensor) -> None:
+        """Describe decodes that feed what is being computed. Behind that, for all of it runs on one stream."""
+        self._arrays.fill(shape, (), decodes)
+        self._arrays.feed(tokens)
+
+    @torch.inference_mode()
+    def replay_prepared(self, shape: Shape, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `replay`, of the step that was described last."""
+        self._graphs[shape].replay()
         return self._logits[:count], self._greedy[:count]
 
-    def graph(self, shape: Shape) -> torch.cuda.CUDAGraph:
+    def graph(self, shape: Shape) -> Graph:
         """To be replayed once more with the metadata that are there, by a benchmark."""
         return self._graphs[shape]
+
+    def _capture(self, compute: Callable[[], None]) -> Graph:
+        compute()  # compiles kernels outside of the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            compute()
+        self._pool = graph.pool()
+        return graph

@@ -24,6 +24,8 @@ class StepLoad:
     longest_context: int = 0
     shared_tokens: int = 0
     """Of the contexts, those on pages that another decode of the step reads too: they are read once."""
+    ahead: bool = False
+    """It was prepared while the one before it ran."""
 
     @property
     def tokens(self) -> int:
@@ -31,7 +33,9 @@ class StepLoad:
         return sum(tokens for tokens, _ in self.chunks) + self.decodes
 
 
-def load_of(chunks: Iterable[tuple[int, int]], contexts: Iterable[int], shared_tokens: int = 0) -> StepLoad:
+def load_of(
+    chunks: Iterable[tuple[int, int]], contexts: Iterable[int], shared_tokens: int = 0, *, ahead: bool = False
+) -> StepLoad:
     """From each chunk's tokens and history, and each decode's context."""
     lengths = list(contexts)
     return StepLoad(
@@ -40,6 +44,7 @@ def load_of(chunks: Iterable[tuple[int, int]], contexts: Iterable[int], shared_t
         context_tokens=sum(lengths),
         longest_context=max(lengths, default=0),
         shared_tokens=shared_tokens,
+        ahead=ahead,
     )
 
 
@@ -49,6 +54,7 @@ def load_of_step(step: Step) -> StepLoad:
         ((len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)) for chunk in step.chunks),
         (decode.view.seq_len for decode in step.decodes),
         shared_tokens([decode.view for decode in step.decodes]),
+        ahead=step.ahead,
     )
 
 

@@ -88,8 +88,8 @@ class Played:
     steps: list[dict[str, Any]] = field(default_factory=list)
     """`chunks` as [request, tokens, history], `decodes` as [request, context]; from `at_ms`, when arrivals were taken
     in, `ms` until they were again, of which `launch_ms` passed before outputs of the step before were told; and the
-    `pages` and `copies` of several that were set off between the device and the host meanwhile; `shared` tokens of
-    contexts are on pages that another one has too."""
+    `pages` and `copies` of several that were set off between the device and the host while the device waited; `shared`
+    tokens of contexts are on pages that another one has too; one that was prepared `ahead` found the device sooner."""
     polls: list[float] = field(default_factory=list)
     """When something was found on looking up: an arrival, the end of a copy, a step to begin."""
     copies: list[float] = field(default_factory=list)
@@ -138,7 +138,8 @@ class Played:
 def load_of_row(row: dict[str, Any]) -> StepLoad:
     """What a timing model sees of a recorded step."""
     chunks = ((tokens, history) for _, tokens, history in row["chunks"])
-    return load_of(chunks, (context for _, context in row["decodes"]), row["shared"])
+    contexts = (context for _, context in row["decodes"])
+    return load_of(chunks, contexts, row["shared"], ahead=row["ahead"])
 
 
 def play(
@@ -231,6 +232,7 @@ class _Player:
                 "pages": 0,
                 "copies": 0,
                 "shared": 0,
+                "ahead": plan.step.ahead,
                 "chunks": chunks,
                 "decodes": [[request.id, decode.view.seq_len] for request, decode in pairs],
             }
@@ -247,8 +249,9 @@ class _Player:
         """A copy begins."""
         seen, done, number = self.played.copies, copy.done, len(self.played.copies)
         seen.append(float("inf"))
-        self._pages += len(copy.identities)
-        self._copies += 1
+        if not self._engine.running:  # else the device computes meanwhile
+            self._pages += len(copy.identities)
+            self._copies += 1
 
         def asked() -> bool:
             if seen[number] == float("inf") and done():

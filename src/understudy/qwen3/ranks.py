@@ -71,6 +71,9 @@ class RankedExecutor:
             self.close()
             raise
 
+    def prepare(self, step: Step) -> None:
+        """Ranks get a step as a whole."""
+
     def begin(self, step: Step) -> None:
         if self._broken or self._closed:
             raise WrongState(f"the ranks are gone ({self._broken or 'closed'}); build the engine anew")

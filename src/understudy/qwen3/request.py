@@ -56,11 +56,11 @@ class Request:
         while self.holds:
             self.holds.pop().release()
 
-    def draw(self) -> Draw:
-        """For its next token."""
+    def draw(self, ahead: int = 0) -> Draw:
+        """For its next token, or one that comes so many later."""
         if self.sampling.greedy:
             return Draw(self.sampling)
-        return Draw(self.sampling, uniform_of(self.seed, len(self.output)))
+        return Draw(self.sampling, uniform_of(self.seed, len(self.output) + ahead))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,46 @@ class Scheduler:
         self._suspects = [request for request in self._suspects if request not in plan.requests]
         return outputs
 
+    def foresee(self, plan: Plan) -> Plan | None:
+        """The step behind one that is under way, all of it but its tokens, if nobody comes, goes or ends by then.
+
+        Its blocks are taken. None where more than the tokens is open.
+        """
+        if plan.chunks or self._suspects or not self._goes_on(plan):
+            return None
+        if any(len(request.output) + 2 > request.max_tokens for request in plan.decodes):
+            return None
+        following = Plan(Step(ahead=True), decodes=list(plan.decodes))
+        for request in plan.decodes:
+            view = None if request.kv is None else request.kv.view_ahead()
+            assert view is not None, "its output does not end here"
+            following.step.decodes.append(Decode(0, view))
+            following.step.draws.append(request.draw(1))
+        return following
+
+    def confirm(self, foreseen: Plan, computed: Computed) -> bool:
+        """Whether it is what comes next, now that the step before it is computed; then it learns its tokens.
+
+        It may begin at once. That step is applied meanwhile, and `take` comes right after.
+        """
+        if self.restores is not None:
+            for request in self.restores.settle():
+                self._queue(request)
+        rows = list(zip(foreseen.decodes, computed.tokens, strict=True))
+        if not self._goes_on(foreseen) or any(token in request.stop_ids for request, token in rows):
+            return False
+        foreseen.step.decodes = [
+            Decode(token, decode.view)
+            for token, decode in zip(computed.tokens, foreseen.step.decodes, strict=True)
+        ]
+        return True
+
+    def take(self, confirmed: Plan) -> None:
+        """The step before it has been applied: its requests are scheduled as it says."""
+        for request in confirmed.decodes:
+            assert request.kv is not None
+            request.kv.schedule_decode()
+
     def revert(self, plan: Plan) -> None:
         """The step did not happen: every request of it is where it was before."""
         for request in plan.requests:
@@ -215,6 +255,18 @@ class Scheduler:
     def _queue(self, request: Request) -> None:
         self.waiting.append(request)
         self.waiting.sort(key=lambda queued: (queued.priority, queued.arrival))
+
+    def _goes_on(self, plan: Plan) -> bool:
+        """Everybody who runs decodes, they are those of `plan`, and nobody can be admitted beside them."""
+        full = len(self.decoding) >= self.config.max_num_seqs
+        # A twin that is rejected would move pages to another copy under a view that was made before.
+        keeps_pages = self.manager.blocks.duplicates == "allow"
+        return (
+            (full or not self.waiting)
+            and not self.prefilling
+            and plan.decodes == self.decoding
+            and keeps_pages
+        )
 
     # ── The parts of a plan ──
 

@@ -90,7 +90,7 @@ def _decode_terms(step: AnyLoad) -> list[float]:
     return [
         *(1.0, float(size > 1), float(min(size, 16)), float(min(max(size - 16, 0), 48)), float(max(size - 64, 0))),
         *(float(step.decodes), float(step.context_tokens - _shared(step)), float(_shared(step))),
-        *(float(rows), longest / splits(size), float(len(step.chunks))),
+        *(float(rows), longest / splits(size), float(len(step.chunks)), float(not getattr(step, "ahead", True))),
     ]  # fmt: skip
 
 

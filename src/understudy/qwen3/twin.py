@@ -42,6 +42,9 @@ class SimulatedExecutor:
         self._step: Step | None = None
         self._until_ms = 0.0
 
+    def prepare(self, step: Step) -> None:
+        """See `Executor`."""
+
     def begin(self, step: Step) -> None:
         """See `Executor`."""
         load = load_of_step(step)

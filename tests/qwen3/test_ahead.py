@@ -1,0 +1,346 @@
+"""The next step is prepared while one runs: same decisions, same answers, and the device reads no half-written step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen3.building import (
+    CPU,
+    OPEN,
+    TINY,
+    ends,
+    engine_of,
+    executor_of,
+    generate,
+    manager_of,
+    prompt_of,
+    whole,
+)
+from qwen3.test_scheduler import engine_with, request
+from understudy.kv import KvCacheManager, KvLayout
+from understudy.qwen3 import graphs
+from understudy.qwen3.engine import Engine
+from understudy.qwen3.executor import Computed, TorchExecutor
+from understudy.qwen3.forward import alone
+from understudy.qwen3.graphs import StepArrays, StepGraphs
+from understudy.qwen3.request import Request
+from understudy.qwen3.sampling import SamplingParams
+from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.weights import random_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.qwen3.scheduler import Plan
+
+WEIGHTS = random_weights(TINY, 7, CPU)
+
+
+def watched(engine: Engine) -> list[bool]:
+    """Of every step, whether it was prepared while the one before it ran."""
+    seen: list[bool] = []
+    engine.on_step = lambda plan: seen.append(plan.step.ahead)
+    return seen
+
+
+# --- which steps can be foreseen ---------------------------------------------------------------------
+
+
+def test_a_step_is_foreseen_while_everybody_decodes() -> None:
+    engine, fake = engine_with(9)
+    ahead = watched(engine)
+    engine.submit(request("a", 5, 6))
+    assert ends(engine.run()) == {"a": "length"}
+    assert ahead == [False, False, True, True, True, True]  # the first decode follows a prompt
+    assert [step.decodes[0].view.seq_len for step in fake.prepared] == [7, 8, 9, 10]
+    whole(engine)
+
+
+def test_nobody_is_foreseen_beyond_the_end_of_somebody() -> None:
+    engine, _ = engine_with(9)
+    ahead = watched(engine)
+    engine.submit(request("a", 5, 3))
+    engine.submit(request("b", 5, 6))
+    engine.run()
+    assert ahead == [False, False, True, False, True, True]
+
+
+def test_who_arrives_meanwhile_is_in_the_next_step() -> None:
+    engine, fake = engine_with(9)
+    ahead = watched(engine)
+    engine.submit(request("a", 5, 8))
+    for _ in range(3):
+        engine.step()
+    engine.step(lambda: engine.submit(request("b", 5, 2)))
+    engine.step()
+    assert fake.steps[-1] == (1, 1)
+    assert ahead[-1] is False
+    assert ends(engine.run()) == {"a": "length", "b": "length"}
+    whole(engine)
+
+
+def test_who_cannot_be_admitted_keeps_nobody_from_being_prepared() -> None:
+    engine, _ = engine_with(9, seqs=1)
+    ahead = watched(engine)
+    engine.submit(request("a", 5, 6))
+    engine.submit(request("b", 5, 6))
+    engine.run()
+    assert ahead == [False, False, True, True, True, True] * 2
+
+
+def test_who_is_cancelled_meanwhile_is_not_in_the_next_step() -> None:
+    engine, fake = engine_with(9)
+    engine.submit(request("a", 5, 8))
+    engine.submit(request("b", 5, 8))
+    for _ in range(3):
+        engine.step()
+
+    def leave() -> None:
+        engine.cancel("b")
+
+    outputs = engine.step(leave)
+    assert [(o.request_id, o.finish_reason) for o in outputs] == [("b", "abort"), ("a", None)]
+    engine.step()
+    assert fake.steps[-1] == (0, 1)
+    assert ends(engine.run()) == {"a": "length"}
+    whole(engine)
+
+
+def test_a_stop_token_ends_a_request_that_was_prepared_for_more() -> None:
+    engine, fake = engine_with(9)
+    engine.submit(request("a", 5, 8, stop_ids=frozenset({8})))
+    engine.submit(request("b", 5, 8))
+    outputs = engine.run()
+    assert ends(outputs) == {"a": "stop", "b": "length"}
+    assert [o.token for o in outputs if o.request_id == "a" and o.token is not None] == [5, 6, 7]
+    assert [decodes for _, decodes in fake.steps] == [0, 2, 2, 2, 1, 1, 1, 1]
+    whole(engine)
+
+
+@pytest.mark.parametrize("at_begin", [True, False])
+def test_a_foreseen_step_that_fails_ends_its_culprit_alone(at_begin: bool) -> None:
+    engine, fake = engine_with(9)
+    fake.at_begin = at_begin
+    fake.poison = {23}  # the fourth token of b, fed to a step that was foreseen
+    engine.submit(request("a", 5, 12))
+    engine.submit(request("b", 20, 12))
+    outputs = engine.run()
+    assert ends(outputs) == {"a": "length", "b": "error"}
+    assert [o.token for o in outputs if o.request_id == "b"] == [20, 21, 22, 23, None]
+    assert [o.token for o in outputs if o.request_id == "a"] == list(range(5, 17))
+    whole(engine)
+
+
+def test_who_fails_to_prepare_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, fake = engine_with(9)
+    ahead = watched(engine)
+
+    def refuse(_step: object) -> None:
+        raise RuntimeError("too large")
+
+    monkeypatch.setattr(fake, "prepare", refuse)
+    engine.submit(request("a", 5, 6))
+    assert ends(engine.run()) == {"a": "length"}
+    assert not any(ahead)
+    whole(engine)
+
+
+def test_a_driver_that_raises_between_two_steps_loses_no_token() -> None:
+    engine, _ = engine_with(9)
+    engine.submit(request("a", 5, 8))
+    outputs = [output for _ in range(3) for output in engine.step()]
+
+    def broken() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        engine.step(broken)
+    outputs += engine.run()
+    assert [output.token for output in outputs] == list(range(5, 13))
+    whole(engine)
+
+
+def test_pages_that_may_move_are_not_foreseen() -> None:
+    with KvCacheManager(9, KvLayout(16, 1, 1, 1), duplicates="reject") as manager:
+        engine = Engine(Scheduler(manager, SchedulerConfig(64, 4, 512)), engine_with(9)[1])
+        ahead = watched(engine)
+        engine.submit(request("a", 5, 6))
+        engine.run()
+        assert not any(ahead)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lives=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(0, 9)), min_size=1, max_size=8
+    ),
+    seqs=st.integers(1, 5),
+)
+def test_foreseen_or_not_the_decisions_are_the_same(lives: list[tuple[int, int, int]], seqs: int) -> None:
+    told = []
+    for foresees in (True, False):
+        engine, fake = engine_with(12, seqs=seqs, budget=24)
+        if not foresees:
+            engine._prepare = lambda _plan: None  # type: ignore[assignment, method-assign]
+        plans: list[tuple[list[str], list[str]]] = []
+
+        def note(plan: Plan, plans: list[tuple[list[str], list[str]]] = plans) -> None:
+            plans.append(([r.id for r in plan.chunks], [r.id for r in plan.decodes]))
+
+        engine.on_step = note
+        waiting = [
+            (at, request(f"{number}", prompt, output))
+            for number, (prompt, output, at) in enumerate(sorted(lives, key=lambda life: life[2]))
+        ]
+
+        def arrive(engine: Engine = engine, waiting: list[tuple[int, Request]] = waiting) -> None:
+            while waiting and waiting[0][0] <= engine.steps:
+                engine.submit(waiting.pop(0)[1])
+
+        outputs = []
+        while waiting or not engine.idle:
+            arrive()
+            if engine.idle:
+                engine.steps += 1
+            outputs += engine.step(arrive)
+        told.append((plans, fake.steps, sorted((o.request_id, o.token or -1) for o in outputs)))
+        whole(engine)
+    assert told[0] == told[1]
+
+
+# --- what the device is given ------------------------------------------------------------------------
+
+
+@dataclass
+class Stream:
+    """A device that does nothing before somebody waits for it, and then everything in order."""
+
+    queued: list[Callable[[], object]] = field(default_factory=list)
+
+    @torch.inference_mode()
+    def wait(self) -> None:
+        while self.queued:
+            self.queued.pop(0)()
+
+
+class LateArrays(StepArrays):
+    """What the host has written is read when its turn comes, not when it was sent."""
+
+    stream: Stream
+
+    def _send(self, host: torch.Tensor, until: int) -> None:
+        self.stream.queued.append(lambda: StepArrays._send(self, host, until))
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        self.stream.queued.append(lambda: StepArrays.feed(self, tokens))
+
+
+class LateGraphs(StepGraphs):
+    """As captured graphs are: replayed on the stream, with what the arrays hold by then."""
+
+    prepared = 0
+
+    def _capture(self, compute: Callable[[], None]) -> Any:
+        LateArrays.stream.wait()
+        return SimpleNamespace(replay=lambda: LateArrays.stream.queued.append(compute))
+
+    def replay(self, shape: Any, chunks: Any, decodes: Any, wanted: Any = None) -> Any:
+        logits, greedy = super().replay(shape, chunks, decodes, wanted)
+        if wanted is not None:  # torch picked them at once
+            LateArrays.stream.wait()
+            return self._logits[wanted], self._greedy[wanted]
+        return logits, greedy
+
+    def prepare(self, *given: Any) -> None:
+        self.prepared += 1
+        super().prepare(*given)
+
+
+class LateExecutor(TorchExecutor):
+    def finish(self) -> Computed:
+        LateArrays.stream.wait()
+        return super().finish()
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, LateGraphs]:
+    """An engine on such a device, with everything of a captured one but CUDA."""
+    monkeypatch.setattr(graphs, "StepArrays", LateArrays)
+    LateArrays.stream = Stream()
+    manager = manager_of(TINY, 90)
+    plain = executor_of(TINY, manager, WEIGHTS)
+    plain.buffer.pages[manager.padding_block] = 0
+    with torch.inference_mode():
+        late = LateGraphs(
+            plain.weights,
+            plain.buffer,
+            plain.backend,
+            alone,
+            padding_block=manager.padding_block,
+            max_decodes=4,
+            max_tokens=64,
+            max_pages=32,
+        )
+    executor = LateExecutor(plain.weights, plain.buffer, plain.backend, graphs=late)
+    engine = Engine(Scheduler(manager, SchedulerConfig(64, 4, 512)), executor)
+    OPEN.append(engine)
+    return engine, late
+
+
+def test_captured_steps_that_were_prepared_answer_as_eager_ones_do(
+    captured: tuple[Engine, LateGraphs],
+) -> None:
+    engine, late = captured
+    prompts = [prompt_of(seed, 33 + 4 * seed) for seed in range(5)]
+    expected = [generate(engine_of(weights=WEIGHTS), prompt, max_tokens=20)[0] for prompt in prompts]
+    assert generate(engine, *prompts, max_tokens=20) == expected
+    assert late.prepared > 10
+    whole(engine)
+
+
+def test_a_prepared_step_that_does_not_come_leaves_nothing_behind(
+    captured: tuple[Engine, LateGraphs],
+) -> None:
+    engine, late = captured
+    prompts = [prompt_of(40 + seed, 34 + seed) for seed in range(4)]
+    expected = [generate(engine_of(weights=WEIGHTS), prompt, max_tokens=12)[0] for prompt in prompts]
+    heard: dict[str, list[int]] = {f"{number}": [] for number in range(4)}
+    arriving = [Request(f"{number}", prompt, 12) for number, prompt in enumerate(prompts)]
+    for number in range(4):
+        before = late.prepared
+
+        def arrive(number: int = number) -> None:
+            if len(arriving) == 4 - number:
+                engine.submit(arriving.pop(0))
+
+        for output in engine.step(arrive):  # a step had been prepared without it
+            heard[output.request_id] += [] if output.token is None else [output.token]
+        assert late.prepared > before or number == 0
+        for _ in range(3):
+            for output in engine.step():
+                heard[output.request_id] += [] if output.token is None else [output.token]
+    for output in engine.run():
+        heard[output.request_id] += [] if output.token is None else [output.token]
+    assert list(heard.values()) == expected
+    whole(engine)
+
+
+def test_what_is_drawn_ahead_is_what_would_be_drawn() -> None:
+    prompt = prompt_of(3, 20)
+    how = SamplingParams(temperature=0.8, top_k=50, seed=11)
+    answers = []
+    for foresees in (True, False):
+        engine = engine_of(weights=WEIGHTS)
+        if not foresees:
+            engine._prepare = lambda _plan: None  # type: ignore[assignment, method-assign]
+        ahead = watched(engine)
+        answers.append(generate(engine, prompt, max_tokens=12, sampling=how))
+        assert any(ahead) is foresees
+    assert answers[0] == answers[1]
