@@ -14,14 +14,16 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
 from understudy.run.settings import ReplaySettings
-from understudy.server.flags.serving import read_serve
+from understudy.server.flags.serving import all_flags, read_serve
 from understudy.tiers.gpu import GpuSettings
+from understudy.tiers.gpu_flags import GPU_FLAGS
 from understudy.timing.architecture import Architecture
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Parallelism
 from understudy.timing.efficiencies import Efficiencies
 from understudy.timing.gpus import find_gpu
 from understudy.timing.physical import Domain, Physical, Residuals
+from understudy.timing.sources import MeasuredKernels
 from understudy.timing.timing_file import TimingFile
 
 if TYPE_CHECKING:
@@ -85,8 +87,9 @@ def test_a_sliding_window_takes_room_once_a_sequence() -> None:
 
 def test_a_gpu_by_its_data_sheet_says_so() -> None:
     sheet = GpuSettings(bandwidth_gbps=960, tflops=209, memory="48GiB")
-    assert sheet.timing("Llama-3.1-8B", None).origin.source == "data sheet"
-    assert "uncalibrated" in sheet.timing("Llama-3.1-8B", None).origin.detail
+    said = sheet.timing("Llama-3.1-8B", None).described_origin()
+    assert said.startswith("data sheet: ")
+    assert "uncalibrated" in said
 
 
 @pytest.mark.parametrize(
@@ -161,6 +164,39 @@ def test_a_server_takes_the_same_flags() -> None:
     assert plan.idle == []
     with pytest.raises(ConfigError, match="--gpu-tflops needs --gpu"):
         read_serve(["m", "--gpu-tflops", "100"])
+
+
+def test_a_server_takes_op_tables_and_ranks_and_says_what_means_nothing_to_it(tmp_path: Path) -> None:
+    on_gpu = ["Llama-3.1-8B", "--gpu", "RTX-4090"]
+    plan = read_serve([*on_gpu, "--timing", str(tmp_path), "--extrapolate", "--front-end-ms", "3"])
+    timing = plan.settings.engine.timing
+    assert isinstance(timing, MeasuredKernels)
+    assert (timing.folder, timing.extrapolate) == (str(tmp_path), True)
+    assert plan.idle == ["front-end-ms"]
+    with pytest.raises(ConfigError, match="--extrapolate is for op tables"):
+        read_serve([*on_gpu, "--extrapolate"])
+    ranks = ["Qwen3-30B-A3B", "--gpu", "H200", "--tensor-parallel-size", "4"]
+    dealt = [
+        read_serve([*ranks, *flags]).settings.engine.timing
+        for flags in (["--expert-parallel-size", "4"], ["--enable-expert-parallel"], [])
+    ]
+    assert dealt[0] == dealt[1] != dealt[2]
+    with pytest.raises(ConfigError, match=r"deals experts out to 4 GPUs.*give one"):
+        read_serve([*ranks, "--enable-expert-parallel", "--expert-parallel-size", "2"])
+
+
+def test_every_verb_has_the_same_names_of_these_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, without in (
+        ("replay", ()),
+        ("predict", ("front-end-ms",)),
+        ("calibrate", ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")),
+    ):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        said = capsys.readouterr().out
+        for name in GPU_FLAGS:
+            assert (f"--{name} " in said or f"--{name}\n" in said) == (name not in without), (verb, name)
+    assert {f"--{name}" for name in GPU_FLAGS} <= all_flags().keys()
 
 
 def test_ranks_that_share_experts_are_workers_that_step_together() -> None:

@@ -148,3 +148,15 @@ def test_a_replay_takes_a_folder_of_tables_and_says_so(
         assert main(["replay", str(trace), *flags]) != 0
         assert says in " ".join(capsys.readouterr().err.split())
     assert main(["replay", str(trace), *on_gpu, "--timing", measured, "--extrapolate"]) == 0
+
+
+def test_a_recorded_run_is_predicted_from_a_folder_of_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = folder(tmp_path)
+    run = tmp_path / "run.jsonl"
+    run.write_text('{"request_id": "a", "arrival_s": 0, "input_tokens": 256, "output_tokens": 1}\n')
+    flags = ["--model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--weights", "bf16"]
+    assert main(["predict", str(run), *flags, "--timing", str(measured)]) == 0
+    ttft = float(capsys.readouterr().out.splitlines()[1].split(",")[1])
+    assert ttft == pytest.approx(tables(measured).step_ms(StepLoad(chunks=[(256, 0)])), rel=1e-4)

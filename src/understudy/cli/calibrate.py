@@ -21,7 +21,7 @@ examples:
   vllm bench serve ... --save-result --save-detailed --result-filename bench.json
   understudy calibrate bench.json --model Llama-3.1-8B --gpu H100 -o timing.yaml --html fit.html
   understudy calibrate low.json high.json long.json --model Llama-3.1-70B --gpu H200 --tensor-parallel-size 4 \\
-      --weights fp8 --kv-dtype fp8 --max-num-seqs 64 --max-num-batched-tokens 8192 -o timing.yaml
+      --weight-dtype fp8 --kv-dtype fp8 --max-num-seqs 64 --max-num-batched-tokens 8192 -o timing.yaml
   understudy calibrate check other.json --timing timing.yaml
   understudy replay trace.jsonl --timing timing.yaml --block-size 16 --max-num-seqs 64 --max-num-batched-tokens 8192
 
@@ -62,7 +62,7 @@ def add_parser(verbs: Verbs) -> None:
         action="store_true",
         help="times were taken in the engine: nothing passes before and after it",
     )
-    deployment_flags.add_deployment_flags(verb, needed=False)
+    deployment_flags.add_deployment_flags(verb, leave_out=deployment_flags.IDLE_IN_A_FIT)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,7 +88,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
         )
     if args.output is None:
         raise ConfigError("-o is missing: the timing file to write, as -o timing.yaml")
-    if not args.model or not args.gpu:
+    if not deployment_flags.is_described(args):
         raise ConfigError("--model and --gpu are needed: what ran, and on what")
     inputs = {f"BENCH {number}": path for number, path in enumerate(paths, 1)}
     check_outputs({"--output": args.output, "--html": args.html}, inputs)

@@ -6,33 +6,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Collection
 
     from understudy.engines.config import VllmConfig
+    from understudy.tiers.gpu import GpuSettings
     from understudy.timing.deployment import Deployment
 
 
-def add_deployment_flags(verb: argparse.ArgumentParser, *, needed: bool) -> None:
-    """Describe them, in groups of their own."""
+IDLE_IN_A_FIT = ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")
+
+
+def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection[str]) -> None:
+    """Describe them, in groups of their own, without those that mean nothing to the verb."""
     import argparse
 
+    from understudy.cli.gpu_flags import add_flags_of_gpu
     from understudy.engines.profiles import NEWEST
 
     group = verb.add_argument_group("what runs on what")
-    group.add_argument("--model", metavar="NAME", required=needed, help="a known name, or a config.json")
-    group.add_argument(
-        "--gpu", metavar="NAME", required=needed, help="H100, H200, B200, A100, L40S, RTX 4090, …"
-    )
-    group.add_argument(
-        "--weights", metavar="TYPE", help="bf16, fp8, int4, mxfp4, nvfp4 (default: the model's own)"
-    )
+    group.add_argument("--model", metavar="NAME", help="a known name, or a config.json")
     group.add_argument(
         "--kv-dtype", metavar="TYPE", default="bf16", help="of the KV cache: bf16 (default) or fp8"
     )
-    group.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs of a rank")
-    group.add_argument("--data-parallel-size", type=int, default=1, metavar="N", help="ranks")
-    group.add_argument(
-        "--enable-expert-parallel", action="store_true", help="deal experts out whole, do not cut them"
-    )
+    add_flags_of_gpu(group, leave_out=leave_out, more={"weight-dtype": "weights"})
     engine = verb.add_argument_group("engine")
     engine.add_argument(
         "--max-num-seqs", type=int, default=128, metavar="N", help="requests in a batch (default: 128)"
@@ -62,37 +58,48 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, needed: bool) -> None
     )
 
 
+def is_described(args: argparse.Namespace) -> bool:
+    """Whether the flags say what runs on what."""
+    return bool(args.model and (args.gpu or args.gpu_bandwidth_gbps))
+
+
+def gpu_of(args: argparse.Namespace) -> GpuSettings:
+    """The GPUs that the flags describe; --timing may say where their times come from."""
+    from understudy.checks import read_as
+    from understudy.cli.gpu_flags import given_gpu
+    from understudy.tiers.gpu import GpuSettings
+
+    return read_as(GpuSettings, given_gpu(args), "gpu")
+
+
 def deployment_of(args: argparse.Namespace) -> Deployment:
     """What the flags describe. ConfigError names the one at fault."""
-    from understudy.timing.architecture import Architecture
-    from understudy.timing.deployment import Deployment, Parallelism
-    from understudy.timing.gpus import find_gpu
-
-    model = Architecture.find(args.model)
-    gpus = args.tensor_parallel_size * args.data_parallel_size
-    return Deployment(
-        model=model,
-        gpu=find_gpu(args.gpu),
-        weights=args.weights or model.weights,
-        kv=args.kv_dtype,
-        parallel=Parallelism(
-            tensor=args.tensor_parallel_size,
-            data=args.data_parallel_size,
-            expert=gpus if args.enable_expert_parallel else 1,
-        ),
-    )
+    return gpu_of(args).deployment(args.model, args.kv_dtype)
 
 
 def engine_of(args: argparse.Namespace, deployment: Deployment) -> VllmConfig:
     """The engine that the flags describe, without its timing."""
     from understudy.calibrate.experiment import engine_for
 
+    blocks = args.num_gpu_blocks
+    if blocks is None and is_described(args):
+        blocks = (
+            gpu_of(args)
+            .num_blocks(
+                args.model,
+                args.kv_dtype,
+                16,
+                step_tokens=args.max_num_batched_tokens,
+                sequences=args.max_num_seqs,
+            )
+            .blocks
+        )
     return engine_for(
         deployment,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=args.max_model_len,
-        num_gpu_blocks=args.num_gpu_blocks,
+        num_gpu_blocks=blocks,
         enable_prefix_caching=args.enable_prefix_caching,
         vllm_version=args.vllm_version,
     )

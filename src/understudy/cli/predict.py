@@ -5,25 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.checks import read_as
 from understudy.cli import deployment_flags
 from understudy.outputs import check_outputs
+from understudy.tiers.gpu_flags import TIMING_HELP
 
 if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
+    from understudy.engines.timing import Timing
 
 EXAMPLES = """\
 examples:
   understudy predict experiments.csv -o predictions.csv
   understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX PRO 6000" -o predictions.csv
-  understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX 4090" --op-tables profiles/RTX4090/Llama-3.1-8B/tp1
-  understudy predict run.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4 --weights fp8
+  understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX 4090" --timing profiles/RTX4090/Llama-3.1-8B/tp1
+  understudy predict run.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4 --weight-dtype fp8
 
 INPUTS is a table of experiments, one a row (docs/accuracy.md has its columns): closed loops of random lengths (key,
 system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id, model,
 hardware, tp, …). Columns of measurements are not looked at. Or it is a recorded run, a JSON line a request:
-request_id, arrival_s, input_tokens, output_tokens; its times count from when the engine sees a request.
+request_id, arrival_s, input_tokens, output_tokens (and input_token_ids, where known); its times count from when the
+engine sees a request.
 """
 
 
@@ -51,37 +55,30 @@ def add_parser(verbs: Verbs) -> None:
         help="predictions (default: standard output)",
     )
     verb.add_argument("--threads", type=int, metavar="N", help="experiments at a time (default: one a core)")
-    verb.add_argument(
-        "--timing", type=Path, metavar="YAML", help="of a recorded run: a timing file that `calibrate` wrote"
-    )
-    verb.add_argument(
-        "--op-tables",
-        type=Path,
-        metavar="DIR",
-        help="of a recorded run: measured kernel times, as PROFILES/GPU/MODEL/tp1",
-    )
-    verb.add_argument("--extrapolate", action="store_true", help="beyond the shapes in the tables, too")
-    deployment_flags.add_deployment_flags(verb, needed=False)
+    verb.add_argument("--timing", metavar="FILE|NAME", help=f"of a recorded run: {TIMING_HELP}")
+    deployment_flags.add_deployment_flags(verb, leave_out=("front-end-ms",))
 
 
 def run(args: argparse.Namespace) -> int:
     """Predict, and write."""
     from understudy.errors import ConfigError
 
-    check_outputs({"--output": args.output}, {"INPUTS": args.inputs, "--timing": args.timing})
+    file = Path(args.timing) if args.timing is not None and Path(args.timing).is_file() else None
+    check_outputs({"--output": args.output}, {"INPUTS": args.inputs, "--timing": file})
+    described = deployment_flags.is_described(args)
     if args.inputs.suffix == ".csv":
         if args.model or args.gpu or args.timing:
             raise ConfigError(
                 "--model, --gpu and --timing belong to a recorded run; the rows of a table name their own"
             )
         return _table(args)
-    if args.timing is not None and (args.model or args.gpu):
+    if file is not None and (args.model or args.gpu):
         raise ConfigError("--timing says which model ran on which GPU; leave out --model and --gpu")
-    if args.timing is None and not (args.model and args.gpu):
+    if file is None and not described:
         raise ConfigError(
             f"{args.inputs}: a recorded run needs --model and --gpu, or --timing (a table ends in .csv)"
         )
-    return _run(args)
+    return _run(args, file)
 
 
 def _table(args: argparse.Namespace) -> int:
@@ -111,31 +108,35 @@ def _table(args: argparse.Namespace) -> int:
     return 2 if refused else 0
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, file: Path | None) -> int:
     import msgspec
 
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
-    from understudy.timing.op_tables import OpTables
-    from understudy.timing.physical import Physical
-    from understudy.timing.presets import preset
+    from understudy.cli.gpu_flags import given_gpu
+    from understudy.engines.config import VllmConfig
+    from understudy.tiers.gpu import GpuSettings
+    from understudy.tiers.gpu_flags import timing_settings
     from understudy.timing.timing_file import TimingFile
 
-    if args.timing is not None:
-        file = TimingFile.read(args.timing)
-        deployment, reached = file.deployment, file.efficiencies
+    timing: Timing
+    if file is not None:
+        fitted = TimingFile.read(file)
+        deployment = fitted.deployment
+        timing = msgspec.structs.replace(fitted.timing(), front_end_ms=0.0)  # times of the engine
     else:
-        deployment = deployment_flags.deployment_of(args)
-        reached = preset(deployment.model, deployment.gpu, deployment.weights, deployment.kv).efficiencies
+        gpu, named = timing_settings(args.timing, given_gpu(args))
+        settings = read_as(GpuSettings, {**gpu, "front_end_ms": 0.0}, "gpu")
+        deployment, timing = (
+            settings.deployment(args.model, args.kv_dtype),
+            settings.timing(args.model, args.kv_dtype),
+        )
+        if named is not None:
+            timing = VllmConfig.from_dict({"timing": named}).timing
     engine = deployment_flags.engine_of(args, deployment)
-    timing = Physical(coefficients=deployment.coefficients(reached))
-    tables = None
-    if args.op_tables is not None:
-        tables = OpTables(args.op_tables, deployment, reached, extrapolate=args.extrapolate)
     rows = predict_run(
         read_run(args.inputs),
         msgspec.structs.replace(engine, timing=timing),
         workers=deployment.parallel.data,
-        timing=tables,
         ranks=deployment.steps_together,
     )
     _write(args.output, COLUMNS, rows)

@@ -200,7 +200,6 @@ def run(args: argparse.Namespace) -> int:
                 leaping=not args.no_leaping,
                 check=args.check,
                 ranks=settings.ranks,
-                timing=gpu_flags.op_tables(args, settings),
                 events=args.events,
                 raw_events=args.raw_events,
                 synthesize_tokens=args.synthesize_tokens,

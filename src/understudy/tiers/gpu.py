@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,12 +13,9 @@ from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import BLOCKS_PLUS_MINUS, kv_blocks
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
-from understudy.timing.op_tables import OpTables
 from understudy.timing.physical import Origin, Physical
 from understudy.timing.presets import preset
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from understudy.timing.sources import Aiconfigurator, MeasuredKernels
 
 
 class Blocks(NamedTuple):
@@ -50,9 +47,18 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     """Ranks that share the experts of a model; each rank is a worker."""
-    expert_parallel_size: int = 1
+    expert_parallel_size: int | None = None
+    """Groups that experts are dealt out to; 1 unless told otherwise."""
+    enable_expert_parallel: bool = False
+    """Deal them out to every GPU of every rank."""
     front_end_ms: float | None = None
     """Between client and engine; that of the preset unless told otherwise, 0 for times in the engine."""
+    op_tables: str | None = None
+    """A folder of measured kernels, which times come from instead of a preset."""
+    extrapolate: bool = False
+    """Go on past the ends of op tables."""
+    aiconfigurator: bool = False
+    """Times come from that package's database instead of a preset."""
 
     def __post_init__(self) -> None:
         sheet = (self.bandwidth_gbps, self.tflops)
@@ -68,16 +74,41 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if not self.is_known and (self.memory is None or self.weights is None):
             raise ConfigError("gpu needs a name, its data sheet, or memory and weights")
+        if self.extrapolate and self.op_tables is None:
+            raise ConfigError("--extrapolate is for op tables: give their folder as --timing")
+        if self.op_tables is not None and self.aiconfigurator:
+            raise ConfigError("gpu.op_tables and gpu.aiconfigurator both say where times come from; give one")
+        if self.enable_expert_parallel and self.expert_parallel_size not in (None, self.num_gpus):
+            raise ConfigError(
+                f"enable_expert_parallel deals experts out to {self.num_gpus} GPUs, and "
+                f"expert_parallel_size={self.expert_parallel_size} to others; give one"
+            )
 
     @property
     def is_known(self) -> bool:
         """Whether the time of a step follows from it."""
         return self.name is not None or self.bandwidth_gbps is not None
 
-    def timing(self, model: str | None, kv_dtype: str | None) -> Physical:
+    @property
+    def num_gpus(self) -> int:
+        """Of all ranks."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    def timing(self, model: str | None, kv_dtype: str | None) -> Physical | MeasuredKernels | Aiconfigurator:
         """Step times of this model on these GPUs. Raises ConfigError, naming the field."""
-        deployed = self._deployment(model, kv_dtype)
+        deployed = self.deployment(model, kv_dtype)
         found = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv)
+        outside = found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms
+        if self.op_tables is not None:
+            return MeasuredKernels(
+                folder=self.op_tables,
+                deployment=deployed,
+                efficiencies=found.efficiencies,
+                extrapolate=self.extrapolate,
+                front_end_ms=outside,
+            )
+        if self.aiconfigurator:
+            return Aiconfigurator(deployment=deployed, front_end_ms=outside)
         gpus = deployed.parallel.tensor * deployed.parallel.data
         detail = (
             f"{deployed.model.name} in {deployed.weights} (KV {deployed.kv}) on {f'{gpus} x ' if gpus > 1 else ''}"
@@ -86,20 +117,12 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Physical(
             coefficients=deployed.coefficients(found.efficiencies),
             origin=Origin(source="preset" if self.name is not None else "data sheet", detail=detail),
-            front_end_ms=found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms,
+            front_end_ms=outside,
         )
-
-    def op_tables(
-        self, folder: Path, model: str | None, kv_dtype: str | None, *, extrapolate: bool
-    ) -> OpTables:
-        """Step times from measured kernels of this model on these GPUs. ConfigError names what is missing."""
-        deployed = self._deployment(model, kv_dtype)
-        reached = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv).efficiencies
-        return OpTables(folder, deployed, reached, extrapolate=extrapolate)
 
     def steps_together(self, model: str | None, kv_dtype: str | None) -> bool:
         """Whether data-parallel ranks wait for each other in every step: those that share experts do."""
-        return self.is_known and self._deployment(model, kv_dtype).steps_together
+        return self.is_known and self.deployment(model, kv_dtype).steps_together
 
     def num_blocks(
         self,
@@ -128,7 +151,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 tensor_parallel=self.tensor_parallel_size,
             )
             return Blocks(blocks, 0)
-        deployed = self._deployment(model, kv_dtype)
+        deployed = self.deployment(model, kv_dtype)
         blocks = kv_blocks(
             deployed,
             block_size=block_size,
@@ -141,7 +164,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
         return Blocks(blocks, round(blocks * BLOCKS_PLUS_MINUS))
 
-    def _deployment(self, model: str | None, kv_dtype: str | None) -> Deployment:
+    def deployment(self, model: str | None, kv_dtype: str | None) -> Deployment:
+        """The model on these GPUs. Raises ConfigError, naming the field."""
         if model is None:
             raise ConfigError(
                 "gpu needs model, to know what a step computes: a name or the path of a config.json"
@@ -155,7 +179,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             parallel=Parallelism(
                 tensor=self.tensor_parallel_size,
                 data=self.data_parallel_size,
-                expert=self.expert_parallel_size,
+                expert=self.num_gpus if self.enable_expert_parallel else self.expert_parallel_size or 1,
             ),
         )
 

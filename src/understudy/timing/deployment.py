@@ -8,13 +8,13 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
+from understudy.timing.architecture import Architecture  # noqa: TC001  (msgspec reads the annotations)
 from understudy.timing.coefficients import StepCoefficients
+from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
 from understudy.timing.weight_types import KV_TYPES, kv_type, weight_type
 
 if TYPE_CHECKING:
-    from understudy.timing.architecture import Architecture
     from understudy.timing.efficiencies import Efficiencies
-    from understudy.timing.gpus import Gpu
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model, its types, the GPU that it runs on and how many of them."""
 
     model: Architecture

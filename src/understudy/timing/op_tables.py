@@ -123,9 +123,6 @@ class OpTables:
         ConfigError names the file and the column that is missing.
         """
         self._model = deployment.model
-        self._origin = f"op tables: {folder}, {deployment.model.name} on {deployment.gpu.name}" + (
-            ", extrapolated where they end" if extrapolate else ""
-        )
         self._skew = _skew(folder)
         self._ranks = deployment.parallel.data
         dense = _read(folder, "dense", ("layer", "tokens", "time_us"))
@@ -157,10 +154,6 @@ class OpTables:
             self._experts = _experts_curve(table, deployment, extrapolate)
         coefficients = deployment.coefficients(msgspec.structs.replace(reached, routing_ns=0.0))  # in moe.csv
         self._comm = (coefficients.comm_ms, coefficients.comm_token_ms, coefficients.comm_rank_token_ms)
-
-    def described_origin(self) -> str:
-        """Where its times come from."""
-        return self._origin
 
     def step_ms(self, step: StepLoad, /) -> float:
         """Of the whole step."""

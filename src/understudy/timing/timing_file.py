@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import yaml
@@ -14,6 +13,9 @@ from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
 from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
 from understudy.timing.physical import Domain, Origin, Physical, Residuals
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORMAT = 1
 
@@ -109,18 +111,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             front_end_ms=self.efficiencies.front_end_ms,
         )
 
-
-def timing_setting(given: str | None, *, has_gpu: bool) -> dict[str, Any] | None:
-    """What --timing means as the setting `engine.timing`; None where the GPU says it, or nobody."""
-    if given is None:
-        return None
-    if given == "physical":
-        if not has_gpu:
-            raise ConfigError("--timing physical needs --gpu (or its data sheet) and --model")
-        return None
-    if given == "polynomial":
-        return {"kind": "polynomial"}
-    if Path(given).is_dir():
-        raise ConfigError(f"--timing {given} is a folder of op tables, which `understudy replay` takes")
-    timing: dict[str, Any] = msgspec.to_builtins(TimingFile.read(Path(given)).timing())
-    return timing
+    def setting(self) -> dict[str, Any]:
+        """As the setting `engine.timing`."""
+        timing: dict[str, Any] = msgspec.to_builtins(self.timing())
+        return timing

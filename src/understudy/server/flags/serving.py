@@ -13,9 +13,9 @@ from understudy.errors import ConfigError
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
+from understudy.tiers.gpu_flags import GPU_FLAGS, timing_settings
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import offload_settings
-from understudy.timing.timing_file import timing_setting
 
 OURS = (
     Flag(["--speedup"], "float"),
@@ -40,13 +40,12 @@ OURS = (
     Flag(["--random-weights"], "int"),
     Flag(["--device"], "str"),
     Flag(["--backend"], "str", choices=["reference", "triton"]),
-    Flag(["--gpu"], "str"),
-    Flag(["--gpu-bandwidth-gbps"], "float"),
-    Flag(["--gpu-tflops"], "float"),
-    Flag(["--gpu-link-gbps"], "float"),
-    Flag(["--gpu-memory"], "str"),
-    Flag(["--weight-dtype"], "str"),
     Flag(["--timing"], "str"),
+    *(
+        Flag([f"--{name}", f"--no-{name}"] if about.kind == "bool" else [f"--{name}"], about.kind)
+        for name, about in GPU_FLAGS.items()
+        if f"--{name}" not in vllm_flags()
+    ),
 )
 """Flags that vLLM does not have (`--model` it takes as a word)."""
 
@@ -85,21 +84,9 @@ _ENGINE = {
     "num-gpu-blocks-override": "num_gpu_blocks",
 }
 """Flags that are settings of the engine, where vLLM (or we) have a flag of that name."""
-_GPU = {
-    "gpu": "name",
-    "gpu-bandwidth-gbps": "bandwidth_gbps",
-    "gpu-tflops": "tflops",
-    "gpu-link-gbps": "link_gbps",
-    "gpu-memory": "memory",
-    "weight-dtype": "weight_dtype",
-    "gpu-memory-utilization": "gpu_memory_utilization",
-    "tensor-parallel-size": "tensor_parallel_size",
-    "data-parallel-size": "data_parallel_size",
-}
-"""Flags that say what GPUs are played, by the names of `gpu` in a configuration file."""
 _HANDLED = frozenset(
     (
-        *("gpu", "gpu-bandwidth-gbps", "gpu-tflops", "gpu-link-gbps", "gpu-memory", "weight-dtype", "timing"),
+        "timing",
         *(
             "model",
             "served-model-name",
@@ -135,7 +122,7 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     line = read_command_line(arguments, flags)
     extra = {flag.name for flag in more}
     if _has_gpu(line.values):
-        extra |= {*_GPU, "kv-cache-dtype"}
+        extra |= {*GPU_FLAGS, "kv-cache-dtype"} - {"front-end-ms"}  # a live server has a front end of its own
     idle = [
         name
         for name in line.values
@@ -225,19 +212,19 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
             settings[field] = values[name]
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
-    known = _has_gpu(values)
-    if (timing := timing_setting(values.get("timing"), has_gpu=known)) is not None:
+    gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
+    gpu, timing = timing_settings(None if values.get("timing") is None else str(values["timing"]), gpu)
+    if timing is not None:
         settings = _merge(settings, {"timing": timing})
     engine = VllmConfig.from_dict(settings)
-    if not known:
-        for name in ("gpu-tflops", "gpu-link-gbps", "gpu-memory", "weight-dtype"):
-            if values.get(name) is not None:
+    if not _has_gpu(values):
+        for name in GPU_FLAGS:
+            if values.get(name) is not None and f"--{name}" not in vllm_flags():
                 raise ConfigError(f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet")
         return engine
-    given = {field: values[name] for name, field in _GPU.items() if values.get(name) is not None}
     dtype = values.get("kv-cache-dtype")
     return on_gpus(
-        read_as(GpuSettings, given, "gpu"),
+        read_as(GpuSettings, gpu, "gpu"),
         engine,
         model,
         None if dtype is None else str(dtype),

@@ -1,0 +1,91 @@
+"""Timing models that look up measured kernels, as settings: op tables in a folder, and AIConfigurator's database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from understudy._core import python_timing
+from understudy.errors import ConfigError
+from understudy.timing.aiconfigurator import AiconfiguratorSteps, aiconfigurator_version
+from understudy.timing.deployment import Deployment  # noqa: TC001  (msgspec reads the annotations)
+from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
+from understudy.timing.op_tables import OpTables
+from understudy.timing.physical import Origin
+
+if TYPE_CHECKING:
+    from understudy._core import StepTiming
+
+
+class MeasuredKernels(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="op_tables"
+):
+    """Steps from op tables, interpolated; asked once a step."""
+
+    folder: str
+    deployment: Deployment
+    efficiencies: Efficiencies
+    """Of communication between GPUs, which the tables do not have."""
+    extrapolate: bool = False
+    front_end_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_front_end(self.front_end_ms)
+
+    def described_origin(self) -> str:
+        """Where its times come from."""
+        ends = ", extrapolated where they end" if self.extrapolate else ""
+        detail = f"{self.folder}, {_words(self.deployment)}{ends}"
+        return Origin(source="op tables", detail=detail).text()
+
+    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+        """The native model. ConfigError names the file and the column that is missing."""
+        return python_timing(self.model(), speedup_ratio, decode_speedup_ratio)
+
+    def model(self) -> OpTables:
+        """The model in Python."""
+        return OpTables(Path(self.folder), self.deployment, self.efficiencies, extrapolate=self.extrapolate)
+
+
+class Aiconfigurator(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="aiconfigurator",
+):
+    """Steps from AIConfigurator's database of kernels; asked once a step."""
+
+    deployment: Deployment
+    front_end_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_front_end(self.front_end_ms)
+
+    def described_origin(self) -> str:
+        """Where its times come from."""
+        detail = (
+            f"{aiconfigurator_version()}, kernels of {_words(self.deployment)}, nothing added for the engine"
+        )
+        return Origin(source="aiconfigurator", detail=detail).text()
+
+    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+        """The native model. ConfigError names what the package does not cover."""
+        return python_timing(self.model(), speedup_ratio, decode_speedup_ratio)
+
+    def model(self) -> AiconfiguratorSteps:
+        """The model in Python."""
+        return AiconfiguratorSteps(self.deployment)
+
+
+def _words(deployment: Deployment) -> str:
+    gpus = deployment.parallel.tensor * deployment.parallel.data
+    return f"{deployment.model.name} in {deployment.weights} on {gpus} × {deployment.gpu.name}"
+
+
+def _check_front_end(value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"timing.front_end_ms must be finite and not negative, got {value}")
