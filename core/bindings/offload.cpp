@@ -92,8 +92,8 @@ void bind_offload(nb::module_& m) {
           "__init__",
           [](VllmOffload* self, std::uint64_t host_chunks, std::uint32_t blocks_per_chunk,
              const std::string& eviction_policy, bool offload_prompt_only, std::uint32_t store_steps,
-             std::uint32_t load_steps, bool touches, bool stores_last_token, bool holders_first, bool spares_in_flight,
-             bool log) {
+             std::uint32_t load_steps, const std::string& release, bool touches, bool arc_falls_back,
+             bool stores_last_token, bool holders_first, bool spares_in_flight, bool log) {
             VllmOffload out;
             out.host_chunks = host_chunks;
             out.blocks_per_chunk = blocks_per_chunk;
@@ -101,16 +101,19 @@ void bind_offload(nb::module_& m) {
             out.prompt_only = offload_prompt_only;
             out.store_steps = store_steps;
             out.load_steps = load_steps;
+            out.release = release;
             out.touches = touches;
+            out.arc_falls_back = arc_falls_back;
             out.stores_last_token = stores_last_token;
             out.holders_first = holders_first;
             out.spares_in_flight = spares_in_flight;
             out.log = log;
-            new (self) VllmOffload(out);
+            new (self) VllmOffload(std::move(out));
           },
           nb::kw_only(), "host_chunks"_a, "blocks_per_chunk"_a = 1, "eviction_policy"_a = "lru",
-          "offload_prompt_only"_a = true, "store_steps"_a = 0, "load_steps"_a = 0, "touches"_a = true,
-          "stores_last_token"_a = true, "holders_first"_a = false, "spares_in_flight"_a = false, "log"_a = false);
+          "offload_prompt_only"_a = true, "store_steps"_a = 0, "load_steps"_a = 0, "release"_a = "", "touches"_a = true,
+          "arc_falls_back"_a = false, "stores_last_token"_a = true, "holders_first"_a = false,
+          "spares_in_flight"_a = false, "log"_a = false);
 
   nb::class_<OffloadTotals>(m, "OffloadTotals", "What vLLM's offload did so far.")
       .def_ro("lookups", &OffloadTotals::lookups)

@@ -245,13 +245,16 @@ void Fleet::require_progress(const Worker& worker) const {
   }
   const char* why = stall.thrashing ? " requests wait and those that run preempt each other without end, first "
                                     : " requests wait and none can be admitted, first ";
-  const char* defect =
-      stall.holders_starve
-          ? "; a request that finds no room stands before others that hold blocks which were loaded for them: a defect "
-            "of this vLLM release's offload, not of the run"
-          : "";
+  const EngineConfig& engine = pools_[worker.pool].config.engine;
+  std::string defect;
+  if (stall.holders_starve) {
+    defect =
+        "; one that finds no room stands before others that hold blocks which were loaded for them: a defect of "
+        "the offload of vLLM " +
+        engine.offload->release + ", not of the run; vLLM 0.31 and later serve those first";
+  }
   throw Error(ErrorKind::WrongState, "the run makes no progress: ", stall.waiting, why, who, "; ", stall.free_blocks,
-              " of ", pools_[worker.pool].config.engine.num_gpu_blocks, " blocks are free", defect);
+              " of ", engine.num_gpu_blocks, " blocks are free", defect);
 }
 
 }  // namespace understudy

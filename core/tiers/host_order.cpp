@@ -1,22 +1,25 @@
 #include "tiers/host_order.hpp"
 
 #include <algorithm>
+#include <utility>
+
+#include "tiers/ghosts.hpp"
 
 namespace understudy {
 
 void ChunkList::push_back(SlotId slot) noexcept {
-  links_.prev[slot] = back_;
-  links_.next[slot] = kNoSlot;
-  (back_ == kNoSlot ? front_ : links_.next[back_]) = slot;
+  chunks_[slot].prev = back_;
+  chunks_[slot].next = kNoSlot;
+  (back_ == kNoSlot ? front_ : chunks_[back_].next) = slot;
   back_ = slot;
   ++size_;
 }
 
 void ChunkList::remove(SlotId slot) noexcept {
-  const SlotId before = links_.prev[slot];
-  const SlotId after = links_.next[slot];
-  (before == kNoSlot ? front_ : links_.next[before]) = after;
-  (after == kNoSlot ? back_ : links_.prev[after]) = before;
+  const SlotId before = chunks_[slot].prev;
+  const SlotId after = chunks_[slot].next;
+  (before == kNoSlot ? front_ : chunks_[before].next) = after;
+  (after == kNoSlot ? back_ : chunks_[after].prev) = before;
   --size_;
 }
 
@@ -25,12 +28,12 @@ namespace {
 // A list of chunks, least recently used first.
 class ListedOrder : public HostOrder {
  public:
-  explicit ListedOrder(const HostChunks& chunks) : chunks_(chunks), links_(chunks.refs.size()), list_(links_) {}
+  explicit ListedOrder(HostChunks& chunks) : chunks_(chunks), list_(chunks) {}
 
   bool evict(std::size_t count, std::vector<SlotId>& out) override {
     const std::size_t before = out.size();
     for (SlotId slot = list_.front(); slot != kNoSlot && out.size() < before + count; slot = list_.after(slot)) {
-      if (chunks_.evictable(slot)) out.push_back(slot);
+      if (chunks_[slot].evictable()) out.push_back(slot);
     }
     if (out.size() < before + count) {
       out.resize(before);
@@ -42,14 +45,13 @@ class ListedOrder : public HostOrder {
   std::vector<SlotId> oldest(std::size_t limit) const override {
     std::vector<SlotId> out;
     for (SlotId slot = list_.front(); slot != kNoSlot && out.size() < limit; slot = list_.after(slot)) {
-      if (chunks_.refs[slot] == 0) out.push_back(slot);
+      if (chunks_[slot].refs == 0) out.push_back(slot);
     }
     return out;
   }
 
  protected:
-  const HostChunks& chunks_;
-  ChunkList::Links links_;
+  HostChunks& chunks_;
   ChunkList list_;
 };
 
@@ -57,13 +59,13 @@ class ListedOrder : public HostOrder {
 class IdleLru final : public ListedOrder {
  public:
   using ListedOrder::ListedOrder;
-  void inserted(SlotId, const LineageHash&) override {}
+  void inserted(std::span<const SlotId>) override {}
   void idle(SlotId slot) override { list_.push_back(slot); }
   void busy(SlotId slot) override { list_.remove(slot); }
-  void touch(std::span<const LineageHash>, std::span<const SlotId> slots) override {
+  void touch(std::span<const BlockIdentity>, std::span<const SlotId> slots) override {
     for (std::size_t i = slots.size(); i > 0; --i) {
       const SlotId slot = slots[i - 1];
-      if (slot != kNoSlot && chunks_.refs[slot] == 0) list_.refresh(slot);
+      if (slot != kNoSlot && chunks_[slot].refs == 0) list_.refresh(slot);
     }
   }
 };
@@ -72,66 +74,40 @@ class IdleLru final : public ListedOrder {
 class RequestLru final : public ListedOrder {
  public:
   using ListedOrder::ListedOrder;
-  void inserted(SlotId slot, const LineageHash&) override { list_.push_back(slot); }
-  void ended(std::span<const std::uint8_t> uses, std::span<const SlotId> slots) override {
+  void inserted(std::span<const SlotId> slots) override {
+    for (const SlotId slot : slots) list_.push_back(slot);
+  }
+  void ended(std::span<const ChunkMemo> memos, std::span<const SlotId> slots) override {
     for (std::size_t i = slots.size(); i > 0; --i) {
-      if ((uses[i - 1] & kSeen) != 0 && slots[i - 1] != kNoSlot) list_.refresh(slots[i - 1]);
+      if ((memos[i - 1].uses & kSeen) != 0 && slots[i - 1] != kNoSlot) list_.refresh(slots[i - 1]);
     }
   }
 };
 
-// Keys of chunks that were evicted, oldest first.
-class Ghosts {
- public:
-  std::size_t size() const noexcept { return order_.size(); }
-  bool has(const LineageHash& key) const { return places_.contains(key); }
-  void add(const LineageHash& key) { places_.emplace(key, order_.insert(order_.end(), key)); }
-  void remove(const LineageHash& key) {
-    const auto place = places_.find(key);
-    if (place == places_.end()) return;
-    order_.erase(place->second);
-    places_.erase(place);
-  }
-  void refresh(const LineageHash& key) { order_.splice(order_.end(), order_, places_.at(key)); }
-  void trim(std::size_t size) {
-    while (order_.size() > size) remove(LineageHash(order_.front()));
-  }
-
- private:
-  struct Hash {
-    std::size_t operator()(const LineageHash& key) const noexcept {
-      return static_cast<std::size_t>(key.lo ^ (key.hi * 0x9E3779B97F4A7C15u));
-    }
-  };
-  std::list<LineageHash> order_;
-  std::unordered_map<LineageHash, std::list<LineageHash>::iterator, Hash> places_;
-};
+constexpr std::size_t kAhead = 16;  // lines of the ghosts asked for together
 
 // Adaptive replacement: chunks seen once, chunks seen again, and the ghosts of both. `target_` is the size that the
 // first should have.
 class Arc : public HostOrder {
  public:
-  Arc(const HostChunks& chunks, bool falls_back)
-      : chunks_(chunks),
-        links_(chunks.refs.size()),
-        once_(links_),
-        often_(links_),
-        keys_(chunks.refs.size()),
-        in_often_(chunks.refs.size()),
-        falls_back_(falls_back) {}
+  Arc(HostChunks& chunks, bool falls_back) : chunks_(chunks), once_(chunks), often_(chunks), falls_back_(falls_back) {}
 
-  void inserted(SlotId slot, const LineageHash& key) override {
-    keys_[slot] = key;
-    in_often_[slot] = false;
-    once_.push_back(slot);
-    gone_once_.remove(key);
-    gone_often_.remove(key);
+  void inserted(std::span<const SlotId> slots) override {
+    const auto key = [&](std::size_t i) -> const LineageHash& { return chunks_[slots[i]].key; };
+    for (const SlotId slot : slots) {
+      chunks_[slot].often = false;
+      once_.push_back(slot);
+    }
+    if (std::exchange(never_here_, 0) == slots.size()) return;  // all of them are new
+    ahead(slots.size(), key, [&](std::size_t i) {
+      if (const Ghosts::Node ghost = gone_.find(key(i)); ghost != Ghosts::kNobody) gone_.remove(ghost);
+    });
   }
   bool evict(std::size_t count, std::vector<SlotId>& out) override {
     const std::size_t before = out.size();
     std::size_t size = once_.size();
-    SlotId once = next(once_, once_.front());
-    SlotId often = next(often_, often_.front());
+    SlotId once = next(once_.front());
+    SlotId often = next(often_.front());
     while (out.size() < before + count) {
       const bool above = size >= static_cast<std::size_t>(target_);
       const bool from_once = once != kNoSlot && (above || (often == kNoSlot && falls_back_));
@@ -142,92 +118,107 @@ class Arc : public HostOrder {
       SlotId& slot = from_once ? once : often;
       out.push_back(slot);
       if (from_once) --size;
-      slot = next(from_once ? once_ : often_, links_.next[slot]);
+      slot = next(chunks_[slot].next);
     }
-    for (std::size_t i = before; i < out.size(); ++i) {
-      const SlotId slot = out[i];
-      (in_often_[slot] ? often_ : once_).remove(slot);
-      (in_often_[slot] ? gone_often_ : gone_once_).add(keys_[slot]);
-    }
-    gone_once_.trim(capacity());
-    gone_often_.trim(capacity());
+    const auto key = [&](std::size_t i) -> const LineageHash& { return chunks_[out[before + i]].key; };
+    ahead(count, key, [&](std::size_t i) {
+      const SlotId slot = out[before + i];
+      const bool seen_again = chunks_[slot].often;
+      (seen_again ? often_ : once_).remove(slot);
+      gone_.add(seen_again ? Ghosts::kOften : Ghosts::kOnce, chunks_[slot].key);
+    });
+    gone_.trim(Ghosts::kOnce, chunks_.size());
+    gone_.trim(Ghosts::kOften, chunks_.size());
     return true;
   }
   std::vector<SlotId> oldest(std::size_t) const override { return {}; }
   bool has_oldest() const noexcept override { return false; }
 
  protected:
-  // A key that is not here, but was: what left too early should have more room.
-  void learn(const LineageHash& key) {
-    const auto once = static_cast<double>(gone_once_.size());
-    const auto often = static_cast<double>(gone_often_.size());
-    if (gone_once_.has(key)) {
-      target_ = std::min(target_ + std::max(1.0, often / once), static_cast<double>(capacity()));
-      gone_once_.refresh(key);
-    } else if (gone_often_.has(key)) {
+  // A key that is not here, but was: what left too early should have more room. False: it never was.
+  bool learn(const LineageHash& key) {
+    const Ghosts::Node ghost = gone_.find(key);
+    if (ghost == Ghosts::kNobody) return false;
+    const auto once = static_cast<double>(gone_.size(Ghosts::kOnce));
+    const auto often = static_cast<double>(gone_.size(Ghosts::kOften));
+    if (gone_.list_of(ghost) == Ghosts::kOnce) {
+      target_ = std::min(target_ + std::max(1.0, often / once), static_cast<double>(chunks_.size()));
+    } else {
       target_ = std::max(target_ - std::max(1.0, once / often), 0.0);
-      gone_often_.refresh(key);
     }
+    gone_.refresh(ghost);
+    return true;
   }
-  void refresh(SlotId slot) { (in_often_[slot] ? often_ : once_).refresh(slot); }
+  void refresh(SlotId slot) { (chunks_[slot].often ? often_ : once_).refresh(slot); }
   void promote(SlotId slot) {
-    if (in_often_[slot]) return often_.refresh(slot);
+    if (chunks_[slot].often) return often_.refresh(slot);
     once_.remove(slot);
     often_.push_back(slot);
-    in_often_[slot] = true;
+    chunks_[slot].often = true;
+  }
+  // visit(i) for all below `count`, with the ghosts of key(i) asked for some time before.
+  template <typename Key, typename Visit>
+  void ahead(std::size_t count, Key key, Visit visit) {
+    for (std::size_t i = 0; i < std::min(count, kAhead); ++i) gone_.warm(key(i));
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) gone_.warm(key(i + kAhead));
+      visit(i);
+    }
   }
 
-  const HostChunks& chunks_;
+  HostChunks& chunks_;
+  std::size_t never_here_ = 0;  // of those that were missed last
 
  private:
-  std::size_t capacity() const noexcept { return keys_.size(); }
   // The first that may go, from `slot` on.
-  SlotId next(const ChunkList& list, SlotId slot) const {
-    while (slot != kNoSlot && !chunks_.evictable(slot)) slot = list.after(slot);
+  SlotId next(SlotId slot) const {
+    while (slot != kNoSlot && !chunks_[slot].evictable()) slot = chunks_[slot].next;
     return slot;
   }
 
-  ChunkList::Links links_;
   ChunkList once_;
   ChunkList often_;
-  std::vector<LineageHash> keys_;
-  std::vector<std::uint8_t> in_often_;
-  Ghosts gone_once_;
-  Ghosts gone_often_;
+  Ghosts gone_;
   double target_ = 0;
-  bool falls_back_;  // where nobody seen again may go, one seen once does, however few there are
+  bool falls_back_;
 };
 
 class TouchedArc final : public Arc {
  public:
-  explicit TouchedArc(const HostChunks& chunks) : Arc(chunks, false) {}
-  void touch(std::span<const LineageHash> keys, std::span<const SlotId> slots) override {
-    for (std::size_t i = slots.size(); i > 0; --i) {
-      const SlotId slot = slots[i - 1];
+  using Arc::Arc;
+  void touch(std::span<const BlockIdentity> keys, std::span<const SlotId> slots) override {
+    const std::size_t last = slots.size() - 1;
+    const auto key = [&](std::size_t i) -> const LineageHash& { return keys[last - i].lineage; };
+    ahead(slots.size(), key, [&](std::size_t i) {
+      const SlotId slot = slots[last - i];
       if (slot == kNoSlot) {
-        learn(keys[i - 1]);
-      } else if (chunks_.ready(slot)) {
+        (void)learn(key(i));
+      } else if (chunks_[slot].ready()) {
         promote(slot);
       } else {
         refresh(slot);  // it was only just stored, and not used again
       }
-    }
+    });
   }
 };
 
 class RequestArc final : public Arc {
  public:
-  explicit RequestArc(const HostChunks& chunks) : Arc(chunks, true) {}
+  using Arc::Arc;
   void missed(std::span<const LineageHash> keys) override {
-    for (std::size_t i = keys.size(); i > 0; --i) learn(keys[i - 1]);
+    const auto key = [&](std::size_t i) -> const LineageHash& { return keys[keys.size() - 1 - i]; };
+    never_here_ = keys.size();
+    ahead(keys.size(), key, [&](std::size_t i) {
+      if (learn(key(i))) --never_here_;
+    });
   }
-  void ended(std::span<const std::uint8_t> uses, std::span<const SlotId> slots) override {
+  void ended(std::span<const ChunkMemo> memos, std::span<const SlotId> slots) override {
     for (std::size_t i = slots.size(); i > 0; --i) {
-      const std::uint8_t use = uses[i - 1];
-      if ((use & kSeen) == 0 || slots[i - 1] == kNoSlot) continue;
-      if ((use & kReused) != 0) {
+      const std::uint8_t uses = memos[i - 1].uses;
+      if ((uses & kSeen) == 0 || slots[i - 1] == kNoSlot) continue;
+      if ((uses & kReused) != 0) {
         promote(slots[i - 1]);
-      } else if ((use & kInserted) != 0) {
+      } else if ((uses & kInserted) != 0) {
         refresh(slots[i - 1]);
       }
     }
@@ -236,13 +227,13 @@ class RequestArc final : public Arc {
 
 }  // namespace
 
-std::unique_ptr<HostOrder> make_host_order(HostPolicy policy, bool touches, const HostChunks& chunks) {
-  if (policy == HostPolicy::Lru) {
-    if (touches) return std::make_unique<IdleLru>(chunks);
+std::unique_ptr<HostOrder> make_host_order(const HostRules& rules, HostChunks& chunks) {
+  if (rules.policy == HostPolicy::Lru) {
+    if (rules.touches) return std::make_unique<IdleLru>(chunks);
     return std::make_unique<RequestLru>(chunks);
   }
-  if (touches) return std::make_unique<TouchedArc>(chunks);
-  return std::make_unique<RequestArc>(chunks);
+  if (rules.touches) return std::make_unique<TouchedArc>(chunks, rules.arc_falls_back);
+  return std::make_unique<RequestArc>(chunks, rules.arc_falls_back);
 }
 
 }  // namespace understudy

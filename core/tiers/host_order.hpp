@@ -2,29 +2,42 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
+#include "base/huge_array.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
 
 enum class HostPolicy : std::uint8_t { Lru, Arc };
 
-// A chunk on the host, by its slot.
-struct HostChunks {
+struct HostRules {
+  HostPolicy policy = HostPolicy::Lru;
+  bool touches = true;          // lookups and stores make chunks young (0.28 to 0.30); else the end of a request does
+  bool arc_falls_back = false;  // where no chunk seen again may go, one seen once does, however few there are
+};
+
+// A place for a chunk on the host: two to a cache line, since memory is what the orders wait for.
+struct alignas(32) HostChunk {
   static constexpr std::int32_t kAbsent = -2;
   static constexpr std::int32_t kWriting = -1;
 
-  std::vector<std::int32_t> refs;      // kAbsent, kWriting, 0 (idle), or how many loads read it
-  std::vector<std::uint8_t> shielded;  // not to be evicted by the call at hand
+  LineageHash key;        // of the chunk that is here
+  SlotId prev = kNoSlot;  // in the list that its order keeps it in
+  SlotId next = kNoSlot;
+  std::int32_t refs = kAbsent;  // kAbsent, kWriting, 0 (idle), or how many loads read it
+  bool shielded = false;        // not to be evicted by the call at hand
+  bool often = false;           // ARC: it was used again
 
-  bool ready(SlotId slot) const noexcept { return refs[slot] >= 0; }
-  bool evictable(SlotId slot) const noexcept { return refs[slot] == 0 && shielded[slot] == 0; }
+  bool here() const noexcept { return refs != kAbsent; }
+  bool ready() const noexcept { return refs >= 0; }
+  bool evictable() const noexcept { return refs == 0 && !shielded; }
 };
+static_assert(sizeof(HostChunk) == 32);
+
+using HostChunks = HugeArray<HostChunk>;
 
 // What one request did to the chunk at a position of its own.
 enum ChunkUse : std::uint8_t {
@@ -34,49 +47,51 @@ enum ChunkUse : std::uint8_t {
   kMissed = 8,    // it was absent when it was offered
 };
 
-// Slots in an order; each is in at most one of the lists that share `links`.
+// What a request remembers of a chunk: where it was last, if it is there still, and what it did to it.
+struct ChunkMemo {
+  SlotId slot = kNoSlot;
+  std::uint8_t uses = 0;
+};
+
+// Chunks in an order, each in at most one list.
 class ChunkList {
  public:
-  struct Links {
-    explicit Links(std::size_t count) : prev(count, kNoSlot), next(count, kNoSlot) {}
-    std::vector<SlotId> prev;
-    std::vector<SlotId> next;
-  };
-
-  explicit ChunkList(Links& links) : links_(links) {}
+  explicit ChunkList(HostChunks& chunks) : chunks_(chunks) {}
 
   std::size_t size() const noexcept { return size_; }
   SlotId front() const noexcept { return front_; }
-  SlotId after(SlotId slot) const noexcept { return links_.next[slot]; }
+  SlotId after(SlotId slot) const noexcept { return chunks_[slot].next; }
   void push_back(SlotId slot) noexcept;
   void remove(SlotId slot) noexcept;
   void refresh(SlotId slot) noexcept {
+    if (slot == back_) return;
     remove(slot);
     push_back(slot);
   }
 
  private:
-  Links& links_;
+  HostChunks& chunks_;
   SlotId front_ = kNoSlot;
   SlotId back_ = kNoSlot;
   std::size_t size_ = 0;
 };
 
-// Told of every chunk that comes, goes, or is used. `keys` and `slots` of a call name the same chunks, by position;
-// kNoSlot where one is absent.
+// Told of every chunk that comes, goes, or is used. Spans of a call name the same chunks, by position; kNoSlot where
+// one is absent.
 class HostOrder {
  public:
   virtual ~HostOrder() = default;
 
-  virtual void inserted(SlotId slot, const LineageHash& key) = 0;  // it is being written
-  virtual void idle(SlotId) {}                                     // no transfer has it any longer
+  virtual void inserted(std::span<const SlotId> slots) = 0;  // they are being written
+  virtual void idle(SlotId) {}                               // no transfer has it any longer
   virtual void busy(SlotId) {}
   // A request was looked up, or stored something: these are all of its chunks.
-  virtual void touch(std::span<const LineageHash>, std::span<const SlotId>) {}
-  // Chunks that a request offers for the first time, and that are absent.
+  virtual void touch(std::span<const BlockIdentity>, std::span<const SlotId>) {}
+  // Chunks that a request offers for the first time, and that are absent. Those of them that find room are inserted
+  // next.
   virtual void missed(std::span<const LineageHash>) {}
-  // A request has ended; `uses` of each of its chunks.
-  virtual void ended(std::span<const std::uint8_t>, std::span<const SlotId>) {}
+  // A request has ended; what it did to each of its chunks.
+  virtual void ended(std::span<const ChunkMemo>, std::span<const SlotId>) {}
   // Appends the next `count` that go to `out`, and forgets them; or, with fewer that may go, nothing and false.
   virtual bool evict(std::size_t count, std::vector<SlotId>& out) = 0;
   // The next to go, oldest first; empty where the order is none.
@@ -84,7 +99,6 @@ class HostOrder {
   virtual bool has_oldest() const noexcept { return true; }
 };
 
-// `touches`: lookups and stores make chunks young (a014e35f); else the end of a request does (0.32).
-std::unique_ptr<HostOrder> make_host_order(HostPolicy policy, bool touches, const HostChunks& chunks);
+std::unique_ptr<HostOrder> make_host_order(const HostRules& rules, HostChunks& chunks);
 
 }  // namespace understudy

@@ -4,85 +4,108 @@
 
 namespace understudy {
 
-VllmHost::VllmHost(BlockStore& store, HostPolicy policy, bool touches) : store_(store), touches_(touches) {
-  const std::size_t capacity = store.num_blocks(kPool);
-  chunks_.refs.assign(capacity, HostChunks::kAbsent);
-  chunks_.shielded.assign(capacity, 0);
-  keys_.resize(capacity);
-  order_ = make_host_order(policy, touches, chunks_);
+namespace {
+
+// A chunk that is ready has been of use.
+void see(ChunkMemo& memo) noexcept {
+  memo.uses |= kSeen;
+  if ((memo.uses & kInserted) == 0) memo.uses |= kReused;
 }
 
-// Where each of them is, written or being written.
-void VllmHost::locate(std::span<const BlockIdentity> keys) {
+}  // namespace
+
+VllmHost::VllmHost(BlockStore& store, const HostRules& rules)
+    : store_(store),
+      chunks_(store.num_blocks(kPool)),
+      order_(make_host_order(rules, chunks_)),
+      touches_(rules.touches) {}
+
+// Most are where they were: only the others are looked up, as many together as stand in a row.
+void VllmHost::locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
   found_.resize(keys.size());
   claimed_.resize(keys.size());
-  store_.locate(kPool, keys, found_.data(), claimed_.data());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (found_[i] == kNoSlot) found_[i] = claimed_[i];
+  for (std::size_t i = 0; i < keys.size();) {
+    if (still_at(memos[i].slot, keys[i])) {
+      found_[i] = memos[i].slot;
+      ++i;
+      continue;
+    }
+    const std::size_t first = i;
+    do {
+      ++i;
+    } while (i < keys.size() && !still_at(memos[i].slot, keys[i]));
+    store_.locate(kPool, keys.subspan(first, i - first), &found_[first], &claimed_[first]);
+    for (std::size_t j = first; j < i; ++j) {
+      if (found_[j] == kNoSlot) found_[j] = claimed_[j];
+      memos[j].slot = found_[j];
+    }
   }
 }
 
-VllmHost::Found VllmHost::find(const BlockIdentity& key) const {
-  SlotId slot = kNoSlot;
-  SlotId claimed = kNoSlot;
-  store_.locate(kPool, {&key, 1}, &slot, &claimed);
-  if (slot == kNoSlot) return {claimed != kNoSlot, false, false};
-  return {true, true, chunks_.refs[slot] > 0};
+VllmHost::Found VllmHost::find(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
+  constexpr std::size_t kTogether = 16;  // most requests find nothing
+  Found found;
+  for (std::size_t first = 0; first < keys.size(); first += kTogether) {
+    const std::size_t count = std::min(kTogether, keys.size() - first);
+    locate(keys.subspan(first, count), memos.subspan(first, count));
+    for (const SlotId slot : found_) {
+      if (slot == kNoSlot) return found;
+      ++found.chunks;
+      found.writing |= !chunks_[slot].ready();
+      found.loading |= chunks_[slot].refs > 0;
+    }
+  }
+  return found;
 }
 
-void VllmHost::touch(std::span<const BlockIdentity> keys) {
+void VllmHost::touch(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
   if (!touches_) return;
-  locate(keys);
-  names_.resize(keys.size());
-  std::ranges::transform(keys, names_.begin(), &BlockIdentity::lineage);
-  order_->touch(names_, found_);
+  locate(keys, memos);
+  order_->touch(keys, found_);
 }
 
-void VllmHost::begin_load(std::span<const BlockIdentity> keys, std::span<std::uint8_t> uses,
-                          std::vector<SlotId>& slots) {
-  locate(keys);
+void VllmHost::begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos, std::vector<SlotId>& slots) {
+  locate(keys, memos);
   slots.assign(found_.begin(), found_.end());
   store_.reference(kPool, slots);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (chunks_.refs[slots[i]] == 0) {
+    HostChunk& chunk = chunks_[slots[i]];
+    if (chunk.refs == 0) {
       order_->busy(slots[i]);
       ++loading_;
     }
-    ++chunks_.refs[slots[i]];
-    uses[i] |= kSeen;
-    if ((uses[i] & kInserted) == 0) uses[i] |= kReused;
+    ++chunk.refs;
+    see(memos[i]);
   }
 }
 
 void VllmHost::loaded(std::span<const SlotId> slots) {
   store_.release(kPool, slots);
   for (const SlotId slot : slots) {
-    if (--chunks_.refs[slot] > 0) continue;
+    if (--chunks_[slot].refs > 0) continue;
     --loading_;
     order_->idle(slot);
   }
 }
 
-bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<std::uint8_t> uses,
+bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
                            std::vector<std::uint32_t>& places, std::vector<SlotId>& slots) {
   places.clear();
   slots.clear();
   absent_.clear();
   names_.clear();
   evicted_.clear();
-  locate(offered);
+  locate(offered, memos);
   for (std::size_t i = 0; i < offered.size(); ++i) {
     const SlotId slot = found_[i];
     if (slot != kNoSlot) {
-      if (!chunks_.ready(slot)) continue;
-      uses[i] |= kSeen;
-      if ((uses[i] & kInserted) == 0) uses[i] |= kReused;
+      if (chunks_[slot].ready()) see(memos[i]);
       continue;
     }
     absent_.push_back(offered[i]);
     places.push_back(static_cast<std::uint32_t>(i));
-    if ((uses[i] & kMissed) == 0) names_.push_back(offered[i].lineage);
-    uses[i] |= kSeen | kMissed;
+    if ((memos[i].uses & kMissed) == 0) names_.push_back(offered[i].lineage);
+    memos[i].uses |= kSeen | kMissed;
   }
   order_->missed(names_);
   if (absent_.empty()) return true;
@@ -92,30 +115,32 @@ bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<std
   if (absent_.size() > empty) {
     // What is offered stays, whether or not somebody has it stored already.
     for (const SlotId slot : found_) {
-      if (slot != kNoSlot) chunks_.shielded[slot] = 1;
+      if (slot != kNoSlot) chunks_[slot].shielded = true;
     }
     const bool room = order_->evict(absent_.size() - empty, victims_);
     for (const SlotId slot : found_) {
-      if (slot != kNoSlot) chunks_.shielded[slot] = 0;
+      if (slot != kNoSlot) chunks_[slot].shielded = false;
     }
     if (!room) {
       places.clear();
       return false;
     }
-    for (const SlotId slot : victims_) evicted_.push_back(keys_[slot]);
+    for (const SlotId slot : victims_) evicted_.push_back(chunks_[slot].key);
   }
   slots.resize(absent_.size());
   store_.allocate_evicting(kPool, slots, victims_);
   // Slots that were never used come first; behind them, what was freed last.
   std::reverse(slots.end() - static_cast<std::ptrdiff_t>(victims_.size()), slots.end());
   store_.claim(kPool, slots, absent_);
-  for (const SlotId slot : victims_) chunks_.refs[slot] = HostChunks::kAbsent;
+  for (const SlotId slot : victims_) chunks_[slot].refs = HostChunk::kAbsent;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    chunks_.refs[slots[i]] = HostChunks::kWriting;
-    keys_[slots[i]] = absent_[i].lineage;
-    order_->inserted(slots[i], keys_[slots[i]]);
-    uses[places[i]] |= kInserted;
+    HostChunk& chunk = chunks_[slots[i]];
+    chunk.refs = HostChunk::kWriting;
+    chunk.key = absent_[i].lineage;
+    memos[places[i]].uses |= kInserted;
+    memos[places[i]].slot = slots[i];
   }
+  order_->inserted(slots);
   resident_ += slots.size() - victims_.size();
   writing_ += slots.size();
   return true;
@@ -125,21 +150,21 @@ void VllmHost::stored(std::span<const SlotId> slots) {
   found_.assign(slots.begin(), slots.end());
   store_.land(kPool, found_);
   for (const SlotId slot : slots) {
-    chunks_.refs[slot] = 0;
+    chunks_[slot].refs = 0;
     order_->idle(slot);
   }
   writing_ -= slots.size();
 }
 
-void VllmHost::ended(std::span<const BlockIdentity> keys, std::span<const std::uint8_t> uses) {
+void VllmHost::ended(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
   if (touches_) return;
-  locate(keys);
-  order_->ended(uses, found_);
+  locate(keys, memos);
+  order_->ended(memos, found_);
 }
 
 std::vector<LineageHash> VllmHost::oldest(std::size_t limit) const {
   std::vector<LineageHash> out;
-  for (const SlotId slot : order_->oldest(limit)) out.push_back(keys_[slot]);
+  for (const SlotId slot : order_->oldest(limit)) out.push_back(chunks_[slot].key);
   return out;
 }
 
@@ -147,10 +172,11 @@ void VllmHost::check() const {
   std::uint64_t resident = 0;
   std::uint64_t writing = 0;
   std::uint64_t loading = 0;
-  for (const std::int32_t refs : chunks_.refs) {
-    resident += refs != HostChunks::kAbsent;
-    writing += refs == HostChunks::kWriting;
-    loading += refs > 0;
+  for (SlotId slot = 0; slot < chunks_.size(); ++slot) {
+    const HostChunk& chunk = chunks_[slot];
+    resident += chunk.here();
+    writing += chunk.refs == HostChunk::kWriting;
+    loading += chunk.refs > 0;
   }
   const std::uint64_t held = store_.metrics(kPool).active_blocks;
   if (resident != resident_ || writing != writing_ || loading != loading_ || loading != held ||

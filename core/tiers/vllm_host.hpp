@@ -17,32 +17,34 @@ class VllmHost {
  public:
   static constexpr std::size_t kPool = 1;
 
-  VllmHost(BlockStore& store, HostPolicy policy, bool touches);
+  VllmHost(BlockStore& store, const HostRules& rules);
+
+  // In all of these, `memos` are what a request remembers of the chunks `keys`, which are its own, by position.
 
   struct Found {
-    bool here = false;
-    bool ready = false;    // else it is being written
-    bool loading = false;  // somebody reads it
+    std::size_t chunks = 0;  // in a row
+    bool writing = false;    // one of them is being written
+    bool loading = false;    // somebody reads one
   };
-  Found find(const BlockIdentity& key) const;
-
-  // All chunks of a request, by position: they are young now (in releases that do that).
-  void touch(std::span<const BlockIdentity> keys);
+  // How many are here, from the first on.
+  Found find(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
+  // All chunks of a request: they are young now (in releases that do that).
+  void touch(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
   // ── Load ──
-  // Chunks that are ready: nobody evicts them until `loaded`. `uses` of each by the request.
-  void begin_load(std::span<const BlockIdentity> keys, std::span<std::uint8_t> uses, std::vector<SlotId>& slots);
+  // Chunks that are ready: nobody evicts them until `loaded`.
+  void begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos, std::vector<SlotId>& slots);
   void loaded(std::span<const SlotId> slots);
   // ── Store ──
   // Makes room for those of `offered` that are absent: their places in it, and their slots. False: there is no room,
   // and nothing has changed.
-  bool begin_store(std::span<const BlockIdentity> offered, std::span<std::uint8_t> uses,
+  bool begin_store(std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
                    std::vector<std::uint32_t>& places, std::vector<SlotId>& slots);
   void stored(std::span<const SlotId> slots);
   // A request that used chunks has ended.
-  void ended(std::span<const BlockIdentity> keys, std::span<const std::uint8_t> uses);
+  void ended(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
 
   // ── Watch ──
-  std::uint64_t capacity() const noexcept { return chunks_.refs.size(); }
+  std::uint64_t capacity() const noexcept { return chunks_.size(); }
   std::uint64_t resident() const noexcept { return resident_; }
   std::uint64_t ready() const noexcept { return resident_ - writing_; }
   std::uint64_t writing() const noexcept { return writing_; }
@@ -54,11 +56,14 @@ class VllmHost {
   void check() const;  // InvariantViolated
 
  private:
-  void locate(std::span<const BlockIdentity> keys);  // to found_
+  // Where each of them is, written or being written, to found_.
+  void locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
+  bool still_at(SlotId slot, const BlockIdentity& key) const noexcept {
+    return slot != kNoSlot && chunks_[slot].key == key.lineage && chunks_[slot].here();
+  }
 
   BlockStore& store_;
-  HostChunks chunks_;
-  std::vector<LineageHash> keys_;  // by slot
+  HostChunks chunks_;  // by slot
   std::unique_ptr<HostOrder> order_;
   bool touches_;
   std::uint64_t resident_ = 0;

@@ -84,11 +84,24 @@ def test_a_value_that_was_not_recorded_so_is_found(tmp_path: Path, key: str) -> 
     assert [name for name, _, _ in outcome.difference.values] == [key]
 
 
-def test_a_release_whose_offload_nobody_recorded_is_refused() -> None:
+def test_releases_between_the_recorded_ones_have_their_own_rules() -> None:
     assert offload_profile("0.32.0") is offload_profile("v0.32") is V0_32
-    for version in ("0.31.0", "0.30", "0.18.1"):
-        with pytest.raises(ConfigError, match=r"is not known; give 0\.32, or recorded"):
-            offload_profile(version)
+    rules = {version: offload_profile(version) for version in ("0.28.0", "0.29.1", "v0.30", "0.31.0.post1")}
+    names = ("touches", "arc_falls_back", "stores_last_token", "holders_first", "spares_in_flight")
+    assert {version: tuple(getattr(rule, name) for name in names) for version, rule in rules.items()} == {
+        "0.28.0": (True, False, True, False, False),
+        "0.29.1": (True, False, True, False, False),
+        "v0.30": (True, True, False, False, True),
+        "0.31.0.post1": (False, True, False, True, True),
+    }
+    assert [rule.name for rule in rules.values()] == ["v0.28", "v0.29", "v0.30", "v0.31"]
+    assert [bool(rule.defect) for rule in rules.values()] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.18.1", "0.33.0", "1.0"])
+def test_a_release_whose_offload_has_other_rules_is_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=r"not simulated; give 0\.28 to 0\.32, or recorded"):
+        offload_profile(version)
 
 
 def test_a_recording_that_does_not_say_of_what_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A slow, obvious model of the host tier of vLLM's native offloading: chunks, slots, and who is evicted.
 
-Chunks are named by anything hashable. Two releases: revision a014e35f (`recorded`) and 0.32.
+Chunks are named by anything hashable. Two ways: revision a014e35f (`recorded`, 0.28 to 0.30) and 0.32 (and 0.31).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class RankedLru(Lru):
 class Arc:
     """Adaptive replacement: once seen (t1), seen again (t2), and the ghosts of both."""
 
-    falls_back = False  # 0.32: when t2 has nobody to give, t1 gives although it is below its target
+    falls_back = False  # since 0.30: when t2 has nobody to give, t1 gives although it is below its target
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -204,8 +204,6 @@ class Arc:
 class RequestArc(Arc):
     """0.32: learns once a request, and what a request only stored is not promoted."""
 
-    falls_back = True
-
     def touch(self, keys: Sequence[Hashable]) -> None:
         raise AssertionError(f"0.32 does not touch, and {len(keys)} chunks were")
 
@@ -228,7 +226,7 @@ class RequestArc(Arc):
 class HostTier:
     """Chunks in host memory."""
 
-    def __init__(self, capacity: int, policy: str, touches: bool) -> None:
+    def __init__(self, capacity: int, policy: str, touches: bool, arc_falls_back: bool) -> None:
         self.capacity = capacity
         self.touches = touches
         kinds: dict[tuple[str, bool], type[Lru | Arc]] = {
@@ -238,6 +236,8 @@ class HostTier:
             ("arc", False): RequestArc,
         }
         self.policy: Lru | Arc = kinds[policy, touches](capacity)
+        if isinstance(self.policy, Arc):
+            self.policy.falls_back = arc_falls_back
         self.used = 0  # slots that were ever handed out
         self.free: list[int] = []
         self.events: list[dict[str, Any]] = []

@@ -28,11 +28,16 @@ class Release:
     stores_last_token: bool  # a finished request offers its last token too, which nobody computed
     holders_first: bool  # waiting requests that hold blocks have a queue of their own, served first
     spares_in_flight: bool  # a victim whose step is in flight is not preempted
+    arc_falls_back: bool  # where no chunk seen again may go, one seen once does
 
 
 RELEASES = {
-    "recorded": Release(RECORDED, True, True, False, False),
-    "v0.32.0": Release(V0_31, False, False, True, True),
+    "recorded": Release(RECORDED, True, True, False, False, False),
+    "v0.28": Release(RECORDED, True, True, False, False, False),
+    "v0.29": Release(RECORDED, True, True, False, False, False),
+    "v0.30": Release(RECORDED, True, False, False, True, True),
+    "v0.31": Release(V0_31, False, False, True, True, True),
+    "v0.32.0": Release(V0_31, False, False, True, True, True),
 }
 
 
@@ -96,7 +101,9 @@ class OffloadModel(VllmModel):
         self.chunk_blocks: int = offload["blocks_per_chunk"]
         self.chunk: int = self.config.block_size * self.chunk_blocks
         self.prompt_only: bool = offload["offload_prompt_only"]
-        self.host = HostTier(offload["host_chunks"], offload["eviction_policy"], release.touches)
+        self.host = HostTier(
+            offload["host_chunks"], offload["eviction_policy"], release.touches, release.arc_falls_back
+        )
         self.worker = Worker(offload["store_steps"], offload["load_steps"])
         self.skipped: list[Request] = []  # a014e35f: all that were skipped; 0.32: those that hold blocks
         self.tracked: dict[Request, Tracked] = {}

@@ -43,7 +43,9 @@ bool VllmEngine::Leap::sums_tell_time() const {
 // Under vLLM's offload: a step of decodes asks nothing of the host, and nobody is looked up.
 bool VllmEngine::Leap::possible_offloading() const {
   const VllmEngine& e = engine_;
-  if (e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) return false;
+  if (e.config_.async_scheduling || e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) {
+    return false;
+  }
   if (!e.offload_links_->submitted() || e.offload_links_->has_done()) return false;
   return e.num_waiting() == 0 || e.running_.size() >= e.max_running();
 }

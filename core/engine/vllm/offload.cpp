@@ -175,7 +175,7 @@ void VllmEngine::close_offload(std::size_t admitted_before) {
     const bool fresh = i >= first_admitted;
     offload_->scheduled(request, request.computed, fresh, fresh && log_.resumed[admitted_before + i - first_admitted]);
     request.last_step = scheduled_steps_;
-    if (turn.samples) std::erase(prefills_in_flight_, turn.slot);
+    if (turn.samples && !prefills_in_flight_.empty()) std::erase(prefills_in_flight_, turn.slot);
   }
   orders_ = offload_->close_schedule();
 }
@@ -260,7 +260,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
 
 // A step has ended on the clock. When nobody is left to schedule, vLLM goes on with empty steps until all is stored.
 void VllmEngine::settle_offload(std::int64_t now_ns) {
-  report_offload(offload_links_->take_done());
+  if (offload_links_->has_done()) report_offload(offload_links_->take_done());
   if (idle()) (void)begin_transfers_alone(now_ns);
   while (idle() && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
     (void)offload_links_->begin(offload_->close_schedule(), *offload_, now_ns);

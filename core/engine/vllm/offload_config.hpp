@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "tiers/host_order.hpp"
 
@@ -17,7 +18,9 @@ struct VllmOffload {
   std::uint32_t load_steps = 0;
 
   // Version profile.
+  std::string release;            // as messages name it
   bool touches = true;            // lookups and stores make chunks young; else the end of a request does
+  bool arc_falls_back = false;    // where no chunk seen again may go, one seen once does, however few there are
   bool stores_last_token = true;  // a request that has ended offers its last token too, which nobody computed
   bool holders_first = false;     // who waits and holds blocks has a queue of its own, served first
   bool spares_in_flight = false;  // a victim whose step is in flight is not preempted

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 namespace understudy {
 
@@ -10,7 +11,7 @@ OffloadConnector::OffloadConnector(const VllmOffload& config, std::uint32_t bloc
     : config_(config),
       chunk_tokens_(block_size * config.blocks_per_chunk),
       defers_to_loads_(prefix_caching),
-      host_(store, config.policy, config.touches),
+      host_(store, {config.policy, config.touches, config.arc_falls_back}),
       allocated_in_(store.num_blocks(0)) {}
 
 void OffloadConnector::came(const KvRequest& request) {
@@ -23,22 +24,22 @@ void OffloadConnector::came(const KvRequest& request) {
   tracked_[index] = {};
   tracked_[index].request = request.id;
   tracked_[index].arrival_time = request.spec.arrival_time;
-  if (of_slot_.size() <= request.slot) of_slot_.resize(request.slot + 1, kNobody);
-  of_slot_[request.slot] = index;
+  if (seats_.size() <= request.slot) seats_.resize(request.slot + 1);
+  seats_[request.slot] = {index, 0, due(tracked_[index], request.spec.prompt_tokens)};
 }
 
 // ── Admission ──
 
 std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::uint32_t local) {
   Tracked& tracked = of(request);
-  tracked.told = 0;
+  seats_[request.slot].told = 0;
   tracked.blocks.clear();
   std::optional<std::uint32_t> hit;
   if (tracked.jobs.empty()) {
     const std::uint32_t chunks = num_chunks(request.known);
     name(request, chunks);
     hit = scan(request, local, chunks);
-    touch_all(request.blocks, request.known);
+    touch_all(tracked, request.blocks, request.known);
   }
   ++totals_.lookups;
   if (!hit) ++totals_.deferred_lookups;
@@ -47,34 +48,29 @@ std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::
 }
 
 std::optional<std::uint32_t> OffloadConnector::scan(const KvRequest& request, std::uint32_t local,
-                                                    std::uint32_t chunks) const {
+                                                    std::uint32_t chunks) {
   if (chunks * chunk_tokens_ < local + chunk_tokens_) return 0;  // a part of a chunk is not worth it
   const std::uint32_t start = local / chunk_tokens_;
-  std::uint32_t end = start;
-  bool pending = false;
-  bool loading = false;
-  for (; end < chunks; ++end) {
-    const VllmHost::Found found = host_.find(request.blocks[(end + 1) * config_.blocks_per_chunk - 1]);
-    if (!found.here) break;
-    pending |= !found.ready;
-    loading |= found.loading;
-  }
-  if (pending) return std::nullopt;
+  const VllmHost::Found found = host_.find(keys(request.blocks, start, chunks), memos(of(request), start, chunks));
+  if (found.writing) return std::nullopt;
+  const std::uint32_t end = start + static_cast<std::uint32_t>(found.chunks);
   if (end * chunk_tokens_ < local + chunk_tokens_) return 0;
-  if (loading && defers_to_loads_) return std::nullopt;
+  if (found.loading && defers_to_loads_) return std::nullopt;
   return end * chunk_tokens_ - local;
 }
 
 void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens) {
-  const std::uint32_t index = of_slot_[request.slot];
+  Seat& seat = seats_[request.slot];
+  const std::uint32_t index = seat.tracked;
   Tracked& tracked = tracked_[index];
   const std::uint32_t first = local / chunk_tokens_;
   const std::uint32_t end = (local + tokens + chunk_tokens_ - 1) / chunk_tokens_;
   allocated(request.table);
   tracked.next_stored = end;
+  seat.due = due(tracked, request.spec.prompt_tokens);
   OffloadJob& job = new_job(index, false);
   job.first_chunk = first;
-  host_.begin_load(keys(request.blocks, first, end), uses(tracked, first, end), job.host);
+  host_.begin_load(keys(request.blocks, first, end), memos(tracked, first, end), job.host);
   for (std::uint32_t chunk = first; chunk < end; ++chunk) job.chunks.push_back(chunk);
   const std::size_t held = local / (chunk_tokens_ / config_.blocks_per_chunk);
   job.device.assign(request.table.begin() + static_cast<std::ptrdiff_t>(held), request.table.end());
@@ -92,22 +88,23 @@ void OffloadConnector::begin_load(const KvRequest& request, std::uint32_t local,
 
 // Its table is about to go. An output in flight may still end it, and it then offers what it had.
 void OffloadConnector::preempted(const KvRequest& request) {
-  Tracked& tracked = of(request);
-  tracked.blocks.assign(request.table.begin(), request.table.begin() + tracked.told);
-  tracked.told = 0;
+  Seat& seat = seats_[request.slot];
+  Tracked& tracked = tracked_[seat.tracked];
+  tracked.blocks.assign(request.table.begin(), request.table.begin() + seat.told);
+  seat.told = 0;
   orders_.flush.insert(orders_.flush.end(), tracked.jobs.begin(), tracked.jobs.end());
 }
 
 void OffloadConnector::scheduled(KvRequest& request, std::uint32_t after, bool admitted, bool resumed) {
-  Tracked& tracked = of(request);
-  tracked.blocks.clear();
-  const std::span<const SlotId> fresh = std::span<const SlotId>(request.table).subspan(tracked.told);
-  if (!fresh.empty()) {
+  Seat& seat = seats_[request.slot];
+  if (request.table.size() > seat.told) {
+    const std::span<const SlotId> fresh = std::span<const SlotId>(request.table).subspan(seat.told);
+    tracked_[seat.tracked].blocks.clear();
     allocated(fresh);
     if (config_.log) log_.blocks.push_back({request.id, resumed, admitted && !resumed, {fresh.begin(), fresh.end()}});
-    tracked.told = static_cast<std::uint32_t>(request.table.size());
+    seat.told = static_cast<std::uint32_t>(request.table.size());
   }
-  offers_.push_back({&request, after});
+  if (std::min(after, request.known) >= seat.due) offers_.push_back({&request, after});
 }
 
 OffloadOrders OffloadConnector::close_schedule() {
@@ -122,10 +119,15 @@ OffloadOrders OffloadConnector::close_schedule() {
   for (const Offer& offer : offers_) {
     KvRequest& request = *offer.request;
     const std::uint32_t prompt = request.spec.prompt_tokens;
-    const std::uint32_t limit = config_.prompt_only ? std::min(offer.after, prompt) : offer.after;
-    if (num_chunks(std::min(limit, request.known)) <= of(request).next_stored) continue;
+    Seat& seat = seats_[request.slot];
     name(request, num_chunks(request.known));
-    store(of_slot_[request.slot], request.blocks, request.table, request.known, offer.after, prompt);
+    store(seat.tracked, request.blocks, request.table, request.known, offer.after, prompt);
+    seat.due = due(tracked_[seat.tracked], prompt);
+  }
+  if (!config_.log && offers_.empty() && ended_.empty() && orders_.empty()) {  // everybody decodes
+    allocated_.clear();
+    ++schedule_;
+    return {};
   }
   // A set in vLLM: whoever came first, here.
   std::ranges::sort(ended_, [this](std::uint32_t a, std::uint32_t b) {
@@ -139,8 +141,8 @@ OffloadOrders OffloadConnector::close_schedule() {
   for (const std::uint32_t index : ended_) {
     Tracked& tracked = tracked_[index];
     tracked.signalled = true;
-    const auto chunks = std::min(num_chunks(tracked.known), static_cast<std::uint32_t>(tracked.uses.size()));
-    host_.ended(keys(tracked.names, 0, chunks), std::span<const std::uint8_t>(tracked.uses).first(chunks));
+    const auto chunks = std::min(num_chunks(tracked.known), static_cast<std::uint32_t>(tracked.memos.size()));
+    host_.ended(keys(tracked.names, 0, chunks), memos(tracked, 0, chunks));
     std::vector<BlockIdentity>().swap(tracked.names);
     if (tracked.jobs.empty()) forget(index);
   }
@@ -156,16 +158,16 @@ OffloadOrders OffloadConnector::close_schedule() {
 }
 
 void OffloadConnector::ended(KvRequest& request, std::uint32_t computed, bool aborted) {
-  const std::uint32_t index = of_slot_[request.slot];
+  const Seat seat = std::exchange(seats_[request.slot], {});
+  const std::uint32_t index = seat.tracked;
   Tracked& tracked = tracked_[index];
-  of_slot_[request.slot] = kNobody;
   tracked.has_ended = true;
   tracked.known = request.known;
   tracked.prompt = request.spec.prompt_tokens;
   const std::uint32_t committed =
       config_.stores_last_token ? request.known : std::max(tracked.prompt, request.known - 1);
   tracked.after = aborted ? computed : committed;
-  if (tracked.told > 0) tracked.blocks.assign(request.table.begin(), request.table.begin() + tracked.told);
+  if (seat.told > 0) tracked.blocks.assign(request.table.begin(), request.table.begin() + seat.told);
   name(request, num_chunks(request.known));
   tracked.names = std::move(request.blocks);
   request.blocks.clear();
@@ -185,7 +187,7 @@ void OffloadConnector::store(std::uint32_t index, std::span<const BlockIdentity>
       std::min(num_chunks(tokens), static_cast<std::uint32_t>(blocks.size()) / config_.blocks_per_chunk);
   if (end <= first) return;
   const auto offered = keys(names, first, end);
-  if (!host_.begin_store(offered, uses(tracked, first, end), places_, slots_)) {
+  if (!host_.begin_store(offered, memos(tracked, first, end), places_, slots_)) {
     ++refused_last_;
     ++totals_.refused_stores;
     if (config_.log) log_.refused.push_back(tracked.request);
@@ -212,7 +214,7 @@ void OffloadConnector::store(std::uint32_t index, std::span<const BlockIdentity>
     for (const std::uint32_t place : places_) store.hashes.push_back(offered[place].sequence_hash());
     log_.stores.push_back(std::move(store));
   }
-  touch_all(names, known);
+  touch_all(tracked, names, known);
   if (!tracked.has_ended) return;
   fence(job);
   if (std::ranges::any_of(job.device, [this](SlotId slot) { return allocated_in_[slot] == schedule_; })) {
@@ -220,8 +222,9 @@ void OffloadConnector::store(std::uint32_t index, std::span<const BlockIdentity>
   }
 }
 
-void OffloadConnector::touch_all(std::span<const BlockIdentity> names, std::uint32_t known) {
-  if (config_.touches) host_.touch(keys(names, 0, num_chunks(known)));
+void OffloadConnector::touch_all(Tracked& tracked, std::span<const BlockIdentity> names, std::uint32_t known) {
+  const std::uint32_t chunks = num_chunks(known);
+  if (config_.touches) host_.touch(keys(names, 0, chunks), memos(tracked, 0, chunks));
 }
 
 // ── Update ──
@@ -271,9 +274,15 @@ std::span<const BlockIdentity> OffloadConnector::keys(std::span<const BlockIdent
   return keys_;
 }
 
-std::span<std::uint8_t> OffloadConnector::uses(Tracked& tracked, std::uint32_t first, std::uint32_t end) {
-  if (tracked.uses.size() < end) tracked.uses.resize(end);
-  return std::span<std::uint8_t>(tracked.uses).subspan(first, end - first);
+std::span<ChunkMemo> OffloadConnector::memos(Tracked& tracked, std::uint32_t first, std::uint32_t end) {
+  if (tracked.memos.size() < end) tracked.memos.resize(end);
+  return std::span<ChunkMemo>(tracked.memos).subspan(first, end - first);
+}
+
+std::uint32_t OffloadConnector::due(const Tracked& tracked, std::uint32_t prompt) const noexcept {
+  const std::uint64_t tokens = (std::uint64_t{tracked.next_stored} + 1) * chunk_tokens_;
+  if (config_.prompt_only && tokens > prompt) return kNobody;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kNobody));
 }
 
 OffloadJob& OffloadConnector::new_job(std::uint32_t tracked, bool store) {

@@ -135,10 +135,9 @@ class OffloadConnector {
   struct Tracked {
     RequestId request = 0;
     double arrival_time = 0;
-    std::uint32_t told = 0;         // blocks of its table that the schedules told of
     std::uint32_t next_stored = 0;  // chunk
     std::vector<JobId> jobs;
-    std::vector<std::uint8_t> uses;  // of its chunks, by position
+    std::vector<ChunkMemo> memos;  // of its chunks, by position
     // From its preemption or its end on, as they were then.
     std::vector<SlotId> blocks;
     // From its end on.
@@ -150,17 +149,25 @@ class OffloadConnector {
     std::vector<BlockIdentity> names;
   };
 
-  Tracked& of(const KvRequest& request) { return tracked_[of_slot_[request.slot]]; }
+  // All that a step which only decodes has to look at.
+  struct Seat {
+    std::uint32_t tracked = kNobody;
+    std::uint32_t told = 0;  // blocks of its table that the schedules told of
+    std::uint32_t due = 0;   // tokens with which it has another chunk to store
+  };
+
+  Tracked& of(const KvRequest& request) { return tracked_[seats_[request.slot].tracked]; }
+  std::uint32_t due(const Tracked& tracked, std::uint32_t prompt) const noexcept;
   std::uint32_t num_chunks(std::uint32_t tokens) const noexcept { return tokens / chunk_tokens_; }
   void name(KvRequest& request, std::uint32_t chunks) const;
   // Identities of chunks [first, end) of blocks with these names.
   std::span<const BlockIdentity> keys(std::span<const BlockIdentity> names, std::uint32_t first, std::uint32_t end);
-  std::span<std::uint8_t> uses(Tracked& tracked, std::uint32_t first, std::uint32_t end);
-  std::optional<std::uint32_t> scan(const KvRequest& request, std::uint32_t local, std::uint32_t chunks) const;
+  std::span<ChunkMemo> memos(Tracked& tracked, std::uint32_t first, std::uint32_t end);
+  std::optional<std::uint32_t> scan(const KvRequest& request, std::uint32_t local, std::uint32_t chunks);
   OffloadJob& new_job(std::uint32_t tracked, bool store);
   void store(std::uint32_t index, std::span<const BlockIdentity> names, std::span<const SlotId> blocks,
              std::uint32_t known, std::uint32_t after, std::uint32_t prompt);
-  void touch_all(std::span<const BlockIdentity> names, std::uint32_t known);
+  void touch_all(Tracked& tracked, std::span<const BlockIdentity> names, std::uint32_t known);
   void fence(const OffloadJob& job);
   void allocated(std::span<const SlotId> slots);
   void forget(std::uint32_t index);
@@ -170,7 +177,7 @@ class OffloadConnector {
   bool defers_to_loads_;  // what somebody loads is waited for: it will be on the device
   VllmHost host_;
 
-  std::vector<std::uint32_t> of_slot_;  // of requests that have not ended; indexes tracked_
+  std::vector<Seat> seats_;  // of requests that have not ended, by slot
   std::deque<Tracked> tracked_;
   std::vector<std::uint32_t> free_tracked_;
   std::unordered_map<JobId, OffloadJob> jobs_;
@@ -182,7 +189,7 @@ class OffloadConnector {
     KvRequest* request;
     std::uint32_t after;
   };
-  std::vector<Offer> offers_;
+  std::vector<Offer> offers_;  // of those that have something to store
   OffloadOrders orders_;
   std::vector<SlotId> allocated_;
   std::vector<std::uint64_t> allocated_in_;  // by device slot: the schedule that gave it to somebody

@@ -63,7 +63,7 @@ void VllmEngine::greet(std::int64_t now_ns) {
     announcer_.stop_holding();
     tiers_->hub().run_until(now_ns);
     resume_loaded();
-    if (offload_links_) report_offload(offload_links_->take_done());
+    if (offload_links_ && offload_links_->has_done()) report_offload(offload_links_->take_done());
     landings_noticed_ = tiers_->landings();
     announcer_.show(now_ns);
   }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy._core import Tier, VllmOffload
+from understudy._core import Tier
 from understudy.engines.offload_profiles import offload_profile
 from understudy.errors import ConfigError
 from understudy.tiers.plan import TierPlan
 
 if TYPE_CHECKING:
+    from understudy._core import VllmOffload
     from understudy.engines.config import VllmConfig
     from understudy.tiers.settings import TiersConfig
 
@@ -44,13 +45,9 @@ def vllm_offload(plan: TierPlan | None, engine: VllmConfig, max_blocks: int) -> 
         raise ConfigError("offload mode vllm needs enable_prefix_caching")
     chunk = plan.offload.blocks_per_chunk
     blocks = max_blocks if host.blocks is None else host.blocks
-    return VllmOffload(
+    return rules.native(
         host_chunks=max(-(-blocks // chunk), 1),
         blocks_per_chunk=chunk,
         eviction_policy=str(host.eviction),
         offload_prompt_only=plan.offload.offload_prompt_only,
-        touches=rules.touches,
-        stores_last_token=rules.stores_last_token,
-        holders_first=rules.holders_first,
-        spares_in_flight=rules.spares_in_flight,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from understudy._core import Engine, VllmOffload, constant_timing
+from understudy._core import Engine, constant_timing
 from understudy.engines.recorder import STEP_NS, Aborts, StepRecorder
 from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, blocks_of
 from understudy.errors import InvalidArgument
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from understudy._core import VllmOffload
     from understudy.engines.offload_profiles import OffloadProfile
     from understudy.engines.profiles import VersionProfile
 
@@ -35,14 +36,7 @@ class LockstepOffload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def native(self, rules: OffloadProfile) -> VllmOffload:
         """The core's form, under a release's rules."""
-        return VllmOffload(
-            **msgspec.structs.asdict(self),
-            touches=rules.touches,
-            stores_last_token=rules.stores_last_token,
-            holders_first=rules.holders_first,
-            spares_in_flight=rules.spares_in_flight,
-            log=True,
-        )
+        return rules.native(**msgspec.structs.asdict(self), log=True)
 
 
 class OffloadRequest(ScenarioRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
