@@ -14,7 +14,7 @@ Ghosts::Node Ghosts::find(const LineageHash& key) const noexcept {
 }
 
 void Ghosts::add(List list, const LineageHash& key) {
-  if (2 * (size(kOnce) + size(kOften) + 1) > table_.size()) grow();
+  if (4 * (size(kOnce) + size(kOften) + 1) > 3 * table_.size()) grow();
   if (free_ == kNobody) {
     nodes_.push_back({key, kNobody, kNobody, list});
     free_ = static_cast<Node>(nodes_.size() - 1);

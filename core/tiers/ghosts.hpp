@@ -64,7 +64,7 @@ class Ghosts {
 
   std::vector<Ghost, HugeAllocator<Ghost>> nodes_;
   Node free_ = kNobody;  // the first that is in no list; they are linked by `next`
-  Table table_;          // at most half full
+  Table table_;          // never more than three quarters full
   std::array<Ends, 2> ends_;
 };
 
