@@ -76,8 +76,8 @@ def cases() -> list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]
                 (f"shared G3, {mode}, {workers}", 2.2, TIGHT, {**own, "tiers": tiers(mode, "g3")}, own)
             )
     for name, below in TIER_SETS.items():
-        plain = {"workers": 4} if below is None else {"workers": 4, "tiers": tiers(*below)}
-        rows.append((f"--check, {name}", 30.0, TIGHT, {**plain, "check": True}, plain))
+        own = {"workers": 4} if below is None else {"workers": 4, "tiers": tiers(*below)}
+        rows.append((f"--check, {name}", 30.0, TIGHT, {**own, "check": True}, own))
     return rows
 
 

@@ -56,6 +56,25 @@ def test_numbers_are_those_of_the_reports_with_their_change(
     assert "workers" in out
 
 
+def test_no_comparison_without_the_origin_of_its_times(reports: list[Path], tmp_path: Path) -> None:
+    [line] = Comparison.read(reports).times()
+    assert line.startswith("Times from a polynomial of no GPU")
+    assert line in Comparison.read(reports).to_html().replace("&#x27;", "'")
+    changed: dict[str, Any] = json.loads(reports[0].read_text())
+    changed["run"]["times"]["from"] = "preset: ours"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(changed))
+    del changed["run"]["times"]
+    silent = tmp_path / "silent.json"
+    silent.write_text(json.dumps(changed))
+    lines = Comparison.read([reports[0], other, silent]).times()
+    assert [line.partition(" from ")[0] for line in lines] == [
+        f"Times of {path.stem}" for path in (reports[0], other, silent)
+    ]
+    assert lines[1].endswith("preset: ours")
+    assert lines[2].endswith("a source that its report does not name")
+
+
 def test_three_reports_are_compared_with_the_first(reports: list[Path], tmp_path: Path) -> None:
     changed: dict[str, Any] = json.loads(reports[0].read_text())
     changed["ttft_ms"]["mean"] *= 3

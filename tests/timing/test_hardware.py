@@ -162,6 +162,9 @@ def test_a_server_takes_the_same_flags() -> None:
     assert engine.timing == GpuSettings(name="H100", tensor_parallel_size=2).timing("Llama-3.1-8B", "fp8")
     assert engine.num_gpu_blocks > 50_000
     assert plan.idle == []
+    assert plan.settings.described_times().startswith("preset: Llama-3.1-8B in bf16 (KV fp8) on 2 x H100")
+    constants = read_serve(["m", "--time-to-first-token", "20", "--inter-token-latency", "5"]).settings
+    assert constants.described_times() == "constants that were given: 20 ms of prefill, 5 ms of decode"
     with pytest.raises(ConfigError, match="--gpu-tflops needs --gpu"):
         read_serve(["m", "--gpu-tflops", "100"])
 

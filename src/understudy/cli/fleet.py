@@ -68,10 +68,11 @@ def run(args: argparse.Namespace) -> int:
             except OSError as error:
                 raise ConfigError(f"cannot listen: {error}") from None
             ports = fleet.ports
+            sources = dict.fromkeys(pool.described_times() for _, pool in settings.pools)
             door = "front door and page" if processes == 1 else f"in {processes} processes, front door"
             print(
                 f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {door} on "
-                f"http://{settings.host}:{fleet.port}",
+                f"http://{settings.host}:{fleet.port}\ntimes from {'; '.join(sources)}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -17,6 +17,7 @@ from rich.text import Text
 from understudy.errors import InvalidArgument
 from understudy.report.metrics import BY_KEY
 from understudy.report.text import NONE, quantity
+from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +87,17 @@ class Comparison:
             rows.append((f"{metric.name}{statistic}", metric.unit, values))
         return rows
 
+    def times(self) -> list[str]:
+        """Where the times of the reports come from, a line for each source; of reports that do not say it, that."""
+        sources: dict[str, list[str]] = {}
+        for name, report in zip(self.names, self.reports, strict=True):
+            times = report["run"].get("times")
+            words = "a source that its report does not name" if times is None else times_in_words(times)
+            sources.setdefault(words, []).append(name)
+        if len(sources) == 1:
+            return [f"Times from {words}" for words in sources]
+        return [f"Times of {', '.join(names)} from {words}" for words, names in sources.items()]
+
     def table(self) -> RenderableType:
         """What differed, then every number with its change against the first report."""
         settings = self._rich("Configuration")
@@ -96,7 +108,8 @@ class Comparison:
             shown = label if unit == "ratio" else f"{label} ({unit})"
             metrics.add_row(shown, *(Text(text) for text in _cells(values, unit)))
         same = Text(" the runs have the same configuration", style="dim")
-        return Group(settings if settings.row_count else same, metrics, *self._verdicts())
+        times = [Text(f" {line}", style="dim") for line in self.times()]
+        return Group(settings if settings.row_count else same, metrics, *times, *self._verdicts())
 
     def to_html(self) -> str:
         """One self-contained page with the same."""
@@ -119,6 +132,7 @@ class Comparison:
             f"<h2>What differed</h2><div><table><thead><tr><th>Configuration</th>{head}</tr></thead>"
             f"<tbody>{settings}</tbody></table></div><h2>What came of it</h2><div><table><thead><tr><th>Metric</th>"
             f"{head}</tr></thead><tbody>{metrics}</tbody></table></div>"
+            f"{''.join(f'<p>{escape(line)}</p>' for line in self.times())}"
             f"{f'<h2>Verdicts</h2><ul>{verdicts}</ul>' if verdicts else ''}</main></body></html>\n"
         )
 

@@ -78,3 +78,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """The model's names, the first of which is its label."""
         return self.served_model_name or (self.model,)
+
+    def described_times(self) -> str:
+        """Where the times of steps come from, in words."""
+        if self.latency_ms is None:
+            return self.engine.timing.described_origin()
+        first, each = self.latency_ms
+        return f"constants that were given: {first:g} ms of prefill, {each:g} ms of decode"
