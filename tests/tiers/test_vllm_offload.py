@@ -16,6 +16,8 @@ from understudy.engines.config import VllmConfig
 from understudy.engines.offload import vllm_offload
 from understudy.engines.offload_profiles import RECORDED, V0_32, OffloadProfile
 from understudy.errors import ConfigError
+from understudy.report.tier_table import tier_facts
+from understudy.report.tiers import TiersReport
 from understudy.run.offline import run_offline
 from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
@@ -81,6 +83,27 @@ def test_the_report_tells_hits_from_the_host_and_what_was_put_off_refused_and_fl
     small = run_offline(conversations(60), engine, tiers=offloading(blocks=16)).timeline.tiers
     assert small is not None
     assert small.totals.refused_stores > 0
+    assert small.totals.flushed_copies > 0
+
+
+def test_the_table_names_them_with_their_numbers() -> None:
+    engine = VllmConfig(block_size=16, num_gpu_blocks=60, async_scheduling=False)
+    facts = []
+    for blocks in (1000, 16):
+        run = run_offline(conversations(60), engine, tiers=offloading(blocks=blocks))
+        tiers = TiersReport.of(run.timeline)
+        assert tiers is not None
+        facts.append(dict(tier_facts(tiers)))
+        counts = tiers.counts
+        for label, count in (
+            ("Deferred lookups", counts.deferred_lookups),
+            ("Refused stores", counts.refused_stores),
+            ("Flushed copies", counts.flushed_copies),
+        ):
+            assert facts[-1].get(label) == (f"{count:,}" if count else None)
+    assert "Deferred lookups" in facts[0]
+    assert "Refused stores" not in facts[0]
+    assert "Refused stores" in facts[1]
 
 
 def test_nothing_is_lost_when_the_host_holds_everything() -> None:
@@ -229,6 +252,7 @@ def test_the_host_counts_chunks_that_begin_on_pages() -> None:
         ({"kv_manager": "kvbm"}, "needs kv_manager=native"),
         ({"aic_nextn": 2, "async_scheduling": False}, "contradicts aic_nextn"),
         ({"enable_prefix_caching": False}, "needs enable_prefix_caching"),
+        ({"enable_lora": True, "max_loras": 2}, "contradicts enable_lora"),
     ],
 )
 def test_an_engine_that_has_no_such_offload_is_refused(engine: dict[str, Any], message: str) -> None:

@@ -41,6 +41,8 @@ def vllm_offload(plan: TierPlan | None, engine: VllmConfig, max_blocks: int) -> 
     for field in ("aic_nextn", "speculative_config"):
         if getattr(engine, field) is not None:
             raise ConfigError(f"offload mode vllm contradicts {field}: this version knows one or the other")
+    if engine.enable_lora:
+        raise ConfigError("offload mode vllm contradicts enable_lora: this version knows one or the other")
     if not engine.enable_prefix_caching:
         raise ConfigError("offload mode vllm needs enable_prefix_caching")
     chunk = plan.offload.blocks_per_chunk

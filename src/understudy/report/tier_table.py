@@ -94,6 +94,9 @@ def tier_facts(tiers: TiersReport) -> list[tuple[str, str]]:
         ("Joined blocks", "joined_loads"),
         ("Slow loads", "slow_loads"),
         ("Failed loads", "failed_loads"),
+        ("Deferred lookups", "deferred_lookups"),
+        ("Refused stores", "refused_stores"),
+        ("Flushed copies", "flushed_copies"),
     ):
         if value := getattr(counts, name):
             facts.append((label, f"{value:,}"))
