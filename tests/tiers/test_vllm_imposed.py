@@ -121,7 +121,7 @@ def on_the_clock(load: dict[str, Any], version: str) -> tuple[list[dict[str, Any
     now = 0
     while not engine.idle and not engine.stuck:
         duration = engine.begin_step(now)
-        line = engine.take_offload_line()
+        line: dict[str, Any] = engine.take_offload_line()
         if done:
             done[-1] += line["done"]  # they had ended before this schedule
         scheduled = {names[request]: count for request, count in engine.scheduled}
@@ -129,7 +129,8 @@ def on_the_clock(load: dict[str, Any], version: str) -> tuple[list[dict[str, Any
         done.append([])
         if engine.in_step:
             engine.end_step(now + duration)
-            done[-1] += engine.take_offload_line()["done"]
+            line = engine.take_offload_line()
+            done[-1] += line["done"]
         now += max(duration, STEP_NS)
     return lines, done
 
