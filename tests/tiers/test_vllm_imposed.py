@@ -129,8 +129,8 @@ def on_the_clock(load: dict[str, Any], version: str) -> tuple[list[dict[str, Any
         done.append([])
         if engine.in_step:
             engine.end_step(now + duration)
-            line = engine.take_offload_line()
-            done[-1] += line["done"]
+            ended: dict[str, Any] = engine.take_offload_line()
+            done[-1] += ended["done"]
         now += max(duration, STEP_NS)
     return lines, done
 
