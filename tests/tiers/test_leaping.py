@@ -61,6 +61,7 @@ def scenario(seed: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
         "kv_manager": rng.choice(["native", "native", "kvbm"]),
         "free_order": rng.choice(["all_last", "unkeyed_first"]),
         "policy": rng.choice(["fcfs", "priority"]),
+        "async_scheduling": rng.random() < 0.6,
     }
     # Orders in which a block may go before those that continue it, or before one that is empty.
     if seed % 3 == 0:

@@ -61,6 +61,7 @@ def engine_of(rng: Random, failing: bool) -> _core.Engine:
         max_num_batched_tokens=rng.choice([8, 64, 2048]),
         free_order=rng.choice(["all_last", "unkeyed_first"]),
         policy=rng.choice(["fcfs", "priority"]),
+        async_scheduling=rng.random() < 0.5,
         events=True,
         kv_trace=True,
     )

@@ -70,6 +70,7 @@ def scenario(seed: int) -> tuple[Workload, dict[str, Any], dict[str, Any]]:
         "routing": rng.choice(["round_robin", "round_robin", "least_loaded", "random"]),
         "concurrency": rng.choice([0, 0, 5]),
         "events": rng.random() < 0.5,
+        "async_scheduling": rng.random() < 0.6,
     }
     # Orders in which a block may go before those that continue it, or before one that is empty.
     if seed % 3 == 0:

@@ -53,9 +53,19 @@ bool VllmEngine::Leap::possible_offloading() const {
 // The same with a batch planned, which must be of everybody's next token.
 bool VllmEngine::Leap::possible_ahead() const {
   const VllmEngine& e = engine_;
-  if (e.kv_->names_on_receipt() || e.tiers_) return false;
+  if (e.kv_->names_on_receipt() || e.offload_) return false;
+  if (e.tiers_ && (e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) return false;
-  return plans_next_tokens();
+  if (!plans_next_tokens()) return false;
+  if (!e.tiers_) return true;
+  const bool through = e.tiers_->config().mode == OffloadMode::WriteThrough;
+  return std::ranges::all_of(e.planned_.turns, [&](const Scheduled& turn) {
+    // Who has just come back on blocks that it found, with one token to compute, has yet to offer those. And a schedule
+    // that failed may have left somebody waiting whose token is planned.
+    const EngineRequest& request = e.requests_[turn.slot];
+    return !e.tiers_->waiting(turn.slot) &&
+           (!through || request.through >= std::min(request.keyed, (turn.before + 1) / size_));
+  });
 }
 
 bool VllmEngine::Leap::plans_next_tokens() const {
@@ -246,6 +256,7 @@ bool VllmEngine::Leap::play_turns() {
   engine_.begun_ns_ = engine_.now_ns_;
   const bool at_once = fresh == 0 || has_room(fresh);
   if (!at_once) {
+    if (ahead_) return false;  // who waits is in the batch that is planned, and not in the one behind it
     // The head may go on the room that this makes.
     if (!engine_.waiting_.empty() && !engine_.tiers_->waiting(engine_.waiting_.head())) return false;
     engine_.announcer_.hold();

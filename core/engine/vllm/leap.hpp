@@ -13,7 +13,8 @@ namespace understudy {
 // The engine asks whether a leap is possible and lets it play; nothing else of it is known outside. Its members are the
 // requests that run. A member has a turn when its step begins a block, fills one, or is its last; a step without turns
 // changes the clock and the context, and nothing else. A member whose next block has to wait for a copy pauses, while
-// the others go on. Asynchronously (without tiers) a step schedules the token after the one that it computes.
+// the others go on. Asynchronously a step schedules the token after the one that it computes, and who would have to
+// wait for room ends the leap.
 class VllmEngine::Leap {
  public:
   explicit Leap(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size) {}

@@ -21,7 +21,9 @@ std::uint64_t VllmEngine::plain_steps() const {
     const std::uint32_t into = request.computed % size;
     const bool lacks_block = request.table.size() * std::uint64_t{size} <= request.computed;
     steps = std::min<std::uint64_t>(steps, outputs_left(request) - 1);
-    if (stops_at_full) steps = std::min<std::uint64_t>(steps, size - 1 - into);
+    // A step ahead, a block that is full has its name in the step that computes its last token.
+    const std::uint32_t to_full = config_.async_scheduling ? (size - into) % size : size - 1 - into;
+    if (stops_at_full) steps = std::min<std::uint64_t>(steps, to_full);
     to_next_block = std::min<std::uint64_t>(to_next_block, into == 0 && lacks_block ? 0 : size - into);
   }
   if (steps <= to_next_block) return steps;
@@ -36,8 +38,7 @@ std::uint64_t VllmEngine::plain_steps() const {
 }
 
 std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
-  if (!leaping_ || config_.async_scheduling || !tiers_ || tiers_->has_ready() || !leap_->possible())
-    return std::nullopt;
+  if (!leaping_ || !tiers_ || tiers_->has_ready() || !leap_->possible()) return std::nullopt;
   const std::uint64_t steps = plain_steps();
   if (steps < kFewestAtRest) return std::nullopt;
   const std::uint64_t alive = running_.size();
