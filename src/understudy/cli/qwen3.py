@@ -26,6 +26,19 @@ examples:
 """
 
 
+GENERATE_EXAMPLES = """\
+examples:
+  understudy qwen3 generate ~/models/Qwen3-0.6B --prompt 'Why is the sky blue?'
+  understudy qwen3 generate Qwen3-0.6B --random-weights 1 --prompt-tokens 1,2,3 --device cpu --num-blocks 64
+"""
+BENCH_EXAMPLES = """\
+examples:
+  understudy qwen3 bench Qwen3-4B --random-weights 1 --max-model-len 32768    the tables of docs/qwen3.md, on CUDA
+  understudy qwen3 bench Qwen3-4B --random-weights 1 --record steps.jsonl --host-blocks 4096
+  understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl       then a trace takes those times
+"""
+
+
 def add_parser(verbs: Verbs) -> None:
     """Describe the verb and its arguments."""
     parser = verbs.add_parser(
@@ -37,7 +50,13 @@ def add_parser(verbs: Verbs) -> None:
         allow_abbrev=False,
     )
     tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
-    generate = tasks.add_parser("generate", help="answer one prompt", allow_abbrev=False)
+    generate = tasks.add_parser(
+        "generate",
+        help="answer one prompt",
+        epilog=GENERATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     _add_engine(generate)
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text; needs a folder with a tokenizer.json (package tokenizers)")
@@ -49,7 +68,11 @@ def add_parser(verbs: Verbs) -> None:
     generate.add_argument("--seed", type=int, default=0, help="of the choice of tokens (0)")
     generate.add_argument("--ignore-eos", action="store_true", help="go on after the model's stop tokens")
     bench = tasks.add_parser(
-        "bench", help="step times beside what the device could do (CUDA)", allow_abbrev=False
+        "bench",
+        help="step times beside what the device could do (CUDA)",
+        epilog=BENCH_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     _add_engine(bench)
     bench.add_argument(
