@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,17 @@ from understudy.qwen3.config import find_config
 PROMPT, OUTPUT = 128, 64
 
 
+def prompts_of(batch: int, attempt: int) -> Any:
+    """The same for both."""
+    return np.random.default_rng(attempt).integers(0, 1000, (batch, PROMPT))
+
+
 def ours(model: str, batches: tuple[int, ...]) -> dict[int, float]:
     engine = build_engine(model, EngineOptions(random_weights=1, max_model_len=4096, num_blocks=4096))
     rates = {}
     for batch in batches:
         for attempt in range(2):  # the first compiles
-            prompts = np.random.default_rng(attempt).integers(0, 1000, (batch, PROMPT))
+            prompts = prompts_of(batch, attempt)
             start = time.perf_counter()
             for number, prompt in enumerate(prompts):
                 engine.submit(Request(f"{number}", prompt.tolist(), OUTPUT))
@@ -53,7 +59,7 @@ def theirs(model: str, batches: tuple[int, ...]) -> dict[int, float]:
     rates = {}
     for batch in batches:
         for attempt in range(2):
-            prompts = torch.randint(0, 1000, (batch, PROMPT), device="cuda")
+            prompts = torch.tensor(prompts_of(batch, attempt), device="cuda")
             torch.cuda.synchronize()
             start = time.perf_counter()
             network.generate(
@@ -66,7 +72,6 @@ def theirs(model: str, batches: tuple[int, ...]) -> dict[int, float]:
             )
             torch.cuda.synchronize()
             rates[batch] = batch * OUTPUT / (time.perf_counter() - start)
-            del attempt
     return rates
 
 
