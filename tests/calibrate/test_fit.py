@@ -277,3 +277,55 @@ def test_records_of_aiperf_with_mixed_units_cancelled_requests_or_a_clock_that_r
     path.write_text(path.read_text() + '{"metadata": {')
     with pytest.raises(InvalidArgument, match="cut off"):
         read_benchmarks(path)
+
+
+def test_requests_of_guidellm_that_failed_are_refused_and_those_cut_off_at_the_end_are_told(
+    tmp_path: Path,
+) -> None:
+    load = files.open_load(3)
+    path = files.guidellm(tmp_path / "bench.json", load, files.measure(load, START))
+    content = json.loads(path.read_text())
+    groups = content["benchmarks"][0]["requests"]
+    groups["incomplete"] = [{"prompt_tokens": 5}]
+    path.write_text(json.dumps(content))
+    [found] = read_benchmarks(path)
+    assert found.notes[0].startswith("1 requests were cut off when the benchmark ended")
+    groups["errored"] = [{"prompt_tokens": 5}]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidArgument, match=r"bench\.json.*errored has 1 requests.*repeat"):
+        read_benchmarks(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"output_tokens": 0}, r"requests\.jsonl:2: output_tokens must be at least 1"),
+        ({"prompt_tokens": 0}, r"requests\.jsonl:2: prompt_tokens must be at least 1"),
+        ({"status": "rejected"}, r"requests\.jsonl:2: status is 'rejected'"),
+        ({"e2e_ms": 0.001}, "clock runs backwards or units are mixed"),
+        ({"ttft_ms": "12 ms"}, r"requests\.jsonl:2: ttft_ms must be a number"),
+    ],
+)
+def test_a_bad_line_of_our_own_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    load = files.open_load(3)
+    path = files.own_requests(tmp_path / "requests.jsonl", load, files.measure(load, START))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1].update(change)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InvalidArgument, match=match):
+        read_benchmarks(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ("0,100,8,30,8", r"rows\.csv:2: isl must be at least"),
+        ("800,100,eight,30,8", r"rows\.csv:2: conc must be a number, got 'eight'"),
+        ("800,100,8,30,", r"rows\.csv:2: mean_tpot_ms or tpot_ms is missing"),
+    ],
+)
+def test_a_bad_row_of_summaries_is_refused(tmp_path: Path, row: str, match: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"isl,osl,conc,mean_ttft_ms,mean_tpot_ms\n{row}\n")
+    with pytest.raises(InvalidArgument, match=match):
+        read_benchmarks(path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from understudy.calibrate.benchmark import Benchmark, Fields
 from understudy.calibrate.readers.single_requests import of_requests
 from understudy.errors import InvalidArgument
@@ -45,7 +47,11 @@ def _read(source: tuple[str, str], where: str, content: dict[str, Any]) -> Bench
             "run guidellm without a limit on saved requests"
         )
     read = [_request(f"{where}.requests.successful[{index}]", row) for index, row in enumerate(rows)]
-    return of_requests(source, where, "guidellm", "request_start_time", read)
+    found = of_requests(source, where, "guidellm", "request_start_time", read)
+    if not (cut := len(groups.get("incomplete") or ())):
+        return found
+    note = f"{cut} requests were cut off when the benchmark ended; the last ones had a busier engine than is replayed"
+    return msgspec.structs.replace(found, notes=(*found.notes, note))
 
 
 def _request(where: str, row: object) -> tuple[float, float, float, float, float]:
