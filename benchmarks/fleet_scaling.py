@@ -1,10 +1,11 @@
 """What it costs that workers meet: CPU time of fleets against round robin, and against less, of the same build.
 
-    python benchmarks/fleet_scaling.py --trace PATH [--repeat 3] [--large] [--json PATH]
+    python benchmarks/fleet_scaling.py --trace PATH [--repeat 3] [--asynchronous] [--large] [--json PATH]
 
 Every row is a ratio of CPU seconds of one thread, medians of `--repeat` runs of each side in turn, with the goal that
-the project has set itself. No peer is needed; engines schedule synchronously. `--large` adds 1,000 workers with a
-shared disk and object store on ten copies of the trace, with its peak of memory, in a process of its own.
+the project has set itself. No peer is needed; engines schedule synchronously unless told otherwise (`--asynchronous`).
+`--large` adds 1,000 workers with a shared disk and object store on ten copies of the trace, with its peak of memory, in
+a process of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -122,6 +124,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, required=True, help="Mooncake JSONL")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--asynchronous", action="store_true", help="engines schedule a batch ahead")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--json", type=Path, help="write the numbers")
     parser.add_argument("--large-alone", action="store_true", help=argparse.SUPPRESS)
@@ -135,6 +138,7 @@ def main() -> int:
     for name, goal, engine, how, base in cases():
         if args.only not in name:
             continue
+        engine = msgspec.structs.replace(engine, async_scheduling=args.asynchronous)
         pairs = [
             (cpu_seconds(workload, engine, how), cpu_seconds(workload, engine, base))
             for _ in range(args.repeat)
