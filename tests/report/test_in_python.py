@@ -42,6 +42,16 @@ def test_a_data_frame_has_a_row_a_request(monkeypatch: pytest.MonkeyPatch, colum
     assert list(frame["prompt_tokens"]) == columns.prompt_tokens.tolist()
 
 
+def test_pandas_itself_reads_the_frame() -> None:
+    pandas = pytest.importorskip("pandas", reason="to_pandas needs pandas, which is nobody's dependency here")
+    columns = crowd(50)
+    frame = Report.build(columns).to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["prompt_tokens"].tolist() == columns.prompt_tokens.tolist()
+    assert int(frame["output_tokens"].sum()) == int(columns.output_tokens.sum())
+    assert len(frame.describe()) == 8
+
+
 def test_without_pandas_a_data_frame_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match="pip install pandas"):

@@ -136,6 +136,24 @@ def test_times_for_some_rows_only_are_refused(tmp_path: Path) -> None:
         read_trace(lines(tmp_path, *rows), "openai")
 
 
+def test_a_local_tokenizer_counts_and_cuts_by_its_own_tokens(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the tokenizers extra")
+    assert main(["tokenizer", "export", str(tmp_path / "tok")]) == 0
+    file = str(tmp_path / "tok" / "tokenizer.json")
+    own = tokenizers.Tokenizer.from_file(file)
+    story = "Call me Ishmael. Some years ago, never mind how long precisely, " * 8
+    texts = [story + "I thought I would sail.", story + "She said nothing, and closed the book.", "Sea."]
+    ids = [own.encode(text, add_special_tokens=False).ids for text in texts]
+    path = lines(tmp_path, *({"prompt": text, "timestamp": 0, "max_tokens": 3} for text in texts))
+    workload = read_trace(path, "openai", tokenizer=file)
+    assert workload.prompt_tokens.tolist() == [len(tokens) for tokens in ids]
+    size = workload.trace_block_size
+    common = next(at for at, (a, b) in enumerate(zip(ids[0], ids[1], strict=False)) if a != b)
+    assert shared_blocks(workload, 0, 1) == common // size > 0
+    assert shared_blocks(workload, 0, 2) == 0
+    assert read_trace(path, "openai").prompt_tokens.tolist() != workload.prompt_tokens.tolist()
+
+
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizer"):
         read_trace(lines(tmp_path, chat("x", max_tokens=1)), "openai", tokenizer="nowhere.json")

@@ -1,0 +1,92 @@
+"""vLLM's offload on the clock is the same whether steps are leapt over or played one by one, and with all checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay.building import single_turns
+from understudy.engines.config import VllmConfig
+from understudy.engines.timing import Constant
+from understudy.errors import WrongState
+from understudy.run.offline import run_offline
+from understudy.tiers.settings import TiersConfig
+from understudy.workload import ClosedLoop
+
+BLOCK = 16
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, Any]:
+    """The arguments of a run: prompts that share beginnings, on a device and a host that are too small."""
+    chunk = draw(st.sampled_from([1, 2, 4]))
+    rows = []
+    for index in range(draw(st.integers(2, 14))):
+        start = 100 * draw(st.integers(1, 3))
+        shared = list(range(start, start + draw(st.integers(0, 8))))
+        own = list(range(1000 + 50 * index, 1000 + 50 * index + draw(st.integers(1, 5))))
+        rows.append((draw(st.integers(0, 60)), draw(st.integers(1, 40)), shared + own))
+    closed = draw(st.booleans())
+    rows.sort(key=lambda row: row[0])
+    workload = single_turns(
+        [BLOCK * len(blocks) for _, _, blocks in rows],
+        [outputs for _, outputs, _ in rows],
+        None if closed else [arrival for arrival, _, _ in rows],
+        [blocks for _, _, blocks in rows],
+        BLOCK,
+        priority=[draw(st.integers(0, 2)) for _ in rows],
+    )
+    engine = VllmConfig(
+        block_size=BLOCK,
+        num_gpu_blocks=draw(st.integers(18, 40)),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.sampled_from([64, 256, 2048])),
+        async_scheduling=draw(st.booleans()),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        scheduler_reserve_full_isl=draw(st.booleans()),
+        vllm_version=draw(st.sampled_from(["recorded", "0.30", "0.32"])),
+        timing=Constant(prefill_ms=1.0, decode_ms=1.0),
+    )
+    link = {
+        "down_gbps": draw(st.sampled_from([0.02, 0.5, 20.0])),
+        "up_gbps": draw(st.sampled_from([0.02, 0.5, 20.0])),
+        "fixed_us": draw(st.sampled_from([0, 300])),
+    }
+    host = {
+        "tier": "g2",
+        "blocks": chunk * draw(st.integers(1, 40)),
+        "eviction": draw(st.sampled_from(["lru", "arc"])),
+        "link": link,
+    }
+    tiers = TiersConfig.from_dict(
+        {
+            "kv_bytes_per_token": 1 << 10,
+            "tiers": [host],
+            "offload": {
+                "mode": "vllm",
+                "blocks_per_chunk": chunk,
+                "offload_prompt_only": draw(st.booleans()),
+            },
+        }
+    )
+    arguments = {"workload": workload, "engine": engine, "tiers": tiers, "workers": draw(st.integers(1, 2))}
+    return arguments | ({"load": ClosedLoop(concurrency=draw(st.integers(1, 8)))} if closed else {})
+
+
+def outcome(run: dict[str, Any], **how: Any) -> Any:
+    """The digests, or how it came to a halt."""
+    rest = {name: value for name, value in run.items() if name not in ("workload", "engine")}
+    try:
+        return run_offline(run["workload"], run["engine"], events=True, **rest, **how).facts["digests"]
+    except WrongState as halt:
+        return str(halt)
+
+
+@settings(max_examples=40)
+@given(run=runs())
+def test_leaps_are_not_seen(run: dict[str, Any]) -> None:
+    leapt = outcome(run)
+    assert outcome(run, leaping=False) == leapt
+    assert outcome(run, check=True) == leapt
