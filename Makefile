@@ -6,6 +6,11 @@ SANITIZE_CXX ?= g++
 CLANG ?= clang++
 SOAK_OPS ?= 1000000
 SOAK_SECONDS ?= 3600
+# Of vLLM's many dependencies, those that its bench imports.
+VLLM_BENCH_NEEDS := aiohttp anthropic blake3 cachetools cbor2 cloudpickle datasets einops 'fastapi>=0.133,<0.137' ijson \
+  jsonschema 'llguidance>=1.7,<1.8' mcp msgspec openai openai-harmony oss-harmony pandas partial-json-parser pillow \
+  prometheus-client prometheus-fastapi-instrumentator protobuf psutil py-cpuinfo pybase64 python-json-logger pyzmq regex \
+  requests sentencepiece setproctitle tiktoken 'transformers>=5.16.1,<5.20' uvloop watchfiles
 # What exercises the core; pure Python (report, workload, the reference models) has nothing to sanitize.
 SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay tests/router tests/tiers $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
 
@@ -37,6 +42,7 @@ help:
 	@echo 'make fuzz      the test suite with new random examples (make test draws the same ones every time)'
 	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations, and SOAK_SECONDS=$(SOAK_SECONDS) of scenarios'
 	@echo 'make clients-ci  openai and aiperf, unmodified, against a live server'
+	@echo 'make clients   the same, vllm bench serve and guidellm too, and their times (some GB of environments)'
 	@echo 'make clean     remove environments, builds and caches'
 
 # --- targets ------------------------------------------------------------------------------------------
@@ -98,8 +104,11 @@ soak: .venv/installed-dev
 clients-ci: .venv/installed-dev .venv-clients/installed
 	$(BIN)/python tests/server/clients.py --clients .venv-clients/bin
 
+clients: .venv/installed-dev .venv-clients/installed .venv-vllm/installed .venv-guidellm/installed
+	$(BIN)/python tests/server/clients.py --times --clients .venv-clients/bin --vllm .venv-vllm/bin --guidellm .venv-guidellm/bin
+
 clean:
-	rm -rf .venv .venv-sanitize .venv-clients .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-sanitize .venv-clients .venv-vllm .venv-guidellm .venv-interop build dist out .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments -------------------------------------------------------------------------------------
@@ -152,4 +161,20 @@ clean:
 .venv-clients/installed:
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python $(PIP_INSTALL) openai 'aiperf==0.13.0'
+	@touch $@
+
+.venv-guidellm/installed:
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) torch==2.13.0
+	@$(@D)/bin/python $(PIP_INSTALL) guidellm==0.8.1
+	@touch $@
+
+# The bench alone: what vLLM wants for GPUs stays out, and what its command line imports comes in.
+.venv-vllm/installed:
+	@echo 'creating $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) torch==2.13.0
+	@$(@D)/bin/python $(PIP_INSTALL) --no-deps vllm==0.32.0 xgrammar==0.2.8
+	@$(@D)/bin/python $(PIP_INSTALL) $(VLLM_BENCH_NEEDS)
 	@touch $@

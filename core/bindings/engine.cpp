@@ -400,6 +400,15 @@ void bind_engine(nb::module_& m) {
       .def(
           "land", [](VllmEngine& self, std::int64_t now_ns) { tiers_of(self).hub().run_until(now_ns); }, "now_ns"_a,
           nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
+      .def(
+          "set_link_share",
+          [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {
+            tiers_of(self).set_link_share(now_ns, tier, share);
+          },
+          "now_ns"_a, "tier"_a, "share"_a,
+          "From now on the links to and from a tier have this share of their bandwidths, 0.001 to 1. A shared tier's "
+          "are "
+          "everybody's.")
       .def("tier_lookup", &tier_lookup, "identities"_a,
            "(kind, tier, ns) of the leading blocks, ended by the first miss. hit: it is there; pending: it will be at "
            "that time, unless transfers join its links; retry: it is on its way, ask again next step; miss.")

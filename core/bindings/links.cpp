@@ -71,6 +71,13 @@ void bind_links(nb::module_& m) {
           "A link of 10^9 bytes per second times bandwidth_gbps (inf: no limit). A transfer's bytes start to flow "
           "fixed_ns after its start. demand_first: background moves only while no demand transfer flows.")
       .def(
+          "set_share",
+          [](Links& links, nb::handle now_ns, nb::handle link, double share) {
+            links.set_share(read_ns(now_ns, "now_ns"), static_cast<LinkId>(read_uint(link, "link", kMaxId)), share);
+          },
+          "now_ns"_a, "link"_a, "share"_a,
+          "From now on the link has this share of its bandwidth (0.001 to 1), for what is under way too.")
+      .def(
           "start",
           [](Links& links, nb::handle now_ns, nb::handle path, nb::handle num_bytes, bool background) {
             const IntArray<std::uint32_t> ids(path, "path");

@@ -64,6 +64,35 @@ LinkId Links::add_link(const LinkSpec& spec) {
   return static_cast<LinkId>(links_.size() - 1);
 }
 
+void Links::set_share(std::int64_t now_ns, LinkId id, double share) {
+  if (id >= links_.size()) throw Error(ErrorKind::InvalidArgument, "there is no link ", id);
+  const LinkUsage& usage = links_[id].usage;
+  if (!(share >= kLeastShare && share <= 1)) {
+    throw Error(ErrorKind::InvalidArgument, "link ", usage.name, ": a share of its bandwidth is from ", kLeastShare,
+                " to 1, got ", share);
+  }
+  if (!has_limit(id))
+    throw Error(ErrorKind::InvalidArgument, "link ", usage.name, " has no limit that could be lowered");
+  const double least_share = std::min(least_share_, share);
+  if (takes_years(backlog_ns_, least_share))
+    throw Error(ErrorKind::CapacityExhausted, "link ", usage.name, ": what is under way would take years");
+  advance(now_ns);
+  least_share_ = least_share;
+  const std::uint64_t usual = bytes_per_second(usage.name, usage.bandwidth_gbps);
+  const auto lowered = static_cast<std::uint64_t>(static_cast<double>(usual) * share);
+  forecast_.reset();
+  Ledger ledger(*this);
+  flow_.set_bandwidth(links_[id].port, share == 1 ? usual : std::max<std::uint64_t>(lowered, 1),
+                      LinkFlow::tick_of(now_ns), &ledger);
+}
+
+// Links that were slowed make longer of it.
+bool Links::takes_years(LinkFlow::Wide backlog_ns, double least_share) {
+  if (backlog_ns > kMaxBacklogNs) return true;
+  return least_share < 1 && static_cast<double>(static_cast<std::uint64_t>(backlog_ns)) >
+                                static_cast<double>(static_cast<std::uint64_t>(kMaxBacklogNs)) * least_share;
+}
+
 TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority) {
   if (path.empty() || path.size() > 2)
     throw Error(ErrorKind::InvalidArgument, "a path has one link or two, got ", path.size());
@@ -81,7 +110,7 @@ TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::
   for (const LinkId id : path) flow_ns += links_[id].fixed_ns;
   const LinkFlow::LaneId lane = lane_of(path, priority);
   const LinkFlow::Wide alone_ns = LinkFlow::alone_ns(flow_.lane_at(lane), bytes);
-  if (backlog_ns_ + alone_ns > kMaxBacklogNs) {
+  if (takes_years(backlog_ns_ + alone_ns, least_share_)) {
     throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
                 ": what is under way would take years; is bandwidth_gbps right?");
   }

@@ -33,6 +33,11 @@ class Links {
   // ConfigError names the link and what is wrong.
   DuplexId add_duplex(const std::string& name, double bandwidth_gbps, bool demand_first = false);
   LinkId add_link(const LinkSpec& spec);
+  // From now on the link has this share of its bandwidth, from kLeastShare to 1; what is under way slows down with it.
+  // InvalidArgument for another share, or when the link has no limit.
+  void set_share(std::int64_t now_ns, LinkId id, double share);
+  static constexpr double kLeastShare = 1e-3;
+  bool has_limit(LinkId id) const { return flow_.port(links_[id].port).bytes_per_second > 0; }
 
   // Starts a transfer over one or two links; ids rise in order of start. Time never goes backwards (InvalidArgument).
   TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes,
@@ -77,6 +82,7 @@ class Links {
 
   LinkFlow::LaneId lane_of(std::span<const LinkId> path, Priority priority);
   void advance(std::int64_t now_ns);
+  static bool takes_years(LinkFlow::Wide backlog_ns, double least_share);
   const std::vector<Completion>& forecast() const;
 
   LinkFlow flow_;
@@ -85,7 +91,9 @@ class Links {
   std::int64_t now_ns_ = 0;
   TransferId next_id_ = 0;
   std::size_t in_flight_ = 0;
-  LinkFlow::Wide backlog_ns_ = 0;  // what each transfer under way would take alone, together
+  LinkFlow::Wide backlog_ns_ =
+      0;                    // what each transfer under way would take alone, together, on links as they were made
+  double least_share_ = 1;  // of any link so far
   std::vector<Completion> ended_;  // not popped yet
   // Ends of all that is under way, in order; good until the next start.
   mutable std::optional<std::vector<Completion>> forecast_;

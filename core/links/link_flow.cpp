@@ -110,6 +110,16 @@ LinkFlow::PortId LinkFlow::add_port(std::uint64_t bytes_per_second, bool demand_
   return static_cast<PortId>(ports_.size() - 1);
 }
 
+void LinkFlow::set_bandwidth(PortId id, std::uint64_t bytes_per_second, Tick now, Listener* listener) {
+  Port& port = ports_[id];
+  port.bytes_per_second = bytes_per_second;
+  for (const LaneId lane : port.lanes) {
+    if (!lanes_[lane].members.empty()) update(lane, now, 0, listener);
+  }
+  for (const GroupId group : port.groups) update(groups_[group], now, 0, listener);
+  forget_old_wakes();
+}
+
 LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<const PortId> own,
                                 std::span<const PortId> common, Priority priority) {
   for (const LaneId id : ports_[own.front()].lanes) {

@@ -100,7 +100,7 @@ class LinkFlow {
     std::uint32_t num_links = 0;
     Priority priority = Priority::Demand;
     GroupId group = kNoGroup;
-    std::uint64_t least_port = 0;  // bytes per second of its narrowest port; 0: none has a limit
+    std::uint64_t least_port = 0;  // bytes per second of its narrowest port when it was made; 0: none has a limit
     Share own;                     // of its own ports
     bool listed = false;           // in its group, with a rate
     bool held_back = false;        // by its group's ports, whose meter counts for it
@@ -152,6 +152,8 @@ class LinkFlow {
   };
 
   PortId add_port(std::uint64_t bytes_per_second, bool demand_first);
+  // Another bandwidth from `now` on, the time run to so far. A port with a limit keeps one.
+  void set_bandwidth(PortId id, std::uint64_t bytes_per_second, Tick now, Listener* listener);
   // The lane of these links (for the listener), one or two, with the ports of each.
   LaneId lane(std::span<const std::uint32_t> links, std::span<const PortId> own, std::span<const PortId> common,
               Priority priority);

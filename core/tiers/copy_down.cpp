@@ -25,6 +25,21 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
   if (config_.min_reuse > 0 || config_.filter) reuse_.assign(store_.num_blocks(kG1), 0);
 }
 
+void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
+  std::vector<LinkId> links;
+  if (tier == Tier::G2) links = {host_.down, host_.up};
+  for (std::size_t i = 0; i < run_.shared().size(); ++i) {
+    if (run_.shared()[i]->tier() != tier) continue;
+    const Way& backend = run_.shared()[i]->backend();
+    links = {ways_[i].down, ways_[i].up, backend.down, backend.up};
+  }
+  if (links.empty()) throw Error(ErrorKind::InvalidArgument, "there is no such tier below the device");
+  const Links& all = hub().links();
+  std::erase_if(links, [&](LinkId link) { return !all.has_limit(link); });
+  if (links.empty()) throw Error(ErrorKind::InvalidArgument, "the links of that tier have no limit to be lowered");
+  for (const LinkId link : links) hub().set_share(now_ns, link, share);
+}
+
 // ── Room on the device ──
 
 WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out) {

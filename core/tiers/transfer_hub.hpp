@@ -39,6 +39,13 @@ class TransferHub {
     return id;
   }
 
+  // As Links::set_share, once all that has ended was told.
+  void set_share(std::int64_t now_ns, LinkId link, double share) {
+    run_until(now_ns);
+    links_.set_share(now_ns, link, share);
+    next_wake_ns_ = links_.next_wake_ns();
+  }
+
   // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order
   // of their starts; what they start and ends at once follows. When an owner throws, the others that end at that time
   // are told before the first such exception leaves.

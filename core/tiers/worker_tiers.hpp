@@ -87,6 +87,9 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   const TransferHub& hub() const noexcept { return run_.hub(); }
   Turns& turns() noexcept { return run_.turns(); }
   const Way& host_way() const noexcept { return host_; }
+  // From now on the links to and from a tier, and those of a tier that is shared, have this share of their bandwidths;
+  // of links without a limit nothing changes. InvalidArgument when there is no such tier, or no limit at all.
+  void set_link_share(std::int64_t now_ns, Tier tier, double share);
 
   // Called after every landing that may have changed a block of this worker's, with its time.
   void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }

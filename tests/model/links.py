@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 
@@ -36,9 +36,17 @@ class ModelTransfer:
 
 
 def completions(
-    links: list[ModelLink], caps: list[ModelCap], transfers: list[ModelTransfer]
+    links: list[ModelLink],
+    caps: list[ModelCap],
+    transfers: list[ModelTransfer],
+    changes: list[tuple[int, int, Fraction]] | None = None,
 ) -> list[tuple[int, int]]:
-    """(time_ns, index) of every transfer, by time and then by index."""
+    """(time_ns, index) of every transfer, by time and then by index.
+
+    `changes`: from a time on a link has another bandwidth.
+    """
+    links = list(links)
+    later = sorted(changes or [], key=lambda change: change[0])
 
     def ports(transfer: ModelTransfer) -> set[tuple[str, int]]:
         above = {("cap", cap) for i in transfer.path if (cap := links[i].cap) is not None}
@@ -72,10 +80,14 @@ def completions(
                 ends[i] = now
             elif speed > 0:
                 ends[i] = now + t.left / speed
-        then = min([Fraction(ns) for ns in begins.values()] + list(ends.values()))
+        moments = [*begins.values(), *(ns for ns, _, _ in later)]
+        then = min([Fraction(ns) for ns in moments] + list(ends.values()))
         for i, t in flowing.items():
             t.left -= (then - now) * (rates[i] or 0)
         now = then
+        while later and later[0][0] == now:
+            _, changed, bandwidth = later.pop(0)
+            links[changed] = replace(links[changed], bandwidth=bandwidth)
         for i in [i for i, end in ends.items() if end == now]:
             del flowing[i]
             ended.append((math.ceil(now), i))

@@ -1,6 +1,7 @@
-"""Real clients, unmodified, against a live server and a KV-routed fleet of 20: `make clients-ci`.
+"""Real clients, unmodified, against a live server and a KV-routed fleet of 20: `make clients-ci`, `make clients`.
 
-Each is run as its users run it; counts of requests and tokens must agree with the server's own.
+Each is run as its users run it. Counts of requests and tokens must be the server's own, exactly; times as the client
+saw them are shown beside the engine's record, and with `--times` must agree with it.
 """
 
 from __future__ import annotations
@@ -14,71 +15,205 @@ import sys
 import tempfile
 import urllib.request
 from pathlib import Path
+from typing import NamedTuple
 
 REQUESTS, OUTPUT_TOKENS = 20, 16
+TIMES = ("--time-to-first-token", "60", "--inter-token-latency", "10")
+OWN_MS = 10.0
+"""What a client may need for itself, on top of the lateness that the server reports."""
 
 
-def serve(verb: str, *flags: str) -> tuple[subprocess.Popen[str], int]:
-    """A server, or a fleet's door, on a free port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "understudy", verb, "my-model", "--port", "0", *flags],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)$", line.rstrip()):
-            return process, int(found[1])
-    raise SystemExit("the server did not start")
+class Record(NamedTuple):
+    """What the engines have written so far."""
+
+    requests: float
+    output_tokens: float
+    first_tokens: float
+    first_token_s: float
+    gaps: float
+    gap_s: float
 
 
-def metric(port: int, name: str) -> float:
-    """The sum of a metric's samples."""
-    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
+class Seen(NamedTuple):
+    """What a client reports of its run."""
+
+    requests: float
+    output_tokens: float
+    first_token_ms: float
+    gap_ms: float
 
 
-def run_openai(clients: Path, port: int) -> None:
-    """A chat, streamed."""
-    script = (
-        "from openai import OpenAI\n"
-        f"client = OpenAI(base_url='http://127.0.0.1:{port}/v1', api_key='x', max_retries=0)\n"
-        "stream = client.chat.completions.create(model='my-model', stream=True, max_tokens=9,\n"
-        "    messages=[{'role': 'user', 'content': 'hello'}], stream_options={'include_usage': True})\n"
-        "chunks = list(stream)\n"
-        "assert chunks[-1].usage.completion_tokens == 9, chunks[-1]\n"
-    )
-    subprocess.run([clients / "python", "-c", script], check=True, timeout=120)
+class Target:
+    """A server, or a fleet's door, on a free port, and the workers behind it."""
 
-
-def run_aiperf(clients: Path, port: int, folder: Path, name: str, flags: str, requests: int) -> None:
-    """One run of aiperf; its report must have every request and token."""
-    home = folder / "hf"
-    if not home.exists():
-        subprocess.run(
-            [sys.executable, "-m", "understudy", "tokenizer", "export", str(home), "--hub"],
-            check=True,
-            timeout=60,
+    def __init__(self, verb: str, *flags: str) -> None:
+        self.name = verb
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "understudy", verb, "my-model", "--port", "0", *TIMES, *flags],
+            stderr=subprocess.PIPE,
+            text=True,
         )
-    command = (
-        f"{clients / 'aiperf'} profile --model my-model --url http://127.0.0.1:{port} --streaming {flags} "
-        f"--tokenizer understudy/tok --extra-inputs ignore_eos:true --ui simple --artifact-dir {folder / name}"
-    )
-    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command.split(), check=True, timeout=900, env=environment)
-    (found,) = (folder / name).rglob("profile_export_aiperf.json")
-    told = json.loads(found.read_text())
-    count = told["request_count"]["avg"]
-    tokens = round(told["output_sequence_length"]["avg"] * count)
-    ttft_ms = told["time_to_first_token"]["avg"]
-    print(f"aiperf, {name}: {count:.0f} requests, {tokens} tokens, TTFT {ttft_ms:.1f} ms")
-    assert count == requests
-    assert tokens == requests * OUTPUT_TOKENS
+        assert self.process.stderr is not None
+        ports = (re.search(r"http://127\.0\.0\.1:(\d+)$", line.rstrip()) for line in self.process.stderr)
+        found = next((port for port in ports if port), None)
+        if found is None:
+            raise SystemExit(f"understudy {verb} did not start")
+        self.port = int(found[1])
+        self.workers = [self.port]
+        if verb == "fleet":
+            self.workers = json.loads(self._read(self.port, "/fleet/state"))["ports"]
+
+    def stop(self) -> None:
+        """As Kubernetes does it."""
+        self.process.terminate()
+        assert self.process.wait(20) == 0
+
+    def metric(self, name: str, *labels: str) -> float:
+        """The sum of a metric's samples over all workers."""
+        return sum(
+            float(line.rpartition(" ")[2])
+            for port in self.workers
+            for line in self._read(port, "/metrics").splitlines()
+            if line.startswith(name + "{") and all(label in line for label in labels)
+        )
+
+    def record(self) -> Record:
+        """Of all workers."""
+        first, gap = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
+        names = ("vllm:request_success_total", "vllm:generation_tokens_total")
+        return Record(
+            *map(self.metric, (*names, f"{first}_count", f"{first}_sum", f"{gap}_count", f"{gap}_sum"))
+        )
+
+    def late_ms(self) -> float:
+        """The p99 of lateness that it reports; the workers of a process share it."""
+        lateness = self.metric("understudy:lateness_quantile_seconds", 'quantile="0.99"', 'what="token"')
+        return 1e3 * lateness / len(self.workers)
+
+    @staticmethod
+    def _read(port: int, path: str) -> str:
+        answer = urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30)
+        return str(answer.read().decode())
 
 
-def write_trace(path: Path) -> None:
+class Check:
+    """Runs clients against a target and compares what they saw with what it wrote."""
+
+    def __init__(self, target: Target, folder: Path, *, times: bool) -> None:
+        self.target = target
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{target.port}"
+        self._times = times
+        self._home = folder / "hf"
+        if not self._home.exists():
+            export = (sys.executable, "-m", "understudy", "tokenizer", "export", str(self._home), "--hub")
+            subprocess.run(export, check=True, timeout=60, stdout=subprocess.DEVNULL)
+        self.trace = folder / "trace.jsonl"
+        self.trace.write_text("".join(json.dumps(row) + "\n" for row in trace_rows()))
+        self._runs = 0
+
+    def openai(self, clients: Path) -> None:
+        """A chat, streamed."""
+        before = self.target.record()
+        script = (
+            "from openai import OpenAI\n"
+            f"client = OpenAI(base_url='{self.url}/v1', api_key='x', max_retries=0)\n"
+            "stream = client.chat.completions.create(model='my-model', stream=True, max_tokens=9,\n"
+            "    messages=[{'role': 'user', 'content': 'hello'}], stream_options={'include_usage': True})\n"
+            "chunks = list(stream)\n"
+            "assert chunks[-1].usage.completion_tokens == 9, chunks[-1]\n"
+        )
+        subprocess.run([clients / "python", "-c", script], check=True, timeout=120)
+        after = self.target.record()
+        assert after.output_tokens - before.output_tokens == 9
+        print(f"openai, {self.target.name}: a chat of 9 tokens")
+
+    def aiperf(self, clients: Path, flags: str) -> None:
+        """One run of aiperf."""
+        before, folder = self.target.record(), self._new_folder()
+        self._run(
+            f"{clients / 'aiperf'} profile --model my-model --url {self.url} --streaming {flags} "
+            f"--tokenizer understudy/tok --extra-inputs ignore_eos:true --ui simple --artifact-dir {folder}"
+        )
+        (found,) = folder.rglob("profile_export_aiperf.json")
+        told = json.loads(found.read_text())
+        count, tokens = told["request_count"]["avg"], told["output_sequence_length"]["avg"]
+        first, gap = told["time_to_first_token"]["avg"], told["inter_token_latency"]["avg"]
+        self._compare("aiperf", flags, Seen(count, round(tokens * count), first, gap), before)
+
+    def vllm(self, clients: Path, flags: str) -> None:
+        """One run of vLLM's own bench. It sends one request more, to see whether anybody is there."""
+        before, folder = self.target.record(), self._new_folder()
+        self._run(
+            f"{clients / 'vllm'} bench serve --backend openai --base-url {self.url} --endpoint /v1/completions "
+            f"--model understudy/tok --served-model-name my-model {flags} --ready-check-timeout-sec 20 "
+            f"--save-result --result-dir {folder} --result-filename told.json"
+        )
+        told = json.loads((folder / "told.json").read_text())
+        seen = Seen(told["completed"], told["total_output_tokens"], told["mean_ttft_ms"], told["mean_itl_ms"])
+        self._compare("vllm bench serve", flags, seen, before, more_requests=1)
+
+    def guidellm(self, clients: Path) -> None:
+        """One run of guidellm."""
+        before, folder = self.target.record(), self._new_folder()
+        flags = f"--profile kind=concurrent,streams=4 --constraint kind=max_requests,count={REQUESTS}"
+        self._run(
+            f"{clients / 'guidellm'} run --backend kind=openai_http,target={self.url},model=my-model "
+            f"--tokenizer kind=hf_auto,model=understudy/tok {flags} "
+            f"--data kind=synthetic_text,prompt_tokens=64,output_tokens={OUTPUT_TOKENS} "
+            f"--output kind=json,path={folder / 'told.json'} --disable-console-interactive"
+        )
+        told = json.loads((folder / "told.json").read_text())["benchmarks"][0]["metrics"]
+        names = ("output_token_count", "time_to_first_token_ms", "inter_token_latency_ms")
+        tokens, first, gap = (told[name]["successful"] for name in names)
+        seen = Seen(told["request_totals"]["successful"], tokens["total_sum"], first["mean"], gap["mean"])
+        self._compare("guidellm", flags, seen, before)
+
+    def _new_folder(self) -> Path:
+        self._runs += 1
+        folder = self.folder / f"{self.target.name}-{self._runs}"
+        folder.mkdir()
+        return folder
+
+    def _run(self, command: str) -> None:
+        environment = {
+            **os.environ,
+            "HF_HOME": str(self._home),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONHASHSEED": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        ran = subprocess.run(
+            command.split(), timeout=900, env=environment, capture_output=True, text=True, check=False
+        )
+        if ran.returncode:
+            raise SystemExit(f"{command}\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}\nexit {ran.returncode}")
+
+    def _compare(
+        self, client: str, flags: str, seen: Seen, before: Record, *, more_requests: int = 0
+    ) -> None:
+        wrote = Record(*(now - then for now, then in zip(self.target.record(), before, strict=True)))
+        first_ms, gap_ms = 1e3 * wrote.first_token_s / wrote.first_tokens, 1e3 * wrote.gap_s / wrote.gaps
+        late_ms = self.target.late_ms()
+        kind = next((word for word in ("mooncake", "timed_trace", "random") if word in flags), "concurrency")
+        print(
+            f"{client} ({kind}), {self.target.name}: {seen.requests:.0f} requests, {seen.output_tokens:.0f} tokens; "
+            f"TTFT {seen.first_token_ms:.1f} ms (engine {first_ms:.1f}), ITL {seen.gap_ms:.2f} ms "
+            f"(engine {gap_ms:.2f}), lateness p99 {late_ms:.1f} ms",
+            flush=True,
+        )
+        assert seen.requests == REQUESTS
+        assert seen.output_tokens == REQUESTS * OUTPUT_TOKENS
+        assert wrote.requests == REQUESTS + more_requests
+        assert wrote.output_tokens == OUTPUT_TOKENS * (REQUESTS + more_requests)
+        if self._times:
+            for saw_ms, was_ms in ((seen.first_token_ms, first_ms), (seen.gap_ms, gap_ms)):
+                assert abs(saw_ms - was_ms) <= late_ms + OWN_MS, "the client saw other times than the engine"
+
+
+def trace_rows() -> list[dict[str, object]]:
     """Twenty questions about four contexts, as Mooncake writes them."""
-    rows = (
+    return [
         {
             "timestamp": 100 * n,
             "input_length": 1024,
@@ -86,52 +221,50 @@ def write_trace(path: Path) -> None:
             "hash_ids": [n % 4, 100 + n],
         }
         for n in range(REQUESTS)
-    )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-CHAT = f"--endpoint-type chat --concurrency 4 --request-count {REQUESTS} --isl 128 --osl {OUTPUT_TOKENS}"
-TRACE = "--endpoint-type completions --custom-dataset-type mooncake_trace --fixed-schedule --use-server-token-count"
-
-
-def check_server(clients: Path, folder: Path) -> None:
-    """One worker: a chat by openai, load by aiperf; counts are the server's own."""
-    process, port = serve("serve", "--max-num-seqs", "64")
-    try:
-        run_openai(clients, port)
-        assert metric(port, "vllm:generation_tokens_total") == 9
-        if (clients / "aiperf").exists():
-            run_aiperf(clients, port, folder, "concurrency", CHAT, REQUESTS)
-            assert metric(port, "vllm:generation_tokens_total") >= 9 + REQUESTS * OUTPUT_TOKENS
-    finally:
-        process.terminate()
-        assert process.wait(20) == 0
-
-
-def check_fleet(clients: Path, folder: Path) -> None:
-    """Twenty workers behind a KV-aware door: the same, and a trace on its own schedule."""
-    process, port = serve("fleet", "--workers", "20", "--base-port", "0", "--routing", "kv")
-    try:
-        run_openai(clients, port)
-        if (clients / "aiperf").exists():
-            write_trace(folder / "trace.jsonl")
-            flags = f"{TRACE} --input-file {folder / 'trace.jsonl'}"
-            run_aiperf(clients, port, folder, "mooncake", flags, REQUESTS)
-        assert metric(port, "understudy:routed_requests_total") >= 1
-    finally:
-        process.terminate()
-        assert process.wait(20) == 0
+    ]
 
 
 def main() -> None:
     """Run them; the exit code tells."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=Path, required=True, help="bin of an environment with the clients")
-    clients = parser.parse_args().clients.absolute()
-    with tempfile.TemporaryDirectory() as folder:
-        check_server(clients, Path(folder))
-        check_fleet(clients, Path(folder))
+    parser.add_argument("--clients", type=Path, help="bin of an environment with openai and aiperf")
+    parser.add_argument("--vllm", type=Path, help="bin of one with vllm")
+    parser.add_argument("--guidellm", type=Path, help="bin of one with guidellm")
+    parser.add_argument(
+        "--times", action="store_true", help="times must agree too; wants a machine that is not busy"
+    )
+    args = parser.parse_args()
+    for words in ("serve --max-num-seqs 64", "fleet --workers 20 --base-port 0 --routing kv"):
+        target = Target(*words.split())
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                run(Check(target, Path(folder), times=args.times), args)
+        finally:
+            target.stop()
     print("clients agree with the server")
+
+
+def run(check: Check, args: argparse.Namespace) -> None:
+    """All clients that there are, against one target."""
+    if args.clients is not None:
+        clients = args.clients.absolute()
+        check.openai(clients)
+        if (clients / "aiperf").exists():
+            chat = f"--endpoint-type chat --concurrency 4 --request-count {REQUESTS} --isl 128 --osl {OUTPUT_TOKENS}"
+            trace = "--endpoint-type completions --custom-dataset-type mooncake_trace --fixed-schedule"
+            trace += f" --use-server-token-count --input-file {check.trace}"
+            check.aiperf(clients, chat if check.target.name == "serve" else trace)
+    if args.vllm is not None:
+        lengths = f"--random-input-len 128 --random-output-len {OUTPUT_TOKENS}"
+        clients = args.vllm.absolute()
+        check.vllm(clients, f"--dataset-name random {lengths} --num-prompts {REQUESTS} --max-concurrency 4")
+        check.vllm(
+            clients,
+            f"--dataset-name timed_trace --dataset-path {check.trace} --num-prompts {REQUESTS} "
+            "--timed-trace-chunk-hash-size 512 --timed-trace-sec-multiplier 0.001",
+        )
+    if args.guidellm is not None:
+        check.guidellm(args.guidellm.absolute())
 
 
 if __name__ == "__main__":

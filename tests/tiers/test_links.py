@@ -62,6 +62,39 @@ def test_a_second_one_halfway_delays_the_first() -> None:
     assert drain(links) == [(3 * MS // 2, 0), (2 * MS, 1)]
 
 
+def test_a_link_that_is_slowed_halfway_moves_the_rest_at_its_new_pace() -> None:
+    links = one_link()
+    links.start(0, [0], MB)
+    assert links.deadline_ns(0) == 1 * MS
+    links.set_share(MS // 2, 0, 0.1)
+    assert links.deadline_ns(0) == MS // 2 + 5 * MS
+    links.set_share(MS, 0, 1.0)  # 450,000 bytes are left
+    assert drain(links) == [(MS + 450_000, 0)]
+
+
+def test_a_link_that_cannot_be_slowed_so_says_why() -> None:
+    links = one_link()
+    free = links.add_link("free", math.inf)
+    with pytest.raises(
+        InvalidArgument, match=r"link d2h: a share of its bandwidth is from 0.001 to 1, got 0"
+    ):
+        links.set_share(0, 0, 0.0)
+    with pytest.raises(InvalidArgument, match="share"):
+        links.set_share(0, 0, math.nan)
+    with pytest.raises(InvalidArgument, match="link free has no limit"):
+        links.set_share(0, free, 0.5)
+    with pytest.raises(InvalidArgument, match="no link 9"):
+        links.set_share(0, 9, 0.5)
+
+
+def test_a_link_is_not_slowed_so_far_that_its_transfers_take_years() -> None:
+    links = one_link(1e-6)
+    links.start(0, [0], 1 << 38)
+    with pytest.raises(CapacityExhausted, match="link d2h"):
+        links.set_share(0, 0, 0.001)
+    assert links.next_completion_ns() == (1 << 38) * 10**6  # nothing has changed
+
+
 def test_ten_together_take_ten_times_as_long() -> None:
     links = one_link()
     for _ in range(10):
@@ -390,15 +423,31 @@ def test_completion_times_equal_exact_processor_sharing(
     for i, (gbps, fixed_ns, first, duplex) in enumerate(specs):
         links.add_link(f"link {i}", gbps, fixed_ns=fixed_ns, demand_first=first, duplex=duplex)
     path = st.lists(st.integers(0, len(specs) - 1), min_size=1, max_size=2, unique=True)
+    limited = [i for i, (gbps, *_) in enumerate(specs) if not math.isinf(gbps)]
+    slowed = st.tuples(st.sampled_from(limited), st.sampled_from([1.0, 0.5, 0.3, 0.001]))
     transfer = st.tuples(
-        st.integers(0, 400), path, st.integers(0, 3) | st.integers(0, 20_000), st.booleans(), st.booleans()
+        st.integers(0, 400),
+        path,
+        st.integers(0, 3) | st.integers(0, 20_000),
+        st.booleans(),
+        st.booleans(),
+        st.none() | slowed if limited else st.none(),
     )
     transfers = []
+    changes = []
     now = 0
     popped = []
-    for gap, links_crossed, num_bytes, background, look in data.draw(
+    for gap, links_crossed, num_bytes, background, look, slow in data.draw(
         st.lists(transfer, min_size=1, max_size=12)
     ):
+        if slow is not None:
+            link, share = slow
+            at = now + gap // 3
+            usual = round(specs[link][0] * 1e9)
+            links.set_share(at, link, share)
+            links.check()
+            bandwidth = usual if share == 1 else max(int(usual * share), 1)
+            changes.append((at, link, Fraction(bandwidth, 10**9)))
         now += gap
         if look:
             popped += links.pop_due(now - gap // 2)
@@ -416,6 +465,7 @@ def test_completion_times_equal_exact_processor_sharing(
         [ModelLink(exact(gbps), fixed, first, cap) for gbps, fixed, first, cap in specs],
         [ModelCap(exact(gbps), first) for gbps, first in caps],
         transfers,
+        changes,
     )
     assert popped == expected
     assert deadlines == {i: time for time, i in expected if i in deadlines}

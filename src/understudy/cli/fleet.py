@@ -19,7 +19,7 @@ examples:
 
 flags of the fleet:
   --workers N             how many (default: 4)
-  --processes N           spread them over so many processes; the door is then the standalone router, without the page
+  --processes N           spread them over so many processes; the door is then the standalone router
   --base-port PORT        of the first worker (default: 9000); 0: any free ones
   --port PORT             of the front door (default: 8000)
   --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity, kv,
@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
                 raise ConfigError(f"cannot listen: {error}") from None
             ports = fleet.ports
             sources = dict.fromkeys(pool.described_times() for _, pool in settings.pools)
-            door = "front door and page" if processes == 1 else f"in {processes} processes, front door"
+            where = "" if processes == 1 else f"in {processes} processes, "
             print(
-                f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {door} on "
-                f"http://{settings.host}:{fleet.port}\ntimes from {'; '.join(sources)}",
+                f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {where}front door and page "
+                f"on http://{settings.host}:{fleet.port}\ntimes from {'; '.join(sources)}",
                 file=sys.stderr,
                 flush=True,
             )

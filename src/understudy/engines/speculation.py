@@ -38,6 +38,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 f"num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}; "
                 "leave speculative_config out for none"
             )
+        if len(self.accept_rates) > self.num_speculative_tokens and self.accept_rates != DEFAULT_RATES:
+            raise ConfigError(
+                f"speculative_config.accept_rates has {len(self.accept_rates)} rates for "
+                f"num_speculative_tokens={self.num_speculative_tokens}; give one for each draft at most"
+            )
         for index, rate in enumerate(self.accept_rates):
             if not 0 <= rate <= 1:
                 raise ConfigError(f"speculative_config.accept_rates[{index}] must be in [0, 1], got {rate}")

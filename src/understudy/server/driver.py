@@ -42,6 +42,7 @@ class Driver:
         self._max_burst = max_burst
         self._queue: list[tuple[int, int, int, EngineCore, Callable[[int], None] | None]] = []
         self._sequence = 0
+        self._cores: list[EngineCore] = []
         self._observers: dict[int, Observer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_ns = -1
@@ -50,6 +51,7 @@ class Driver:
 
     def observe(self, core: EngineCore, observer: Observer) -> None:
         """Tell it of every step of this engine."""
+        self._cores.append(core)
         self._observers[id(core)] = observer
 
     # ── What comes in ──
@@ -94,6 +96,13 @@ class Driver:
     def do(self, core: EngineCore, action: Callable[[int], None]) -> None:
         """Anything else that happens to an engine from outside, now and in order."""
         self._put(self.clock.now_ns(), _INPUT, core, action)
+        self._wake()
+
+    def nudge(self) -> None:
+        """Transfers may land at other times than they would have: all engines look again."""
+        now_ns = self.clock.now_ns()
+        for core in self._cores:
+            self._put(now_ns, _INPUT, core, None)
         self._wake()
 
     # ── What happens ──

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from understudy._core import Tier
 from understudy.server.api.errors import ApiError, Problem, error_body, invalid_body
+from understudy.tiers.plan import TierPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from understudy.server.app import App
     from understudy.server.http import Connection, Request
+    from understudy.server.settings import ServerSettings
 
 FAILURES: dict[str, tuple[int, str, str | None]] = {
     "rate_limit": (429, "rate_limit_exceeded", None),
@@ -25,17 +31,30 @@ FAILURES: dict[str, tuple[int, str, str | None]] = {
 """llm-d-inference-sim's types of failure: status, type and param."""
 
 
+MAX_FACTOR = 1000
+
+
 class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One order.
 
     `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection `after_ms`; `slow`:
-    all that is sent to the client arrives `delay_ms` later, as over a slow line; `kill`: the engine dies and restarts
-    with nothing cached; `stop_events`, `resume_events`, `lose_events` (`count` batches); `none`: end what was ordered.
+    all that is sent to the client arrives `delay_ms` later, as over a slow line; `slow_link`: the links to and from a
+    `tier` (g2, g3, g4) are `factor` times as slow, for what is under way too; `kill`: the engine dies and restarts with
+    nothing cached; `stop_events`, `resume_events`, `lose_events` (`count` batches); `none`: end what was ordered.
     `rate` is the share of requests that it happens to, by `seed`.
     """
 
     kind: Literal[
-        "reject", "delay", "drop", "slow", "kill", "stop_events", "resume_events", "lose_events", "none"
+        "reject",
+        "delay",
+        "drop",
+        "slow",
+        "slow_link",
+        "kill",
+        "stop_events",
+        "resume_events",
+        "lose_events",
+        "none",
     ]
     workers: list[int] | None = None
     rate: float = 1.0
@@ -43,6 +62,8 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     delay_ms: float = 1000.0
     after_ms: float = 50.0
     count: int = 1
+    tier: Literal["g2", "g3", "g4"] = "g2"
+    factor: float = 10.0
     seed: int = 0
 
     @classmethod
@@ -61,6 +82,8 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ApiError(
                 "a fault needs a rate in [0, 1], a status in 200 … 599 and times that are not negative"
             )
+        if not 1 <= order.factor <= MAX_FACTOR:
+            raise ApiError(f"a link is slowed by a factor from 1 to {MAX_FACTOR}, got {order.factor}")
         return order
 
 
@@ -113,12 +136,30 @@ class Faults:
         connection.respond(status, error_body(status, "a fault on purpose", "InjectedFault"))
 
 
-def apply_order(order: FaultOrder, apps: list[App]) -> dict[str, Any]:
-    """Carry an order out on some workers, or all. ApiError names a worker that is not there."""
-    chosen = range(len(apps)) if order.workers is None else order.workers
+def chosen_workers(order: FaultOrder, workers: Sequence[ServerSettings]) -> list[int]:
+    """Whom an order is for: some workers, or all. ApiError names one that is not there or that it means nothing to."""
+    chosen = list(range(len(workers))) if order.workers is None else order.workers
     for index in chosen:
-        if not 0 <= index < len(apps):
-            raise ApiError(f"there is no worker {index}; there are 0 … {len(apps) - 1}")
+        if not 0 <= index < len(workers):
+            raise ApiError(f"there is no worker {index}; there are 0 … {len(workers) - 1}")
+        if order.kind == "slow_link" and not _has_limit(workers[index], order.tier):
+            raise ApiError(f"worker {index} has no {order.tier} tier behind a link with a limit")
+    return chosen
+
+
+def _has_limit(settings: ServerSettings, tier: str) -> bool:
+    plan = TierPlan.of(settings.tiers, settings.engine.block_size)
+    return plan is not None and any(
+        math.isfinite(link.bandwidth_gbps)
+        for one in plan.tiers
+        for link in (*one.down, *one.up)
+        if one.tier == Tier[tier.upper()]
+    )
+
+
+def apply_order(order: FaultOrder, apps: list[App]) -> dict[str, Any]:
+    """Carry an order out on some workers, or all. ApiError when it cannot be; nothing has happened then."""
+    chosen = chosen_workers(order, [app.settings for app in apps])
     lost = 0
     for index in chosen:
         app = apps[index]
@@ -131,6 +172,10 @@ def apply_order(order: FaultOrder, apps: list[App]) -> dict[str, Any]:
                     sender.lose += order.count
                 else:
                     sender.stopped = order.kind == "stop_events"
+        elif order.kind == "slow_link":
+            worker.slow_links(order.tier, order.factor)
         else:
+            if order.kind == "none":
+                worker.restore_links()
             app.faults.set(None if order.kind == "none" else order)
-    return {"fault": order.kind, "workers": list(chosen), "lost_requests": lost}
+    return {"fault": order.kind, "workers": chosen, "lost_requests": lost}

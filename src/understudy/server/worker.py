@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from understudy._core import TokenBlocks
+from understudy._core import Tier, TokenBlocks
 from understudy.engines.offload import offload_of
 from understudy.errors import ConfigError
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
@@ -106,6 +106,7 @@ class Worker:
         self.loras = {module.name: module for module in settings.lora_modules}
         self._adapter_numbers: dict[str, int] = {}
         self.sleep_level = 0
+        self._slowed: set[str] = set()
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
         if settings.max_model_len > capacity:
             raise ConfigError(
@@ -289,6 +290,24 @@ class Worker:
             lost += len(core.live)
             self.driver.do(core, die)
         return lost
+
+    def slow_links(self, tier: str, factor: float) -> None:
+        """The links to and from a tier are so many times as slow from now on. A shared tier's are everybody's."""
+        wanted, share = Tier[tier.upper()], 1 / factor
+        self._slowed.add(tier)
+        for core in self.cores:
+
+            def slow(now_ns: int, core: EngineCore = core) -> None:
+                core.engine.set_link_share(now_ns, wanted, share)
+
+            self.driver.do(core, slow)
+        self.driver.nudge()
+
+    def restore_links(self) -> None:
+        """All links are as fast as before."""
+        for tier in sorted(self._slowed):
+            self.slow_links(tier, 1.0)
+        self._slowed.clear()
 
     def close(self) -> None:
         """Let go of what others could want, such as addresses."""

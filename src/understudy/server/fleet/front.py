@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SHOWN_EVERY_S = 0.5
 KEPT_DECISIONS = 60
+SHOWN_DECISIONS = 24
 
 
 class FrontDoor:
@@ -220,7 +221,7 @@ class FrontDoor:
                 "token_p99": round(stage.token_lateness.quantile(0.99, since) * 1e3, 3),
                 "step_p99": round(stage.driver.step_lateness.quantile(0.99) * 1e3, 3),
             },
-            "decisions": list(self._decisions)[-24:],
+            "decisions": list(self._decisions)[-SHOWN_DECISIONS:],
         }
 
     def _measure_rates(self) -> None:

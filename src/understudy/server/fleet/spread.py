@@ -1,6 +1,7 @@
 """A fleet over several processes: workers in groups, each in a process of its own, and a router in front.
 
 The door is the standalone router: what it knows of the workers it hears from their KV events, as it would of real ones.
+Each group has a door of its own, unseen, which tells of its workers and takes orders for them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.errors import ConfigError
-from understudy.server.fleet.fleet import Fleet, FleetSettings, shifted
+from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of, shifted
+from understudy.server.fleet.spread_door import SpreadDoor
 from understudy.server.loop import run, settled
 from understudy.server.proxy.service import RouterService, RouterSettings
 from understudy.server.proxy.workers import WorkerAddress
@@ -52,6 +54,7 @@ class SpreadFleet:
         ]
         self._children: list[tuple[BaseProcess, Pipe]] = []
         self.door: RouterService | None = None
+        self._own: SpreadDoor | None = None
 
     async def start(self) -> None:
         """Start the groups, then the door. ConfigError when one of them cannot."""
@@ -64,11 +67,14 @@ class SpreadFleet:
                 theirs.close()
                 self._children.append((child, ours))
             loop = asyncio.get_running_loop()
+            doors = []
             for _, pipe in self._children:
                 told = await loop.run_in_executor(None, _wait, pipe)
                 if isinstance(told, str):
                     raise ConfigError(told)
-                self.ports += told
+                door, ports = told
+                doors.append((door, len(ports)))
+                self.ports += ports
             urls = tuple(WorkerAddress(url=f"http://127.0.0.1:{port}") for port in self.ports)
             first = self.settings.pools[0][1]
             self.door = RouterService(
@@ -82,6 +88,14 @@ class SpreadFleet:
                     seed=self.settings.seed,
                 )
             )
+            self._own = SpreadDoor(
+                doors,
+                [pool for count, pool in self.settings.pools for _ in range(count)],
+                name_of(self.settings.routing),
+                self.door.dispatcher,
+                self.door.workers,
+            )
+            self.door.proxy.own = self._own
             await self.door.start()
         except BaseException:
             await self.stop()
@@ -90,6 +104,8 @@ class SpreadFleet:
 
     async def stop(self) -> None:
         """Stop the door, then the groups, as the workers' settings say."""
+        if self._own is not None:
+            self._own.close()
         if self.door is not None:
             await self.door.stop()
         for child, pipe in self._children:
@@ -146,7 +162,7 @@ def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
         except (ConfigError, OSError) as error:
             pipe.send(f"cannot start workers: {error}")
             return
-        pipe.send([server.port for server in fleet.servers])
+        pipe.send((fleet.port, [server.port for server in fleet.servers]))
         gone = asyncio.Event()
         asyncio.get_running_loop().add_reader(pipe.fileno(), gone.set)
         with settled():

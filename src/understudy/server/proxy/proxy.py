@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -42,6 +42,16 @@ _OWN_HEADERS = (
 )
 
 
+class OwnPaths(Protocol):
+    """Who answers paths of its own at the router's port, and is told where requests went."""
+
+    async def answer(self, request: Request, connection: Connection) -> bool:
+        """True when it has answered, or will."""
+
+    def routed(self, request: Request, asked: Asked, decision: Decision, rank: Rank) -> None:
+        """A request goes to an engine."""
+
+
 class Proxy:
     """Answers `/query`, `/register`, `/unregister`, `/dump`, `/health` and `/metrics`; passes the rest on."""
 
@@ -60,6 +70,7 @@ class Proxy:
         self.registry = router_metrics(workers, lambda: {**self.counts, "waiting": dispatcher.num_waiting})
         self.http = HttpMetrics(self.registry)
         self._about = About(workers, dispatcher, prompts)
+        self.own: OwnPaths | None = None
 
     # ── HTTP ──
 
@@ -95,6 +106,8 @@ class Proxy:
 
     async def _answer(self, request: Request, connection: Connection) -> None:
         try:
+            if self.own is not None and await self.own.answer(request, connection):
+                return
             match request.path, request.method:
                 case "/query", "POST":
                     self._reply(connection, await self._about.query(read_json(request.body)))
@@ -139,6 +152,8 @@ class Proxy:
                 self._dispatcher.ask(asked, go)
                 rank = self._workers.ranks[(await decided).worker]
                 rank.routed += 1
+                if self.own is not None:
+                    self.own.routed(request, asked, await decided, rank)
                 if await self._send(request, connection, rank, asked, await decided):
                     return
             except WrongState:

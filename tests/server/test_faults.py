@@ -1,0 +1,133 @@
+"""Faults of links, and orders for a fleet over several processes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from server.client import Client, serving
+from understudy.cli.fleet import read_fleet
+from understudy.engines.config import VllmConfig
+from understudy.engines.timing import Constant
+from understudy.server.api.errors import ApiError
+from understudy.server.faults import FaultOrder, chosen_workers
+from understudy.server.fleet.spread import SpreadFleet
+from understudy.server.settings import ServerSettings
+from understudy.tiers.settings import TiersConfig
+
+if TYPE_CHECKING:
+    from understudy.server.server import Server
+
+C = "/v1/completions"
+
+SMALL = VllmConfig(
+    block_size=16, num_gpu_blocks=64, max_model_len=1024, timing=Constant(prefill_ms=1.0, decode_ms=1.0)
+)
+HOST = TiersConfig.from_dict(
+    {
+        "tiers": [{"tier": "g2", "blocks": 256, "link": {"down_gbps": 1.0, "up_gbps": 0.032}}],
+        "kv_bytes_per_token": 2000,
+        "offload": {"recompute_fallback": False},
+    }
+)
+"""A block of 32,000 bytes comes back in a millisecond."""
+
+
+def test_a_link_is_slowed_by_an_order_and_is_as_fast_as_before_when_that_ends() -> None:
+    async def first_token_ms(client: Client, server: Server) -> float:
+        """Of a prompt whose twenty blocks lie on the host: all of them are loaded."""
+        metrics = server.worker.metrics[0]
+        for seed in (1000, 2000):  # what pushes it off the device
+            await client.post(C, {"prompt": [seed + n for n in range(640)], "max_tokens": 1})
+        before, found = metrics.first_token.sum, metrics.external_hits.value
+        await client.post(C, {"prompt": [*range(320), 7], "max_tokens": 1})
+        assert metrics.external_hits.value - found == 320
+        return (metrics.first_token.sum - before) * 1e3
+
+    async def main() -> None:
+        async with serving(engine=SMALL, max_model_len=1024, tiers=HOST) as (client, server):
+            await client.post(C, {"prompt": [*range(320), 7], "max_tokens": 1})
+            usual = await first_token_ms(client, server)
+            assert 20 <= usual < 30
+            told = await client.post("/admin/fault", {"kind": "slow_link", "tier": "g2", "factor": 8})
+            assert told.json == {"fault": "slow_link", "workers": [0], "lost_requests": 0}
+            assert 160 <= await first_token_ms(client, server) < 190
+            await client.post("/admin/fault", {"kind": "none"})
+            assert 20 <= await first_token_ms(client, server) < 30
+
+    asyncio.run(main())
+
+
+def test_a_link_that_is_not_there_or_has_no_limit_is_not_slowed() -> None:
+    inf = float("inf")
+    free = TiersConfig.from_dict(
+        {"tiers": [{"tier": "g2", "blocks": 9, "link": {"down_gbps": inf, "up_gbps": inf}}], "kv_bytes_per_token": 2000}
+    )
+    workers = [ServerSettings(engine=SMALL, tiers=tiers) for tiers in (HOST, TiersConfig(), free)]
+
+    def order(**given: Any) -> FaultOrder:
+        return FaultOrder.read({"kind": "slow_link", **given})
+
+    assert chosen_workers(order(workers=[0]), workers) == [0]
+    for index in (1, 2):
+        with pytest.raises(ApiError, match=f"worker {index} has no g2 tier behind a link with a limit"):
+            chosen_workers(order(workers=[index]), workers)
+    with pytest.raises(ApiError, match="worker 0 has no g3"):
+        chosen_workers(order(tier="g3"), workers)
+    with pytest.raises(ApiError, match="there is no worker 3"):
+        chosen_workers(order(workers=[3]), workers)
+    for factor in (0.5, 1001, float("nan")):
+        with pytest.raises(ApiError, match="a factor from 1 to 1000"):
+            order(factor=factor)
+
+
+def test_a_fleet_over_processes_has_the_page_and_takes_orders_for_all_its_workers() -> None:
+    line = ["stub", "--workers", "3", "--processes", "2", "--base-port", "0", "--port", "0"]
+    settings, processes = read_fleet([*line, "--time-to-first-token", "1", "--inter-token-latency", "1"])
+    body = {"prompt": "x", "max_tokens": 4}
+
+    async def main() -> None:
+        fleet = SpreadFleet(settings, processes)
+        await fleet.start()
+        client = Client(fleet.port)
+        try:
+            assert (await client.get("/")).body.startswith(b"<!doctype html>")
+            assert [(await client.post(C, body)).status for _ in range(3)] == [200] * 3
+            state = (await client.get("/fleet/state")).json
+            assert state["ports"] == fleet.ports
+            assert state["workers"]["tokens"] == [4, 4, 4]
+            assert {len(column) for column in state["workers"].values()} == {3}
+            assert sorted(row["worker"] for row in state["decisions"]) == [0, 1, 2]
+            assert set(state["late_ms"]) == {"token_p50", "token_p99", "step_p99"}
+            seen = [(await client.get(f"/fleet/workers/{n}")).json for n in range(3)]
+            assert [(one["worker"], one["port"]) for one in seen] == list(enumerate(fleet.ports))
+            assert (await client.get("/fleet/workers/3")).status == 404
+
+            told = await client.post("/admin/fault", {"kind": "reject", "status": 429, "workers": [1, 2]})
+            assert told.json == {"fault": "reject", "workers": [1, 2], "lost_requests": 0}
+            assert sorted([(await client.post(C, body)).status for _ in range(3)]) == [200, 429, 429]
+            assert (await client.post("/admin/fault", {"kind": "none"})).json["workers"] == [0, 1, 2]
+            assert [(await client.post(C, body)).status for _ in range(3)] == [200] * 3
+            assert (await client.post("/admin/fault", {"kind": "kill", "workers": [3]})).status == 400
+            assert (await client.post("/admin/fault", {"kind": "slow_link"})).status == 400
+            assert (await client.post("/admin/fault", {"kind": "fall"})).status == 400
+            await watch(fleet.port)
+        finally:
+            await fleet.stop()
+
+    asyncio.run(main())
+
+
+async def watch(port: int) -> None:
+    """The page's stream tells the state at once, and again."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /fleet/events HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    for _ in range(2):
+        line = await reader.readuntil(b"\n\n")
+        told = msgspec.json.decode(line[line.index(b"data: ") + 6 :])
+        assert len(told["workers"]["running"]) == 3
+    writer.close()
