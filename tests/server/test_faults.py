@@ -64,7 +64,10 @@ def test_a_link_is_slowed_by_an_order_and_is_as_fast_as_before_when_that_ends() 
 def test_a_link_that_is_not_there_or_has_no_limit_is_not_slowed() -> None:
     inf = float("inf")
     free = TiersConfig.from_dict(
-        {"tiers": [{"tier": "g2", "blocks": 9, "link": {"down_gbps": inf, "up_gbps": inf}}], "kv_bytes_per_token": 2000}
+        {
+            "tiers": [{"tier": "g2", "blocks": 9, "link": {"down_gbps": inf, "up_gbps": inf}}],
+            "kv_bytes_per_token": 2000,
+        }
     )
     workers = [ServerSettings(engine=SMALL, tiers=tiers) for tiers in (HOST, TiersConfig(), free)]
 

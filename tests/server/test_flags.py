@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from understudy.cli import main as cli_main
 from understudy.errors import ConfigError
 from understudy.server.flags import vllm_flags
 from understudy.server.flags.serving import read_serve
+from understudy.server.server import Server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,3 +123,30 @@ def test_a_file_of_flags_gives_way_to_the_command_line(tmp_path: Path) -> None:
     file.write_text("colour: red\n")
     with pytest.raises(ConfigError, match="--colour is not a flag"):
         read_serve(["--config", str(file)])
+
+
+def test_adapters_without_enable_lora_say_that_they_change_nothing() -> None:
+    assert read_serve(["m", "--max-loras", "4", "--max-cpu-loras", "8"]).idle == [
+        "max-loras",
+        "max-cpu-loras",
+    ]
+    assert read_serve(["m", "--enable-lora", "--max-loras", "4"]).idle == []
+
+
+def test_what_contradicts_is_refused_by_its_name() -> None:
+    drafts = ["speculative_config.method=mtp", "speculative_config.num_speculative_tokens=1"]
+    with pytest.raises(ConfigError, match=r"speculative_config.accept_rates has 3 rates"):
+        read_serve(["m", "--set", *drafts, "speculative_config.accept_rates=[0.5,0.5,0.5]"])
+    offload = ["--kv-offloading-size", "1", "--tiers", '{"kv_bytes_per_token": 1024}']
+    plan = read_serve(["m", "--enable-lora", *offload])
+    with pytest.raises(ConfigError, match="contradicts enable_lora"):
+        Server(plan.settings)
+
+
+def test_help_names_the_flags_of_times(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("serve", "fleet"):
+        with pytest.raises(SystemExit):
+            cli_main([verb, "--help"])
+        told = capsys.readouterr().out
+        assert "--gpu NAME" in told
+        assert "--timing FILE" in told

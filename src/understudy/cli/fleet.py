@@ -14,6 +14,7 @@ EXAMPLES = """\
 examples:
   understudy fleet --workers 20 --routing kv             door on 8000, workers on 9000 ... 9019, page at localhost:8000
   understudy fleet my-model --workers 200 --base-port 9000 --max-num-seqs 64
+  understudy fleet Llama-3.1-8B --gpu H100 --workers 20  times and blocks of a known model on a GPU
   understudy fleet --fleet-config fleet.yaml             pools of different engines
   curl localhost:8000/admin/fault -d '{"kind": "kill", "workers": [3]}'
 
@@ -26,7 +27,7 @@ flags of the fleet:
                           or FILE.py:CLASS, a router of your own
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
   --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
-All flags of `understudy serve` describe the workers.
+All flags of `understudy serve` describe the workers: --gpu NAME, --timing FILE, --speedup X, --tiers JSON and the rest.
 """
 
 

@@ -17,6 +17,8 @@ EXAMPLES = """\
 examples:
   understudy serve                                     the built-in tokenizer, port 8000, loopback
   understudy serve my-model --port 9000 --max-model-len 32k --max-num-seqs 64
+  understudy serve Llama-3.1-8B --gpu H100             times and blocks of a known model on a GPU
+  understudy serve Llama-3.1-70B --gpu H100 --tensor-parallel-size 4 --timing timing.yaml
   understudy serve my-model --set timing.kind=constant timing.prefill_ms=20 timing.decode_ms=5
   understudy serve my-model --time-to-first-token 20 --inter-token-latency 5
   understudy serve my-model --kv-events-config.enable_kv_cache_events true
@@ -29,6 +31,9 @@ vLLM 0.32's 316 flags are accepted, in its grammar. Those that mean nothing to a
 ours:
   --speedup X             simulated time passes X times as fast as outside
   --response-mode MODE    filler (default), echo, recorded (with --response-file JSONL of prompt and response)
+  --gpu NAME              H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000: times and blocks of the model on it;
+                          or any other by --gpu-bandwidth-gbps, --gpu-tflops, --gpu-link-gbps and --gpu-memory
+  --timing FILE           step times that `understudy calibrate` wrote, or a folder of op tables (with --gpu)
   --set NAME=VALUE ...    any setting of the engine, such as timing.kind=constant
   --tiers JSON            KV tiers below the device: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
   --time-to-first-token MS, --inter-token-latency MS    constant times instead of a model of them

@@ -123,11 +123,10 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     extra = {flag.name for flag in more}
     if _has_gpu(line.values):
         extra |= {*GPU_FLAGS, "kv-cache-dtype"} - {"front-end-ms"}  # a live server has a front end of its own
-    idle = [
-        name
-        for name in line.values
-        if name not in {*_PLAIN, *_ENGINE, *_HANDLED, *extra} and line.values[name] is not None
-    ]
+    used = {*_PLAIN, *_ENGINE, *_HANDLED, *extra}
+    if not line.values.get("enable-lora"):
+        used -= {"max-loras", "max-cpu-loras"}  # vLLM takes them too, and does nothing
+    idle = [name for name in line.values if name not in used and line.values[name] is not None]
     return ServePlan(settings_of(line), idle, line)
 
 
