@@ -45,7 +45,7 @@ MUTANTS = [
         "a load's estimate ignores other loads",
         ESTIMATE,
         "host.up, bytes, 1 + loads",
-        "host.up, bytes, 1",
+        "host.up, bytes, 1 + 0 * loads",
         "tests/tiers/test_transfer_estimate.py",
     ),
     Mutant(
@@ -135,8 +135,8 @@ MUTANTS = [
     Mutant(
         "a worker rests over the step that fills a block",
         "core/engine/vllm/rest.cpp",
-        "size - 1 - into);",
-        "size + 1 - into);",  # one that ends with that step is as good: its copy begins there
+        ": size - 1 - into;",
+        ": size + 1 - into;",  # one that ends with that step is as good: its copy begins there
         "tests/tiers/test_resting.py",
     ),
     Mutant(
@@ -173,27 +173,6 @@ MUTANTS = [
         "if (kept > 0 && samples_[kept - 1].time_ns == sample.time_ns) --kept;",
         "if (kept > 0 && samples_[kept - 1].time_ns == sample.time_ns) continue;",
         "tests/tiers/test_thinning.py",
-    ),
-    Mutant(
-        "a leap takes blocks while the head of the queue waits, whatever the order of eviction",
-        "core/engine/vllm/leap.cpp",
-        "if (refusal.stands && fresh > 0 && engine_.kv_->evicts_in_any_order())",
-        "if (false && refusal.stands && fresh > 0)",
-        "tests/engines/test_leaping.py tests/eviction/test_device_pool.py",
-    ),
-    Mutant(
-        "a worker at rest takes blocks while the head of the queue waits, whatever the order of eviction",
-        "core/engine/vllm/rest.cpp",
-        "if (refusal_.stands && !waiting_.empty() && kv_->evicts_in_any_order())",
-        "if (false && refusal_.stands)",
-        "tests/tiers/test_resting.py",
-    ),
-    Mutant(
-        "who goes leaves the events of a step that a leap had begun untold",
-        "core/engine/vllm/requests.cpp",
-        "if (!in_step_) announcer_.stop_holding();",
-        "if (false) announcer_.stop_holding();",
-        "tests/tiers/test_leaping_engines.py",
     ),
     Mutant(
         "a leap counts on what is empty, whatever the order of eviction",

@@ -60,3 +60,22 @@ def test_nobody_but_the_command_line_uses_calibration() -> None:
     ]
     assert not [room for room in rooms if "calibrate" in rooms_used_by(room)]
     assert not rooms_used_by("calibrate") & {"cli", "server", "qwen3", "api"}
+
+
+def test_a_request_goes_from_replay_to_a_block_in_four_hops_as_the_documents_say() -> None:
+    """replay → run_offline → run_fleet → an engine's step → its KV backend, which takes blocks of the store."""
+    house = CORE.parent
+    way = {
+        "src/understudy/api.py": "run = run_offline(",
+        "src/understudy/run/offline.py": "partial(run_fleet, ",
+        "core/replay/fleet_alone.cpp": "engine->advance(",
+        "core/engine/vllm/admit.cpp": "kv_->place(",
+        "core/engine/block_backend.cpp": "store_.allocate(",
+    }
+    for path, call in way.items():
+        assert call in (house / path).read_text(), path
+    said = " ".join((house / "docs" / "architecture.md").read_text().split())
+    assert (
+        "four hops, all forward: `replay` (`api.py`) → `run_offline` (`run/offline.py`) → `_core.run_fleet`"
+        in said
+    )

@@ -16,11 +16,11 @@ from understudy.run.offline import run_offline
 from understudy.run.settings import ReplaySettings
 from understudy.server.flags.serving import all_flags, read_serve
 from understudy.tiers.gpu import GpuSettings
-from understudy.tiers.gpu_flags import GPU_FLAGS
 from understudy.timing.architecture import Architecture
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Parallelism
 from understudy.timing.efficiencies import Efficiencies
+from understudy.timing.gpu_flags import GPU_FLAGS
 from understudy.timing.gpus import find_gpu
 from understudy.timing.physical import Domain, Physical, Residuals
 from understudy.timing.sources import MeasuredKernels

@@ -13,7 +13,8 @@ namespace understudy {
 
 // Blocks in position order. A block is private until `finalize` says that its last token is computed. After a
 // release (end or preemption) the lease is empty and can start over. Every call checks first and throws with
-// nothing changed.
+// nothing changed. (NativeBackend keeps the same rules for the simulated engine, which knows its requests and asks
+// before it takes; what both do to blocks is BlockStore's.)
 class BlockLease {
  public:
   explicit BlockLease(std::shared_ptr<KvManager> manager);  // WrongState unless the backend is native

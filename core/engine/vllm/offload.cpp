@@ -275,7 +275,6 @@ std::uint64_t VllmEngine::check_offload() const {
   }
   for (const Kept& kept : deferred_) references += kept.table.size();
   for (const auto& [id, kept] : orphans_) references += kept.table.size();
-  offload_->check();
   return references;
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
-from understudy.tiers.gpu_flags import GPU_FLAGS, TIMING_HELP, timing_settings
+from understudy.timing.gpu_flags import GPU_FLAGS, TIMING_HELP, timing_settings
 
 if TYPE_CHECKING:
     import argparse

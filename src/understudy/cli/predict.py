@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.checks import read_as
 from understudy.cli import deployment_flags
 from understudy.outputs import check_outputs
-from understudy.tiers.gpu_flags import TIMING_HELP
+from understudy.timing.gpu_flags import TIMING_HELP
 
 if TYPE_CHECKING:
     import argparse
@@ -112,10 +111,11 @@ def _run(args: argparse.Namespace, file: Path | None) -> int:
     import msgspec
 
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
+    from understudy.checks import read_as
     from understudy.cli.gpu_flags import given_gpu
     from understudy.engines.config import VllmConfig
     from understudy.tiers.gpu import GpuSettings
-    from understudy.tiers.gpu_flags import timing_settings
+    from understudy.timing.gpu_flags import timing_settings
     from understudy.timing.timing_file import TimingFile
 
     timing: Timing

@@ -17,7 +17,7 @@ STEP_NS = 1_000_000
 TOTALS = ("finished", "preemptions", "scheduled_tokens", "cached_tokens", "stored_blocks", "removed_blocks")
 
 
-class KvEventLog:
+class RecordedEvents:
     """Events in a recording's form: hashes become numbers in the order in which stored events first name them."""
 
     def __init__(self, block_size: int, first_tokens: dict[int, int | None] | None = None) -> None:
@@ -82,7 +82,7 @@ class StepRecorder:
     ) -> None:
         self.steps = 0
         self.totals = dict.fromkeys(TOTALS, 0)
-        self._events = KvEventLog(block_size, first_tokens)
+        self._events = RecordedEvents(block_size, first_tokens)
         self._asynchronous = asynchronous
         self._keep_events = keep_events
 

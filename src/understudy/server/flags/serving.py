@@ -13,9 +13,9 @@ from understudy.errors import ConfigError
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
-from understudy.tiers.gpu_flags import GPU_FLAGS, timing_settings
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import offload_settings
+from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
 
 OURS = (
     Flag(["--speedup"], "float"),

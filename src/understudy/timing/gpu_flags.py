@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from understudy.errors import ConfigError
-from understudy.timing.timing_file import TimingFile
 
 
 class GpuFlag(NamedTuple):
@@ -81,6 +80,8 @@ def timing_settings(given: str | None, gpu: dict[str, Any]) -> tuple[dict[str, A
         return ({**gpu, "aiconfigurator": True} if given == "aiconfigurator" else gpu), None
     if given == "polynomial":
         return gpu, {"kind": "polynomial"}
+    from understudy.timing.timing_file import TimingFile  # heavy, and every verb describes these flags
+
     return gpu, TimingFile.read(Path(given)).setting()
 
 
