@@ -139,7 +139,8 @@ void bind_tiers(nb::module_& m) {
           [](TierRun& self, Tier tier) {
             for (const auto& shared : self.shared()) {
               if (shared->tier() != tier) continue;
-              TimedEvents events = shared->take_events();
+              TimedEvents events;
+              shared->take_events(events);
               return nb::make_tuple(std::move(events.batch), to_array(std::move(events.time_ns)));
             }
             throw Error(ErrorKind::ConfigError, "this run has no tier G", static_cast<int>(tier));

@@ -4,15 +4,15 @@ namespace understudy {
 
 void Announcer::show(std::int64_t now_ns) {
   if (!on_) return;
-  log_.add(store_.drain_events(~std::size_t{0}));
-  const std::span<const EventRecord> shown = log_.show(now_ns, !holds_);
+  std::span<const EventRecord> shown;
+  store_.read_events([&](std::span<const EventRecord> told) { shown = log_.show(told, now_ns, !holds_); });
   if (shown.empty()) return;
   if (config_.check) {
     truth_.apply(shown, now_ns);
     truth_.require_equal(store_, EventTruth::Scope::Below);
   }
   if (!config_.events) {
-    (void)log_.take_visible();
+    log_.take_visible(unheard_);
   } else if (on_events_) {
     on_events_(now_ns);
   }

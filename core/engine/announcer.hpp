@@ -38,7 +38,7 @@ class Announcer {
   }
 
   // ── For those who listen ──
-  TimedEvents take_visible() { return log_.take_visible(); }
+  void take_visible(TimedEvents& out) { log_.take_visible(out); }
   DrainedEvents take_all();  // those of the step in progress too, as the store tells them
   DrainedEvents peek_new();  // the same, and they stay to be taken
 
@@ -52,6 +52,7 @@ class Announcer {
   EngineEventLog log_;
   std::function<void(std::int64_t)> on_events_;
   bool holds_ = false;
+  TimedEvents unheard_;  // what nobody but `check` listens to; its room
   EventTruth truth_;
 };
 

@@ -128,8 +128,13 @@ class Engine {
 
   // ── Watch ──
   virtual EngineSnapshot snapshot() const = 0;
-  // Visible rows since the last call, each with the time from which it is.
-  virtual TimedEvents take_events() = 0;
+  // Visible rows since the last call, each with the time from which it is; in the room that `out` has.
+  virtual void take_events(TimedEvents& out) = 0;
+  TimedEvents take_events() {
+    TimedEvents out;
+    take_events(out);
+    return out;
+  }
   // Called when there is something to take, with that time: also for what lands while the engine sleeps, idles or is in
   // the middle of a step.
   virtual void set_on_events(std::function<void(std::int64_t)> on_events) = 0;

@@ -38,6 +38,19 @@ class EngineEventLog {
     }
   }
 
+  // The same, and `show`.
+  std::span<const EventRecord> show(std::span<const EventRecord> told, std::int64_t now_ns, bool device) {
+    if (!device || !hidden_.empty()) {
+      for (const EventRecord& record : told) add(record);
+      return show(now_ns, device);
+    }
+    EventRecords& visible = visible_.batch.records;
+    const std::size_t before = visible.size();
+    visible.insert(visible.end(), told.begin(), told.end());
+    for (std::size_t i = before; i < visible.size(); ++i) visible[i].id = happened_++;
+    visible_.time_ns.resize(visible.size(), now_ns);
+    return std::span<const EventRecord>(visible).subspan(before);
+  }
   // What has been added is visible from `now_ns` on: all of it, or what is not the device's. Returns that.
   std::span<const EventRecord> show(std::int64_t now_ns, bool device) {
     EventRecords& visible = visible_.batch.records;
@@ -58,9 +71,16 @@ class EngineEventLog {
 
   // Visible rows since the last call, by time.
   TimedEvents take_visible() {
-    TimedEvents out = std::exchange(visible_, {});
-    number(out.batch.records);
+    TimedEvents out;
+    take_visible(out);
     return out;
+  }
+  // The same in the room that `out` has, for who takes often.
+  void take_visible(TimedEvents& out) {
+    out.batch.records.clear();
+    out.time_ns.clear();
+    std::swap(out, visible_);
+    number(out.batch.records);
   }
   // Everything since the last call, as it happened; the step in progress then has nothing more to tell of it.
   DrainedEvents take_all() {

@@ -63,4 +63,11 @@ DrainedEvents EventRing::drain(std::size_t limit) {
   return out;
 }
 
+void EventRing::clear() noexcept {
+  records_.clear();
+  tokens_.clear();
+  head_ = tokens_head_ = 0;
+  lost_ = 0;
+}
+
 }  // namespace understudy

@@ -44,6 +44,9 @@ class EventRing {
   void stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first, const Token* tokens);
   void removed(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool last);
   DrainedEvents drain(std::size_t limit);
+  // Without a copy: what is there, and that it has been read.
+  std::span<const EventRecord> records() const noexcept { return std::span(records_).subspan(head_); }
+  void clear() noexcept;
 
   std::uint64_t next_id() const noexcept { return next_id_; }
   std::size_t size() const noexcept { return records_.size() - head_; }

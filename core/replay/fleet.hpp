@@ -46,6 +46,7 @@ struct FleetConfig {
 };
 
 void append(TimedEvents& all, const TimedEvents& more);
+void append(TimedEvents& all, TimedEvents&& more);
 
 class Fleet final : private FleetView {
  public:
@@ -119,7 +120,7 @@ class Fleet final : private FleetView {
   void plan(std::size_t worker);
   // What a router is told.
   bool gather_events();
-  bool gather_events(std::size_t publisher, std::uint64_t owner, TimedEvents events, TimedEvents& kept);
+  bool tell_router(std::size_t publisher, std::uint64_t owner, TimedEvents& kept);
   void deliver(std::size_t index);
 
   // FleetView
@@ -177,6 +178,7 @@ class Fleet final : private FleetView {
   std::vector<KvDelivery> deliveries_;  // on their way
   std::vector<std::size_t> free_deliveries_;
   std::int64_t gathered_ns_ = -1;
+  TimedEvents gathered_;  // by the call at hand
 
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
   std::vector<std::int32_t> worker_of_;

@@ -7,6 +7,14 @@
 
 namespace understudy {
 
+void append(TimedEvents& all, TimedEvents&& more) {
+  if (all.batch.records.empty()) {
+    all = std::move(more);
+    return;
+  }
+  append(all, std::as_const(more));
+}
+
 void append(TimedEvents& all, const TimedEvents& more) {
   all.batch.records.insert(all.batch.records.end(), more.batch.records.begin(), more.batch.records.end());
   all.time_ns.insert(all.time_ns.end(), more.time_ns.begin(), more.time_ns.end());
@@ -132,7 +140,8 @@ void Fleet::add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, st
     if (!keeps_events_) continue;
     TimedEvents& all = result_.tiers.back().events;
     if (!told.empty()) all = std::move(told[i]);
-    append(all, shared.take_events());
+    shared.take_events(gathered_);
+    append(all, gathered_);
   }
 }
 

@@ -186,7 +186,8 @@ void Fleet::end_step(std::size_t index) {
   if (workers_[index].engine->in_step()) take(workers_[index], workers_[index].engine->end_step(now_ns_));
   settle(index);
   if (config_.check && observes_) {
-    (void)gather_events(index, order_of(index), workers_[index].engine->take_events(), workers_[index].events);
+    workers_[index].engine->take_events(gathered_);
+    (void)tell_router(index, order_of(index), workers_[index].events);
     config_.router->check(index, workers_[index].engine->store());
   }
   if (!config_.ranks) return want_begin(index);
@@ -343,20 +344,24 @@ bool Fleet::gather_events() {
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     Worker& worker = workers_[index];
     if (!stepping_) join(index);
-    due = gather_events(index, order_of(index), worker.engine->take_events(), worker.events) || due;
+    worker.engine->take_events(gathered_);
+    due = tell_router(index, order_of(index), worker.events) || due;
   }
   for (Pool& pool : pools_) {
     for (std::size_t tier = 0; pool.tiers && tier < pool.tiers->shared().size(); ++tier) {
-      due = gather_events(KvDelivery::kShared, workload_.size() + workers_.size() + tier,
-                          pool.tiers->shared()[tier]->take_events(), pool.shared_events[tier]) ||
-            due;
+      pool.tiers->shared()[tier]->take_events(gathered_);
+      due =
+          tell_router(KvDelivery::kShared, workload_.size() + workers_.size() + tier, pool.shared_events[tier]) || due;
     }
   }
   return due;
 }
 
-bool Fleet::gather_events(std::size_t publisher, std::uint64_t owner, TimedEvents events, TimedEvents& kept) {
+// What was gathered of one publisher.
+bool Fleet::tell_router(std::size_t publisher, std::uint64_t owner, TimedEvents& kept) {
+  const TimedEvents& events = gathered_;
   const EventRecords& records = events.batch.records;
+  if (records.empty()) return false;
   bool due = false;
   if (config_.router->gather(publisher, events)) {
     if (keeps_events_) append(kept, events);

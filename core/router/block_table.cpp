@@ -1,72 +1,106 @@
 #include "router/block_table.hpp"
 
 #include <algorithm>
+#include <vector>
+
+#include "base/errors.hpp"
 
 namespace understudy {
 
-BlockTable::Entry& BlockTable::find_or_make(std::uint64_t hash) {
-  Place from = place(hash);
-  Shard& shard = shards_[from.shard];
-  // Small ones are full at a half and double; large ones must not stand that empty.
-  const std::size_t size = shard.entries.size();
-  if (size < kLarge ? (shard.used + 1) * 2 > size : (shard.used + 1) * 3 > size * 2) {
-    if (Entry* known = find(hash)) return *known;
-    resize(shard, std::max(kFewest, size < kLarge ? 2 * size : size + size / 3));
-    from = place(hash);
+BlockTable::Entry BlockTable::find(std::uint64_t hash) const noexcept {
+  const Place from = place(hash);
+  const Shard& shard = shards_[from.shard];
+  if (shard.used == 0) return {};
+  std::size_t at = from.at;
+  do {
+    auto* const bucket = const_cast<Bucket*>(&shard.buckets[at]);
+    if (const std::size_t lane = lane_of(*bucket, hash); lane < kLanes) return {bucket, lane};
+    if (bucket->guests_elsewhere == 0) return {};
+    at = next(shard, at);
+  } while (at != from.at);  // every bucket may have guests elsewhere
+  return {};
+}
+
+BlockTable::Entry BlockTable::find_or_make(std::uint64_t hash) {
+  if (const Entry known = find(hash)) return known;
+  Shard& shard = shards_[place(hash).shard];
+  // Large ones must not stand empty: they grow by less.
+  const std::size_t buckets = shard.buckets.size();
+  if (2 * (shard.used + 1) > kLoad2 * buckets) {
+    resize(shard, std::max(kFewest, buckets + buckets / (buckets < kLarge ? 2 : 3)));
   }
-  for (std::size_t at = from.at;; at = at + 1 == shard.entries.size() ? 0 : at + 1) {
-    Entry& entry = shard.entries[at];
-    if (entry.set == 0) {
-      entry.hash = hash;
-      entry.extra = 0;
-      ++shard.used;
-      ++size_;
-      return entry;
+  ++size_;
+  ++shard.used;
+  return put(shard, place(hash).at, hash);
+}
+
+// There is room, and the hash is not here.
+BlockTable::Entry BlockTable::put(Shard& shard, std::size_t home, std::uint64_t hash) noexcept {
+  for (std::size_t at = home;; at = next(shard, at)) {
+    Bucket& bucket = shard.buckets[at];
+    if (const std::size_t lane = free_lane(bucket); lane < kLanes) {
+      bucket.hashes[lane] = hash;
+      return {&bucket, lane};
     }
-    if (entry.hash == hash) return entry;
+    ++bucket.guests_elsewhere;
   }
 }
 
-void BlockTable::erase(Entry* entry) noexcept {
-  Shard& shard = shards_[place(entry->hash).shard];
-  erase(shard, static_cast<std::size_t>(entry - shard.entries.data()));
-}
-
-void BlockTable::erase(Shard& shard, std::size_t hole) noexcept {
-  const std::size_t size = shard.entries.size();
-  const auto distance = [size](std::size_t from, std::size_t to) { return to >= from ? to - from : to + size - from; };
-  for (std::size_t at = hole + 1 == size ? 0 : hole + 1; shard.entries[at].set != 0; at = at + 1 == size ? 0 : at + 1) {
-    if (distance(place(shard.entries[at].hash).at, at) < distance(hole, at)) continue;
-    shard.entries[hole] = shard.entries[at];
-    hole = at;
+void BlockTable::erase(Entry entry) noexcept {
+  const Place home = place(entry.hash());
+  Shard& shard = shards_[home.shard];
+  for (std::size_t at = home.at; &shard.buckets[at] != entry.bucket_; at = next(shard, at)) {
+    --shard.buckets[at].guests_elsewhere;
   }
-  shard.entries[hole].set = 0;
+  entry.set(0);
   --shard.used;
   --size_;
+  ++erased_;
 }
 
 void BlockTable::shrink() {
+  if (erased_ < kCheckAfter && size_ > 0) return;
+  erased_ = 0;
   for (Shard& shard : shards_) {
-    if (shard.entries.size() > kFewest && shard.used * 8 < shard.entries.size()) {
-      resize(shard, std::max(kFewest, shard.used * 3));
+    if (shard.buckets.size() > kFewest && shard.used * 2 < shard.buckets.size()) {
+      resize(shard, std::max(kFewest, shard.used / 2));
     }
   }
 }
 
-void BlockTable::resize(Shard& shard, std::size_t capacity) {
-  PageArray<Entry> old = std::exchange(shard.entries, PageArray<Entry>(capacity));
+void BlockTable::resize(Shard& shard, std::size_t buckets) {
+  const PageArray<Bucket> old = std::exchange(shard.buckets, PageArray<Bucket>(buckets));
   for (std::size_t i = 0; i < old.size(); ++i) {
-    if (old[i].set == 0) continue;
-    std::size_t at = place(old[i].hash).at;
-    while (shard.entries[at].set != 0) at = at + 1 == capacity ? 0 : at + 1;
-    shard.entries[at] = old[i];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      if (old[i].sets[lane] == 0) continue;
+      put(shard, place(old[i].hashes[lane]).at, old[i].hashes[lane]).set(old[i].sets[lane]);
+    }
   }
 }
 
 std::size_t BlockTable::bytes() const noexcept {
   std::size_t bytes = 0;
-  for (const Shard& shard : shards_) bytes += shard.entries.bytes();
+  for (const Shard& shard : shards_) bytes += shard.buckets.bytes();
   return bytes;
+}
+
+void BlockTable::check() const {
+  for (const Shard& shard : shards_) {
+    std::vector<std::uint32_t> guests(shard.buckets.size(), 0);
+    std::size_t used = 0;
+    for (std::size_t at = 0; at < shard.buckets.size(); ++at) {
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        if (shard.buckets[at].sets[lane] == 0) continue;
+        ++used;
+        for (std::size_t past = place(shard.buckets[at].hashes[lane]).at; past != at; past = next(shard, past)) {
+          ++guests[past];
+        }
+      }
+    }
+    bool right = used == shard.used;
+    for (std::size_t at = 0; at < guests.size(); ++at) right &= guests[at] == shard.buckets[at].guests_elsewhere;
+    if (!right) throw Error(ErrorKind::InvariantViolated, "a shard of the table has counted its blocks wrong");
+  }
 }
 
 }  // namespace understudy

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -11,101 +12,141 @@
 
 namespace understudy {
 
-// Open addressing in shards that grow and shrink by themselves, so that no call ever moves the whole table and old and
-// new never stand side by side in full. Deletion moves followers up: no tombstones, and a search ends at the first
-// free entry.
+// Buckets of a cache line each, in shards that grow and shrink by themselves, so that no call ever moves the whole
+// table and old and new never stand side by side in full. An entry stays in the bucket where it was put: a full one
+// sends newcomers to the next ones and counts them, and a search goes on past a bucket only while it has such guests
+// elsewhere. So a search, and a deletion, mostly touch one line, and nothing is left behind.
 class BlockTable {
  public:
-  struct Entry {
-    std::uint64_t hash;
-    SetId set;            // 0: free
-    std::uint32_t extra;  // copies beyond the first of each holder, over all holders
+  static constexpr std::size_t kLanes = 5;
+  struct alignas(64) Bucket {
+    std::array<std::uint64_t, kLanes> hashes;
+    std::array<SetId, kLanes> sets;  // 0: free
+    std::uint32_t guests_elsewhere;  // entries whose search comes past here
   };
-  static_assert(sizeof(Entry) == 16);
+  static_assert(sizeof(Bucket) == 64);
 
-  // Where the search for a hash begins.
-  struct Place {
-    std::uint32_t shard;
-    std::uint32_t at;
+  // An entry where it is now; others that come or go do not move it, unless the table grows or shrinks.
+  class Entry {
+   public:
+    Entry() = default;
+    Entry(Bucket* bucket, std::size_t lane) noexcept : bucket_(bucket), lane_(lane) {}
+    explicit operator bool() const noexcept { return bucket_ != nullptr; }
+    bool operator==(const Entry&) const = default;
+    std::uint64_t hash() const noexcept { return bucket_->hashes[lane_]; }
+    SetId set() const noexcept { return bucket_->sets[lane_]; }
+    void set(SetId id) const noexcept { bucket_->sets[lane_] = id; }
+
+   private:
+    friend class BlockTable;
+    Bucket* bucket_ = nullptr;
+    std::size_t lane_ = 0;
   };
-  Place place(std::uint64_t hash) const noexcept {
-    const std::uint64_t mixed = (hash ^ (hash >> 32)) * 0x9E3779B97F4A7C15u;
-    const auto shard = static_cast<std::uint32_t>(mixed >> (64 - kShardBits));
-    const std::uint64_t rest = (mixed << kShardBits) >> 32;
-    return {shard, static_cast<std::uint32_t>((rest * shards_[shard].entries.size()) >> 32)};
-  }
-  // Asks for a hash's line, some blocks ahead of its use, and says where it is.
-  const Entry* warm(std::uint64_t hash) const noexcept {
+
+  // Asks for a hash's line, some blocks ahead of its use, and says where it is; null in a table that has none.
+  const Bucket* warm(std::uint64_t hash) const noexcept {
     const Place where = place(hash);
-    const Entry* const entry = shards_[where.shard].entries.data() + where.at;
-    __builtin_prefetch(entry);
-    return entry;
+    const Bucket* const bucket = shards_[where.shard].buckets.data() + where.at;
+    __builtin_prefetch(bucket);
+    return bucket;
+  }
+  // The set of a hash; 0: it is not here. `warmed` came from it, and nothing has changed since.
+  SetId find(std::uint64_t hash, const Bucket* warmed) const noexcept {
+    if (warmed == nullptr) return 0;
+    const std::size_t lane = lane_of(*warmed, hash);
+    if (lane < kLanes) return warmed->sets[lane];
+    if (warmed->guests_elsewhere == 0) return 0;
+    const Entry entry = find(hash);
+    return entry ? entry.set() : 0;
   }
 
-  const Entry* find(std::uint64_t hash) const noexcept {
-    const Place from = place(hash);
-    const Shard& shard = shards_[from.shard];
-    if (shard.used == 0) return nullptr;
-    for (std::size_t at = from.at;; at = at + 1 == shard.entries.size() ? 0 : at + 1) {
-      const Entry& entry = shard.entries[at];
-      if (entry.set == 0) return nullptr;
-      if (entry.hash == hash) return &entry;
-    }
-  }
-  // `warmed` came from this hash, and nothing has changed since.
-  const Entry* find(std::uint64_t hash, const Entry* warmed) const noexcept {
-    if (warmed != nullptr && warmed->hash == hash && warmed->set != 0) return warmed;
-    return find(hash);
-  }
-  Entry* find(std::uint64_t hash) noexcept { return const_cast<Entry*>(std::as_const(*this).find(hash)); }
-
-  // The entry of a hash; of one that is new its set is 0, and the caller gives it one. Others may move.
-  Entry& find_or_make(std::uint64_t hash);
-  // The entry goes, which others may take the place of.
-  void erase(Entry* entry) noexcept;
+  // False when it is not here.
+  Entry find(std::uint64_t hash) const noexcept;
+  // The entry of a hash; of one that is new its set is 0, and the caller gives it one.
+  Entry find_or_make(std::uint64_t hash);
+  void erase(Entry entry) noexcept;
   // After erasures: gives back what is far more than needed.
   void shrink();
 
   // Every entry, which `visit` may change; false erases it.
   template <typename Visit>
   void sweep(Visit visit) {
-    for (Shard& shard : shards_) {
-      for (std::size_t at = 0; at < shard.entries.size();) {
-        // Another moves to the place of an erased one: at the end of the table perhaps one that was seen already.
-        if (shard.entries[at].set != 0 && !visit(shard.entries[at])) {
-          erase(shard, at);
-        } else {
-          ++at;
-        }
-      }
-    }
+    each_lane([&](const Entry& entry) {
+      if (!visit(entry)) erase(entry);
+    });
   }
   template <typename Visit>
   void each(Visit visit) const {
-    for (const Shard& shard : shards_) {
-      for (std::size_t at = 0; at < shard.entries.size(); ++at) {
-        if (shard.entries[at].set != 0) visit(shard.entries[at]);
-      }
-    }
+    each_lane(visit);
   }
 
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept;
+  // InvariantViolated when a bucket has counted its guests wrong. O(blocks).
+  void check() const;
 
  private:
   static constexpr unsigned kShardBits = 4;
-  static constexpr std::size_t kFewest = 64;
-  static constexpr std::size_t kLarge = std::size_t{1} << 15;
+  static constexpr std::size_t kFewest = 16;
+  static constexpr std::size_t kLarge = std::size_t{1} << 13;
+  static constexpr std::size_t kLoad2 = 7;        // twice the entries a bucket from which on a shard grows
+  static constexpr std::size_t kCheckAfter = 64;  // erasures
   struct Shard {
-    PageArray<Entry> entries;
+    PageArray<Bucket> buckets;
     std::size_t used = 0;
   };
+  // Where the search for a hash begins.
+  struct Place {
+    std::uint32_t shard;
+    std::uint32_t at;
+  };
 
-  void erase(Shard& shard, std::size_t at) noexcept;
-  void resize(Shard& shard, std::size_t capacity);
+  Place place(std::uint64_t hash) const noexcept {
+    const std::uint64_t mixed = (hash ^ (hash >> 32)) * 0x9E3779B97F4A7C15u;
+    const auto shard = static_cast<std::uint32_t>(mixed >> (64 - kShardBits));
+    const std::uint64_t rest = (mixed << kShardBits) >> 32;
+    return {shard, static_cast<std::uint32_t>((rest * shards_[shard].buckets.size()) >> 32)};
+  }
+  // kLanes: none. All are compared at once, so that nothing has to guess which.
+  static std::size_t lane_of(const Bucket& bucket, std::uint64_t hash) noexcept {
+    std::uint32_t alike = 1u << kLanes;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      alike |= static_cast<std::uint32_t>(bucket.hashes[lane] == hash) << lane;
+    }
+    auto lane = static_cast<std::size_t>(std::countr_zero(alike));
+    while (lane < kLanes && bucket.sets[lane] == 0) {  // who had it is gone
+      alike &= alike - 1;
+      lane = static_cast<std::size_t>(std::countr_zero(alike));
+    }
+    return lane;
+  }
+  static std::size_t free_lane(const Bucket& bucket) noexcept {
+    std::uint32_t free = 0;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      free |= static_cast<std::uint32_t>(bucket.sets[lane] == 0) << lane;
+    }
+    return free == 0 ? kLanes : static_cast<std::size_t>(std::countr_zero(free));
+  }
+  static std::size_t next(const Shard& shard, std::size_t at) noexcept {
+    return at + 1 == shard.buckets.size() ? 0 : at + 1;
+  }
+  template <typename Visit>
+  void each_lane(Visit visit) const {
+    for (const Shard& shard : shards_) {
+      for (std::size_t at = 0; at < shard.buckets.size(); ++at) {
+        auto* const bucket = const_cast<Bucket*>(&shard.buckets[at]);
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          if (bucket->sets[lane] != 0) visit(Entry(bucket, lane));
+        }
+      }
+    }
+  }
+  static Entry put(Shard& shard, std::size_t home, std::uint64_t hash) noexcept;
+  void resize(Shard& shard, std::size_t buckets);
 
   std::array<Shard, std::size_t{1} << kShardBits> shards_;
   std::size_t size_ = 0;
+  std::size_t erased_ = 0;  // since the last look at what could be given back
 };
 
 }  // namespace understudy

@@ -6,29 +6,27 @@
 #include <unordered_map>
 #include <vector>
 
-#include "router/prefix_index.hpp"
+#include "router/live_prompts.hpp"
 
 namespace understudy {
 
 class KvLoad {
  public:
-  explicit KvLoad(std::size_t workers) : prefill_tokens_(workers, 0), requests_(workers, 0) {
-    for (std::size_t worker = 0; worker < workers; ++worker) blocks_.join({worker, 0});
-  }
+  explicit KvLoad(std::size_t workers) : prefill_tokens_(workers, 0), requests_(workers, 0), prompts_(workers) {}
 
   void add_worker() {
-    blocks_.join({prefill_tokens_.size(), 0});
+    prompts_.add_worker();
     prefill_tokens_.push_back(0);
     requests_.push_back(0);
   }
 
   // ── What happens to a request ──
-  void book(std::uint64_t row, std::size_t worker, std::uint64_t prefill_tokens, std::vector<std::uint64_t> blocks) {
-    Applied applied;
-    blocks_.store(static_cast<PrefixIndex::Member>(worker), Tier::G1, blocks, 0, applied);
+  void book(std::uint64_t row, std::size_t worker, std::uint64_t prefill_tokens,
+            std::span<const std::uint64_t> blocks) {
+    const LivePrompts::Node last = prompts_.enter(blocks, static_cast<std::uint32_t>(worker));
     prefill_tokens_[worker] += prefill_tokens;
     ++requests_[worker];
-    live_[row] = {worker, prefill_tokens, std::move(blocks)};
+    live_[row] = {worker, prefill_tokens, last};
   }
   void first_token(std::uint64_t row) {
     const auto at = live_.find(row);
@@ -40,8 +38,7 @@ class KvLoad {
     first_token(row);
     const auto at = live_.find(row);
     if (at == live_.end()) return;
-    Applied applied;
-    blocks_.remove(static_cast<PrefixIndex::Member>(at->second.worker), Tier::G1, at->second.blocks, applied);
+    prompts_.leave(at->second.last, static_cast<std::uint32_t>(at->second.worker));
     --requests_[at->second.worker];
     live_.erase(at);
   }
@@ -51,12 +48,10 @@ class KvLoad {
   std::span<const std::uint64_t> prefill_tokens() const noexcept { return prefill_tokens_; }
   std::span<const std::uint64_t> requests() const noexcept { return requests_; }
   // Distinct full prompt blocks of its live requests.
-  std::uint64_t blocks(std::size_t worker) const {
-    return blocks_.blocks(static_cast<PrefixIndex::Member>(worker), Tier::G1);
-  }
-  // Leading blocks of a prompt that are among them, tier G1 of each worker's row.
+  std::uint64_t blocks(std::size_t worker) const { return prompts_.blocks(worker); }
+  // Leading blocks of a prompt that are among them.
   void shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const {
-    blocks_.match(prompt, false, out);
+    prompts_.match(prompt, out);
   }
   bool empty() const noexcept { return live_.empty(); }
 
@@ -64,12 +59,12 @@ class KvLoad {
   struct Live {
     std::size_t worker;
     std::uint64_t prefill_tokens;
-    std::vector<std::uint64_t> blocks;
+    LivePrompts::Node last;
   };
 
   std::vector<std::uint64_t> prefill_tokens_;
   std::vector<std::uint64_t> requests_;
-  PrefixIndex blocks_{{}, true};
+  LivePrompts prompts_;
   std::unordered_map<std::uint64_t, Live> live_;
 };
 

@@ -151,7 +151,7 @@ std::size_t KvRouter::admit(const RouteRequest& request, std::vector<std::uint64
   const std::uint64_t cached = std::uint64_t{held_[worker * kTiers]} * request.block_size;
   view_->sent(worker, prompt, now_ns);
   load_->book(request.row, worker, request.prompt_tokens - std::min<std::uint64_t>(cached, request.prompt_tokens),
-              std::move(prompt));
+              prompt);
   return worker;
 }
 
@@ -180,8 +180,7 @@ void KvRouter::price(const RouteRequest& request, std::size_t blocks, const std:
     const double credit = config_.overlap_score_credit * decay * tiers[0] + config_.host_cache_hit_weight * tiers[1] +
                           config_.disk_cache_hit_weight * tiers[2] + config_.external_cache_hit_weight * tiers[3];
     costs[worker] = config_.prefill_load_scale * std::max(0.0, raw - credit) +
-                    static_cast<double>(load_->blocks(worker)) +
-                    static_cast<double>(blocks - active_[worker * kTiers]) +
+                    static_cast<double>(load_->blocks(worker)) + static_cast<double>(blocks - active_[worker]) +
                     config_.decode_active_request_weight * static_cast<double>(load_->requests()[worker]);
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -25,8 +26,9 @@ class PageArray {
     if (size == 0) return;
 #ifdef __linux__
     if (mapped()) {
-      const std::size_t extra = bytes() >= kHugePage ? kHugePage : 0;  // to begin where a huge page does
-      span_ = bytes() + extra;
+      const std::size_t rounded = bytes() < kHugePage / 2 ? bytes() : (bytes() + kHugePage - 1) / kHugePage * kHugePage;
+      const std::size_t extra = rounded >= kHugePage ? kHugePage : 0;  // to begin where a huge page does
+      span_ = rounded + extra;
       base_ = mmap(nullptr, span_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (base_ == MAP_FAILED) {
         base_ = nullptr;
@@ -36,12 +38,14 @@ class PageArray {
       const std::size_t past = extra == 0 ? 0 : reinterpret_cast<std::size_t>(at) % kHugePage;
       data_ = reinterpret_cast<T*>(at + (past == 0 ? 0 : kHugePage - past));
       // Advice only: where it is refused, the array works as well, slower.
-      if (extra != 0) (void)madvise(data_, bytes() / kHugePage * kHugePage, MADV_HUGEPAGE);
+      if (extra != 0) (void)madvise(data_, rounded, MADV_HUGEPAGE);
       return;
     }
 #endif
-    data_ = static_cast<T*>(std::calloc(size, sizeof(T)));
+    data_ = static_cast<T*>(
+        std::aligned_alloc(alignof(std::max_align_t) < alignof(T) ? alignof(T) : alignof(std::max_align_t), bytes()));
     if (data_ == nullptr) throw std::bad_alloc();
+    std::memset(data_, 0, bytes());
   }
   PageArray(PageArray&& other) noexcept { swap(other); }
   PageArray& operator=(PageArray&& other) noexcept {

@@ -67,15 +67,15 @@ void PrefixIndex::clear_locked(Member member, std::optional<Tier> tier) {
   std::uint64_t held = 0;
   for (std::uint32_t at = first; at <= last; ++at) held += counts_[member][at];
   if (held == 0) return;
-  table_.sweep([&](BlockTable::Entry& entry) {
+  table_.sweep([&](BlockTable::Entry entry) {
     for (std::uint32_t at = first; at <= last; ++at) {
       const Holder holder = HolderSets::holder(member, at);
-      const SetId to = sets_.drop(entry.set, holder);
-      if (to == entry.set) continue;
-      entry.set = to;
-      forget_copies(entry, holder);
-      if (ageing_.limits().any()) ageing_.forget(entry.hash, holder);
+      const SetId to = sets_.drop(entry.set(), holder);
+      if (to == entry.set()) continue;
+      forget_copies(entry.hash(), holder);
+      if (ageing_.limits().any()) ageing_.forget(entry.hash(), holder);
       if (to == 0) return false;
+      entry.set(to);
     }
     return true;
   });
@@ -170,32 +170,28 @@ void PrefixIndex::apply(Member member, std::span<const EventRecord> rows, bool s
 }
 
 void PrefixIndex::store_one(std::uint64_t hash, Holder holder, std::int64_t now_ns, Applied& out) {
-  BlockTable::Entry& entry = table_.find_or_make(hash);
-  const SetId to = sets_.add(entry.set, holder);
+  const BlockTable::Entry entry = table_.find_or_make(hash);
+  const SetId to = sets_.add(entry.set(), holder);
   if (ageing_.limits().any()) ageing_.touch(hash, holder, now_ns);
-  if (to == entry.set) {
+  if (to == entry.set()) {
     ++out.repeated;
-    if (counts_copies_) {
-      ++copies_[{hash, holder}];
-      ++entry.extra;
-    }
+    if (counts_copies_) ++copies_[{hash, holder}];
     return;
   }
-  entry.set = to;
+  entry.set(to);
   ++count(holder);
   ++out.stored;
 }
 
 void PrefixIndex::remove_one(std::uint64_t hash, Holder holder, Applied& out) {
-  BlockTable::Entry* const entry = table_.find(hash);
-  if (entry != nullptr && entry->extra > 0) {
+  if (!copies_.empty()) {
     if (const auto copy = copies_.find({hash, holder}); copy != copies_.end()) {
       if (--copy->second == 0) copies_.erase(copy);
-      --entry->extra;
       return;
     }
   }
-  if (entry == nullptr || !drop(entry, holder)) {
+  const BlockTable::Entry entry = table_.find(hash);
+  if (!entry || !drop(entry, holder)) {
     out.unknown.push_back(hash);
     return;
   }
@@ -203,21 +199,20 @@ void PrefixIndex::remove_one(std::uint64_t hash, Holder holder, Applied& out) {
   ++out.removed;
 }
 
-bool PrefixIndex::drop(BlockTable::Entry* entry, Holder holder) {
-  const SetId to = sets_.drop(entry->set, holder);
-  if (to == entry->set) return false;
-  entry->set = to;
+bool PrefixIndex::drop(BlockTable::Entry entry, Holder holder) {
+  const SetId to = sets_.drop(entry.set(), holder);
+  if (to == entry.set()) return false;
   --count(holder);
-  if (to == 0) table_.erase(entry);
+  if (to == 0) {
+    table_.erase(entry);
+  } else {
+    entry.set(to);
+  }
   return true;
 }
 
-void PrefixIndex::forget_copies(BlockTable::Entry& entry, Holder holder) {
-  if (entry.extra == 0) return;
-  const auto copy = copies_.find({entry.hash, holder});
-  if (copy == copies_.end()) return;
-  entry.extra -= copy->second;
-  copies_.erase(copy);
+void PrefixIndex::forget_copies(std::uint64_t hash, Holder holder) {
+  if (!copies_.empty()) copies_.erase({hash, holder});
 }
 
 std::uint64_t PrefixIndex::expire(std::int64_t now_ns) {
@@ -230,8 +225,8 @@ std::uint64_t PrefixIndex::expire(std::int64_t now_ns) {
 std::uint64_t PrefixIndex::expire_locked(std::int64_t now_ns) {
   std::uint64_t gone = 0;
   while (const auto due = ageing_.take_due(now_ns)) {
-    BlockTable::Entry* const entry = table_.find(due->hash);
-    forget_copies(*entry, due->holder);
+    const BlockTable::Entry entry = table_.find(due->hash);
+    forget_copies(due->hash, due->holder);
     drop(entry, due->holder);
     ++gone;
   }

@@ -123,8 +123,8 @@ class PrefixIndex {
   void match_locked(std::span<const std::uint64_t> hashes, bool early_exit, std::vector<std::uint32_t>& blocks) const;
   void store_one(std::uint64_t hash, Holder holder, std::int64_t now_ns, Applied& out);
   void remove_one(std::uint64_t hash, Holder holder, Applied& out);
-  bool drop(BlockTable::Entry* entry, Holder holder);
-  void forget_copies(BlockTable::Entry& entry, Holder holder);
+  bool drop(BlockTable::Entry entry, Holder holder);
+  void forget_copies(std::uint64_t hash, Holder holder);
   void clear_locked(Member member, std::optional<Tier> tier);
   std::uint64_t expire_locked(std::int64_t now_ns);
   std::uint64_t& count(Holder holder) { return counts_[HolderSets::member_of(holder)][HolderSets::tier_of(holder)]; }

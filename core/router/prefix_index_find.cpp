@@ -78,12 +78,12 @@ void PrefixIndex::match_locked(std::span<const std::uint64_t> hashes, bool early
                                std::vector<std::uint32_t>& blocks) const {
   blocks.assign(members_.size() * kTiers, 0);
   Walk walk(sets_, members_.size(), blocks);
-  std::array<const BlockTable::Entry*, kAhead> warmed;
+  std::array<const BlockTable::Bucket*, kAhead> warmed;
   for (std::size_t i = 0; i < std::min(hashes.size(), kAhead); ++i) warmed[i] = table_.warm(hashes[i]);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
-    const BlockTable::Entry* const entry = table_.find(hashes[i], warmed[i % kAhead]);
+    const SetId set = table_.find(hashes[i], warmed[i % kAhead]);
     if (i + kAhead < hashes.size()) warmed[i % kAhead] = table_.warm(hashes[i + kAhead]);
-    if (entry == nullptr || !walk.step(entry->set) || (early_exit && walk.left() <= 1)) break;
+    if (set == 0 || !walk.step(set) || (early_exit && walk.left() <= 1)) break;
   }
   walk.end();
 }
@@ -111,8 +111,8 @@ Matches PrefixIndex::find(std::span<const std::uint64_t> hashes, bool early_exit
 
 bool PrefixIndex::holds(Member member, Tier tier, std::uint64_t hash) const {
   const std::shared_lock lock(mutex_);
-  const BlockTable::Entry* const entry = table_.find(hash);
-  return entry != nullptr && sets_.contains(entry->set, HolderSets::holder(member, column(tier)));
+  const BlockTable::Entry entry = table_.find(hash);
+  return entry && sets_.contains(entry.set(), HolderSets::holder(member, column(tier)));
 }
 
 std::uint64_t PrefixIndex::blocks(Member member, Tier tier) const {

@@ -66,10 +66,10 @@ std::vector<PrefixIndex::Row> PrefixIndex::dump() const {
   const std::shared_lock lock(mutex_);
   std::vector<Row> rows;
   table_.each([&](const BlockTable::Entry& entry) {
-    for (const HolderSets::Chunk& chunk : sets_.chunks(entry.set)) {
+    for (const HolderSets::Chunk& chunk : sets_.chunks(entry.set())) {
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
         const auto who = chunk.word() * 64 + static_cast<Member>(std::countr_zero(bits));
-        rows.push_back({*members_[who], static_cast<std::uint8_t>(chunk.tier() + 1), entry.hash});
+        rows.push_back({*members_[who], static_cast<std::uint8_t>(chunk.tier() + 1), entry.hash()});
       }
     }
   });
@@ -100,8 +100,8 @@ std::vector<std::uint8_t> PrefixIndex::snapshot() const {
   }
   out.put(table_.size());
   table_.each([&](const BlockTable::Entry& entry) {
-    out.put(entry.hash);
-    out.put(number[entry.set]);
+    out.put(entry.hash());
+    out.put(number[entry.set()]);
   });
   out.put(copies_.size());
   for (const auto& [copy, more] : copies_) {
@@ -155,11 +155,10 @@ void PrefixIndex::restore(std::span<const std::uint8_t> bytes, std::int64_t now_
     const std::uint64_t hash = in.take();
     const auto holder = static_cast<Holder>(in.take(std::numeric_limits<Holder>::max()));
     const auto more = static_cast<std::uint32_t>(in.take(std::numeric_limits<std::uint32_t>::max()));
-    BlockTable::Entry* const entry = made.table_.find(hash);
-    if (entry == nullptr || more == 0 || !made.sets_.contains(entry->set, holder)) WordReader::fail();
+    const BlockTable::Entry entry = made.table_.find(hash);
+    if (!entry || more == 0 || !made.sets_.contains(entry.set(), holder)) WordReader::fail();
     if (!counts_copies_) continue;
     if (!made.copies_.try_emplace({hash, holder}, more).second) WordReader::fail();
-    entry->extra += more;
   }
   in.require_end();
   if (applied.repeated > 0) WordReader::fail();
@@ -178,15 +177,13 @@ void PrefixIndex::check() const {
   const std::shared_lock lock(mutex_);
   std::vector<std::array<std::uint64_t, kTiers>> counts(members_.size());
   std::vector<std::uint64_t> blocks(sets_.limit(), 0);
-  std::uint64_t extra = 0;
   std::size_t entries = 0;
   const auto violated = [](const char* what) { throw Error(ErrorKind::InvariantViolated, "prefix index: ", what); };
   table_.each([&](const BlockTable::Entry& entry) {
     ++entries;
-    ++blocks.at(entry.set);
-    extra += entry.extra;
-    if (table_.find(entry.hash) != &entry) violated("a block is not where it is looked for");
-    for (const HolderSets::Chunk& chunk : sets_.chunks(entry.set)) {
+    ++blocks.at(entry.set());
+    if (table_.find(entry.hash()) != entry) violated("a block is not where it is looked for");
+    for (const HolderSets::Chunk& chunk : sets_.chunks(entry.set())) {
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
         const std::size_t who = chunk.word() * std::size_t{64} + static_cast<std::size_t>(std::countr_zero(bits));
         if (who >= members_.size() || !members_[who]) violated("a block is held by a worker that has left");
@@ -194,14 +191,16 @@ void PrefixIndex::check() const {
       }
     }
   });
+  table_.check();
   if (entries != table_.size()) violated("the number of blocks is wrong");
   if (counts != counts_) violated("what workers hold is not what was counted");
   for (SetId id = 1; id < sets_.limit(); ++id) {
     if (blocks[id] != sets_.blocks(id)) violated("a set does not have the blocks that it counts");
   }
-  std::uint64_t more = 0;
-  for (const auto& [copy, count] : copies_) more += count;
-  if (more != extra) violated("copies are not counted where they are");
+  for (const auto& [copy, count] : copies_) {
+    const BlockTable::Entry entry = table_.find(copy.hash);
+    if (!entry || count == 0 || !sets_.contains(entry.set(), copy.holder)) violated("copies of what is not held");
+  }
 }
 
 }  // namespace understudy

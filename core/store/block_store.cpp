@@ -282,7 +282,6 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   if (evicted.slots != nullptr) evicted.slots->resize(placed + out.size());
   SlotId* const places = evicted.slots != nullptr ? evicted.slots->data() + placed : nullptr;
 
-  const bool quiet = !events_on_;
   const bool reset_on_release = pool.config.reset_on_release;
   const SlotId first = pool.first;
   std::uint64_t evictions = 0;
@@ -292,8 +291,9 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
     out[i] = id - first;
     if (slot.state == SlotState::Inactive) {
       const bool last = !slot.twinned;
-      if (last && quiet) {
+      if (last) {
         map.erase(tags[i], id);
+        if (events_on_) events_.removed(identity(id), details_[id].generation, pool.config.tier, true);
       } else {
         pool.map = map;
         forget(pool, id, tags[i], true);

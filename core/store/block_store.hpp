@@ -180,6 +180,13 @@ class BlockStore final : public Residency {
   PoolMetrics metrics(std::size_t pool) const;
   void note_leak(std::size_t pool);
   DrainedEvents drain_events(std::size_t limit);
+  // The same for who reads them where they are: `take` gets the records, and must not call the store.
+  template <typename Take>
+  void read_events(Take take) {
+    const Lock lock(*this);
+    take(events_.records());
+    events_.clear();
+  }
   std::size_t num_events() const;                                        // not drained yet
   std::size_t num_hashes() const override;                               // distinct, over all tiers
   std::vector<BlockIdentity> resident(std::size_t pool) const override;  // each hash once. O(slots)

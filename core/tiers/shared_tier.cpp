@@ -91,8 +91,8 @@ void SharedTier::changed(std::int64_t now_ns) {
   }
   changes_ += store_.num_events();
   if (!emits_ && !checks_) return;
-  events_.add(store_.drain_events(~std::size_t{0}));
-  const std::span<const EventRecord> told = events_.show(now_ns, true);
+  std::span<const EventRecord> told;
+  store_.read_events([&](std::span<const EventRecord> rows) { told = events_.show(rows, now_ns, true); });
   if (checks_) {
     truth_.apply(told, now_ns);
     truth_.require_equal(store_, EventTruth::Scope::All);

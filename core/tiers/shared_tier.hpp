@@ -57,7 +57,7 @@ class SharedTier {
   };
   const std::vector<Residency>& residency() const noexcept { return residency_; }
   // Its events since the last call, each with its time: it is a publisher of its own.
-  TimedEvents take_events() { return events_.take_visible(); }
+  void take_events(TimedEvents& out) { events_.take_visible(out); }
   // Called when there is something to take, with the time from which it is visible.
   void set_on_events(std::function<void(std::int64_t)> on_events) { on_events_ = std::move(on_events); }
   // InvariantViolated when something is wrong. O(blocks) when `whole`, or when so many have come or gone since it last

@@ -122,7 +122,7 @@ def test_a_file_may_list_pools(tmp_path: Path) -> None:
     )
     settings = ReplaySettings.read(path, {}, [])
     assert [(pool.name, pool.workers) for pool in settings.pools] == [("small", 2), ("large", 1)]
-    run = run_offline(crowd(40), pools=settings.pools, routing=settings.routing)
+    run = run_offline(crowd(40), pools=settings.pools, routing=settings.policy)
     assert run.timeline.worker_blocks.tolist() == [20, 20, 200]
 
 

@@ -183,7 +183,8 @@ class VllmEngine final : public Engine {
   // ── Events: with config().events, rows of both streams since the last call ──
   // On the device a row is visible at the end of its step (or at once, when none is open), on tiers below when it
   // happened.
-  TimedEvents take_events() override { return announcer_.take_visible(); }
+  using Engine::take_events;
+  void take_events(TimedEvents& out) override { announcer_.take_visible(out); }
   DrainedEvents drain_events() { return announcer_.take_all(); }
   DrainedEvents peek_events() { return announcer_.peek_new(); }
   void set_on_events(std::function<void(std::int64_t)> on_events) override {

@@ -161,7 +161,7 @@ def _emit(args: argparse.Namespace) -> int:
         workload,
         settings.engine,
         workers=settings.workers,
-        routing=settings.routing,
+        routing=settings.policy,
         seed=settings.seed,
         load=settings.load,
         tiers=settings.tiers,

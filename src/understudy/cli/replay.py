@@ -53,7 +53,7 @@ def add_parser(verbs: Verbs) -> None:
     fleet.add_argument(
         "--routing",
         metavar="NAME",
-        help="round_robin (default), random, least_loaded, power_of_two, session_affinity or kv",
+        help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
     )
     fleet.add_argument("--seed", type=int, metavar="N", help="of random routing (default: 0)")
     fleet.add_argument(

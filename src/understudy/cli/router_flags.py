@@ -100,6 +100,7 @@ def live_policy(name: str, settings: dict[str, Any]) -> str | KvRouting | Router
 
     from understudy.errors import ConfigError
     from understudy.router.kv import KvRouting
+    from understudy.router.load import is_place, load_router
 
     if settings and name != "kv":
         raise ConfigError(f"{', '.join(sorted(settings))} is for --routing kv, not {name}")
@@ -108,24 +109,4 @@ def live_policy(name: str, settings: dict[str, Any]) -> str | KvRouting | Router
             return msgspec.convert(settings, KvRouting)
         except msgspec.ValidationError as error:
             raise ConfigError(f"router: {error}") from None
-    return load_router(name) if ".py:" in name else name
-
-
-def load_router(place: str) -> Router:
-    """The router of a class in a file, `FILE.py:CLASS`."""
-    import importlib.util
-    from pathlib import Path
-
-    from understudy.errors import ConfigError
-
-    file, _, name = place.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    if spec is None or spec.loader is None or not Path(file).is_file():
-        raise ConfigError(f"--routing {place}: there is no file {file}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made = getattr(module, name, None)
-    if made is None or not hasattr(made, "choose"):
-        raise ConfigError(f"--routing {place}: {file} has no class {name} with choose(request, view)")
-    router: Router = made()
-    return router
+    return load_router(name) if is_place(name) else name

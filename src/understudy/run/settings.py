@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
@@ -10,6 +10,7 @@ from understudy.checks import read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
+from understudy.router.load import is_place, load_router
 from understudy.run.layers import TIER_FIELDS, superseded, tiers_by_name
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
@@ -19,6 +20,8 @@ from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from understudy.router.router import Router
 
 _ROUTINGS = get_args(Routing)
 _FIELDS = (
@@ -40,7 +43,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay needs besides its workload."""
 
     workers: int = 1
-    routing: Routing = "round_robin"
+    routing: str = "round_robin"
+    """The name of a policy, or `FILE.py:CLASS`, a router of yours."""
     router: KvRouting | None = None
     """Of routing `kv`."""
     route_rejected: bool = False
@@ -63,9 +67,11 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What was concluded from these settings, for the report."""
 
     @property
-    def policy(self) -> Routing | KvRouting:
-        """What to give to a replay as its routing."""
-        return self.routing if self.router is None else self.router
+    def policy(self) -> Routing | KvRouting | Router:
+        """What to give to a replay as its routing: a router of yours is made anew for each."""
+        if self.router is not None:
+            return self.router
+        return load_router(self.routing) if is_place(self.routing) else cast("Routing", self.routing)
 
     @classmethod
     def read(
@@ -192,8 +198,12 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
 def _check_routing(name: object) -> None:
     if name == "kv_router":
         raise ConfigError("routing kv_router is Dynamo's name for it; here it is kv")
+    if isinstance(name, str) and is_place(name):
+        return
     if name not in _ROUTINGS:
-        raise ConfigError(f"routing {name!r} is not known; choose one of {', '.join(_ROUTINGS)}")
+        raise ConfigError(
+            f"routing {name!r} is not known; choose one of {', '.join(_ROUTINGS)} or FILE.py:CLASS"
+        )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
