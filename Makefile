@@ -10,7 +10,7 @@ SOAK_SECONDS ?= 3600
 VLLM_BENCH_NEEDS := aiohttp anthropic blake3 cachetools cbor2 cloudpickle datasets einops 'fastapi>=0.133,<0.137' ijson \
   jsonschema 'llguidance>=1.7,<1.8' mcp msgspec openai openai-harmony oss-harmony pandas partial-json-parser pillow \
   prometheus-client prometheus-fastapi-instrumentator protobuf psutil py-cpuinfo pybase64 python-json-logger pyzmq regex \
-  requests sentencepiece setproctitle tiktoken 'transformers>=5.16.1,<5.20' uvloop watchfiles
+  requests sentencepiece setproctitle tiktoken 'transformers>=5.16.1,<5.20' uvloop watchfiles xgrammar==0.2.8
 # What exercises the core; pure Python (report, workload, the reference models) has nothing to sanitize.
 SANITIZE_TESTS := tests/kv tests/eviction tests/events tests/engines tests/replay tests/router tests/tiers $(filter-out tests/test_package.py tests/test_vllm_model.py,$(wildcard tests/test_*.py))
 
@@ -26,7 +26,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torch lint conformance sanitize clang mutants interop bench fuzz soak clients-ci clean
+.PHONY: help demo test torch lint conformance sanitize clang mutants interop bench fuzz soak clients-ci clients clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
@@ -175,6 +175,6 @@ clean:
 	@echo 'creating $(@D)'
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python $(PIP_INSTALL) torch==2.13.0
-	@$(@D)/bin/python $(PIP_INSTALL) --no-deps vllm==0.32.0 xgrammar==0.2.8
+	@$(@D)/bin/python $(PIP_INSTALL) --no-deps vllm==0.32.0
 	@$(@D)/bin/python $(PIP_INSTALL) $(VLLM_BENCH_NEEDS)
 	@touch $@
