@@ -212,6 +212,10 @@ void Fleet::begin_all() {
       plan(index);
     }
   }
+  // What takes no time may have landed already, when another worker began: no landing will wake whom it was for.
+  for (const std::size_t index : beginning_) {
+    if (stepping_ && workers_[index].engine->asleep() && workers_[index].engine->landed(now_ns_)) want_begin(index);
+  }
   for (const std::size_t rank : beginning_) {
     if (!config_.ranks || !workers_[rank].engine->in_step()) continue;
     forget(workers_[rank].next);

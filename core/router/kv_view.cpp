@@ -19,9 +19,22 @@ void join_all(PrefixIndex& index, std::size_t workers) {
   for (std::size_t worker = 0; worker < workers; ++worker) index.join({worker, 0});
 }
 
+std::uint64_t mixed(std::uint64_t z) noexcept {
+  z += 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+// In [0, 1), of a delivery: who sent it when decides, not in which order workers are asked for theirs, nor how often.
+double chance(std::uint64_t seed, std::uint64_t publisher, std::int64_t time_ns) noexcept {
+  const std::uint64_t z = mixed(mixed(mixed(seed) ^ publisher) ^ static_cast<std::uint64_t>(time_ns));
+  return static_cast<double>(z >> 11) * 0x1p-53;
+}
+
 }  // namespace
 
-KvView::KvView(const KvRouterConfig& config, std::size_t workers) : config_(config), random_(config.seed ^ 0x6C6F7373) {
+KvView::KvView(const KvRouterConfig& config, std::size_t workers) : config_(config) {
   join_all(index_, workers);
   if (!config.use_events || config.predict_ttl_ns > 0) {
     predicted_ = std::make_unique<PrefixIndex>(sent_limits(config));
@@ -69,7 +82,7 @@ void KvView::observe(std::size_t worker, const TimedEvents& events) {
     apply(index_, worker, rows);
     return;
   }
-  observe_late(late_[worker], events);
+  observe_late(late_[worker], worker, events);
 }
 
 void KvView::observe_shared(const TimedEvents& events) {
@@ -81,16 +94,16 @@ void KvView::observe_shared(const TimedEvents& events) {
   if (punctual()) {
     apply(*shared_, 0, events.batch.records);
   } else {
-    observe_late(shared_late_, events);
+    observe_late(shared_late_, ~static_cast<std::uint64_t>(events.batch.records.front().tier), events);
   }
 }
 
-void KvView::observe_late(std::deque<Late>& late, const TimedEvents& events) {
+void KvView::observe_late(std::deque<Late>& late, std::uint64_t publisher, const TimedEvents& events) {
   const EventRecords& rows = events.batch.records;
   for (std::size_t first = 0, last = 0; first < rows.size(); first = last) {
     const std::int64_t time_ns = events.time_ns[first];
     while (last < rows.size() && events.time_ns[last] == time_ns) ++last;
-    if (config_.event_loss > 0 && std::uniform_real_distribution<double>()(random_) < config_.event_loss) {
+    if (config_.event_loss > 0 && chance(config_.seed, publisher, time_ns) < config_.event_loss) {
       ++lost_;
       continue;
     }

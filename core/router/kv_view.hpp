@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <random>
 #include <span>
 #include <vector>
 
@@ -56,7 +55,7 @@ class KvView {
     return config_.event_delay_ns == 0 && config_.event_period_ns == 0 && config_.event_loss == 0;
   }
   void apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows);
-  void observe_late(std::deque<Late>& late, const TimedEvents& events);
+  void observe_late(std::deque<Late>& late, std::uint64_t publisher, const TimedEvents& events);
   void add_shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
   void catch_up(std::int64_t now_ns);
   void take_larger(PrefixIndex& other, std::span<const std::uint64_t> prompt, std::int64_t now_ns,
@@ -71,7 +70,6 @@ class KvView {
   std::unique_ptr<PrefixIndex> shared_;     // tiers that all reach, as one worker; null: nobody has told of any
   std::deque<Late> shared_late_;
   std::vector<std::deque<Late>> late_;  // by worker, in the order in which they come
-  std::mt19937_64 random_;
   std::vector<std::uint32_t> scratch_;
   std::uint64_t checks_ = 0;
   std::uint64_t lost_ = 0;

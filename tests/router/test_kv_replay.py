@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from replay.building import conversations
 from understudy.api import replay
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
@@ -80,6 +81,20 @@ def test_leaps_change_nothing(routing: KvRouting) -> None:
     leapt, stepped = play(routing), play(routing, leaping=False)
     assert (leapt.timeline.worker == stepped.timeline.worker).all()
     assert (leapt.timeline.finish_ns == stepped.timeline.finish_ns).all()
+
+
+def test_which_events_are_lost_does_not_depend_on_leaps() -> None:
+    """Below the device blocks come and go between steps: workers that leap tell of them at other times."""
+    tiers = TiersConfig.from_dict(
+        {"kv_bytes_per_token": 1 << 14, "tiers": [{"tier": "g2", "blocks": 30, "link": {"down_gbps": 0.05}}]}
+    )
+    engine = VllmConfig(block_size=16, num_gpu_blocks=90, max_num_seqs=8)
+    told = []
+    for leaping in (True, False):
+        router = KvRouting(event_delay_ms=5, event_loss=0.3).build()
+        run = run_offline(conversations(40), engine, workers=3, routing=router, tiers=tiers, leaping=leaping)
+        told.append((run.facts["digest"], router.lost_deliveries, router.decisions.overlap_blocks.tolist()))
+    assert told[0] == told[1]
 
 
 def test_lost_events_are_lost_and_counted() -> None:

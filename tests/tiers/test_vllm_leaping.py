@@ -51,7 +51,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     )
     link = {
         "down_gbps": draw(st.sampled_from([0.02, 0.5, 20.0])),
-        "up_gbps": draw(st.sampled_from([0.02, 0.5, 20.0])),
+        "up_gbps": draw(st.sampled_from([0.02, 0.5, "inf"])),
         "fixed_us": draw(st.sampled_from([0, 300])),
     }
     host = {
@@ -90,3 +90,33 @@ def test_leaps_are_not_seen(run: dict[str, Any]) -> None:
     leapt = outcome(run)
     assert outcome(run, leaping=False) == leapt
     assert outcome(run, check=True) == leapt
+
+
+def test_a_load_that_takes_no_time_has_come_though_another_worker_began_then() -> None:
+    """Its request is admitted at once, and does not wait for copies down that end later."""
+    blocks = [range(8), range(100, 108), range(9), range(200, 209)]
+    arrivals_ms = [0, 100, 120, 120]
+    run: dict[str, Any] = {
+        "workload": single_turns([BLOCK * len(ids) for ids in blocks], 4, arrivals_ms, blocks, BLOCK),
+        "engine": VllmConfig(
+            block_size=BLOCK, num_gpu_blocks=12, timing=Constant(prefill_ms=1.0, decode_ms=1.0)
+        ),
+        "tiers": TiersConfig.from_dict(
+            {
+                "kv_bytes_per_token": 1 << 10,
+                "tiers": [{"tier": "g2", "blocks": 40, "link": {"down_gbps": 0.002, "up_gbps": "inf"}}],
+                "offload": {"mode": "vllm"},
+            }
+        ),
+        "workers": 2,
+        "routing": "least_loaded",
+    }
+    leapt = outcome(run)
+    assert outcome(run, leaping=False) == leapt
+    assert outcome(run, check=True) == leapt
+    timeline = run_offline(**run, leaping=False).timeline
+    assert timeline.worker.tolist() == [0, 0, 0, 1]
+    assert timeline.first_admit_ns.tolist() == [1_000_000 * time_ms for time_ms in arrivals_ms]
+    assert timeline.tiers is not None
+    assert timeline.tiers.below_tokens_first[0].tolist() == [0, 0, 5 * BLOCK, 0]
+    assert timeline.tiers.parked_ns.tolist() == [0, 0, 0, 0]
