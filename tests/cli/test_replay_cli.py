@@ -265,6 +265,17 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--seed", "-1"], "seed"),
         (["--eviction-policy", "magic"], "eviction_policy 'magic' is not known; choose one of lineage"),
         (["--kv-manager", "pages"], "kv_manager"),
+        (["--kv-offloading-backend", "lmcache"], "--kv-offloading-backend needs --kv-offloading-size"),
+        (
+            ["--timing", "aiconfigurater"],
+            "--timing aiconfigurater: there is no such file or folder; names are",
+        ),
+        (["--speedup", "10"], "--speedup is of --online"),
+        (["--online", "--speedup", "0"], "--speedup must be positive, got 0"),
+        (["--online", "--speedup", "nan"], "--speedup must be positive, got nan"),
+        (["--online", "--check"], "--check is for offline runs"),
+        (["--online", "--threads", "2"], "--threads is for offline runs"),
+        (["--online", "--set", "pools=[{workers: 2}]"], "pools are for offline runs"),
     ],
 )
 def test_a_bad_setting_is_one_message_that_names_it(

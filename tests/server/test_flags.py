@@ -100,6 +100,7 @@ def test_flags_that_change_nothing_are_named() -> None:
         (["a", "b"], "one model"),
         (["--scheduling-policy", "chaos"], "must be one of"),
         (["--speedup", "0"], "positive"),
+        (["--speedup", "nan"], "positive"),
         (["--set", "colour=red"], "colour"),
         (["--config", "/nowhere.yaml"], "nowhere"),
     ],

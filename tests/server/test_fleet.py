@@ -19,6 +19,7 @@ from understudy.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 C = "/v1/completions"
 
@@ -315,8 +316,20 @@ def test_the_command_line_of_a_fleet() -> None:
         Fleet(read_fleet([*line, "--router.event_loss", "0.5"])[0])
     with pytest.raises(ConfigError, match="choose one of"):
         Fleet(read_fleet(["--routing", "best"])[0])
+    with pytest.raises(ConfigError, match=r"FILE\.py:CLASS"):
+        Fleet(read_fleet(["--routing", "router.py"])[0])
     with pytest.raises(ConfigError, match="did you mean --workers"):
         read_fleet(["--worker", "3"])
+
+
+def test_how_many_workers_is_never_guessed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workers must be 1 or more, got 0"):
+        read_fleet(["--workers", "0"])
+    pools = tmp_path / "fleet.yaml"
+    pools.write_text("pools: [{workers: 2}]")
+    assert [count for count, _ in read_fleet(["--fleet-config", str(pools)])[0].pools] == [2]
+    with pytest.raises(ConfigError, match="both say how many"):
+        read_fleet(["--fleet-config", str(pools), "--workers", "7"])
 
 
 def test_a_fleet_spreads_over_processes() -> None:

@@ -117,8 +117,10 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
         known = ("routing", "router", "base_port", "port", "pools")
         if not isinstance(content, dict) or set(content) - set(known):
             raise ConfigError(f"--fleet-config {path}: expected {', '.join(known)} by name")
+    if content.get("pools") and "workers" in values:
+        raise ConfigError("--workers and the pools of --fleet-config both say how many; give one")
     pools = []
-    for pool in content.get("pools") or ({"workers": values.get("workers") or 4},):
+    for pool in content.get("pools") or ({"workers": values.get("workers", 4)},):
         if not isinstance(pool, dict) or set(pool) - {"workers", "flags"}:
             raise ConfigError("a pool has workers and flags")
         count = pool.get("workers", 1)
@@ -140,4 +142,4 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
         ),
         seed=plan.settings.seed,
     )
-    return settings, values.get("processes") or 1
+    return settings, values.get("processes", 1)

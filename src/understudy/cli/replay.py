@@ -165,6 +165,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.step_times is not None and args.engine != "qwen3":
         raise InvalidArgument("--step-times are those of --engine qwen3")
+    if args.speedup is not None and not args.online:
+        raise InvalidArgument("--speedup is of --online; offline, --speed-up plays timestamps faster")
     flags = {**_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
     if not settings.tiers.tiers:

@@ -84,6 +84,7 @@ def replay_online_with(
     args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any
 ) -> Report:
     """Replay against live workers over HTTP, and say how late the machine was."""
+    import math
     import sys
 
     from understudy.errors import ConfigError
@@ -95,6 +96,18 @@ def replay_online_with(
     for name in ("events", "raw_events", "kv_trace", "record_steps", "decisions"):
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is written offline only; leave out --online")
+    for name in ("compare_without_tiers", "check", "no_leaping", "synthesize_tokens"):
+        if getattr(args, name):
+            raise ConfigError(f"--{name.replace('_', '-')} is for offline runs; leave out --online")
+    if args.threads != 1:
+        raise ConfigError("--threads is for offline runs; leave out --online")
+    if settings.pools:
+        raise ConfigError(
+            "pools are for offline runs (live, `understudy fleet` has them); leave out --online"
+        )
+    speedup = 1.0 if args.speedup is None else args.speedup
+    if not (math.isfinite(speedup) and speedup > 0):
+        raise ConfigError(f"--speedup must be positive, got {speedup:g}")
     if settings.route_rejected:
         raise ConfigError("--route-rejected is for offline runs; leave out --online")
     report = replay_online(
@@ -106,7 +119,7 @@ def replay_online_with(
         routing=settings.policy,
         seed=settings.seed,
         speed_up=settings.load.speed_up,
-        speedup=1.0 if args.speedup is None else args.speedup,
+        speedup=speedup,
         tiers=settings.tiers,
         progress=progress,
     )

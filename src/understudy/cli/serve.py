@@ -33,7 +33,9 @@ ours:
   --response-mode MODE    filler (default), echo, recorded (with --response-file JSONL of prompt and response)
   --gpu NAME              H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000: times and blocks of the model on it;
                           or any other by --gpu-bandwidth-gbps, --gpu-tflops, --gpu-link-gbps and --gpu-memory
-  --timing FILE           step times that `understudy calibrate` wrote, or a folder of op tables (with --gpu)
+                          --weight-dtype bf16|fp8|int4|mxfp4|nvfp4, if not the model's own
+  --timing FILE|NAME      step times that `understudy calibrate` wrote; a folder of op tables or aiconfigurator
+                          (both with --gpu); polynomial (of no GPU)
   --set NAME=VALUE ...    any setting of the engine, such as timing.kind=constant
   --tiers JSON            KV tiers below the device: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
   --time-to-first-token MS, --inter-token-latency MS    constant times instead of a model of them

@@ -99,6 +99,8 @@ def _vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
         for other in ("--g2", "--g2-bytes"):
             _refuse_both(args, flag, other, "both say how large the host is")
         _refuse_both(args, flag, "--offload-mode", "both say how blocks are offloaded")
+    if args.kv_offloading_backend is not None and args.kv_offloading_size is args.kv_transfer_config is None:
+        raise ConfigError("--kv-offloading-backend needs --kv-offloading-size, the host memory that it fills")
     return offload_settings(
         args.kv_offloading_size,
         args.kv_offloading_backend,

@@ -127,7 +127,10 @@ class Dispatcher:
         if isinstance(policy, str):
             self._native = native_router(policy, seed)
             if self._native is None:
-                raise ConfigError(f"--routing {policy!r} is not known; choose one of {', '.join(POLICIES)}")
+                known = ", ".join(POLICIES)
+                raise ConfigError(
+                    f"--routing {policy!r} is not known; choose one of {known} or FILE.py:CLASS"
+                )
             if policy == "session_affinity":  # who belongs to nobody goes to the least loaded
                 self._newcomers = native_router("least_loaded", seed)
         elif self.kv is None:

@@ -80,6 +80,10 @@ def timing_settings(given: str | None, gpu: dict[str, Any]) -> tuple[dict[str, A
         return ({**gpu, "aiconfigurator": True} if given == "aiconfigurator" else gpu), None
     if given == "polynomial":
         return gpu, {"kind": "polynomial"}
+    if not Path(given).exists():
+        raise ConfigError(
+            f"--timing {given}: there is no such file or folder; names are physical, aiconfigurator and polynomial"
+        )
     from understudy.timing.timing_file import TimingFile  # heavy, and every verb describes these flags
 
     return gpu, TimingFile.read(Path(given)).setting()

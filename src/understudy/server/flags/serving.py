@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -184,8 +185,8 @@ def settings_of(line: CommandLine) -> ServerSettings:
     for field in ("shutdown_timeout_s", "startup_duration_s", "speedup"):
         if field in given:
             given[field] = float(given[field])
-    if given.get("speedup", 1.0) <= 0:
-        raise ConfigError("--speedup must be positive")
+    if not (math.isfinite(given.get("speedup", 1.0)) and given.get("speedup", 1.0) > 0):
+        raise ConfigError(f"--speedup must be positive, got {given['speedup']:g}")
     if given.get("data_parallel_size", 1) < 1:
         raise ConfigError("--data-parallel-size must be 1 or more")
     first, each = values.get("time-to-first-token"), values.get("inter-token-latency")
