@@ -143,7 +143,7 @@ def test_this_machine_knows_its_memory() -> None:
     "how",
     [
         {"workers": 10**9},
-        {"engine": VllmConfig(num_gpu_blocks=2**30), "workers": 10_000},
+        {"engine": VllmConfig(num_gpu_blocks=2**30, eviction_policy=lambda: None), "workers": 10_000},
     ],
 )
 def test_a_fleet_that_cannot_fit_is_refused_before_it_is_made(how: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
-// A fixed array that asks the system for huge pages: random access over many slots is bound by address translation.
+// A fixed array of zeros that takes memory as it is written, in huge pages where it is long.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -13,44 +14,98 @@
 
 namespace understudy {
 
+// Elements start as zero bytes, and what is never written costs address space alone: an array may be as long as its
+// owner can ever need, and nobody has to move it. All but short ones come from the system itself, without a promise of
+// memory: an allocator would write zeros over what it hands out again.
 template <typename T>
 class HugeArray {
-  static_assert(std::is_trivially_destructible_v<T>);
+  static_assert(std::is_trivially_destructible_v<T> && std::is_trivially_copyable_v<T>);
 
  public:
-  // `size` value-initialised elements.
   explicit HugeArray(std::size_t size) : size_(size) {
-    const std::size_t alignment = size * sizeof(T) >= kHugePage / 2 ? kHugePage : std::size_t{64};
-    const std::size_t bytes = (size * sizeof(T) / alignment + 1) * alignment;  // never none
-    data_.reset(static_cast<T*>(std::aligned_alloc(alignment, bytes)));
-    if (!data_) throw std::bad_alloc();
+    const std::size_t bytes = size * sizeof(T);
+    if (bytes < kShort || !map(bytes)) take(bytes);
+  }
+  HugeArray(HugeArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        base_(std::exchange(other.base_, nullptr)),
+        mapped_(std::exchange(other.mapped_, 0)),
+        size_(std::exchange(other.size_, 0)) {}
+  HugeArray& operator=(HugeArray&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(base_, other.base_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  HugeArray(const HugeArray&) = delete;
+  HugeArray& operator=(const HugeArray&) = delete;
+  ~HugeArray() {
 #ifdef __linux__
-    // Advice only: where it is refused, the array works as well, slower.
-    if (alignment == kHugePage) (void)madvise(data_.get(), bytes, MADV_HUGEPAGE);
+    if (mapped_ > 0) {
+      (void)munmap(base_, mapped_);
+      return;
+    }
 #endif
-    std::uninitialized_value_construct_n(data_.get(), size);
+    std::free(base_);
   }
 
-  // `size` elements of zero bytes, for an array of which little may be used: what is never written costs no memory.
-  struct Zeroed {};
-  HugeArray(std::size_t size, Zeroed) : size_(size) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    data_.reset(static_cast<T*>(std::calloc(size + 1, sizeof(T))));
-    if (!data_) throw std::bad_alloc();
+  // Random access over many elements is bound by address translation. Advice for those of [from, to) that fill whole
+  // huge pages: there, the first that is written brings memory for its neighbours.
+  void prefer_huge_pages(std::size_t from, std::size_t to) noexcept {
+#ifdef __linux__
+    if (mapped_ < kHugePage) return;
+    const std::size_t first = (from * sizeof(T) + kHugePage - 1) / kHugePage * kHugePage;
+    const std::size_t last = to * sizeof(T) / kHugePage * kHugePage;
+    if (first < last) (void)madvise(reinterpret_cast<char*>(data_) + first, last - first, MADV_HUGEPAGE);
+#else
+    (void)from;
+    (void)to;
+#endif
   }
 
-  T& operator[](std::size_t i) noexcept { return data_.get()[i]; }
-  const T& operator[](std::size_t i) const noexcept { return data_.get()[i]; }
-  T* get() noexcept { return data_.get(); }
+  T& operator[](std::size_t i) noexcept { return data_[i]; }
+  const T& operator[](std::size_t i) const noexcept { return data_[i]; }
+  T* get() noexcept { return data_; }
+  const T* get() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
 
- private:
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  struct Free {
-    void operator()(T* p) const noexcept { std::free(p); }
-  };
 
-  std::unique_ptr<T, Free> data_;
+ private:
+  static constexpr std::size_t kLine = 64;
+  static constexpr std::size_t kShort = std::size_t{1} << 16;  // bytes: not worth a mapping
+
+  static T* aligned(void* base, std::size_t alignment) noexcept {
+    const auto at = reinterpret_cast<std::uintptr_t>(base);
+    return reinterpret_cast<T*>((at + alignment - 1) / alignment * alignment);
+  }
+
+  // False: the system has no more mappings to give.
+  bool map([[maybe_unused]] std::size_t bytes) noexcept {
+#ifdef __linux__
+    const std::size_t length = bytes < kHugePage ? bytes : bytes + kHugePage;
+    void* const base =
+        mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return false;
+    base_ = base;
+    mapped_ = length;
+    data_ = bytes < kHugePage ? static_cast<T*>(base) : aligned(base, kHugePage);
+    return true;
+#else
+    return false;
+#endif
+  }
+
+  void take(std::size_t bytes) {
+    base_ = std::calloc(bytes + kLine, 1);
+    if (base_ == nullptr) throw std::bad_alloc();
+    data_ = aligned(base_, kLine);
+  }
+
+  T* data_ = nullptr;
+  void* base_ = nullptr;
+  std::size_t mapped_ = 0;  // bytes; 0: it is the allocator's
   std::size_t size_;
 };
 

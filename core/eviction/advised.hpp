@@ -10,7 +10,11 @@ namespace understudy {
 // Only records. The store asks the advisor between two critical sections and then removes the slots it named.
 class AdvisedOrder final : public EvictionPolicy {
  public:
-  explicit AdvisedOrder(const PolicySpace& space) : space_(space), known_(space.count, false) {}
+  // The advisor chooses among empty slots too, so it is told of all of them: this pool has no fresh ones.
+  explicit AdvisedOrder(const PolicySpace& space)
+      : EvictionPolicy(PolicySpace{}), space_(space), known_(space.count, false) {
+    for (SlotId id = space.first; id < space.first + space.count; ++id) record(id, true);
+  }
 
   void insert(std::span<const SlotId> slots) override {
     for (const SlotId id : slots) record(id, true);
@@ -26,7 +30,6 @@ class AdvisedOrder final : public EvictionPolicy {
   void take(std::span<SlotId>) override {
     throw Error(ErrorKind::InvariantViolated, "an advised pool was asked to choose by itself");
   }
-  std::vector<SlotId> order(std::size_t) const override { return {}; }
 
   // Changes not told yet, oldest first. The caller tells the advisor and gives back, with untold(), what it could not.
   // They count as told from here on: whatever happens meanwhile comes after them.
@@ -45,6 +48,8 @@ class AdvisedOrder final : public EvictionPolicy {
   std::size_t memory_bytes() const override { return changes_.capacity() * sizeof(PolicyChange) + known_.size() / 8; }
 
  private:
+  std::vector<SlotId> list(FreshSlots, std::size_t) const override { return {}; }
+
   void record(SlotId id, bool freed) {
     ++steps_;
     const Slot& slot = space_.slots[id];

@@ -1,4 +1,5 @@
-// The family of policies that hand out empty slots first, oldest first, and then evict cached ones.
+// The family of policies that hand out empty slots first, fresh ones before those that were used, oldest first, and
+// then evict cached ones.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +9,20 @@
 
 namespace understudy {
 
-// `Cached` owns the order of the cached slots: insert(id) (after make_room(count) if it has that), remove(id),
-// touch(id), pop(out), append_order(out, limit), memory_bytes(), and a public `steps` counter.
+// `Cached` owns the order of the cached slots: grow(slots) if it has places, insert(id) (after make_room(count) if it
+// has that), remove(id), touch(id), pop(out), append_order(out, limit), memory_bytes(), and a public `steps` counter.
 template <typename Cached>
 class FreeThenCached final : public EvictionPolicy {
  public:
   FreeThenCached(const PolicySpace& space, Cached cached)
-      : slots_(space.slots), free_(space.slots, space.sentinels[0]), cached_(std::move(cached)) {}
+      : EvictionPolicy(space),
+        slots_(space.slots),
+        free_(space.slots, space.sentinels[0]),
+        cached_(std::move(cached)) {}
+
+  void grow(std::size_t slots) override {
+    if constexpr (requires { cached_.grow(slots); }) cached_.grow(slots);
+  }
 
   void insert(std::span<const SlotId> slots) override {
     if constexpr (requires { cached_.make_room(slots.size()); }) cached_.make_room(slots.size());
@@ -54,21 +62,23 @@ class FreeThenCached final : public EvictionPolicy {
 
   void take(std::span<SlotId> out) override {
     std::size_t i = 0;
+    for (; i < out.size() && !fresh_.empty(); ++i) out[i] = fresh_.take();
     for (; i < out.size() && !free_.empty(); ++i) out[i] = free_.pop_front();
     if (i < out.size()) cached_.pop(out.subspan(i));
     count(out.size());
   }
 
-  std::vector<SlotId> order(std::size_t limit) const override {
+  std::size_t memory_bytes() const override { return cached_.memory_bytes(); }
+
+ private:
+  std::vector<SlotId> list(FreshSlots fresh, std::size_t limit) const override {
     std::vector<SlotId> out;
+    while (!fresh.empty() && out.size() < limit) out.push_back(fresh.take());
     for (SlotId id = free_.front(); id != free_.end() && out.size() < limit; id = free_.after(id)) out.push_back(id);
     cached_.append_order(out, limit);
     return out;
   }
 
-  std::size_t memory_bytes() const override { return cached_.memory_bytes(); }
-
- private:
   void count(std::size_t n) {
     steps_ += n + cached_.steps;
     cached_.steps = 0;

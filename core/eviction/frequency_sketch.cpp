@@ -40,7 +40,9 @@ unsigned FrequencySketch::estimate(const LineageHash& key) const noexcept {
 
 void FrequencySketch::halve() noexcept {
   std::uint64_t odd = 0;
-  for (std::uint64_t& word : words_) {
+  for (std::size_t i = 0; i < words_.size(); ++i) {
+    std::uint64_t& word = words_[i];
+    if (word == 0) continue;  // maybe never written: then it costs nothing
     odd += static_cast<std::uint64_t>(std::popcount(word & 0x1111111111111111u));
     word = (word >> 1) & 0x7777777777777777u;
   }

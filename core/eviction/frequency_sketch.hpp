@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "base/huge_array.hpp"
 #include "tokens/lineage_hash.hpp"
 
 namespace understudy {
@@ -20,7 +20,7 @@ class FrequencySketch {
   unsigned estimate(const LineageHash& key) const noexcept;
   void halve() noexcept;
 
-  std::size_t memory_bytes() const noexcept { return words_.capacity() * sizeof(std::uint64_t); }
+  std::size_t memory_bytes() const noexcept { return words_.size() * sizeof(std::uint64_t); }
 
  private:
   static constexpr std::size_t kRows = 4;
@@ -33,7 +33,7 @@ class FrequencySketch {
   Cell cell(const LineageHash& key, std::size_t row) const noexcept;
   unsigned read(Cell cell) const noexcept { return static_cast<unsigned>(words_[cell.word] >> cell.shift) & kMax; }
 
-  std::vector<std::uint64_t> words_;
+  HugeArray<std::uint64_t> words_;
   std::uint64_t sample_;
   std::uint64_t seen_ = 0;
 };

@@ -22,12 +22,22 @@ void load(T value) noexcept {
 }  // namespace
 
 LineageOrder::LineageOrder(const PolicySpace& space, LeafOrder leaf_order)
-    : slots_(space.slots),
-      first_(space.first),
-      count_(space.count),
-      leaf_order_(leaf_order),
-      buckets_(space.count + std::size_t{1}, kNone) {
-  nodes_.reserve(space.count + std::size_t{1});
+    : slots_(space.slots), first_(space.first), count_(space.count), leaf_order_(leaf_order), buckets_(1, kNone) {}
+
+void LineageOrder::grow(std::size_t slots) {
+  if (slots < buckets_.size()) return;
+  nodes_.reserve(slots + 1);
+  std::vector<NodeId> old(slots + 1, kNone);
+  old.swap(buckets_);
+  for (NodeId id : old) {
+    while (id != kNone) {
+      const NodeId next = nodes_[id].chain;
+      NodeId& bucket = buckets_[bucket_of(nodes_[id].key)];
+      nodes_[id].chain = bucket;
+      bucket = id;
+      id = next;
+    }
+  }
 }
 
 // A child decides how many bits of its parent it remembers, so a node's key is cut for position + 1.

@@ -21,6 +21,7 @@ class LineageOrder {
  public:
   LineageOrder(const PolicySpace& space, LeafOrder leaf_order);
 
+  void grow(std::size_t slots);
   void insert(SlotId id);
   void remove(SlotId id);
   void warm(std::span<const SlotId> slots) const;

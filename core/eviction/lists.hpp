@@ -16,7 +16,9 @@ namespace understudy {
 template <bool kRefresh>
 class ListOrder {
  public:
-  explicit ListOrder(const PolicySpace& space) : queue_(space.slots, space.count) {}
+  explicit ListOrder(const PolicySpace& space) : queue_(space.slots) {}
+
+  void grow(std::size_t slots) { queue_.grow(slots); }
 
   void make_room(std::size_t count) noexcept { steps += queue_.make_room(count); }
   void insert(SlotId id) noexcept { queue_.push_back(id); }
@@ -28,9 +30,12 @@ class ListOrder {
       insert(id);
     }
   }
-  void pop(std::span<SlotId> out) noexcept { queue_.pop_front(out); }
+  void pop(std::span<SlotId> out) noexcept {
+    FreshSlots none;
+    queue_.pop_front(out, none);
+  }
   void append_order(std::vector<SlotId>& out, std::size_t limit) const {
-    const std::vector<SlotId> order = queue_.first(limit - std::min(limit, out.size()));
+    const std::vector<SlotId> order = queue_.first(limit - std::min(limit, out.size()), {});
     out.insert(out.end(), order.begin(), order.end());
   }
   std::size_t memory_bytes() const noexcept { return queue_.memory_bytes(); }

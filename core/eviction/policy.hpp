@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "eviction/fresh_slots.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
@@ -50,9 +51,16 @@ struct PolicySpace {
 };
 
 // All calls come under the store's lock. A slot that is Inactive when inserted is cached; one that is Reset is empty.
+// Slots that were never handed out are in the order without having been inserted.
 class EvictionPolicy {
  public:
+  explicit EvictionPolicy(const PolicySpace& space) noexcept : fresh_(space.first, space.count) {}
   virtual ~EvictionPolicy() = default;
+
+  // Slots that were never handed out: the last ones of the pool.
+  std::size_t fresh() const noexcept { return fresh_.size(); }
+  // From now on the first `slots` of the pool may be in use. May run out of memory; the other calls need none.
+  virtual void grow(std::size_t) {}
 
   // `slots` have just lost their last reference, in this order.
   virtual void insert(std::span<const SlotId> slots) = 0;
@@ -67,12 +75,18 @@ class EvictionPolicy {
   // Hand out the next out.size() slots; the caller has checked that there are as many.
   virtual void take(std::span<SlotId> out) = 0;
   // The order in which the next `limit` slots would go. For tests and reports: may cost O(n log n).
-  virtual std::vector<SlotId> order(std::size_t limit) const = 0;
+  std::vector<SlotId> order(std::size_t limit) const { return list(fresh_, limit); }
+  // The same without the fresh ones.
+  std::vector<SlotId> order_of_used(std::size_t limit) const { return list({}, limit); }
 
   virtual std::size_t memory_bytes() const { return 0; }
   std::uint64_t steps() const noexcept { return steps_; }
 
  protected:
+  // The order, if `fresh` were the fresh ones.
+  virtual std::vector<SlotId> list(FreshSlots fresh, std::size_t limit) const = 0;
+
+  FreshSlots fresh_;
   std::uint64_t steps_ = 0;  // list and heap operations, so that complexity can be tested
 };
 

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/huge_array.hpp"
+#include "eviction/fresh_slots.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
@@ -14,45 +16,71 @@ namespace understudy {
 // A ring of slot ids in which Slot::prev is the slot's place. Unlike in a linked list, taking from the front reads
 // neighbouring ids, so that a run of slots can be brought in together instead of one after the other. A removed slot
 // leaves a hole; a ring that is full of them (it has twice the places it needs) is compacted, at constant cost a push.
+// One place may stand for all fresh slots.
 class SlotQueue {
  public:
-  SlotQueue(Slot* slots, std::size_t count) : slots_(slots), ring_(2 * count + 2) {}
+  explicit SlotQueue(Slot* slots) : slots_(slots), ring_(places(0)) {}
+
+  // From now on the queue may hold `slots`.
+  void grow(std::size_t slots) {
+    if (places(slots) <= ring_.size()) return;
+    HugeArray<SlotId> larger(places(slots));
+    larger.prefer_huge_pages(0, larger.size());
+    move_to(larger, 0);
+    ring_ = std::move(larger);
+  }
 
   // Makes room for `pushes`; returns the steps it took.
   std::size_t make_room(std::size_t pushes) noexcept {
     const std::size_t used = back_ >= front_ ? back_ - front_ : back_ + ring_.size() - front_;
     // One place always stays free, to tell a full ring from an empty one.
-    return used + pushes < ring_.size() ? 0 : compact();
+    if (used + pushes < ring_.size()) return 0;
+    move_to(ring_, front_);
+    return ring_.size();
   }
   void push_back(SlotId id) noexcept {
-    put(back_, id);
+    put(ring_, back_, id);
     back_ = after(back_);
   }
   void push_front(SlotId id) noexcept {
     front_ = before(front_);
-    put(front_, id);
+    put(ring_, front_, id);
+  }
+  // Fresh slots stand here, behind what is in the queue.
+  void push_back_fresh() noexcept {
+    ring_[back_] = kFresh;
+    back_ = after(back_);
   }
 
   void remove(SlotId id) noexcept { ring_[slots_[id].prev] = kNoSlot; }
 
   // There must be as many.
-  void pop_front(std::span<SlotId> out) noexcept {
+  void pop_front(std::span<SlotId> out, FreshSlots& fresh) noexcept {
     const SlotId* const ring = ring_.get();
     const std::size_t end = ring_.size();
     std::size_t at = front_;
-    for (SlotId& id : out) {
-      do {
-        id = ring[at];
-        at = at + 1 == end ? 0 : at + 1;
-      } while (id == kNoSlot);
+    std::size_t i = 0;
+    while (i < out.size()) {
+      const SlotId id = ring[at];
+      if (id < kFresh) {
+        out[i++] = id;
+      } else if (id == kFresh && !fresh.empty()) {
+        while (i < out.size() && !fresh.empty()) out[i++] = fresh.take();
+        continue;
+      }
+      at = at + 1 == end ? 0 : at + 1;
     }
     front_ = at;
   }
 
-  std::vector<SlotId> first(std::size_t limit) const {
+  std::vector<SlotId> first(std::size_t limit, FreshSlots fresh) const {
     std::vector<SlotId> out;
     for (std::size_t at = front_; at != back_ && out.size() < limit; at = after(at)) {
-      if (ring_[at] != kNoSlot) out.push_back(ring_[at]);
+      if (ring_[at] == kFresh) {
+        while (out.size() < limit && !fresh.empty()) out.push_back(fresh.take());
+      } else if (ring_[at] != kNoSlot) {
+        out.push_back(ring_[at]);
+      }
     }
     return out;
   }
@@ -60,23 +88,31 @@ class SlotQueue {
   std::size_t memory_bytes() const noexcept { return ring_.size() * sizeof(SlotId); }
 
  private:
+  static constexpr SlotId kFresh = kNoSlot - 1;
+
+  static std::size_t places(std::size_t slots) noexcept { return 2 * slots + 4; }
   std::size_t after(std::size_t at) const noexcept { return at + 1 == ring_.size() ? 0 : at + 1; }
   std::size_t before(std::size_t at) const noexcept { return at == 0 ? ring_.size() - 1 : at - 1; }
-  void put(std::size_t at, SlotId id) noexcept {
-    ring_[at] = id;
+  void put(HugeArray<SlotId>& ring, std::size_t at, SlotId id) noexcept {
+    ring[at] = id;
     slots_[id].prev = static_cast<SlotId>(at);
   }
 
-  std::size_t compact() noexcept {
-    std::size_t to = front_;
+  // Without holes, from place `to` of `ring` on: this one (then that is the front), or another that is empty.
+  void move_to(HugeArray<SlotId>& ring, std::size_t to) noexcept {
+    const std::size_t front = to;
     for (std::size_t at = front_; at != back_; at = after(at)) {
       const SlotId id = ring_[at];
       if (id == kNoSlot) continue;
-      put(to, id);
-      to = after(to);
+      if (id == kFresh) {
+        ring[to] = kFresh;
+      } else {
+        put(ring, to, id);
+      }
+      to = to + 1 == ring.size() ? 0 : to + 1;
     }
+    front_ = front;
     back_ = to;
-    return ring_.size();
   }
 
   Slot* slots_;

@@ -11,7 +11,11 @@ namespace understudy {
 class VllmOrder final : public EvictionPolicy {
  public:
   VllmOrder(const PolicySpace& space, bool append_empty)
-      : slots_(space.slots), queue_(space.slots, space.count), append_empty_(append_empty) {}
+      : EvictionPolicy(space), slots_(space.slots), queue_(space.slots), append_empty_(append_empty) {
+    queue_.push_back_fresh();
+  }
+
+  void grow(std::size_t slots) override { queue_.grow(slots); }
 
   void insert(std::span<const SlotId> slots) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
@@ -45,14 +49,14 @@ class VllmOrder final : public EvictionPolicy {
     steps_ += slots.size();
   }
   void take(std::span<SlotId> out) override {
-    queue_.pop_front(out);
+    queue_.pop_front(out, fresh_);
     steps_ += out.size();
   }
-  std::vector<SlotId> order(std::size_t limit) const override { return queue_.first(limit); }
-
   std::size_t memory_bytes() const override { return queue_.memory_bytes(); }
 
  private:
+  std::vector<SlotId> list(FreshSlots fresh, std::size_t limit) const override { return queue_.first(limit, fresh); }
+
   Slot* slots_;
   SlotQueue queue_;
   bool append_empty_;

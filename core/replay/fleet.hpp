@@ -148,7 +148,8 @@ class Fleet final : private FleetView {
   void add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<TimedEvents> told);
   void add_links(const Links& links);
   FleetResult finish_columns();
-  void merge_all_gaps();
+  void add_gaps(std::vector<GapCount> gaps);
+  void merge_last_gaps();
 
   FleetConfig config_;
   WorkloadColumns workload_;
@@ -183,6 +184,7 @@ class Fleet final : private FleetView {
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;
+  std::vector<std::vector<GapCount>> gaps_;  // of workers that have ended
   FleetResult result_;
   std::atomic<std::size_t> ended_ = 0;
   std::atomic<bool> stop_ = false;

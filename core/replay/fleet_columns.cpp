@@ -70,6 +70,7 @@ void Fleet::collect(std::size_t index) {
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
   if (engine.tiers() != nullptr) collect_tiers(worker);
+  add_gaps(std::move(worker.gaps));
   worker.engine.reset();
 }
 
@@ -165,25 +166,24 @@ FleetResult Fleet::finish_columns() {
     add_shared(pool.tiers->shared(), pool.shared_events);
   }
   add_links(hub_.links());
-  merge_all_gaps();
-  return std::move(result_);
-}
-
-// The gaps of all workers, merged pair by pair.
-void Fleet::merge_all_gaps() {
-  std::vector<std::vector<GapCount>> lists;
-  for (Worker& worker : workers_) lists.push_back(std::move(worker.gaps));
-  while (lists.size() > 1) {
-    for (std::size_t i = 0; 2 * i < lists.size(); ++i) {
-      const bool odd = 2 * i + 1 == lists.size();
-      lists[i] = odd ? std::move(lists[2 * i]) : merge_gaps(lists[2 * i], lists[2 * i + 1]);
-    }
-    lists.resize((lists.size() + 1) / 2);
-  }
-  for (const GapCount& gap : lists[0]) {
+  while (gaps_.size() > 1) merge_last_gaps();
+  for (const GapCount& gap : gaps_.front()) {  // there is a worker
     result_.gap_ns.push_back(gap.gap_ns);
     result_.gap_count.push_back(gap.count);
   }
+  return std::move(result_);
+}
+
+// Lists of gaps that get shorter by more than half: what many workers saw is counted once, as they end.
+void Fleet::add_gaps(std::vector<GapCount> gaps) {
+  gaps_.push_back(std::move(gaps));
+  while (gaps_.size() > 1 && gaps_[gaps_.size() - 2].size() <= 2 * gaps_.back().size()) merge_last_gaps();
+}
+
+void Fleet::merge_last_gaps() {
+  std::vector<GapCount> merged = merge_gaps(gaps_[gaps_.size() - 2], gaps_.back());
+  gaps_.pop_back();
+  gaps_.back() = std::move(merged);
 }
 
 }  // namespace understudy

@@ -54,9 +54,11 @@ void Fleet::run_together(const Progress& progress) {
   for (Worker& worker : workers_) {
     require_progress(worker);
     worker.engine->drain_transfers();
-    worker.gaps = worker.engine->take_gaps();
   }
-  for (std::size_t index = 0; index < workers_.size(); ++index) collect(index);
+  for (std::size_t index = 0; index < workers_.size(); ++index) {
+    workers_[index].gaps = workers_[index].engine->take_gaps();
+    collect(index);
+  }
 }
 
 // ── Requests come and go ──

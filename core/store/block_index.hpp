@@ -11,7 +11,7 @@
 
 namespace understudy {
 
-// Buckets of a cache line each, sized once for the tier's slots (at most one entry a slot), so it never rehashes. An
+// Buckets of a cache line each, for at most one entry a slot in use; it moves to more of them as more slots are. An
 // entry stays in the bucket where it was put: a full one sends newcomers to the next ones and counts them, and a search
 // goes on past a bucket only while it has such guests elsewhere, of its own kind. So deletion touches one line and
 // leaves no tombstone. An entry is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket. The
@@ -34,6 +34,19 @@ class BlockIndex {
   static std::size_t num_buckets(std::size_t max_entries) noexcept { return max_entries / kLoad + 1; }
   BlockIndex(Slot* slots, Bucket* buckets, std::size_t size) noexcept
       : slots_(slots), buckets_(buckets), size_(static_cast<std::uint32_t>(size)) {}
+
+  // To `size` other buckets, which are empty. Both stand in the order of tags.
+  void move_to(Bucket* buckets, std::size_t size) noexcept {
+    const Bucket* const old = buckets_;
+    const std::size_t old_size = size_;
+    buckets_ = buckets;
+    size_ = static_cast<std::uint32_t>(size);
+    count_ = 0;
+    for (std::size_t at = 0; at < old_size; ++at) {
+      if (at + 1 < old_size) each(old[at + 1], [&](SlotId slot) { slots_[slot].warm(); });
+      each(old[at], [&](SlotId slot) { insert(tag(slots_[slot].lineage), slot); });
+    }
+  }
 
   static std::uint32_t tag(const LineageHash& lineage) noexcept {
     const std::uint64_t mixed = lineage.lo * 0x9E3779B97F4A7C15u + lineage.hi * 0xD1B54A32D192ED03u;
@@ -160,6 +173,13 @@ class BlockIndex {
     // Bit 16 i for lane i and bit 16 i + 1 for lane i + 4: one word, so that nothing has to guess which half.
     std::uint64_t lanes_;
   };
+
+  template <typename Visit>
+  static void each(const Bucket& bucket, Visit visit) {
+    for (std::uint32_t left = bucket.taken; left != 0; left &= left - 1) {
+      visit(bucket.slots[static_cast<std::size_t>(std::countr_zero(left))]);
+    }
+  }
 
   static std::uint32_t guest_bit(std::uint32_t tag) noexcept { return 1u << (tag & 31); }
   static bool has_guest(const Bucket& bucket, std::uint32_t tag) noexcept {

@@ -1,8 +1,10 @@
 // One tier of a store: its slots, their order, and its numbers. Private to the store.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <mutex>
+#include <utility>
 
 #include "eviction/advised.hpp"
 #include "store/block_store.hpp"
@@ -10,11 +12,13 @@
 namespace understudy {
 
 struct BlockStore::Pool {
+  static constexpr std::size_t kFirstRoom = 256;
+
   Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
       : config(pool_config),
         first(first_slot),
         count(static_cast<std::uint32_t>(pool_config.num_blocks)),
-        buckets(BlockIndex::num_buckets(pool_config.num_blocks)),
+        buckets(BlockIndex::num_buckets(0)),
         map(slots, buckets.get(), buckets.size()) {}
 
   std::uint64_t available() const noexcept { return in(SlotState::Reset) + in(SlotState::Inactive); }
@@ -30,6 +34,24 @@ struct BlockStore::Pool {
     in_state[static_cast<std::size_t>(to)] += blocks;
   }
 
+  // Slots that were ever handed out: the first ones.
+  std::size_t used() const noexcept { return count - policy->fresh(); }
+  SlotId used_end() const noexcept { return first + static_cast<SlotId>(used()); }
+  // Before `blocks` are taken: index and order have places for the slots that are then in use.
+  void make_room(std::size_t blocks) {
+    const std::size_t needed = used() + std::min(blocks, policy->fresh());
+    if (needed > room) grow(needed);
+  }
+  void grow(std::size_t needed) {
+    const std::size_t slots = std::min<std::size_t>(count, std::max({needed, 2 * room, kFirstRoom}));
+    HugeArray<BlockIndex::Bucket> larger(BlockIndex::num_buckets(slots));
+    larger.prefer_huge_pages(0, larger.size());
+    policy->grow(slots);
+    map.move_to(larger.get(), larger.size());
+    buckets = std::move(larger);
+    room = slots;
+  }
+
   // The books for `blocks` that were free, `evictions` of them cached.
   void handed_out(std::uint64_t blocks, std::uint64_t evictions, SlotState to) noexcept {
     moved(evictions, SlotState::Inactive, to);
@@ -42,6 +64,7 @@ struct BlockStore::Pool {
   PoolConfig config;
   SlotId first;  // its slots are [first, first + count) of the store's
   std::uint32_t count;
+  std::size_t room = 0;  // slots that `buckets` and `policy` have places for
   HugeArray<BlockIndex::Bucket> buckets;
   BlockIndex map;  // of them
   std::unique_ptr<EvictionPolicy> policy;

@@ -11,7 +11,7 @@ namespace understudy {
 
 namespace {
 
-constexpr std::size_t kSentinelsPerPool = 5;
+constexpr std::size_t kSentinels = 6;  // of each pool, in front of all slots; even, since two slots share a cache line
 constexpr std::size_t kMaxPolicyTries = 10'000;  // answers of a policy that others have overtaken, in one allocation
 
 std::uint64_t total_blocks(const StoreConfig& config) {
@@ -21,7 +21,7 @@ std::uint64_t total_blocks(const StoreConfig& config) {
 
 // The leading slots up to the last pool that remembers more of a block than its hash, or has copies of one.
 std::uint64_t slots_with_details(const StoreConfig& config) {
-  std::uint64_t end = 0;
+  std::uint64_t end = kSentinels * config.pools.size();
   std::uint64_t last = 0;
   for (const PoolConfig& pool : config.pools) {
     end += pool.num_blocks;
@@ -67,8 +67,8 @@ BlockStore::BlockStore(const StoreConfig& config)
       token_ids_(config.events.token_ids),
       thread_safe_(config.thread_safe),
       num_slots_(total_blocks(config)),
-      slots_(num_slots_ + kSentinelsPerPool * config.pools.size()),
-      details_(slots_with_details(config), HugeArray<SlotDetail>::Zeroed{}),
+      slots_(num_slots_ + kSentinels * config.pools.size()),
+      details_(slots_with_details(config)),
       events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
   std::uint64_t sketch_capacity = 0;
   for (const PoolConfig& pool : config.pools) {
@@ -77,18 +77,20 @@ BlockStore::BlockStore(const StoreConfig& config)
   sketch_capacity = config.sketch_capacity.value_or(sketch_capacity);
   if (sketch_capacity != 0) sketch_ = std::make_unique<FrequencySketch>(sketch_capacity);
 
-  SlotId first = 0;
-  auto sentinel = static_cast<SlotId>(num_slots_);
+  SlotId sentinel = 0;
+  auto first = static_cast<SlotId>(kSentinels * config.pools.size());
   for (const PoolConfig& pool_config : config.pools) {
     auto pool = std::make_unique<Pool>(pool_config, slots_.get(), first);
     PolicySpace space{slots_.get(), pool->first, pool->count, {}, sketch_.get()};
-    for (SlotId& s : space.sentinels) s = sentinel++;
+    for (std::size_t i = 0; i < space.sentinels.size(); ++i) space.sentinels[i] = sentinel + static_cast<SlotId>(i);
+    sentinel += kSentinels;
     pool->policy = make_policy(pool_config.policy, space);
     if (pool_config.policy.kind == PolicyKind::Advised) pool->advised = static_cast<AdvisedOrder*>(pool->policy.get());
     pool->in_state[static_cast<std::size_t>(SlotState::Reset)] = pool->count;
-    std::vector<SlotId> all(pool->count);
-    std::iota(all.begin(), all.end(), first);
-    pool->policy->insert(all);
+    if (pool->advised != nullptr) pool->make_room(0);  // it may name any slot
+    // The first slots of many workers stand in small pages, since most of a huge one might stay empty.
+    constexpr std::size_t kSmall = HugeArray<Slot>::kHugePage / sizeof(Slot);
+    slots_.prefer_huge_pages(first + kSmall, first + pool->count);
     first += pool->count;
     pools_.push_back(std::move(pool));
   }
@@ -144,6 +146,7 @@ bool BlockStore::take(Pool& pool, std::span<SlotId> out, const Evicted& evicted,
   const Lock lock(*this);
   *available = pool.available();
   if (*available < out.size()) return false;
+  pool.make_room(out.size());
   pool.policy->take(out);
   hand_out(pool, out, evicted);
   return true;
@@ -167,8 +170,9 @@ void BlockStore::allocate_evicting(std::size_t pool_index, std::span<SlotId> out
   if (fit < victims.size()) {
     throw Error(ErrorKind::WrongState, "block ", victims[fit], " is not cached and unreferenced, or is named twice");
   }
-  for (const SlotId id : victims) pool.policy->remove(pool.first + id);
   const std::size_t empty = out.size() - victims.size();
+  pool.make_room(empty);
+  for (const SlotId id : victims) pool.policy->remove(pool.first + id);
   pool.policy->take(out.first(empty));
   for (std::size_t i = 0; i < victims.size(); ++i) out[empty + i] = pool.first + victims[i];
   hand_out(pool, out, {});

@@ -190,6 +190,7 @@ void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> 
   }
   const Lock lock(*this);
   if (pool.available() < out.size()) refuse_shortage(pool, out.size(), pool.available());
+  pool.make_room(out.size());
   pool.policy->take(out);
   const std::size_t claimed = replace_with_claims(pool, out, identities);
   if (claimed == out.size()) return;

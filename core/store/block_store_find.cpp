@@ -57,7 +57,7 @@ void look_up(const BlockIndex& index, std::span<const BlockIdentity> identities,
 
 void BlockStore::warm_slots(const Pool& pool, std::span<const SlotId> guesses) const {
   for (const SlotId id : guesses) {
-    if (id < num_slots_) slots_[id].warm();
+    if (id < slots_.size()) slots_[id].warm();
   }
   pool.policy->warm(guesses);
 }

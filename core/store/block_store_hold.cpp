@@ -192,7 +192,7 @@ std::size_t BlockStore::clear_inactive(std::size_t pool_index) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   events_.begin_call();
-  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
+  for (SlotId id = pool.first; id < pool.used_end(); ++id) {
     if (slots_[id].state != SlotState::Inactive) continue;
     pool.policy->remove(id);
     forget(pool, id, true);

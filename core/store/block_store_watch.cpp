@@ -66,7 +66,7 @@ std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index) const {
   const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];
   std::vector<BlockIdentity> out;
-  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
+  for (SlotId id = pool.first; id < pool.used_end(); ++id) {
     const Slot& slot = slots_[id];
     const bool only = slot.registered() && !slot.twinned;
     if (only || (slot.registered() && pool.map.find(slot.lineage) == id)) {
@@ -80,7 +80,7 @@ std::vector<BlockIdentity> BlockStore::resident(std::size_t pool_index, bool act
   const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];
   std::vector<BlockIdentity> out;
-  for (SlotId id = pool.first; id < pool.first + pool.count; ++id) {
+  for (SlotId id = pool.first; id < pool.used_end(); ++id) {
     const Slot& slot = slots_[id];
     if (!slot.registered() || (slot.twinned && pool.map.find(slot.lineage) != id)) continue;
     bool referenced = slot.refs > 0;
@@ -120,9 +120,10 @@ unsigned BlockStore::frequency(const LineageHash& lineage) const {
 
 std::size_t BlockStore::memory_bytes() const {
   const Lock lock(*this);
-  std::size_t total = num_slots_ * sizeof(Slot) + details_.size() * sizeof(SlotDetail);
-  if (sketch_) total += sketch_->memory_bytes();
+  std::size_t total = sketch_ ? sketch_->memory_bytes() : 0;
   for (const auto& pool : pools_) {
+    const bool detailed = pool->used() > 0 && pool->first < details_.size();
+    total += pool->used() * (sizeof(Slot) + (detailed ? sizeof(SlotDetail) : 0));
     total += pool->buckets.size() * sizeof(BlockIndex::Bucket) + pool->policy->memory_bytes();
   }
   return total;
@@ -181,7 +182,8 @@ void BlockStore::check() const {
     std::array<std::uint64_t, 7> seen{};
     std::uint64_t references = 0;
     std::unordered_map<SlotId, std::uint32_t> keep_alives;
-    for (SlotId id = pool->first; id < pool->first + pool->count; ++id) {
+    seen[static_cast<std::size_t>(SlotState::Reset)] = pool->policy->fresh();
+    for (SlotId id = pool->first; id < pool->used_end(); ++id) {
       const Slot& slot = slots_[id];
       ++seen[static_cast<std::size_t>(slot.state)];
       require(!slot.marked, "slot ", id, " carries scratch state");
@@ -227,15 +229,16 @@ void BlockStore::check() const {
     require(hashes == pool->map.count(), "the index holds ", pool->map.count(), " hashes, the slots ", hashes);
     require(references == pool->references, "references are ", references, ", counted ", pool->references);
     if (pool->advised != nullptr) continue;
-    const std::vector<SlotId> order = pool->policy->order(pool->count + std::size_t{1});
-    std::vector<bool> ordered(pool->count, false);
+    const std::vector<SlotId> order = pool->policy->order_of_used(pool->used() + 1);
+    std::vector<bool> ordered(pool->used(), false);
     for (const SlotId id : order) {
-      require(id >= pool->first && id < pool->first + pool->count, "the policy orders a foreign slot ", id);
+      require(id >= pool->first && id < pool->used_end(), "the policy orders a foreign slot ", id);
       require(slots_[id].available(), "the policy orders slot ", id, " which is ", name_of(slots_[id].state));
       require(!ordered[id - pool->first], "the policy orders slot ", id, " twice");
       ordered[id - pool->first] = true;
     }
-    require(order.size() == pool->available(), "the policy orders ", order.size(), " of ", pool->available(), " slots");
+    require(order.size() + pool->policy->fresh() == pool->available(), "the policy orders ", order.size(), " and ",
+            pool->policy->fresh(), " fresh slots of ", pool->available());
   }
 }
 

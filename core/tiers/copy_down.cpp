@@ -22,7 +22,7 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
                             worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
   }
-  if (config_.min_reuse > 0 || config_.filter) reuse_.assign(store_.num_blocks(kG1), 0);
+  if (config_.min_reuse > 0 || config_.filter) reuse_ = HugeArray<std::uint32_t>(store_.num_blocks(kG1));
 }
 
 void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
@@ -65,7 +65,7 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
       throw;
     }
     if (!copied) {
-      if (!reuse_.empty()) {
+      if (reuse_.size() > 0) {
         for (const SlotId slot : out) reuse_[slot] = 0;
       }
       return Room::Taken;
@@ -96,7 +96,7 @@ bool WorkerTiers::evicts_what_it_must_copy(std::size_t slots) {
 }
 
 void WorkerTiers::note_hits(std::span<const SlotId> slots) {
-  if (reuse_.empty()) return;
+  if (reuse_.size() == 0) return;
   for (const SlotId slot : slots) ++reuse_[slot];
 }
 

@@ -45,7 +45,7 @@ class ListedOrder : public HostOrder {
   std::vector<SlotId> oldest(std::size_t limit) const override {
     std::vector<SlotId> out;
     for (SlotId slot = list_.front(); slot != kNoSlot && out.size() < limit; slot = list_.after(slot)) {
-      if (chunks_[slot].refs == 0) out.push_back(slot);
+      if (chunks_[slot].idle()) out.push_back(slot);
     }
     return out;
   }
@@ -65,7 +65,7 @@ class IdleLru final : public ListedOrder {
   void touch(std::span<const BlockIdentity>, std::span<const SlotId> slots) override {
     for (std::size_t i = slots.size(); i > 0; --i) {
       const SlotId slot = slots[i - 1];
-      if (slot != kNoSlot && chunks_[slot].refs == 0) list_.refresh(slot);
+      if (slot != kNoSlot && chunks_[slot].idle()) list_.refresh(slot);
     }
   }
 };

@@ -19,21 +19,25 @@ struct HostRules {
   bool arc_falls_back = false;  // where no chunk seen again may go, one seen once does, however few there are
 };
 
-// A place for a chunk on the host: two to a cache line, since memory is what the orders wait for.
+// A place for a chunk on the host: two to a cache line, since memory is what the orders wait for. One that was never
+// used is all zeros.
 struct alignas(32) HostChunk {
-  static constexpr std::int32_t kAbsent = -2;
-  static constexpr std::int32_t kWriting = -1;
+  static constexpr std::int32_t kAbsent = 0;
+  static constexpr std::int32_t kWriting = 1;
+  static constexpr std::int32_t kIdle = 2;  // and one more for each load that reads it
 
-  LineageHash key;        // of the chunk that is here
-  SlotId prev = kNoSlot;  // in the list that its order keeps it in
-  SlotId next = kNoSlot;
-  std::int32_t refs = kAbsent;  // kAbsent, kWriting, 0 (idle), or how many loads read it
-  bool shielded = false;        // not to be evicted by the call at hand
-  bool often = false;           // ARC: it was used again
+  LineageHash key;  // of the chunk that is here
+  SlotId prev = 0;  // in the list that its order keeps it in
+  SlotId next = 0;
+  std::int32_t refs = kAbsent;
+  bool shielded = false;  // not to be evicted by the call at hand
+  bool often = false;     // ARC: it was used again
 
   bool here() const noexcept { return refs != kAbsent; }
-  bool ready() const noexcept { return refs >= 0; }
-  bool evictable() const noexcept { return refs == 0 && !shielded; }
+  bool ready() const noexcept { return refs >= kIdle; }
+  bool idle() const noexcept { return refs == kIdle; }
+  bool loading() const noexcept { return refs > kIdle; }
+  bool evictable() const noexcept { return idle() && !shielded; }
 };
 static_assert(sizeof(HostChunk) == 32);
 

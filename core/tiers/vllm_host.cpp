@@ -52,7 +52,7 @@ VllmHost::Found VllmHost::find(std::span<const BlockIdentity> keys, std::span<Ch
       if (slot == kNoSlot) return found;
       ++found.chunks;
       found.writing |= !chunks_[slot].ready();
-      found.loading |= chunks_[slot].refs > 0;
+      found.loading |= chunks_[slot].loading();
     }
   }
   return found;
@@ -70,7 +70,7 @@ void VllmHost::begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMe
   store_.reference(kPool, slots);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     HostChunk& chunk = chunks_[slots[i]];
-    if (chunk.refs == 0) {
+    if (chunk.idle()) {
       order_->busy(slots[i]);
       ++loading_;
     }
@@ -82,7 +82,7 @@ void VllmHost::begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMe
 void VllmHost::loaded(std::span<const SlotId> slots) {
   store_.release(kPool, slots);
   for (const SlotId slot : slots) {
-    if (--chunks_[slot].refs > 0) continue;
+    if (--chunks_[slot].refs > HostChunk::kIdle) continue;
     --loading_;
     order_->idle(slot);
   }
@@ -150,7 +150,7 @@ void VllmHost::stored(std::span<const SlotId> slots) {
   found_.assign(slots.begin(), slots.end());
   store_.land(kPool, found_);
   for (const SlotId slot : slots) {
-    chunks_[slot].refs = 0;
+    chunks_[slot].refs = HostChunk::kIdle;
     order_->idle(slot);
   }
   writing_ -= slots.size();
@@ -176,7 +176,7 @@ void VllmHost::check() const {
     const HostChunk& chunk = chunks_[slot];
     resident += chunk.here();
     writing += chunk.refs == HostChunk::kWriting;
-    loading += chunk.refs > 0;
+    loading += chunk.loading();
   }
   const std::uint64_t held = store_.metrics(kPool).active_blocks;
   if (resident != resident_ || writing != writing_ || loading != loading_ || loading != held ||

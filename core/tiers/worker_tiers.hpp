@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/huge_array.hpp"
 #include "base/request_id.hpp"
 #include "store/block_store.hpp"
 #include "tiers/in_flight.hpp"
@@ -296,8 +297,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::function<void(std::int64_t)> on_change_;
   std::function<void(std::int64_t)> before_landing_;
   Way host_;
-  std::vector<Way> ways_;             // to each shared tier
-  std::vector<std::uint32_t> reuse_;  // hits by device slot; empty when nobody asks
+  std::vector<Way> ways_;              // to each shared tier
+  HugeArray<std::uint32_t> reuse_{0};  // hits by device slot; empty when nobody asks
 
   std::deque<Copy> copies_;  // they stay where they are when others are made
   std::vector<std::uint32_t> free_copies_;

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from understudy.errors import ConfigError
 
-WORKER_BYTES = 24_000
+WORKER_BYTES = 8_000
 """Of an idle worker, whatever its capacity."""
-SLOT_BYTES = 64
-"""Of the slot of a block, on any tier."""
+TIERS_BYTES = 16_000
+"""Of the tiers of an idle worker."""
+SLOT_BYTES = 80
+"""Of the slot of a block, on any tier, once it is used."""
 
 _LEFT_FREE = 0.1
 _ALWAYS_TRIED_BYTES = 64_000_000

@@ -31,7 +31,7 @@ KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::
 }
 
 std::uint64_t NativeBackend::phantoms(const KvHit& hit) const {
-  if (phantom_.empty()) return 0;
+  if (phantom_.size() == 0) return 0;
   std::uint64_t count = 0;
   for (const SlotId slot : found(hit)) count += phantom_[slot];
   return count;
@@ -61,7 +61,7 @@ void NativeBackend::withdraw(KvRequest& request, bool found_all_the_same) {
     request.keyed = request.keyed_before + static_cast<std::uint32_t>(shared);
     return;
   }
-  phantom_.resize(config_.num_gpu_blocks);
+  if (phantom_.size() == 0) phantom_ = HugeArray<std::uint8_t>(config_.num_gpu_blocks);
   for (const SlotId slot : fresh) phantom_[slot] = 1;
 }
 
@@ -78,7 +78,7 @@ void NativeBackend::name_full(KvRequest& request, std::uint32_t tokens) {
 }
 
 void NativeBackend::handed_out(std::span<const SlotId> slots) {
-  if (phantom_.empty()) return;
+  if (phantom_.size() == 0) return;
   for (const SlotId slot : slots) phantom_[slot] = 0;
 }
 

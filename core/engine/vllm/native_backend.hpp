@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "base/huge_array.hpp"
 #include "engine/block_backend.hpp"
 
 namespace understudy {
@@ -27,7 +27,7 @@ class NativeBackend final : public BlockBackend {
   void name_full(KvRequest& request, std::uint32_t tokens);
   void handed_out(std::span<const SlotId> slots) override;
 
-  std::vector<std::uint8_t> phantom_;  // slots named by an allocation that was undone; empty before the first
+  HugeArray<std::uint8_t> phantom_{0};  // slots named by an allocation that was undone; empty before the first
 };
 
 }  // namespace understudy

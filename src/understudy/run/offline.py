@@ -15,7 +15,7 @@ from understudy.engines.config import VllmConfig, scheduling_in_words
 from understudy.engines.offload import vllm_offload
 from understudy.engines.profiles import profile_named
 from understudy.errors import ConfigError
-from understudy.memory import SLOT_BYTES, WORKER_BYTES, require_memory
+from understudy.memory import SLOT_BYTES, TIERS_BYTES, WORKER_BYTES, require_memory
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.digest import digests
 from understudy.run.kv_log import KvLog
@@ -243,10 +243,13 @@ def _described(routing: Routing | KvRouting | Router | NativeRouter) -> Any:
 def _require_memory(
     pools: Sequence[WorkerPool], plans: Sequence[TierPlan | None], most_blocks: Sequence[int]
 ) -> None:
-    """Refuse at once what cannot fit, with an estimate. A tier is as large as its content."""
+    """Refuse at once what cannot fit, with an estimate. Slots cost as they are used, so a fleet is as large as its
+    content; but a policy of the user's is told of every slot.
+    """
     what, need = [], 0
     for pool, plan, most in zip(pools, plans, most_blocks, strict=True):
         tiers = () if plan is None else plan.tiers
+        need += pool.workers * (WORKER_BYTES + (TIERS_BYTES if tiers else 0))
         own = pool.engine.num_gpu_blocks + sum(
             slots_for(tier.blocks, most) for tier in tiers if not tier.shared
         )
@@ -254,7 +257,13 @@ def _require_memory(
         what.append(
             f"{pool.workers:,} workers of {own:,} blocks" + (f" and {shared:,} shared ones" if shared else "")
         )
-        need += pool.workers * (WORKER_BYTES + own * SLOT_BYTES) + shared * SLOT_BYTES
+        slots = [(pool.workers * pool.engine.num_gpu_blocks, pool.engine.eviction_policy)]
+        for tier in tiers:
+            holders = 1 if tier.shared else pool.workers
+            slots.append((holders * slots_for(tier.blocks, most), tier.eviction))
+        for there_are, policy in slots:
+            native = policy is None or isinstance(policy, str)
+            need += SLOT_BYTES * (slots_for(there_are, most) if native else there_are)
     require_memory(
         ", ".join(what),
         need,
