@@ -16,6 +16,7 @@ from understudy.calibrate.load import random_lengths
 from understudy.calibrate.readers import read_benchmarks
 from understudy.cli import main
 from understudy.errors import ConfigError, InvalidArgument
+from understudy.run.times import times_in_words
 from understudy.timing.presets import preset
 from understudy.timing.timing_file import TimingFile
 
@@ -191,6 +192,13 @@ def test_a_file_that_is_no_timing_file_is_refused(tmp_path: Path, content: str, 
     path.write_text(content)
     with pytest.raises(ConfigError, match=match if content else "is no timing file"):
         TimingFile.read(path)
+    with pytest.raises(ConfigError, match="cannot read timing file .*: No such file or directory$"):
+        TimingFile.read(tmp_path / "nowhere.yaml")
+
+
+def test_times_in_words_are_as_exact_as_they_are_good_for() -> None:
+    times = {"from": "a benchmark", "outside_domain_share": 0.0, "front_end_ms": 4.480771}
+    assert times_in_words(times).endswith("TTFT and E2E count 4.48 ms between client and engine")
 
 
 # --- bad benchmarks -------------------------------------------------------------------------------------

@@ -76,5 +76,5 @@ def times_in_words(times: dict[str, Any]) -> str:
             f"; {times['outside_domain_share']:.1%} of the time in steps outside of what that was fitted on"
         )
     if times["front_end_ms"] > 0:
-        words += f"; TTFT and E2E count {times['front_end_ms']:g} ms between client and engine"
+        words += f"; TTFT and E2E count {round(times['front_end_ms'], 2):g} ms between client and engine"
     return words

@@ -66,7 +66,9 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Errors: ConfigError naming the file and the key."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except OSError as error:
+            raise ConfigError(f"cannot read timing file {path}: {error.strerror}") from error
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"{path}: {error}") from error
         if not isinstance(content, dict) or "understudy_timing" not in content:
             raise ConfigError(
