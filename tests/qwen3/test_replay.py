@@ -122,8 +122,12 @@ def test_a_record_is_read_as_it_was_written_and_what_is_none_is_named(steps: Pat
     assert record.about == HEADER
     assert record.steps[0]["at_ms"] >= 0
     lines = steps.read_text().splitlines()
-    steps.write_text("\n".join([*lines[:3], '{"chunks": 3}']))
+    steps.write_text("\n".join([*lines[:3], "[]"]))
     with pytest.raises(ConfigError, match=r"steps.jsonl:4: not a recorded step"):
+        Record.read(steps)
+    older = lines[3].replace('"ahead"', '"behind"')
+    steps.write_text("\n".join([*lines[:3], older]))
+    with pytest.raises(ConfigError, match=r"steps.jsonl:4: the step lacks 'ahead'; record it again"):
         Record.read(steps)
     steps.write_text('{"kind": "something"}\n')
     with pytest.raises(ConfigError, match="no record of steps"):

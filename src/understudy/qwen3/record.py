@@ -54,7 +54,11 @@ class Record:
                 if number > 1:
                     load_of_row(row)
                     float(row["ms"]), float(row["launch_ms"]), int(row["pages"]), int(row["copies"])
-            except (ValueError, TypeError, KeyError) as error:
+            except KeyError as error:
+                raise ConfigError(
+                    f"{path}:{number}: the step lacks {error}; record it again with `understudy qwen3 bench --record`"
+                ) from error
+            except (ValueError, TypeError) as error:
                 raise ConfigError(f"{path}:{number}: not a recorded step ({error})") from error
             rows.append(row)
         if not rows or not isinstance(rows[0], dict) or rows[0].get("kind") != KIND:
