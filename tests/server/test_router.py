@@ -389,6 +389,47 @@ def test_a_router_in_python_works_here_unchanged() -> None:
     play(test, 2, router)
 
 
+def test_engines_that_come_after_the_router_are_taken_when_they_are_ready() -> None:
+    async def main() -> None:
+        async with serving(kv_events_config=EVENTS) as (_, server):
+            server.app.dead = True  # it answers, and is not ready
+            url, nobody = f"http://127.0.0.1:{server.port}", "http://127.0.0.1:9"
+            addresses = (WorkerAddress(url=url), WorkerAddress(url=nobody))
+            settings = RouterSettings(
+                workers=addresses, routing="kv", port=0, silence_s=0.2, look_every_s=0.05, awaits_workers=True
+            )
+            service = RouterService(settings)
+            await service.start()
+            told = Scene(service, [server])
+            try:
+                before = await told.dump()
+                assert before["workers"] == []
+                assert [row["url"] for row in before["awaited"]] == [url, nobody]
+                assert ["503" in row["why"] for row in before["awaited"]] == [True, False]
+                assert (await told.client.get("/health")).status == 503
+                early = await told.client.post(C, {"prompt": "x", "max_tokens": 1})
+                assert (early.status, early.json["error"]["type"]) == (503, "Service Unavailable")
+                server.app.dead = False
+
+                async def come() -> bool:
+                    return [row["url"] for row in (await told.dump())["workers"]] == [url]
+
+                await told.until(come)
+                assert [row["url"] for row in (await told.dump())["awaited"]] == [nobody]
+                assert (await told.client.post(C, {"prompt": "x", "max_tokens": 1})).status == 200
+
+                async def heard() -> bool:
+                    return await told.states() == ["live"]
+
+                await told.until(heard)
+                assert (await told.client.post("/unregister", {"url": nobody})).status == 200
+                assert (await told.dump())["awaited"] == []
+            finally:
+                await service.stop()
+
+    asyncio.run(main())
+
+
 def test_what_cannot_be_routed_to_is_refused_at_the_start() -> None:
     async def start(**settings: Any) -> None:
         service = RouterService(RouterSettings(port=0, **settings))

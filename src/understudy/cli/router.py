@@ -35,7 +35,10 @@ def add_parser(verbs: Verbs) -> None:
         allow_abbrev=False,
     )
     verb.add_argument(
-        "--workers", default="", metavar="URL,...", help="the engines; more by /register (default: none yet)"
+        "--workers",
+        default="",
+        metavar="URL,...",
+        help="the engines, which may come up later; more by /register (default: none yet)",
     )
     verb.add_argument(
         "--routing",
@@ -98,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         max_num_batched_tokens=args.max_num_batched_tokens,
         silence_s=args.silence_s,
+        awaits_workers=True,
         seed=args.seed,
     )
 
@@ -111,8 +115,10 @@ def run(args: argparse.Namespace) -> int:
                 raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error}") from None
             count = len(service.workers.ranks)
             followed = sum(rank.follower.source is not None for rank in service.workers.ranks)
+            awaited = len(service.workers.awaited)
             print(
-                f"understudy router: {count} engines, {followed} with KV events, on http://{settings.host}:{service.port}",
+                f"understudy router: {count} engine{'s' * (count != 1)}, {followed} with KV events, "
+                f"{f'{awaited} awaited, ' * bool(awaited)}on http://{settings.host}:{service.port}",
                 file=sys.stderr,
                 flush=True,
             )

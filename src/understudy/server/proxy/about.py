@@ -81,7 +81,7 @@ class About:
         return {"unregistered": body["url"]}
 
     def dump(self, query: str) -> dict[str, Any]:
-        """Every engine and how its view is; with `?blocks=1`, every block that it is believed to hold."""
+        """Every engine and how its view is, and who is awaited; with `?blocks=1`, each block it is said to hold."""
         kv = self._dispatcher.kv
         hashes = parse_qs(query).get("blocks", ["0"])[0] not in ("", "0")
         self._workers.look()
@@ -106,6 +106,7 @@ class About:
             "waiting": self._dispatcher.num_waiting,
             "degraded": [row["worker"] for row in rows if row["view"]["state"] != "live"],
             "workers": rows,
+            "awaited": [{"url": one.url, "why": why} for one, why in self._workers.awaited.items()],
         }
 
     def _described(self, rank: Rank) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from understudy.server.http import Outbox, listen
 from understudy.server.lateness import Lateness
 from understudy.server.proxy.prompts import PromptReader
 from understudy.server.proxy.proxy import Proxy
-from understudy.server.proxy.workers import Workers
+from understudy.server.proxy.workers import EngineAway, Workers
 from understudy.server.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = 5.0
     """An engine that answers and says nothing of its blocks for so long is not believed to tell all."""
     look_every_s: float = 1.0
+    awaits_workers: bool = False
+    """An engine that is not there at the start is asked again until it is; else it is refused."""
     seed: int = 0
 
 
@@ -62,10 +64,15 @@ class RouterService:
         self.port = settings.port
 
     async def start(self) -> None:
-        """Find the engines and listen. ConfigError when one is not there, OSError when the port is taken."""
+        """Find the engines and listen. ConfigError when one cannot be routed to, OSError when the port is taken."""
         try:
             for address in self.settings.workers:
-                await self.workers.add(address)
+                try:
+                    await self.workers.add(address)
+                except EngineAway as error:
+                    if not self.settings.awaits_workers:
+                        raise
+                    self.workers.expect(address, str(error))
             self._listening = await listen(self.proxy, self._outbox, self.settings.host, self.settings.port)
         except BaseException:
             await self.workers.close()

@@ -39,6 +39,10 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return cls(url=url, events=events or None, replay=replay or None)
 
 
+class EngineAway(ConfigError):
+    """An engine that does not answer, or is not ready: it may come."""
+
+
 class Rank:
     """One engine behind a URL: a place that the policy can choose."""
 
@@ -79,6 +83,8 @@ class Workers:
         self.all: list[ProxyWorker] = []
         self.ranks: list[Rank] = []
         """By the number that the policy knows."""
+        self.awaited: dict[WorkerAddress, str] = {}
+        """Engines that were named and are not there yet, and why not."""
         self._batch_tokens = batch_tokens
         self._silence_s = silence_s
         self._look_every_s = look_every_s
@@ -87,18 +93,22 @@ class Workers:
     # ── Who is there ──
 
     async def add(self, address: WorkerAddress) -> ProxyWorker:
-        """Find out what an engine is, and follow it. ConfigError when that cannot be."""
+        """Find out what an engine is, and follow it. ConfigError when that cannot be, EngineAway when it may yet."""
         upstream = Upstream(address.url)
         known = next((one for one in self.all if one.upstream.url == upstream.url and not one.gone), None)
         if known is not None:
             raise ConfigError(f"{upstream.url} is registered already")
         try:
+            await self._require_ready(upstream)
             sources = await self._sources(upstream, address)
             await self._agree_on_blocks(upstream)
             adapters = await self._adapters(upstream)
-        except (UpstreamError, ConfigError) as error:
+        except UpstreamError as error:
             upstream.close()
-            raise ConfigError(str(error)) from error
+            raise EngineAway(str(error)) from error
+        except ConfigError:
+            upstream.close()
+            raise
         worker = ProxyWorker(upstream)
         worker.adapters = adapters
         loop = asyncio.get_running_loop()
@@ -115,13 +125,25 @@ class Workers:
             worker.ranks.append(Rank(worker, rank, number, follower))
             self.ranks.append(worker.ranks[-1])
         self.all.append(worker)
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch())
+        self.awaited = {
+            one: why for one, why in self.awaited.items() if Upstream(one.url).url != upstream.url
+        }
+        self._begin_watching()
         return worker
+
+    def expect(self, address: WorkerAddress, why: str) -> None:
+        """It is asked again and again, and added when it answers."""
+        log.warning("%s is awaited: %s", address.url, why)
+        self.awaited[address] = why
+        self._begin_watching()
 
     def remove(self, url: str) -> None:
         """It gets no more requests, and its cache is forgotten. ConfigError when it is not there."""
         wanted = Upstream(url).url
+        for address in self.awaited:
+            if Upstream(address.url).url == wanted:
+                del self.awaited[address]
+                return
         for worker in self.all:
             if worker.upstream.url == wanted and not worker.gone:
                 worker.gone, worker.up = True, False
@@ -165,11 +187,28 @@ class Workers:
 
     # ── How they are ──
 
+    def _begin_watching(self) -> None:
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
+
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._look_every_s)
             self.look()
             await asyncio.gather(*(self._check(worker) for worker in self.all if not worker.gone))
+            for address in tuple(self.awaited):  # one by one: the first that comes says the block size
+                await self._ask_for(address)
+
+    async def _ask_for(self, address: WorkerAddress) -> None:
+        try:
+            worker = await self.add(address)
+        except ConfigError as error:
+            if address in self.awaited:  # else it was unregistered meanwhile
+                if not isinstance(error, EngineAway) and str(error) != self.awaited[address]:
+                    log.warning("%s is there and cannot be taken: %s", address.url, error)
+                self.awaited[address] = str(error)
+        else:
+            log.info("%s has come: %d ranks", worker.upstream.url, len(worker.ranks))
 
     def look(self) -> None:
         """What the events of each can be trusted for."""
@@ -204,6 +243,12 @@ class Workers:
             self._tell(worker)
 
     # ── What they say of themselves ──
+
+    async def _require_ready(self, upstream: Upstream) -> None:
+        """While it loads, an engine may answer and know nothing of itself yet."""
+        status, _ = await upstream.get("/health")
+        if status != 200:
+            raise UpstreamError(f"{upstream.url}/health says {status}")
 
     async def _sources(self, upstream: Upstream, address: WorkerAddress) -> list[EventSource | None]:
         if address.events is not None:
