@@ -11,7 +11,7 @@ import msgspec
 from understudy._core import Engine, constant_timing
 from understudy.engines.conformance import Difference, Outcome
 from understudy.engines.profiles import PROFILES
-from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.engines.scenario import ScenarioConfig, ScenarioRequest, submit
 from understudy.errors import InvalidArgument, UnderstudyError
 
 if TYPE_CHECKING:
@@ -138,16 +138,7 @@ class _Loop:
         while self._to_come and self._to_come[-1][0] <= now_ns:
             _, index = self._to_come.pop()
             request, config = self._scenario.requests[index], self._scenario.config
-            identities, _ = blocks_of(request.tokens(index, config.max_model_len), config.block_size)
-            number = self._engine.submit(
-                request.id,
-                len(request.prompt_tokens()),
-                request.max_tokens,
-                identities,
-                priority=request.priority,
-                arrival_time=index if request.arrival_time is None else request.arrival_time,
-                eos_at=request.eos_at,
-            )
+            number, _ = submit(self._engine, config, index, request)
             self._ids[request.id], self._names[number] = number, request.id
         while self._aborts and self._aborts[-1].t <= now_ns:
             abort = self._aborts.pop()

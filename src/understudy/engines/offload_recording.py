@@ -8,7 +8,7 @@ import msgspec
 
 from understudy._core import Engine, constant_timing
 from understudy.engines.recorder import STEP_NS, Aborts, StepRecorder
-from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
 from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -126,17 +126,8 @@ class OffloadRun:
         for index, request in self._to_come:
             if request.arrival_step > step:
                 continue
-            identities, firsts = blocks_of(request.tokens(index, config.max_model_len), config.block_size)
+            number, firsts = submit(self._engine, config, index, request)
             self._recorder.first_tokens.update(firsts)
-            number = self._engine.submit(
-                request.id,
-                len(request.prompt_tokens()),
-                request.max_tokens,
-                identities,
-                priority=request.priority,
-                arrival_time=index if request.arrival_time is None else request.arrival_time,
-                eos_at=request.eos_at,
-            )
             self._numbers[request.id] = number
             self._host.names[number] = request.id
         self._to_come = [item for item in self._to_come if item[1].arrival_step > step]

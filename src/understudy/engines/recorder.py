@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from understudy._core import Engine, EventBatch, constant_timing
-from understudy.engines.scenario import DEFAULT_PROFILE, Scenario, blocks_of
+from understudy.engines.scenario import DEFAULT_PROFILE, Scenario, submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,19 +142,8 @@ def run_scenario(
         for index, request in to_come:
             if request.arrival_step > step:
                 continue
-            tokens = request.tokens(index, config.max_model_len)
-            identities, firsts = blocks_of(tokens, config.block_size, request.lora)
+            numbers[request.id], firsts = submit(engine, config, index, request)
             recorder.first_tokens.update(firsts)
-            numbers[request.id] = engine.submit(
-                request.id,
-                len(request.prompt_tokens()),
-                request.max_tokens,
-                identities,
-                priority=request.priority,
-                arrival_time=index if request.arrival_time is None else request.arrival_time,
-                eos_at=request.eos_at,
-                adapter=request.lora,
-            )
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
 
         aborted = aborts.play(step, "before")

@@ -13,11 +13,12 @@ from understudy.engines.profiles import PROFILES, VersionProfile
 from understudy.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from understudy._core import VllmOffload
+    from understudy._core import Engine, VllmOffload
     from understudy.engines.speculation import SpeculativeConfig
 
 OUTPUT_BASE = 1_000_000
@@ -145,6 +146,33 @@ def blocks_of(
     identities = TokenBlocks(tokens, block_size, lora=str(lora) if lora else "").identities
     firsts = tokens[: len(identities) * block_size : block_size]
     return identities, dict(zip(identities.sequence_hashes.tolist(), firsts.tolist(), strict=True))
+
+
+def submit(
+    engine: Engine,
+    config: ScenarioConfig,
+    index: int,
+    request: ScenarioRequest,
+    accepts: Sequence[int] | None = None,
+) -> tuple[int, dict[int, int | None]]:
+    """Give the engine the request at position `index` of its scenario: its number there, and first tokens as above.
+
+    `accepts`: how many drafts are right, where the scenario says so.
+    """
+    tokens = request.tokens(index, config.max_model_len)
+    identities, firsts = blocks_of(tokens, config.block_size, request.lora)
+    number = engine.submit(
+        request.id,
+        len(request.prompt_tokens()),
+        request.max_tokens,
+        identities,
+        priority=request.priority,
+        arrival_time=index if request.arrival_time is None else request.arrival_time,
+        eos_at=request.eos_at,
+        adapter=request.lora,
+        accepts=accepts,
+    )
+    return number, firsts
 
 
 DEFAULT_PROFILE = PROFILES["recorded"]

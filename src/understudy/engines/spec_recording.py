@@ -9,7 +9,7 @@ import msgspec
 from understudy._core import Engine, constant_timing
 from understudy.engines.profiles import Method  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.recorder import STEP_NS, Aborts
-from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, blocks_of
+from understudy.engines.scenario import ScenarioAbort, ScenarioConfig, ScenarioRequest, submit
 from understudy.engines.speculation import SpeculativeConfig
 from understudy.errors import InvalidArgument
 
@@ -69,17 +69,7 @@ def run_spec_scenario(
         for index, request in to_come:
             if request.arrival_step > step:
                 continue
-            identities, _ = blocks_of(request.tokens(index, config.max_model_len), config.block_size)
-            numbers[request.id] = engine.submit(
-                request.id,
-                len(request.prompt_tokens()),
-                request.max_tokens,
-                identities,
-                priority=request.priority,
-                arrival_time=index if request.arrival_time is None else request.arrival_time,
-                eos_at=request.eos_at,
-                accepts=request.accept,
-            )
+            numbers[request.id], _ = submit(engine, config, index, request, request.accept)
         to_come = [(index, request) for index, request in to_come if request.arrival_step > step]
         finished += len(aborts.play(step, "before"))
         engine.begin_turn(step * STEP_NS)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from understudy.calibrate.benchmark import Benchmark, Fields, Times, check_times
-from understudy.calibrate.load import requests
+from understudy.calibrate.benchmark import Benchmark, Fields
+from understudy.calibrate.readers.single_requests import of_requests
 from understudy.errors import InvalidArgument
 
 
@@ -39,23 +37,4 @@ def read_requests(source: tuple[str, str], where: str, rows: list[dict[str, Any]
                 fields.number("e2e_ms", least=0),
             )
         )
-    columns.sort(key=lambda column: column[0])
-    start_s, inputs, outputs, ttft_ms, e2e_ms = (np.array(column) for column in zip(*columns, strict=True))
-    check_times(where, ttft_ms, e2e_ms)
-    tpot: Times = np.where(outputs > 1, (e2e_ms - ttft_ms) / np.maximum(outputs - 1, 1), np.nan)
-    return [
-        Benchmark(
-            file=source[0],
-            sha256=source[1],
-            format="understudy requests",
-            load=requests(inputs, outputs, arrival_s=start_s),
-            means={
-                "ttft_ms": float(ttft_ms.mean()),
-                "tpot_ms": float(np.nanmean(tpot)),
-                "e2e_ms": float(e2e_ms.mean()),
-            },
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot,
-            e2e_ms=e2e_ms,
-        )
-    ]
+    return [of_requests(source, where, "understudy requests", "arrival_ms", columns)]
