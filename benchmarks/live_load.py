@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def serve(streams: int, step_ms: float, pipe: Pipe) -> None:
     from understudy.engines.config import VllmConfig
     from understudy.engines.timing import Constant
-    from understudy.server.loop import run, settled
+    from understudy.server.loop import heap_frozen, run
     from understudy.server.server import Server
     from understudy.server.settings import ServerSettings
 
@@ -41,7 +41,7 @@ def serve(streams: int, step_ms: float, pipe: Pipe) -> None:
         server = Server(ServerSettings(model="bench", port=0, engine=engine, max_model_len=4096))
         await server.start()
         pipe.send(server.port)
-        with settled():
+        with heap_frozen():
             while not pipe.poll():
                 await asyncio.sleep(0.1)
         late = server.stage.token_lateness

@@ -24,7 +24,7 @@ class HugeArray {
  public:
   explicit HugeArray(std::size_t size) : size_(size) {
     const std::size_t bytes = size * sizeof(T);
-    if (bytes < kShort || !map(bytes)) take(bytes);
+    if (bytes < kShort || !map(bytes)) allocate(bytes);
   }
   HugeArray(HugeArray&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
@@ -97,7 +97,7 @@ class HugeArray {
 #endif
   }
 
-  void take(std::size_t bytes) {
+  void allocate(std::size_t bytes) {
     base_ = std::calloc(bytes + kLine, 1);
     if (base_ == nullptr) throw std::bad_alloc();
     data_ = aligned(base_, kLine);

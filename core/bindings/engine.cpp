@@ -348,7 +348,8 @@ void bind_engine(nb::module_& m) {
       .def(
           "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
           "count"_a = 4)
-      .def("drain_events", &VllmEngine::drain_events, "Take all events so far, those of the step in progress too.")
+      .def("take_all_events", &VllmEngine::take_all_events,
+           "Take all events so far, those of the step in progress too.")
       .def("peek_events", &VllmEngine::peek_events,
            "The events since the last call, those of the step in progress too. They stay to be taken.")
       .def(

@@ -78,7 +78,7 @@ class Fleet final : private FleetView {
     EventQueue::Handle begin = EventQueue::kNone;  // and among those that begin
     bool resting = false;                          // its plain steps are not played yet; `next` is their end
     std::uint64_t ready_round = 0;                 // of beginnings: the last it came too late for
-    std::vector<RequestRecord> finished;           // and not settled
+    std::vector<RequestRecord> finished;           // and not recorded
     TimedEvents events;                            // that the router has been told of, if they are kept
     std::vector<GapCount> gaps;                    // when it is done
   };
@@ -100,7 +100,7 @@ class Fleet final : private FleetView {
   void arrive(std::uint64_t row);
   void place(std::uint64_t row, std::size_t worker);
   void release();  // those that need not wait in the router any longer
-  void settle(std::size_t worker);
+  void record_finished(std::size_t worker);
   void after(std::uint64_t row, std::int64_t time_ns);
   std::uint64_t order_of(std::size_t worker) const;
   void want_begin(std::size_t worker);
@@ -114,7 +114,7 @@ class Fleet final : private FleetView {
   void rouse(std::size_t worker, bool landing);
   void watch_hub();
   // … or each as far as nothing can reach it.
-  void take(Worker& worker, const StepEffects& effects);
+  void absorb(Worker& worker, const StepEffects& effects);
   void join(std::size_t worker);
   void look(std::size_t worker);
   void plan(std::size_t worker);

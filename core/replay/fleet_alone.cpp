@@ -127,7 +127,7 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
   }
   advance(kForever);
   require_progress(worker);
-  worker.engine->drain_transfers();
+  worker.engine->finish_transfers();
   worker.engine->set_pause({});
   worker.gaps = worker.engine->take_gaps();
 }

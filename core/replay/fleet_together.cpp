@@ -53,7 +53,7 @@ void Fleet::run_together(const Progress& progress) {
   }
   for (Worker& worker : workers_) {
     require_progress(worker);
-    worker.engine->drain_transfers();
+    worker.engine->finish_transfers();
   }
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     workers_[index].gaps = workers_[index].engine->take_gaps();
@@ -118,7 +118,7 @@ void Fleet::release() {
   }
 }
 
-void Fleet::take(Worker& worker, const StepEffects& effects) {
+void Fleet::absorb(Worker& worker, const StepEffects& effects) {
   worker.finished.insert(worker.finished.end(), effects.finished.begin(), effects.finished.end());
   if (!tracks_) return;
   for (const NewTokens& tokens : effects.tokens) {
@@ -130,7 +130,7 @@ void Fleet::take(Worker& worker, const StepEffects& effects) {
   }
 }
 
-void Fleet::settle(std::size_t index) {
+void Fleet::record_finished(std::size_t index) {
   Worker& worker = workers_[index];
   for (const RequestRecord& record : worker.finished) {
     const std::uint64_t row = worker.rows[record.id];
@@ -185,8 +185,8 @@ void Fleet::land() {
 
 void Fleet::end_step(std::size_t index) {
   if (workers_[index].resting) rouse(index, false);
-  if (workers_[index].engine->in_step()) take(workers_[index], workers_[index].engine->end_step(now_ns_));
-  settle(index);
+  if (workers_[index].engine->in_step()) absorb(workers_[index], workers_[index].engine->end_step(now_ns_));
+  record_finished(index);
   if (config_.check && observes_) {
     workers_[index].engine->take_events(gathered_);
     (void)tell_router(index, order_of(index), workers_[index].events);
@@ -251,8 +251,8 @@ void Fleet::open_step(std::size_t index) {
   if (lockstep && engine.config().async_scheduling) {
     // As recordings have it: the update that follows a schedule is that of the step before, which ends now.
     engine.begin_turn(now_ns_);
-    take(worker, engine.end_turn(now_ns_));
-    settle(index);
+    absorb(worker, engine.end_turn(now_ns_));
+    record_finished(index);
   } else {
     duration_ns = engine.begin_step(now_ns_);
     slowest_ns_ = std::max(slowest_ns_, duration_ns);
@@ -273,7 +273,7 @@ void Fleet::rouse(std::size_t index, bool landing) {
   if (!worker.resting) return;
   worker.resting = false;
   forget(worker.next);
-  take(worker, worker.engine->catch_up(now_ns_, landing));
+  absorb(worker, worker.engine->catch_up(now_ns_, landing));
   if (worker.engine->in_step()) {
     worker.next = queue_.push(worker.engine->now_ns(), EventClass::StepEnd, order_of(index), index);
   } else if (round_ns_ == now_ns_) {
@@ -299,7 +299,7 @@ void Fleet::watch_hub() {
 void Fleet::join(std::size_t index) {
   Worker& worker = workers_[index];
   Engine& engine = *worker.engine;
-  take(worker, engine.advance(now_ns_, false));
+  absorb(worker, engine.advance(now_ns_, false));
   if (round_ns_ == now_ns_ && worker.ready_round < round_ && !engine.in_step() && !engine.idle() && !engine.asleep() &&
       worker.finished.empty()) {
     engine.begin_step(now_ns_);
@@ -308,9 +308,9 @@ void Fleet::join(std::size_t index) {
 
 // It may have finished a request now, and not before.
 void Fleet::look(std::size_t index) {
-  take(workers_[index], workers_[index].engine->advance_lazily(now_ns_));
+  absorb(workers_[index], workers_[index].engine->advance_lazily(now_ns_));
   workers_[index].ready_round = round_;
-  settle(index);
+  record_finished(index);
   plan(index);
 }
 
@@ -327,7 +327,7 @@ void Fleet::plan(std::size_t index) {
   };
   std::int64_t next_ns = when();
   if (overdue(next_ns)) {
-    take(worker, engine.advance(now_ns_, false));
+    absorb(worker, engine.advance(now_ns_, false));
     next_ns = when();
   }
   if (overdue(next_ns)) return want_begin(index);

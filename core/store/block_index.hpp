@@ -124,14 +124,14 @@ class BlockIndex {
   // The key of `slot` must be present and held by `slot`; afterwards `successor` holds it.
   void replace(std::uint32_t tag, SlotId slot, SlotId successor) noexcept {
     std::size_t at = home(tag);
-    const std::uint32_t lane = settle(at, slot, [](Bucket&) {});
+    const std::uint32_t lane = lane_of(at, slot, [](Bucket&) {});
     buckets_[at].slots[lane] = successor;
     slots_[successor].lane = slots_[slot].lane;
   }
 
   [[gnu::always_inline]] void erase(std::uint32_t tag, SlotId slot) noexcept {
     std::size_t at = home(tag);
-    const std::uint32_t lane = settle(at, slot, [](Bucket& passed) {
+    const std::uint32_t lane = lane_of(at, slot, [](Bucket& passed) {
       if (--passed.guests_elsewhere == 0) passed.guest_bits = 0;
     });
     buckets_[at].marks[lane] = kFree;
@@ -191,7 +191,7 @@ class BlockIndex {
   }
   // The lane that holds `slot`, and its bucket in `at`, which starts as its home.
   template <typename Pass>
-  std::uint32_t settle(std::size_t& at, SlotId slot, Pass pass) noexcept {
+  std::uint32_t lane_of(std::size_t& at, SlotId slot, Pass pass) noexcept {
     ++probes_;
     if (slots_[slot].lane != Slot::kLodged) return slots_[slot].lane;
     for (;; ++probes_) {

@@ -257,7 +257,7 @@ class BlockStore final : public Residency {
   Slot& referenced(const Pool& pool, SlotId id);  // WrongState when it is not registered and referenced
   void release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first);
   void give_back_locked(Pool& pool, std::span<const SlotId> slots);
-  void let_go(Pool& pool, SlotId id);
+  void after_last_release(Pool& pool, SlotId id);
   // Both: true when that was the last copy.
   bool forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce);
   bool forget(Pool& pool, SlotId id, bool announce);

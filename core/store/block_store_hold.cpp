@@ -101,7 +101,7 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
   events_.begin_call();
   pool.moved(cached, SlotState::Primary, SlotState::Inactive);
   for (std::size_t i = 0; i < empties; ++i) {
-    if (slots_[freed_[i]].state != SlotState::Inactive) let_go(pool, freed_[i]);
+    if (slots_[freed_[i]].state != SlotState::Inactive) after_last_release(pool, freed_[i]);
   }
   pool.policy->insert(freed_);
   freed_.clear();
@@ -140,7 +140,7 @@ void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
 }
 
 // The last reference is gone. A duplicate's keep-alive goes with it, and may free its primary in turn.
-void BlockStore::let_go(Pool& pool, SlotId id) {
+void BlockStore::after_last_release(Pool& pool, SlotId id) {
   Slot& slot = slots_[id];
   if (slot.state == SlotState::Primary && !slot.reset_on_release) {
     pool.move(slot, SlotState::Inactive);
@@ -157,7 +157,7 @@ void BlockStore::let_go(Pool& pool, SlotId id) {
   --pool.references;
   if (--slots_[primary].refs == 0) {
     freed_.push_back(primary);
-    let_go(pool, primary);
+    after_last_release(pool, primary);
   }
 }
 

@@ -110,7 +110,7 @@ class Soak {
         return match();
       case 6:
       case 7:
-        return let_go();
+        return release();
       case 8:
         return watch();
       case 9:
@@ -228,7 +228,7 @@ class Soak {
     held_.push_back(std::move(held));
   }
 
-  void let_go() {
+  void release() {
     Held* held = pick();
     if (held == nullptr) return;
     if (held->stage == Stage::Registered && below(8) == 0) {
@@ -317,7 +317,7 @@ class Soak {
   }
 
   void finish() {
-    while (!held_.empty()) let_go();
+    while (!held_.empty()) release();
     store_.check();
     for (std::size_t pool = 0; pool < store_.num_pools(); ++pool) {
       if (store_.available(pool) != store_.num_blocks(pool)) fail("blocks are missing after everything was released");

@@ -213,7 +213,7 @@ void WorkerTiers::stop_waiting(RequestSlot who, std::int64_t now_ns) {
 }
 
 // Drops references; not all of them are the last.
-void WorkerTiers::let_go(std::span<const SlotId> slots) {
+void WorkerTiers::release_g1(std::span<const SlotId> slots) {
   const std::uint64_t before = store_.available(kG1);
   store_.release(kG1, slots, true);
   g1_references_ -= slots.size();
@@ -331,7 +331,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
   } else {
-    let_go(copy.from);
+    release_g1(copy.from);
   }
   for (const RoomWaiter& waiter : copy.waiters) {
     Wait& wait = waits_[waiter.who];

@@ -213,7 +213,7 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
     }
     give_back(spare);
     store_.commit(kG1, slots, blocks);
-    let_go(slots);
+    release_g1(slots);
   } else {
     give_back(load.to);
     ++totals_.failed_loads;
@@ -229,7 +229,7 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   loads_[index] = {};
   free_loads_.push_back(index);
   for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage);
-  let_go(load.pins);
+  release_g1(load.pins);
   for (const RequestSlot who : load.waiters) unpark(who, load.failed, time_ns);
   for (const std::uint32_t follower : load.followers) {
     // Without its parents a block has no place on the device: they stay until it is there.
@@ -262,7 +262,7 @@ void WorkerTiers::unpark(RequestSlot who, bool failed, std::int64_t time_ns) {
   park.origin.parked_ns = time_ns - park.since_ns;
   park.done = true;
   --parked_;
-  let_go(park.pins);
+  release_g1(park.pins);
   park.pins.clear();
   ready_.push_back(who);
 }
@@ -274,7 +274,7 @@ void WorkerTiers::abandon(RequestSlot who) {
   if (!park.done) {
     --parked_;
     for (const std::uint32_t load : park.loads) std::erase(loads_[load].waiters, who);
-    let_go(park.pins);
+    release_g1(park.pins);
   }
   std::erase(ready_, who);
   parks_.erase(found);

@@ -256,7 +256,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void lower_landed(std::uint32_t index, std::int64_t time_ns);
   void wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy);
   void wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots);
-  void let_go(std::span<const SlotId> slots);
+  void release_g1(std::span<const SlotId> slots);
   void give_back(std::span<const SlotId> slots);
   void set_held(std::uint64_t held, std::int64_t now_ns);
 

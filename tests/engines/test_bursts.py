@@ -182,7 +182,7 @@ def test_accepted_tokens_fill_blocks_that_others_find() -> None:
     )
     submit_spec(engine, request_spec("a", [[1, 3]], 6), 0, 4)
     step(engine)
-    stored = engine.drain_events()
+    stored = engine.take_all_events()
     assert stored.kinds.tolist() == [0, 0]  # 3 and 5 of 6 tokens are computed
     assert engine.free_blocks == 99
 

@@ -272,7 +272,7 @@ def test_events_that_somebody_took_away_are_missed_at_the_end_of_the_step(
     worker = engine_for(config, check=True)
     submit(worker, 8, 3)
     worker.begin_step(0)
-    assert len(worker.drain_events()) == 2
+    assert len(worker.take_all_events()) == 2
     with pytest.raises(InvariantViolated, match=message):
         worker.end_step(MS)
 

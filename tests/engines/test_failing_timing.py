@@ -125,7 +125,7 @@ def test_a_model_that_raises_while_the_queue_is_looked_at_names_no_block_that_no
                 now_ns += MS
         assert engine.idle
         truth = _core.EventTruth()
-        truth.apply(engine.drain_events())
+        truth.apply(engine.take_all_events())
         truth.require_equal(engine)
     assert noticed > 3
 

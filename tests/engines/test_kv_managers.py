@@ -243,7 +243,7 @@ def test_without_prefix_caching_nobody_is_asked_for_identities_and_nothing_is_to
         worker.submit(f"{index}", 9, 9)
     drain(worker)
     assert worker.preemptions == 0
-    assert len(worker.drain_events()) == 0
+    assert len(worker.take_all_events()) == 0
     assert len(worker.take_events()[0]) == 0
 
 

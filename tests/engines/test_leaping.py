@@ -74,7 +74,7 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) ->
     stop_on_finish = rng.random() < 0.5
 
     def look() -> None:
-        events = engine.drain_events()
+        events = engine.take_all_events()
         seen.append(
             (
                 engine.now_ns,

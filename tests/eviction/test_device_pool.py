@@ -140,7 +140,7 @@ def lives(fails_at: int, manager: str) -> tuple[list[Any], int]:
         ended += [(r.id, r.first_token_ns, r.finish_ns, r.output_tokens) for r in effects.finished]
     engine.check()
     truth = _core.EventTruth()
-    truth.apply(engine.drain_events())
+    truth.apply(engine.take_all_events())
     truth.require_equal(engine)
     return ended, failures
 

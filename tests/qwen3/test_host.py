@@ -37,7 +37,7 @@ def engine_with(blocks: int = 24, host: int = 64, seqs: int = 8) -> tuple[Engine
 
 def everything_is_back(engine: Engine, tier: Slow) -> None:
     tier.stalled = False
-    tier.settle()
+    tier.note_ended()
     whole(engine)
     assert tier.blocks.available == tier.blocks.num_blocks
 
@@ -83,7 +83,7 @@ def test_a_page_that_came_back_is_the_one_that_left_to_the_bit() -> None:
 def test_what_a_last_step_seals_goes_down_too() -> None:
     engine, tier = engine_with()
     generate(engine, PROMPTS[0], max_tokens=1)
-    tier.settle()
+    tier.note_ended()
     assert tier.offloaded_blocks == 10
     everything_is_back(engine, tier)
 

@@ -110,7 +110,7 @@ class Lives(RuleBasedStateMachine):
         self.executor.failures = 0
         self.step(1)
         self.engine.run()
-        self.host.settle()
+        self.host.note_ended()
         assert self.manager.available_blocks == BLOCKS - 1
         self.engine.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.metrics import (
     DISTRIBUTIONS,
     SCALARS,
@@ -14,6 +13,7 @@ from understudy.report.metrics import (
     TIER_SCALARS,
     Metric,
 )
+from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.run.schema import columns_of
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline

@@ -8,7 +8,7 @@ import pytest
 
 from report.building import Row, crowd, timeline
 from understudy.errors import InvalidArgument
-from understudy.report import METRICS, PERCENTILE_METHOD, Distribution, Report, Slo
+from understudy.report import METRICS, PERCENTILE_METHOD, Report, Slo, Statistics
 from understudy.run.timeline import Status
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_every_number_is_defined_and_every_definition_has_its_number() -> None:
         value: Any = report
         for name in metric.key.split("."):
             value = getattr(value, name)
-        assert isinstance(value, (int, float, Distribution)), metric.key
+        assert isinstance(value, (int, float, Statistics)), metric.key
         assert metric.definition.endswith(".")
         assert "\n" not in metric.definition
 

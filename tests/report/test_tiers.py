@@ -17,7 +17,7 @@ from report.building import Row, crowd, timeline
 from report.test_html import checked
 from report.tier_building import tiered
 from understudy.errors import InvalidArgument
-from understudy.report import Distribution, Report
+from understudy.report import Report, Statistics
 from understudy.report.html import page
 from understudy.report.metrics import TIER_METRICS
 from understudy.report.text import size
@@ -68,7 +68,7 @@ def test_residency_is_a_share_of_each_workers_capacity() -> None:
 
 
 def test_latencies_of_loads_and_waits_are_exact() -> None:
-    assert TIERS.onboard_ms == Distribution.of(np.array([1.0, 3.0, 5.0]))
+    assert TIERS.onboard_ms == Statistics.of(np.array([1.0, 3.0, 5.0]))
     assert (TIERS.parked_ms.count, TIERS.parked_ms.p50, TIERS.parked_s) == (2, 3, 0.008)
     assert (TIERS.room_wait_ms.count, TIERS.room_wait_ms.max, TIERS.room_wait_s) == (1, 7, 0.007)
     assert TIERS.counts.slow_loads == 4

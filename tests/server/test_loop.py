@@ -73,8 +73,8 @@ def test_what_becomes_ready_ends_the_wait() -> None:
         one.close()
 
 
-def test_a_settled_process_is_collected_again_when_it_ends() -> None:
+def test_a_frozen_heap_is_collected_again_when_it_ends() -> None:
     before = gc.get_freeze_count()
-    with loop.settled():
+    with loop.heap_frozen():
         assert gc.get_freeze_count() > before
     assert gc.get_freeze_count() == 0

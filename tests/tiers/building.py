@@ -169,7 +169,7 @@ class Worker:
 
     def events(self) -> list[tuple[str, int, int]]:
         """(stored or removed, tier, local hash) since the call before."""
-        return told(self.engine.drain_events())
+        return told(self.engine.take_all_events())
 
 
 def told(batch: _core.EventBatch) -> list[tuple[str, int, int]]:

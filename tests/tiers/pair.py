@@ -220,7 +220,7 @@ class TierPair:
 
     def compare_events(self) -> None:
         self.model.take_device_events()
-        publishers = [(self.engine.drain_events(), self.model.told)]
+        publishers = [(self.engine.take_all_events(), self.model.told)]
         for store in self.model.below:
             theirs = [event for event in self.model.told_below if event[1] == store.tier]
             publishers.append((self.run.take_events(_core.Tier(store.tier))[0], theirs))

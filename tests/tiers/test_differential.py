@@ -97,7 +97,7 @@ def test_where_nothing_qualifies_the_device_tells_what_it_tells_without_tiers() 
             blocks = forked(number % 3, number % 4, number) if number % 2 else chain(number % 5)
             engine.submit(f"r{number}", 4 + number % 13, 1 + number % 7, blocks)
         engine.advance(10**12)
-        batch = engine.drain_events()
+        batch = engine.take_all_events()
         told.append((batch.kinds.tolist(), batch.tiers.tolist(), batch.sequence_hashes.tolist()))
     assert told[0] == told[1]
     assert set(told[0][0]) == {0, 1}

@@ -162,7 +162,7 @@ def test_a_block_that_returns_and_leaves_again_is_told_with_all_that_was_known()
     worker.events()
     worker.submit(3, 2 * BLOCK)
     worker.play()
-    batch = worker.engine.drain_events()
+    batch = worker.engine.take_all_events()
     again = [
         i for i, (kind, tier, block) in enumerate(told(batch)) if (kind, tier, block) == ("stored", G2, 1001)
     ]

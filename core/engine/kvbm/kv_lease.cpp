@@ -64,7 +64,7 @@ void BlockLease::allocate(std::size_t tokens, std::span<const BlockIdentity> pre
   slots_.insert(slots_.end(), slots.begin(), slots.end());
   visible_ += prefix.size();
   tokens_ = tokens;
-  manager_->tell({});
+  manager_->log_call({});
   manager_->trace(fresh, evicted.size());
 }
 
@@ -85,7 +85,7 @@ std::size_t BlockLease::finalize(std::size_t tokens, std::span<const BlockIdenti
   manager_->store()->commit(0, std::span(slots_).subspan(visible_, fresh.size()), fresh, token_ids);
   visible_ = complete;
   const StoredRun run{0, fresh.front().parent_hash};
-  manager_->tell({&run, 1});
+  manager_->log_call({&run, 1});
   return fresh.size();
 }
 
@@ -103,7 +103,7 @@ void BlockLease::discard() {
   }
   manager_->store()->unregister(0, registered);
   release();
-  manager_->tell({});
+  manager_->log_call({});
 }
 
 }  // namespace understudy

@@ -56,7 +56,7 @@ void KvManager::check_tokens(std::size_t blocks, std::span<const Token> tokens) 
               config_.block_size, ", got ", tokens.size());
 }
 
-void KvManager::tell(std::span<const StoredRun> runs) {
+void KvManager::log_call(std::span<const StoredRun> runs) {
   if (config_.events) log_.add(store_->drain_events(~std::size_t{0}), runs);
 }
 
@@ -177,7 +177,7 @@ void KvManager::take(std::span<const KvBlock> blocks, std::span<Use> uses, std::
     }
   }
   store_->retain(0, again);
-  tell(runs);
+  log_call(runs);
   trace(fresh.size(), evicted.size());
 }
 
@@ -223,7 +223,7 @@ KvManager::Resolved KvManager::resolve(std::span<const KvBlock> blocks) const {
   return out;
 }
 
-void KvManager::let_go(std::span<const KvBlock> blocks, Resolved resolved) {
+void KvManager::release_resolved(std::span<const KvBlock> blocks, Resolved resolved) {
   store_->release(0, resolved.slots);  // throws when a block is named more often than it is held
   for (const KvBlock& block : blocks) {
     if (!block.full) partials_.erase(block.partial);
@@ -234,7 +234,7 @@ void KvManager::let_go(std::span<const KvBlock> blocks, Resolved resolved) {
 
 void KvManager::release(std::span<const KvBlock> blocks) {
   require_kvbm("release");
-  let_go(blocks, resolve(blocks));
+  release_resolved(blocks, resolve(blocks));
 }
 
 void KvManager::discard(std::span<const KvBlock> blocks) {
@@ -253,8 +253,8 @@ void KvManager::discard(std::span<const KvBlock> blocks) {
     if (held > 1) resolved.orphans.push_back({blocks[i].identity.lineage, resolved.slots[i], held - 1});
   }
   store_->unregister(0, registered);
-  let_go(blocks, std::move(resolved));
-  tell({});
+  release_resolved(blocks, std::move(resolved));
+  log_call({});
 }
 
 // ── Seal ──
@@ -270,7 +270,7 @@ void KvManager::seal(PartialId partial, const BlockIdentity& identity, std::span
   shared_.seal(slot, identity, tokens);
   partials_.erase(held);
   const StoredRun run{0, identity.parent_hash};
-  tell({&run, 1});
+  log_call({&run, 1});
 }
 
 // ── Find ──

@@ -84,7 +84,7 @@ class KvManager {
   // For leases: token ids of `blocks` full blocks, as the events need them. What a call did to the store
   // becomes events.
   void check_tokens(std::size_t blocks, std::span<const Token> tokens) const;
-  void tell(std::span<const StoredRun> runs);
+  void log_call(std::span<const StoredRun> runs);
   void trace(std::size_t allocated, std::size_t evicted);
 
  private:
@@ -118,7 +118,7 @@ class KvManager {
   std::vector<Use> classify(std::span<const KvBlock> blocks);
   void take(std::span<const KvBlock> blocks, std::span<Use> uses, std::span<const Token> tokens);
   Resolved resolve(std::span<const KvBlock> blocks) const;
-  void let_go(std::span<const KvBlock> blocks, Resolved resolved);
+  void release_resolved(std::span<const KvBlock> blocks, Resolved resolved);
 
   KvManagerConfig config_;
   std::shared_ptr<BlockStore> store_;

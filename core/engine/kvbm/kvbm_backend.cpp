@@ -38,11 +38,11 @@ KvBackend::Room KvbmBackend::grow(KvRequest& request, std::size_t blocks, std::u
   try {
     room = take_slots(request.slot, fresh_, now_ns);
   } catch (...) {  // a policy of the user's
-    shared_.let_go();
+    shared_.undo_hold();
     throw;
   }
   if (room != Room::Taken) {
-    shared_.let_go();
+    shared_.undo_hold();
     return room;
   }
   const std::size_t used = shared_.store(names, fresh_);

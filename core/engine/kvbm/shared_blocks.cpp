@@ -30,7 +30,7 @@ void SharedBlocks::hold(std::span<const BlockIdentity> blocks) {
   store_.match_scattered(0, unheld_, matched_.data());
 }
 
-void SharedBlocks::let_go() {
+void SharedBlocks::undo_hold() {
   held_ = slots_;
   std::erase(held_, kNoSlot);
   store_.release(0, held_, true);

@@ -10,8 +10,8 @@
 
 namespace understudy {
 
-// Over pool 0 of a store. An acquisition is look, hold, store (or let_go), with room made in between: for those blocks
-// that are `missing`, and for as many without a name as its caller likes.
+// Over pool 0 of a store. An acquisition is look, hold, store (or undo_hold), with room made in between: for those
+// blocks that are `missing`, and for as many without a name as its caller likes.
 class SharedBlocks {
  public:
   explicit SharedBlocks(BlockStore& store) : store_(store) {}
@@ -25,7 +25,7 @@ class SharedBlocks {
   // One reference more to each that is here, so that making room for the others cannot evict it. Only what nobody held
   // counts as used again.
   void hold(std::span<const BlockIdentity> blocks);
-  void let_go();
+  void undo_hold();
   // The rest go to `fresh` slots and are found from now on; `slots` then says where all of them are. `tokens` are those
   // of all `blocks`, where events carry them. Returns how many fresh slots it used: the first ones.
   std::size_t store(std::span<const BlockIdentity> blocks, std::span<SlotId> fresh, std::span<const Token> tokens = {});

@@ -119,7 +119,7 @@ class VllmEngine final : public Engine {
   std::size_t parked() const noexcept { return parked_; }  // requests whose blocks are being loaded
   WorkerTiers* tiers() noexcept override { return tiers_.get(); }
   const WorkerTiers* tiers() const noexcept override { return tiers_.get(); }
-  void drain_transfers() override;
+  void finish_transfers() override;
   OffloadConnector* offload() noexcept { return offload_.get(); }  // null: none
   const OffloadConnector* offload() const noexcept { return offload_.get(); }
   const OffloadLinks* offload_links() const noexcept { return offload_links_.get(); }  // null: none, or in lockstep
@@ -185,7 +185,7 @@ class VllmEngine final : public Engine {
   // happened.
   using Engine::take_events;
   void take_events(TimedEvents& out) override { announcer_.take_visible(out); }
-  DrainedEvents drain_events() { return announcer_.take_all(); }
+  DrainedEvents take_all_events() { return announcer_.take_all(); }
   DrainedEvents peek_events() { return announcer_.peek_new(); }
   void set_on_events(std::function<void(std::int64_t)> on_events) override {
     announcer_.set_on_events(std::move(on_events));
@@ -297,14 +297,14 @@ class VllmEngine final : public Engine {
   bool freeable(std::uint64_t last_step) const noexcept {
     return !config_.async_scheduling || last_step <= processed_steps_;
   }
-  void let_go(EngineRequest& request);
+  void release_or_defer(EngineRequest& request);
   void free_deferred(bool computed);
   std::vector<JobId> run_offload_step();
   std::int64_t begin_transfers(OffloadOrders orders, std::int64_t now_ns);
   std::int64_t begin_transfers_alone(std::int64_t now_ns);
   bool still_offloads() const;
   void report_offload(std::vector<JobId> done);
-  void settle_offload(std::int64_t now_ns);
+  void offload_after_step(std::int64_t now_ns);
   std::uint64_t check_offload() const;
 
   // step.cpp

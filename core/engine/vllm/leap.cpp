@@ -348,7 +348,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   if (finished) engine_.refusal_.stands = false;
   if (engine_.offload_links_) {
     if (finished) forget_finished();
-    engine_.settle_offload(end_ns);
+    engine_.offload_after_step(end_ns);
   }
   // A block that is full counts as it did; on the host it may push others out.
   if (fresh > 0 || finished || sealed || engine_.tiers_ || engine_.token_log_.wants_sample()) engine_.sample(running());

@@ -196,12 +196,12 @@ void VllmEngine::leave_offload(EngineRequest& request, bool aborted) {
     orphans_[request.id] = {request.last_step, std::move(request.table)};
     request.table.clear();
   } else {
-    let_go(request);
+    release_or_defer(request);
   }
 }
 
 // Its blocks are free, unless a step in flight may still write to them.
-void VllmEngine::let_go(EngineRequest& request) {
+void VllmEngine::release_or_defer(EngineRequest& request) {
   if (!offload_ || freeable(request.last_step)) return kv_->release(request);
   if (!request.table.empty()) deferred_.push_back({scheduled_steps_, std::move(request.table)});
   request.table.clear();
@@ -259,7 +259,7 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
 }
 
 // A step has ended on the clock. When nobody is left to schedule, vLLM goes on with empty steps until all is stored.
-void VllmEngine::settle_offload(std::int64_t now_ns) {
+void VllmEngine::offload_after_step(std::int64_t now_ns) {
   if (offload_links_->has_done()) report_offload(offload_links_->take_done());
   if (idle()) (void)begin_transfers_alone(now_ns);
   while (idle() && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {

@@ -138,7 +138,7 @@ void VllmEngine::preempt(std::size_t position) {
     kv_->withdraw(victim, config_.phantom_hits);
   }
   if (offload_) withdraw_from_offload(victim);
-  let_go(victim);
+  release_or_defer(victim);
   victim.computed = 0;
   victim.ahead = 0;
   victim.drafts = 0;

@@ -140,7 +140,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   now_ns_ = end_ns;
   receive(batch(), end_ns);
   if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
-  if (offload_links_) settle_offload(end_ns);
+  if (offload_links_) offload_after_step(end_ns);
   sample(running_.size());
   close_step();
   if (observer_) observer_(true);

@@ -39,7 +39,7 @@ void VllmEngine::resume_loaded() {
   }
 }
 
-void VllmEngine::drain_transfers() {
+void VllmEngine::finish_transfers() {
   if (!tiers_) return;
   TransferHub& hub = tiers_->hub();
   while (const std::optional<std::int64_t> wake = hub.next_wake_ns()) {

@@ -35,7 +35,7 @@ class Copy:
 class HostTier:
     """A pool of host pages, and the copies between it and the device. One thread at a time.
 
-    A copy that was begun cannot be called back: who loses interest leaves it, and `settle` cleans up behind it.
+    A copy that was begun cannot be called back: who loses interest leaves it, and `note_ended` cleans up behind it.
     """
 
     def __init__(self, manager: KvCacheManager, carrier: Carrier, *, policy: str = "lru") -> None:
@@ -132,7 +132,7 @@ class HostTier:
 
     # ── Both ──
 
-    def settle(self) -> None:
+    def note_ended(self) -> None:
         """Take note of what has ended."""
         while self._leaving and self._leaving[0].done():
             copy = self._leaving.popleft()
@@ -152,7 +152,7 @@ class HostTier:
     def close(self) -> None:
         """Wait for every copy, and give all blocks back. Idempotent."""
         self.carrier.wait()
-        self.settle()
+        self.note_ended()
 
     def _copy(
         self, source: RegisteredBlocks, target: MutableBlocks, names: Identities, *, down: bool

@@ -38,11 +38,11 @@ def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
         for place in range(ALONE):
             tier.offer(names[place : place + 1])
         alone.append((_now_ms() - start_ms) / ALONE)
-        _settled(tier)
+        _until_copied(tier)
         start_ms = _now_ms()
         tier.offer(scattered)
         together.append(_now_ms() - start_ms)
-        _settled(tier)
+        _until_copied(tier)
         down.append((_now_ms() - start_ms) / many)
         blocks.clear_inactive()
         start_ms = _now_ms()
@@ -59,9 +59,9 @@ def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
     return LinkTimes(max(0.0, median(alone) - page_ms), page_ms, median(down), median(up))
 
 
-def _settled(tier: HostTier) -> None:
+def _until_copied(tier: HostTier) -> None:
     while tier.leaving:
-        tier.settle()
+        tier.note_ended()
 
 
 def _now_ms() -> float:

@@ -51,7 +51,7 @@ class Request:
         """Whether a part of its prompt is still to be computed."""
         return self.kv is not None and self.kv.computed_tokens < self.kv.prefill_target
 
-    def let_go(self) -> None:
+    def release_holds(self) -> None:
         """Of what it holds beside its KV."""
         while self.holds:
             self.holds.pop().release()

@@ -43,9 +43,9 @@ class Restores:
         self.loading.append(request)
         return True
 
-    def settle(self) -> list[Request]:
+    def arrived(self) -> list[Request]:
         """Requests whose pages have come."""
-        self.host.settle()
+        self.host.note_ended()
         ready = [request for request in self.loading if request.load is not None and request.load.done()]
         for request in ready:
             self.loading.remove(request)
@@ -54,11 +54,11 @@ class Restores:
             request.load = None
         return ready
 
-    def let_go_of_one(self, waiting: Iterable[Request]) -> bool:
+    def release_one(self, waiting: Iterable[Request]) -> bool:
         """Nobody runs and the first in line lacks room: the last that holds restored pages gives them up."""
         for request in reversed(list(waiting)):
             if request.holds:
-                request.let_go()
+                request.release_holds()
                 return True
         return False
 
@@ -78,4 +78,4 @@ class Restores:
         if request.load is not None:
             self.host.abandon(request.load)
             request.load = None
-        request.let_go()
+        request.release_holds()

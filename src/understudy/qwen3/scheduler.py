@@ -112,7 +112,7 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step with its views, or None when there is nothing to compute. All or nothing."""
         if self.restores is not None:
-            for request in self.restores.settle():
+            for request in self.restores.arrived():
                 self._queue(request)
         self._admit()
         plan = Plan()
@@ -174,7 +174,7 @@ class Scheduler:
         It may begin at once. That step is applied meanwhile, and `take` comes right after.
         """
         if self.restores is not None:
-            for request in self.restores.settle():
+            for request in self.restores.arrived():
                 self._queue(request)
         rows = list(zip(foreseen.decodes, computed.tokens, strict=True))
         if not self._goes_on(foreseen) or any(token in request.stop_ids for request, token in rows):
@@ -236,7 +236,7 @@ class Scheduler:
             needed = self.manager.lifetime_blocks(len(request.prompt), request.max_tokens)
             needed -= sum(map(len, request.holds))  # it has these already
             if needed > room:
-                if active or self.restores is None or not self.restores.let_go_of_one(self.waiting[1:]):
+                if active or self.restores is None or not self.restores.release_one(self.waiting[1:]):
                     return
                 continue
             if self.restores is not None and self.restores.begin(request):
@@ -249,7 +249,7 @@ class Scheduler:
                 lora=request.lora,
             )
             request.cached_tokens = request.kv.match_prefix()
-            request.let_go()
+            request.release_holds()
             self.prefilling.append(self.waiting.pop(0))
 
     def _queue(self, request: Request) -> None:

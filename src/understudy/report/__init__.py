@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from understudy.report.distribution import PERCENTILE_METHOD, Distribution
 from understudy.report.goodput import Goodput, Slo
 from understudy.report.metrics import METRICS, Metric
 from understudy.report.report import KvUsage, PrefixHitRatio, Report, RequestCounts, Throughput, TokenCounts
+from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.tiers import LinkUse, TierCounts, TiersReport, TierUse
 
 __all__ = [
     "METRICS",
     "PERCENTILE_METHOD",
-    "Distribution",
     "Goodput",
     "KvUsage",
     "LinkUse",
@@ -20,6 +19,7 @@ __all__ = [
     "Report",
     "RequestCounts",
     "Slo",
+    "Statistics",
     "Throughput",
     "TierCounts",
     "TierUse",

@@ -10,7 +10,7 @@ import numpy as np
 from understudy.run.schema import NEVER
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Float64Column
+    from understudy.report.statistics import Float64Column
     from understudy.run.timeline import Timeline
     from understudy.workload.columns import BoolColumn, Int64Column
 

@@ -61,7 +61,7 @@ DISTRIBUTIONS = (
     Metric("prompt_tokens", "Input sequence length", "tokens", "Prompt tokens per request."),
     Metric("output_tokens", "Output sequence length", "tokens", "Emitted tokens per request."),
 )
-"""Each is a Distribution over completed requests."""
+"""Each is `Statistics` over completed requests."""
 
 SCALARS = (
     Metric(
@@ -208,7 +208,7 @@ TIER_DISTRIBUTIONS = (
         "Time that a request waited for slots whose bytes were still leaving the device, per request that did.",
     ),
 )
-"""Each is a Distribution; only of runs with tiers."""
+"""Each is `Statistics`; only of runs with tiers."""
 
 TIER_SCALARS = (
     Metric("tiers.parked_s", "Parked, all requests", "s", "Time parked on onboarding, summed over requests."),
@@ -397,4 +397,4 @@ STATISTICS = {
     "p50": "p50",
     "std": "std",
 }
-"""Columns of a table of distributions: header and field of Distribution."""
+"""Columns of a table of distributions: header and field of Statistics."""

@@ -10,8 +10,8 @@ import numpy as np
 from understudy.report.latency import NS_PER_MS
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
+    from understudy.report.statistics import Float64Column
 
 NAMES = {
     "queue_ms": "queue",

@@ -12,11 +12,11 @@ import numpy as np
 
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
-from understudy.report.distribution import PERCENTILE_METHOD, Distribution
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
 from understudy.report.metrics import METRICS, TIER_METRICS
 from understudy.report.series import worker_means
+from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.tiers import TiersReport
 from understudy.run.timeline import FinishReason, Status
 
@@ -97,15 +97,15 @@ class Report:
     run: dict[str, Any]
     """Facts about the run: whatever it was built with, usually workload, config, digest and wall_time_s."""
 
-    ttft_ms: Distribution
-    ttst_ms: Distribution
-    itl_ms: Distribution
-    tpot_ms: Distribution
-    e2e_ms: Distribution
-    queue_ms: Distribution
-    output_tokens_per_s_per_user: Distribution
-    prompt_tokens: Distribution
-    output_tokens: Distribution
+    ttft_ms: Statistics
+    ttst_ms: Statistics
+    itl_ms: Statistics
+    tpot_ms: Statistics
+    e2e_ms: Statistics
+    queue_ms: Statistics
+    output_tokens_per_s_per_user: Statistics
+    prompt_tokens: Statistics
+    output_tokens: Statistics
 
     duration_s: float
     requests: RequestCounts
@@ -151,17 +151,17 @@ class Report:
         return cls(
             columns=timeline,
             run=_facts(run or {}),
-            ttft_ms=Distribution.of(present(latencies.ttft_ms)),
-            ttst_ms=Distribution.of(present(latencies.ttst_ms)),
-            itl_ms=Distribution.of(timeline.itl_ns / NS_PER_MS, timeline.itl_count),
-            tpot_ms=Distribution.of(present(latencies.tpot_ms)),
-            e2e_ms=Distribution.of(present(latencies.e2e_ms)),
-            queue_ms=Distribution.of(present(latencies.queue_ms)),
-            output_tokens_per_s_per_user=Distribution.of(
+            ttft_ms=Statistics.of(present(latencies.ttft_ms)),
+            ttst_ms=Statistics.of(present(latencies.ttst_ms)),
+            itl_ms=Statistics.of(timeline.itl_ns / NS_PER_MS, timeline.itl_count),
+            tpot_ms=Statistics.of(present(latencies.tpot_ms)),
+            e2e_ms=Statistics.of(present(latencies.e2e_ms)),
+            queue_ms=Statistics.of(present(latencies.queue_ms)),
+            output_tokens_per_s_per_user=Statistics.of(
                 NS_PER_S / timeline.itl_ns[gaps][::-1], timeline.itl_count[gaps][::-1]
             ),
-            prompt_tokens=Distribution.of(timeline.prompt_tokens[done].astype(np.float64)),
-            output_tokens=Distribution.of(timeline.output_tokens[done].astype(np.float64)),
+            prompt_tokens=Statistics.of(timeline.prompt_tokens[done].astype(np.float64)),
+            output_tokens=Statistics.of(timeline.output_tokens[done].astype(np.float64)),
             duration_s=duration_s,
             requests=requests,
             tokens=tokens,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.distribution import Float64Column, nearest_rank
+from understudy.report.statistics import Float64Column, nearest_rank
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

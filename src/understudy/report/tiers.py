@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy._core import Tier
-from understudy.report.distribution import Distribution, Float64Column
 from understudy.report.goodput import ratio
 from understudy.report.latency import NS_PER_MS, NS_PER_S
 from understudy.report.series import StepFunction, windows, worker_means
+from understudy.report.statistics import Float64Column, Statistics
 from understudy.run.tier_columns import BELOW
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ class TierCounts:
 class TiersReport:
     """The tiers of a run; every number is defined in `understudy.report.metrics`."""
 
-    onboard_ms: Distribution
-    parked_ms: Distribution
-    room_wait_ms: Distribution
+    onboard_ms: Statistics
+    parked_ms: Statistics
+    room_wait_ms: Statistics
     parked_s: float
     room_wait_s: float
     held_mean: float
@@ -101,7 +101,7 @@ class TiersReport:
         capacity = float(timeline.worker_blocks.mean())
         duration_ns = timeline.end_ns - timeline.start_ns
         return cls(
-            onboard_ms=Distribution.of(columns.onboard_ns / NS_PER_MS),
+            onboard_ms=Statistics.of(columns.onboard_ns / NS_PER_MS),
             parked_ms=_waits(columns.parked_ns),
             room_wait_ms=_waits(columns.room_wait_ns),
             parked_s=int(columns.parked_ns.sum()) / NS_PER_S,
@@ -165,8 +165,8 @@ def _residency(timeline: Timeline, columns: TierColumns, summary: TierSummary) -
     return float(means.mean()) / capacity, int(blocks.max()) / capacity if len(blocks) else math.nan
 
 
-def _waits(times_ns: Int64Column) -> Distribution:
-    return Distribution.of(times_ns[times_ns > 0] / NS_PER_MS)
+def _waits(times_ns: Int64Column) -> Statistics:
+    return Statistics.of(times_ns[times_ns > 0] / NS_PER_MS)
 
 
 def _links(timeline: Timeline, links: Sequence[LinkUsage]) -> tuple[LinkUse, ...]:

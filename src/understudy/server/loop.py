@@ -30,7 +30,7 @@ def run(main: Coroutine[object, object, _Result]) -> _Result:
 
 
 @contextlib.contextmanager
-def settled() -> Iterator[None]:
+def heap_frozen() -> Iterator[None]:
     """The process has started: what there is now stays, and the collector need not look at it until this ends.
 
     Each full collection of a freshly started server would stop it for tens of milliseconds.

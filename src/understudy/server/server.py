@@ -14,7 +14,7 @@ from understudy.server.driver import Driver
 from understudy.server.http import Outbox, listen
 from understudy.server.kv_events import KvEventsConfig
 from understudy.server.lateness import Lateness
-from understudy.server.loop import settled
+from understudy.server.loop import heap_frozen
 from understudy.server.outputs import Outputs
 from understudy.server.tokenizer import open_tokenizer
 from understudy.server.worker import Worker
@@ -137,6 +137,6 @@ async def run_until_stopped(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     await start()
-    with settled():
+    with heap_frozen():
         await stopping.wait()
         await stop()

@@ -13,8 +13,8 @@ from understudy.report.series import worker_means
 from understudy.report.text import compact, significant
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
+    from understudy.report.statistics import Float64Column
 
 MOST_BARS = 64
 STRIPS_LEFT, STRIPS_RIGHT, STRIPS_TOP, STRIP_GAP, STRIP_PITCH = 124, 66, 8, 16, 56

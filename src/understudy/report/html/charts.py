@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.report.distribution import nearest_rank
 from understudy.report.html.plot import HoverSeries, Plot, Size
 from understudy.report.html.scale import LOG_FROM_RATIO, Scale, latency_label, latency_scale, time_unit
 from understudy.report.latency import NS_PER_MS, NS_PER_S, present
 from understudy.report.series import StepFunction, window_of, window_percentile, windows
+from understudy.report.statistics import nearest_rank
 from understudy.report.text import compact, duration, significant
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
+    from understudy.report.statistics import Float64Column
     from understudy.workload.columns import Int64Column
 
 SMALL, HALF, FULL = Size(404, 250), Size(624, 270), Size(1264, 280)

@@ -13,8 +13,8 @@ from understudy.report.series import StepFunction, windows
 from understudy.report.text import duration
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
+    from understudy.report.statistics import Float64Column
 
 WINDOWS, MOST_ROWS, LEVELS = 120, 64, 10
 LEFT, TOP, BOTTOM = 52, 6, 24

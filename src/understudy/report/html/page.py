@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy import __version__
-from understudy.report.distribution import PERCENTILE_METHOD
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
 from understudy.report.html.heat_map import usage_by_worker
@@ -22,6 +21,7 @@ from understudy.report.html.tier_tables import tier_tables
 from understudy.report.html.tiles import change, tiles
 from understudy.report.latency import NS_PER_S
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS, Metric
+from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.text import duration, fixed, quantity, significant
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status

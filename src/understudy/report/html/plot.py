@@ -12,8 +12,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.report.distribution import Float64Column
     from understudy.report.html.scale import Scale
+    from understudy.report.statistics import Float64Column
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 30
 LABEL_GAP = 6

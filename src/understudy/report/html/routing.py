@@ -15,8 +15,8 @@ from understudy.report.series import window_of, windows
 from understudy.report.text import duration, significant
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
+    from understudy.report.statistics import Float64Column
 
 SHOWN = 12
 _SUMMARY = {

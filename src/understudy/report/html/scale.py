@@ -13,7 +13,7 @@ from understudy.report.text import compact, significant
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.report.distribution import Float64Column
+    from understudy.report.statistics import Float64Column
 
 LOG_FROM_RATIO = 20  # a wider range of values is easier to read on a logarithmic axis
 

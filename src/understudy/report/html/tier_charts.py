@@ -19,8 +19,8 @@ from understudy.report.tier_table import arrow, limiting
 from understudy.report.tiers import hits_of
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Float64Column
     from understudy.report.report import Report
+    from understudy.report.statistics import Float64Column
     from understudy.report.tiers import LinkUse
 
 STYLES = {Tier.G1: "s1 solid", Tier.G2: "s4 solid", Tier.G3: "s2 solid", Tier.G4: "s3 solid"}

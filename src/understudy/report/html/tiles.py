@@ -11,8 +11,8 @@ from understudy.report.html.scale import latency_label
 from understudy.report.text import NONE, compact, quantity
 
 if TYPE_CHECKING:
-    from understudy.report.distribution import Distribution
     from understudy.report.report import Report
+    from understudy.report.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _tiles(report: Report) -> dict[str, Tile]:
     return shown
 
 
-def _latency(what: str, latency: Distribution) -> Tile:
+def _latency(what: str, latency: Statistics) -> Tile:
     if not latency.count:
         return Tile(what, NONE, "", "no request has one", math.nan, -1)
     value, _, unit = latency_label(latency.p50).partition(" ")

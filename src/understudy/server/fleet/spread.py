@@ -17,7 +17,7 @@ import msgspec
 from understudy.errors import ConfigError
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of, shifted
 from understudy.server.fleet.spread_door import SpreadDoor
-from understudy.server.loop import run, settled
+from understudy.server.loop import heap_frozen, run
 from understudy.server.proxy.service import RouterService, RouterSettings
 from understudy.server.proxy.workers import WorkerAddress
 
@@ -165,7 +165,7 @@ def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
         pipe.send((fleet.port, [server.port for server in fleet.servers]))
         gone = asyncio.Event()
         asyncio.get_running_loop().add_reader(pipe.fileno(), gone.set)
-        with settled():
+        with heap_frozen():
             await gone.wait()
         asyncio.get_running_loop().remove_reader(pipe.fileno())
         await fleet.stop()

@@ -21,7 +21,7 @@ PERCENTILE_METHOD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class Statistics:
     """Statistics of `count` values; percentiles are exact (nearest rank), std is the population's.
 
     Without values every statistic is NaN.
@@ -39,7 +39,7 @@ class Distribution:
     std: float = math.nan
 
     @classmethod
-    def of(cls, values: Float64Column, counts: Int64Column | None = None) -> Distribution:
+    def of(cls, values: Float64Column, counts: Int64Column | None = None) -> Statistics:
         """Summarise `values`; with `counts` they must ascend and value i stands counts[i] ≥ 1 times."""
         if not len(values):
             return cls(0)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.report.distribution import Distribution, nearest_rank
+from understudy.report.statistics import Statistics, nearest_rank
 
 GAPS = st.dictionaries(st.integers(0, 10**12), st.integers(1, 50), min_size=1, max_size=40)
 STATISTICS = ("min", "max", "p50", "p75", "p90", "p95", "p99")
 
 
-def of(*values: float) -> Distribution:
-    return Distribution.of(np.array(values, np.float64))
+def of(*values: float) -> Statistics:
+    return Statistics.of(np.array(values, np.float64))
 
 
 def test_percentiles_are_the_nearest_rank_from_above() -> None:
@@ -39,7 +39,7 @@ def test_std_is_the_populations() -> None:
 
 @given(st.floats(0, 1e9), st.integers(1, 1000))
 def test_equal_values_have_their_value_as_mean_and_no_deviation(value: float, count: int) -> None:
-    got = Distribution.of(np.full(count, value))
+    got = Statistics.of(np.full(count, value))
     assert (got.mean, got.std, got.min, got.max, got.count) == (value, 0, value, value, count)
 
 
@@ -47,8 +47,8 @@ def test_equal_values_have_their_value_as_mean_and_no_deviation(value: float, co
 def test_weighted_values_equal_the_expanded_ones(gaps: dict[int, int]) -> None:
     values = np.array(sorted(gaps), np.float64)
     counts = np.array([gaps[gap] for gap in sorted(gaps)], np.int64)
-    weighted = Distribution.of(values, counts)
-    expanded = Distribution.of(np.repeat(values, counts))
+    weighted = Statistics.of(values, counts)
+    expanded = Statistics.of(np.repeat(values, counts))
     assert weighted.count == expanded.count
     for name in STATISTICS:
         assert getattr(weighted, name) == getattr(expanded, name), name
@@ -57,7 +57,7 @@ def test_weighted_values_equal_the_expanded_ones(gaps: dict[int, int]) -> None:
 
 
 def test_nothing_has_no_statistics() -> None:
-    nothing = Distribution.of(np.empty(0))
+    nothing = Statistics.of(np.empty(0))
     assert nothing.count == 0
     assert all(math.isnan(getattr(nothing, name)) for name in (*STATISTICS, "mean", "std"))
-    assert Distribution.of(np.empty(0), np.empty(0, np.int64)).count == 0
+    assert Statistics.of(np.empty(0), np.empty(0, np.int64)).count == 0
