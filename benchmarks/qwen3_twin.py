@@ -38,10 +38,10 @@ WORKLOADS: dict[str, tuple[Traffic | tuple[Traffic, ...], bool]] = {
 HOST_DEVICE_BLOCKS, HOST_BLOCKS = 2600, 6000
 
 
-def residuals(name: str, played: Played, model: FittedStepTime, link: LinkTimes) -> None:
+def residuals(name: str, played: Played, model: FittedStepTime) -> None:
     """How far the model is from each kind of step."""
     for kind in ("decode", "mixed", "eager"):
-        rows = [(step, ms) for step, ms in Record.of(played, link).loads() if kind_of(step) == kind]
+        rows = [(step, ms) for step, ms in Record.of(played).loads() if kind_of(step) == kind]
         if not rows:
             continue
         guesses = np.array([model.step_ms(step) for step, _ in rows])
@@ -96,7 +96,7 @@ def main() -> None:
             model = record.fit()
             if args.record is not None:
                 record.write(args.record)
-        residuals(name, measured, model, link)
+        residuals(name, measured, model)
         table.append(compare(name, real, rows, measured, model, (HOST_BLOCKS, link) if host else None))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(table))

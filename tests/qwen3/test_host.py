@@ -20,10 +20,11 @@ class Slow(HostTier):
 
     stalled = False
 
-    def _copy(self, *given, down):  # type: ignore[no-untyped-def]
-        copy = super()._copy(*given, down=down)
-        copy.done = lambda: not self.stalled
-        return copy
+    def set_off(self) -> None:
+        asked = list(self._asked)
+        super().set_off()
+        for copy in asked:
+            copy.done = lambda: not self.stalled
 
 
 def engine_with(blocks: int = 24, host: int = 64, seqs: int = 8) -> tuple[Engine, Slow]:
@@ -76,8 +77,47 @@ def test_a_page_that_came_back_is_the_one_that_left_to_the_bit() -> None:
     buffer.fill_(float("nan"))
     copy = tier.onboard(first)
     assert copy is not None
+    tier.set_off()
     with tier.commit(copy) as back:
         assert buffer[back.ids.tolist()].equal(left)
+
+
+def test_copies_are_set_off_while_the_device_computes_unless_it_has_nothing_to_do() -> None:
+    engine, tier = engine_with(blocks=40)
+    seen: list[tuple[bool, bool]] = []
+    tier.on_copy = lambda copy: seen.append((copy.down, engine.running))
+    generate(engine, PROMPTS[0], max_tokens=21)  # the last step fills a page
+    assert seen
+    assert all(running for _, running in seen[:-1]), "what is sealed while others run waits for the next step"
+    assert seen[-1] == (True, False), "behind the last step there is none"
+    seen.clear()
+    tier.note_ended()
+    engine.scheduler.manager.blocks.clear_inactive()
+    engine.submit(Request("long", PROMPTS[1], 30))
+    for _ in range(3):
+        engine.step()
+    engine.submit(Request("again", PROMPTS[0], 2))
+    engine.run()
+    assert (False, True) in seen, "a load is set off beside the step of another request"
+    everything_is_back(engine, tier)
+
+
+def test_a_copy_that_was_asked_for_and_not_set_off_has_not_come() -> None:
+    engine, tier = engine_with()
+    generate(engine, PROMPTS[0], max_tokens=1)
+    request = Request("r", PROMPTS[0], 1)
+    tier.note_ended()
+    engine.scheduler.manager.blocks.clear_inactive()
+    assert engine.scheduler.add(request) is None
+    assert engine.scheduler.schedule() is None, "it waits for its pages"
+    assert request.load is not None
+    assert not request.load.done()
+    assert engine.scheduler.cancel("r")
+    assert tier.blocks.available < tier.blocks.num_blocks, (
+        "its pages are held until the copy has been and gone"
+    )
+    tier.set_off()
+    everything_is_back(engine, tier)
 
 
 def test_what_a_last_step_seals_goes_down_too() -> None:

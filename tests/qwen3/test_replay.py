@@ -188,3 +188,23 @@ def test_times_and_weights_of_another_origin_are_refused(
 def test_step_times_belong_to_the_twin(steps: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(trace), "--step-times", str(steps)]) == 2
     assert "--step-times are those of --engine qwen3" in capsys.readouterr().err
+
+
+def test_the_tables_are_measured_on_cuda_without_being_told_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    class Built(Exception):
+        """The engine would be built now."""
+
+    def build(*_given: object) -> None:
+        raise Built
+
+    monkeypatch.setattr("understudy.cli.qwen3._engine", build)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run("qwen3", "bench", "Qwen3-0.6B", "--random-weights", "1") == 2
+    assert "CUDA" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(Built):
+        run("qwen3", "bench", "Qwen3-0.6B", "--random-weights", "1")

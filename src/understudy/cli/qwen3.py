@@ -216,9 +216,10 @@ def _bench(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from understudy.qwen3.bench import Bench
+    from understudy.qwen3.build import device_of
     from understudy.qwen3.config import find_config
 
-    if not str(args.device).startswith("cuda"):
+    if device_of(args.device).type != "cuda":
         raise ConfigError("qwen3 bench measures CUDA devices; elsewhere only --record runs")
     engine = _engine(args)
     try:

@@ -72,7 +72,7 @@ def build_engine(
                 f"max_model_len={options.max_model_len} exceeds max_position_embeddings={config.max_positions}"
             )
         config = replace(config, max_positions=options.max_model_len)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device_of(options.device)
     weights = _weights(model, config, options, device, progress)
     backend = make_backend(config, device, options.backend)
     layout = config.layout(options.page_size)
@@ -105,6 +105,11 @@ def build_engine(
         host=None if options.tiers is None else HostTier.from_config(options.tiers, manager, buffer),
     )
     return Engine(scheduler, executor)
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of that name, or by default CUDA where there is one."""
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def make_backend(config: Qwen3Config, device: torch.device, name: str | None = None) -> Backend:

@@ -20,7 +20,8 @@ class Engine:
 
     `step` ends the step that is under way, applies it, and begins the next one before it returns: while the device
     computes, the caller delivers what it got and takes in what came. Then the next step is prepared as far as it can be
-    foreseen; if it comes so, the device gets it first, and what was computed is applied meanwhile.
+    foreseen; if it comes so, the device gets it first, and what was computed is applied meanwhile. Copies between
+    device and host memory are set off then, too.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
@@ -66,6 +67,7 @@ class Engine:
         """What requests hear of the step that ends now. `poll` may submit and cancel, right before the next begins."""
         if self._running is None:
             self._begin(poll)
+        self._set_off_copies()
         if (plan := self._running) is not None:
             foreseen = self._prepare(plan)
             self._running = None
@@ -79,6 +81,8 @@ class Engine:
                 if self.on_step is not None:
                     self.on_step(plan)
                 self._go_on(plan, computed, foreseen, poll)
+        if self._running is None:  # nothing to wait for: whoever waits for pages waits for these
+            self._set_off_copies()
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -104,6 +108,10 @@ class Engine:
         if self.scheduler.restores is not None:
             self.scheduler.restores.host.close()
         self.scheduler.manager.close()
+
+    def _set_off_copies(self) -> None:
+        if self.scheduler.restores is not None:
+            self.scheduler.restores.host.set_off()
 
     def _prepare(self, plan: Plan) -> Plan | None:
         foreseen = self.scheduler.foresee(plan)

@@ -29,13 +29,18 @@ class Copy:
     source: RegisteredBlocks
     target: MutableBlocks
     identities: Identities
-    done: Callable[[], bool]
+    down: bool
+    after: object
+    """What the device had been given when the copy was asked for."""
+    done: Callable[[], bool] = lambda: False
 
 
 class HostTier:
     """A pool of host pages, and the copies between it and the device. One thread at a time.
 
-    A copy that was begun cannot be called back: who loses interest leaves it, and `note_ended` cleans up behind it.
+    `offer` and `onboard` take the blocks of a copy; `set_off` begins it, at a moment when the device computes, because
+    that is work for the host. A copy cannot be called back: who loses interest leaves it, and `note_ended` cleans up
+    behind it.
     """
 
     def __init__(self, manager: KvCacheManager, carrier: Carrier, *, policy: str = "lru") -> None:
@@ -50,6 +55,7 @@ class HostTier:
         )
         self.on_copy: Callable[[Copy], None] | None = None
         """Told of every copy as it begins."""
+        self._asked: list[Copy] = []
         self._leaving: deque[Copy] = deque()
         self._abandoned: list[Copy] = []
         self.offloaded_blocks = 0
@@ -81,7 +87,7 @@ class HostTier:
     # ── Down ──
 
     def offer(self, sealed: Identities) -> int:
-        """Begin to copy those that the host lacks; returns how many. What finds no room is left out and counted."""
+        """Have those copied that the host lacks; returns how many. What finds no room is left out and counted."""
         missing = np.flatnonzero(~self.blocks.has_blocks(sealed))
         on_their_way = {h for copy in self._leaving for h in copy.identities.lineage_hashes}
         wanted = [i for i in missing.tolist() if sealed[i].lineage_hash not in on_their_way]
@@ -102,13 +108,13 @@ class HostTier:
             source.release()
             self.refused_blocks += len(names)
             return 0
-        self._leaving.append(self._copy(source, target, names, down=True))
+        self._leaving.append(self._ask(source, target, names, down=True))
         return len(names)
 
     # ── Up ──
 
     def onboard(self, identities: Identities) -> Copy | None:
-        """Begin to bring back the longest run of these that the host has. None when it has none, or no slot is free."""
+        """Have the longest run of these brought back that the host has. None when it has none, or no slot is free."""
         source = self.blocks.match_prefix(identities)
         if len(source) == 0:
             source.release()
@@ -118,7 +124,7 @@ class HostTier:
         except CapacityExhausted:
             source.release()
             return None
-        return self._copy(source, target, identities[: len(source)], down=False)
+        return self._ask(source, target, identities[: len(source)], down=False)
 
     def commit(self, copy: Copy) -> RegisteredBlocks:
         """The bytes have come: the blocks can be found from now on. The caller holds them until it has matched them."""
@@ -131,6 +137,15 @@ class HostTier:
         self._abandoned.append(copy)
 
     # ── Both ──
+
+    def set_off(self) -> None:
+        """Begin every copy that was asked for, in that order."""
+        while self._asked:
+            copy = self._asked[0]
+            copy.done = self.carrier.carry(_ids(copy.target), _ids(copy.source), copy.after, down=copy.down)
+            self._asked.pop(0)
+            if self.on_copy is not None:
+                self.on_copy(copy)
 
     def note_ended(self) -> None:
         """Take note of what has ended."""
@@ -151,16 +166,13 @@ class HostTier:
 
     def close(self) -> None:
         """Wait for every copy, and give all blocks back. Idempotent."""
+        self.set_off()
         self.carrier.wait()
         self.note_ended()
 
-    def _copy(
-        self, source: RegisteredBlocks, target: MutableBlocks, names: Identities, *, down: bool
-    ) -> Copy:
-        done = self.carrier.carry(_ids(target), _ids(source), down=down)
-        copy = Copy(source, target, names, done)
-        if self.on_copy is not None:
-            self.on_copy(copy)
+    def _ask(self, source: RegisteredBlocks, target: MutableBlocks, names: Identities, *, down: bool) -> Copy:
+        copy = Copy(source, target, names, down, self.carrier.mark())
+        self._asked.append(copy)
         return copy
 
 

@@ -37,10 +37,12 @@ def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
         start_ms = _now_ms()
         for place in range(ALONE):
             tier.offer(names[place : place + 1])
+            tier.set_off()
         alone.append((_now_ms() - start_ms) / ALONE)
         _until_copied(tier)
         start_ms = _now_ms()
         tier.offer(scattered)
+        tier.set_off()
         together.append(_now_ms() - start_ms)
         _until_copied(tier)
         down.append((_now_ms() - start_ms) / many)
@@ -48,6 +50,7 @@ def measure_link(tier: HostTier, rounds: int = 5) -> LinkTimes:
         start_ms = _now_ms()
         copy = tier.onboard(scattered)
         assert copy is not None, "the host has what it was just given"
+        tier.set_off()
         while not copy.done():
             pass
         up.append((_now_ms() - start_ms) / many)

@@ -19,8 +19,13 @@ class Carrier(Protocol):
     def num_blocks(self) -> int:
         """Pages of host memory."""
 
-    def carry(self, target: Sequence[int], source: Sequence[int], *, down: bool) -> Callable[[], bool]:
-        """Begin to copy; what is returned says whether all have come."""
+    def mark(self) -> object:
+        """What the device was given so far, which may still use pages that a copy asked for now reads or writes."""
+
+    def carry(
+        self, target: Sequence[int], source: Sequence[int], after: object, *, down: bool
+    ) -> Callable[[], bool]:
+        """Begin to copy, behind a mark; what is returned says whether all have come."""
 
     def wait(self) -> None:
         """Until all have come."""
@@ -50,7 +55,13 @@ class PinnedPages:
         """See `Carrier`."""
         return None
 
-    def carry(self, target: Sequence[int], source: Sequence[int], *, down: bool) -> Callable[[], bool]:
+    def mark(self) -> object:
+        """See `Carrier`."""
+        return None if self._streams is None else torch.cuda.current_stream().record_event()
+
+    def carry(
+        self, target: Sequence[int], source: Sequence[int], after: object, *, down: bool
+    ) -> Callable[[], bool]:
         """A page is one range of bytes on both sides, and pages that follow each other on both are one transfer."""
         to, of = (self.pages, self.buffer.pages) if down else (self.buffer.pages, self.pages)
         if self._streams is None:
@@ -58,8 +69,8 @@ class PinnedPages:
                 to[there : there + count].copy_(of[here : here + count])
             return lambda: True
         stream = self._streams[0 if down else 1]
-        # Steps that were launched before may still read or write the slots: after them.
-        stream.wait_stream(torch.cuda.current_stream())
+        assert isinstance(after, torch.cuda.Event)
+        stream.wait_event(after)
         with torch.cuda.stream(stream), torch.inference_mode():
             for there, here, count in runs(target, source):
                 to[there : there + count].copy_(of[here : here + count], non_blocking=True)
@@ -92,7 +103,18 @@ class SimulatedPages:
         self._free_ms = [0.0, 0.0]
         self._ends: list[float] = []
 
-    def carry(self, target: Sequence[int], source: Sequence[int], *, down: bool) -> Callable[[], bool]:  # noqa: ARG002
+    def mark(self) -> object:
+        """See `Carrier`."""
+        return None
+
+    def carry(
+        self,
+        target: Sequence[int],
+        source: Sequence[int],  # noqa: ARG002
+        after: object,  # noqa: ARG002
+        *,
+        down: bool,
+    ) -> Callable[[], bool]:
         """See `Carrier`."""
         self.clock.now_ms += self.times.copy_ms + len(target) * self.times.page_ms
         each = self.times.down_ms if down else self.times.up_ms
@@ -122,7 +144,14 @@ class RecordedPages(SimulatedPages):
         super().__init__(num_blocks, LinkTimes(0.0, 0.0, 0.0, 0.0), clock)
         self._seen = list(reversed(seen_ms))
 
-    def carry(self, target: Sequence[int], source: Sequence[int], *, down: bool) -> Callable[[], bool]:  # noqa: ARG002
+    def carry(
+        self,
+        target: Sequence[int],  # noqa: ARG002
+        source: Sequence[int],  # noqa: ARG002
+        after: object,  # noqa: ARG002
+        *,
+        down: bool,  # noqa: ARG002
+    ) -> Callable[[], bool]:
         """See `Carrier`."""
         return self._until(self._seen.pop() if self._seen else float("inf"))
 

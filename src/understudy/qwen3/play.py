@@ -87,8 +87,7 @@ class Played:
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     """`chunks` as [request, tokens, history], `decodes` as [request, context]; from `at_ms`, when arrivals were taken
-    in, `ms` until they were again, of which `launch_ms` passed before outputs of the step before were told; and the
-    `pages` and `copies` of several that were set off between the device and the host while the device waited; `shared`
+    in, `ms` until they were again, of which `launch_ms` passed before outputs of the step before were told; `shared`
     tokens of contexts are on pages that another one has too; one that was prepared `ahead` found the device sooner."""
     polls: list[float] = field(default_factory=list)
     """When something was found on looking up: an arrival, the end of a copy, a step to begin."""
@@ -202,7 +201,6 @@ class _Player:
         self._launch_ms = 0.0
         self.follow: Callable[[str, float], tuple[float, Request] | None] | None = None
         self.sample: Callable[[], tuple[int, int, int, int]] | None = None
-        self._pages = self._copies = 0
         self._views: list[list[KvView]] = []
 
     def run(self, landing: Callable[[], float | None] | None) -> None:
@@ -229,8 +227,6 @@ class _Player:
                 "at_ms": self._began_ms,
                 "ms": None,
                 "launch_ms": self._launch_ms,
-                "pages": 0,
-                "copies": 0,
                 "shared": 0,
                 "ahead": plan.step.ahead,
                 "chunks": chunks,
@@ -249,9 +245,6 @@ class _Player:
         """A copy begins."""
         seen, done, number = self.played.copies, copy.done, len(self.played.copies)
         seen.append(float("inf"))
-        if not self._engine.running:  # else the device computes meanwhile
-            self._pages += len(copy.identities)
-            self._copies += 1
 
         def asked() -> bool:
             if seen[number] == float("inf") and done():
@@ -266,8 +259,6 @@ class _Player:
         if self.played.steps and self.played.steps[-1]["ms"] is None:
             last = self.played.steps[-1]
             last["ms"], last["until_ms"] = now_ms - last["at_ms"], now_ms
-            last["pages"], last["copies"] = self._pages, self._copies
-        self._pages = self._copies = 0
         while self._queue and self._queue[-1][0] <= now_ms:
             at_ms, request = self._queue.pop()
             self.played.arrival_ms[request.id] = at_ms

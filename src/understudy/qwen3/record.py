@@ -53,7 +53,7 @@ class Record:
                 row = json.loads(line)
                 if number > 1:
                     load_of_row(row)
-                    float(row["ms"]), float(row["launch_ms"]), int(row["pages"]), int(row["copies"])
+                    float(row["ms"]), float(row["launch_ms"])
             except KeyError as error:
                 raise ConfigError(
                     f"{path}:{number}: the step lacks {error}; record it again with `understudy qwen3 bench --record`"
@@ -76,9 +76,5 @@ class Record:
         return FittedStepTime.fit(self.loads(), launches)
 
     def loads(self) -> list[tuple[StepLoad, float]]:
-        """Steps with their milliseconds, less what it took the host to set off copies."""
-        copy_ms, page_ms = (0.0, 0.0) if self.link is None else self.link[:2]
-        return [
-            (load_of_row(step), step["ms"] - page_ms * step["pages"] - copy_ms * step["copies"])
-            for step in self.steps
-        ]
+        """Steps with their milliseconds."""
+        return [(load_of_row(step), step["ms"]) for step in self.steps]

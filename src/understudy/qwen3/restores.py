@@ -63,7 +63,7 @@ class Restores:
         return False
 
     def offer(self, request: Request) -> None:
-        """Begin to copy down the blocks that a step has sealed."""
+        """Have the blocks copied down that a step has sealed."""
         kv, chain = request.kv, request.chain
         if kv is None or chain is None or kv.registered_blocks <= request.offered:
             return
