@@ -38,8 +38,6 @@ from understudy.qwen3.weights import random_weights
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.qwen3.scheduler import Plan
-
 WEIGHTS = random_weights(TINY, 7, CPU)
 
 
@@ -106,7 +104,8 @@ def test_who_is_cancelled_meanwhile_is_not_in_the_next_step() -> None:
         engine.cancel("b")
 
     outputs = engine.step(leave)
-    assert [(o.request_id, o.finish_reason) for o in outputs] == [("b", "abort"), ("a", None)]
+    heard = [(o.request_id, o.token, o.finish_reason) for o in outputs]
+    assert heard == [("a", 8, None), ("b", 8, None), ("b", None, "abort")]  # its token was there before
     engine.step()
     assert fake.steps[-1] == (0, 1)
     assert ends(engine.run()) == {"a": "length"}
@@ -121,6 +120,29 @@ def test_a_stop_token_ends_a_request_that_was_prepared_for_more() -> None:
     assert ends(outputs) == {"a": "stop", "b": "length"}
     assert [o.token for o in outputs if o.request_id == "a" and o.token is not None] == [5, 6, 7]
     assert [decodes for _, decodes in fake.steps] == [0, 2, 2, 2, 1, 1, 1, 1]
+    whole(engine)
+
+
+def test_who_is_cancelled_when_its_stop_token_is_there_has_stopped() -> None:
+    engine, _ = engine_with(9)
+    engine.submit(request("a", 5, 8, stop_ids=frozenset({8})))
+    for _ in range(3):
+        engine.step()
+    left: list[bool] = []
+    outputs = engine.step(lambda: left.append(engine.cancel("a")))
+    assert left == [False]
+    assert ends(outputs) == {"a": "stop"}
+    whole(engine)
+
+
+def test_a_name_is_free_again_as_soon_as_its_request_has_stopped() -> None:
+    engine, _ = engine_with(9)
+    engine.submit(request("a", 5, 8, stop_ids=frozenset({8})))
+    for _ in range(3):
+        engine.step()
+    outputs = engine.step(lambda: engine.submit(request("a", 20, 2)))
+    outputs += engine.run()
+    assert [o.finish_reason for o in outputs] == ["stop", None, "length"]
     whole(engine)
 
 
@@ -176,43 +198,62 @@ def test_pages_that_may_move_are_not_foreseen() -> None:
         assert not any(ahead)
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    lives=st.lists(
-        st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(0, 9)), min_size=1, max_size=8
-    ),
-    seqs=st.integers(1, 5),
+@dataclass(frozen=True)
+class Life:
+    """A request: its lengths, when it comes, when it is told to leave, and the length at which it stops."""
+
+    prompt: int
+    output: int
+    comes: int
+    leaves: int | None
+    stops: int
+
+
+LIVES = st.builds(
+    Life,
+    prompt=st.integers(1, 40),
+    output=st.integers(1, 30),
+    comes=st.integers(0, 9),
+    leaves=st.none() | st.integers(0, 25),
+    stops=st.integers(1, 120),
 )
-def test_foreseen_or_not_the_decisions_are_the_same(lives: list[tuple[int, int, int]], seqs: int) -> None:
-    told = []
-    for foresees in (True, False):
-        engine, fake = engine_with(12, seqs=seqs, budget=24)
-        if not foresees:
-            engine._prepare = lambda _plan: None  # type: ignore[assignment, method-assign]
-        plans: list[tuple[list[str], list[str]]] = []
 
-        def note(plan: Plan, plans: list[tuple[list[str], list[str]]] = plans) -> None:
-            plans.append(([r.id for r in plan.chunks], [r.id for r in plan.decodes]))
 
-        engine.on_step = note
-        waiting = [
-            (at, request(f"{number}", prompt, output))
-            for number, (prompt, output, at) in enumerate(sorted(lives, key=lambda life: life[2]))
-        ]
+@settings(max_examples=20, deadline=None)
+@given(lives=st.lists(LIVES, min_size=1, max_size=8), seqs=st.integers(1, 5))
+def test_foreseen_or_not_decisions_and_answers_are_the_same(lives: list[Life], seqs: int) -> None:
+    assert told_of(lives, seqs, foresees=True) == told_of(lives, seqs, foresees=False)
 
-        def arrive(engine: Engine = engine, waiting: list[tuple[int, Request]] = waiting) -> None:
-            while waiting and waiting[0][0] <= engine.steps:
-                engine.submit(waiting.pop(0)[1])
 
-        outputs = []
-        while waiting or not engine.idle:
-            arrive()
-            if engine.idle:
-                engine.steps += 1
-            outputs += engine.step(arrive)
-        told.append((plans, fake.steps, sorted((o.request_id, o.token or -1) for o in outputs)))
-        whole(engine)
-    assert told[0] == told[1]
+def told_of(lives: list[Life], seqs: int, *, foresees: bool) -> tuple[object, ...]:
+    """Who was in which step, and what each request heard."""
+    engine, fake = engine_with(12, seqs=seqs, budget=24)
+    if not foresees:
+        engine._prepare = lambda _plan: None  # type: ignore[assignment, method-assign]
+    plans: list[tuple[list[str], list[str]]] = []
+    engine.on_step = lambda plan: plans.append(([r.id for r in plan.chunks], [r.id for r in plan.decodes]))
+    coming = sorted((life.comes, number) for number, life in enumerate(lives))
+    leaving = sorted((life.leaves, number) for number, life in enumerate(lives) if life.leaves is not None)
+    left = []
+
+    def poll() -> None:
+        while coming and coming[0][0] <= engine.steps:
+            number = coming.pop(0)[1]
+            life = lives[number]
+            stops = frozenset({life.stops})
+            engine.submit(request(f"{number}", life.prompt, life.output, stop_ids=stops))
+        while leaving and leaving[0][0] <= engine.steps:
+            number = leaving.pop(0)[1]
+            left.append((number, engine.cancel(f"{number}")))
+
+    heard: dict[str, list[object]] = {}
+    while coming or not engine.idle:
+        if engine.idle:
+            engine.steps += 1
+        for output in engine.step(poll):
+            heard.setdefault(output.request_id, []).append((output.token, output.finish_reason))
+    whole(engine)
+    return plans, fake.steps, left, heard
 
 
 # --- what the device is given ------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class Engine:
         self.on_step: Callable[[Plan], None] | None = None
         """Told of every step that succeeded, before it is applied."""
         self._running: Plan | None = None
+        self._computed: tuple[Plan, Computed] | None = None  # and not yet applied
         self._outputs: list[Output] = []
         self._closed = False
 
@@ -42,7 +43,11 @@ class Engine:
             self._outputs.append(refused)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request wherever it is; its blocks are free at once. False when it is not under way."""
+        """End a request wherever it is; its blocks are free at once. False when it is not under way.
+
+        What was computed for it before is heard first, and if that ends it, it has ended so.
+        """
+        self._apply()
         if not self.scheduler.cancel(request_id):
             return False
         self._outputs.append(Output(request_id, finish_reason="abort"))
@@ -126,15 +131,16 @@ class Engine:
         self, plan: Plan, computed: Computed, foreseen: Plan | None, poll: Callable[[], None] | None
     ) -> None:
         """Apply what was computed and begin the next step, in this order only where the next one depends on it."""
-        if foreseen is None:
-            self._outputs += self.scheduler.apply(plan, computed)
+        self._computed = (plan, computed)
+        if foreseen is None or self.scheduler.stops(plan, computed):
+            self._apply()
             self._begin(poll)
             return
         confirmed, failure = False, None
         try:
             if poll is not None:
                 poll()
-            if confirmed := self.scheduler.confirm(foreseen, computed):
+            if self._computed is not None and (confirmed := self.scheduler.confirm(foreseen, computed)):
                 self._running = foreseen
                 self.executor.begin(foreseen.step)
         except Exception as error:
@@ -142,7 +148,7 @@ class Engine:
                 raise
             failure = error
         finally:
-            self._outputs += self.scheduler.apply(plan, computed)
+            self._apply()
         if confirmed:
             self.scheduler.take(foreseen)
         if failure is not None:
@@ -150,6 +156,11 @@ class Engine:
             self._outputs += self.scheduler.fail(foreseen, failure)
         if self._running is None:
             self._begin(None)
+
+    def _apply(self) -> None:
+        if self._computed is not None:
+            (plan, computed), self._computed = self._computed, None
+            self._outputs += self.scheduler.apply(plan, computed)
 
     def _begin(self, poll: Callable[[], None] | None) -> None:
         if poll is not None:

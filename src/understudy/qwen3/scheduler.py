@@ -168,16 +168,20 @@ class Scheduler:
             following.step.draws.append(request.draw(1))
         return following
 
+    def stops(self, plan: Plan, computed: Computed) -> bool:
+        """Whether a token that was computed ends its request."""
+        rows = zip(plan.requests, computed.tokens, strict=True)
+        return any(token in request.stop_ids for request, token in rows)
+
     def confirm(self, foreseen: Plan, computed: Computed) -> bool:
         """Whether it is what comes next, now that the step before it is computed; then it learns its tokens.
 
-        It may begin at once. That step is applied meanwhile, and `take` comes right after.
+        Nobody `stops` by these. It may begin at once. That step is applied meanwhile, and `take` comes right after.
         """
         if self.restores is not None:
             for request in self.restores.arrived():
                 self._queue(request)
-        rows = list(zip(foreseen.decodes, computed.tokens, strict=True))
-        if not self._goes_on(foreseen) or any(token in request.stop_ids for request, token in rows):
+        if not self._goes_on(foreseen):
             return False
         foreseen.step.decodes = [
             Decode(token, decode.view)
