@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         "a load that takes as long as computing is begun",
-        "core/tiers/onboard.cpp",
+        "core/tiers/sources.cpp",
         "eta(now_ns, count) - now_ns >= saved_ns(count)",
         "eta(now_ns, count) - now_ns > saved_ns(count)",
         "tests/tiers/test_load_or_recompute.py",
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         "waits for room are not counted",
-        "core/tiers/copy_down.cpp",
+        "core/tiers/device_room.cpp",
         "    } else if (waiting(who)) {\n      ++totals_.room_waits;",
         "    } else if (waiting(who)) {",
         "tests/tiers/test_counters.py",
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         "an end is rounded down where it is barely late",
-        "core/links/link_flow.cpp",
+        "core/links/link_flow_meters.cpp",
         "past_ticks <= late_ticks &&",
         "past_ticks <= 262144 &&",
         "tests/tiers/test_links.py",
@@ -113,14 +113,14 @@ MUTANTS = [
     ),
     Mutant(
         "an estimate forgets that blocks are still on their way down",
-        "core/tiers/onboard.cpp",
+        "core/tiers/sources.cpp",
         "if (source.where == Source::Where::Landing) ready_ns =",
         "if (false && source.where == Source::Where::Landing) ready_ns =",
         "tests/tiers/test_load_or_recompute.py",
     ),
     Mutant(
         "what is not worth a load is cut by a block",
-        "core/tiers/onboard.cpp",
+        "core/tiers/sources.cpp",
         "    while (count > 0 && sources_[count - 1].tier == tier) --count;",
         "    if (count > 0 && sources_[count - 1].tier == tier) --count;",
         "tests/tiers/test_load_or_recompute.py",
@@ -141,14 +141,14 @@ MUTANTS = [
     ),
     Mutant(
         "a landing does not rouse a worker that rests",
-        "core/tiers/copy_down.cpp",
+        "core/tiers/worker_tiers.cpp",
         "if (seen && before_landing_)",
         "if (false && seen && before_landing_)",
         "tests/tiers/test_resting.py",
     ),
     Mutant(
         "a prefetch evicts what it must copy",
-        "core/tiers/copy_down.cpp",
+        "core/tiers/device_room.cpp",
         "if (who == kNobody && copies && evicts_what_it_must_copy(out.size()))",
         "if (false && evicts_what_it_must_copy(out.size()))",
         "tests/tiers/test_onboard_numbers.py",

@@ -16,79 +16,11 @@
 
 namespace understudy {
 
-nb::object take_offload_line(VllmEngine& engine);  // offload.cpp
+void bind_engine_tiers(TurnClass<VllmEngine>& engine);  // engine_tiers.cpp
 
 namespace {
 
 using namespace nb::literals;
-
-template <typename Enum>
-Enum read_choice(const std::string& value, const char* field,
-                 std::initializer_list<std::pair<const char*, Enum>> choices) {
-  std::string known;
-  for (const auto& [name, choice] : choices) {
-    if (value == name) return choice;
-    known.append(known.empty() ? "" : ", ").append(name);
-  }
-  throw Error(ErrorKind::ConfigError, field, " must be one of ", known, "; got '", value, "'");
-}
-
-std::uint32_t read_limit(nb::handle value, const char* field) {
-  if (value.is_none()) return EngineConfig::kUnlimited;
-  return static_cast<std::uint32_t>(read_uint(value, field, EngineConfig::kUnlimited - 1));
-}
-
-void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_blocks, nb::handle max_num_seqs,
-                 nb::handle max_num_batched_tokens, nb::handle max_model_len, nb::handle long_prefill_token_threshold,
-                 bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
-                 const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
-                 bool async_scheduling, const std::string& kv_manager, nb::handle eviction_policy,
-                 const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation& speculation,
-                 const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
-                 nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
-                 bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload) {
-  EngineConfig config;
-  config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
-  config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
-  config.max_num_seqs = read_limit(max_num_seqs, "max_num_seqs");
-  config.max_num_batched_tokens = read_limit(max_num_batched_tokens, "max_num_batched_tokens");
-  config.max_model_len = read_limit(max_model_len, "max_model_len");
-  config.long_prefill_token_threshold = static_cast<std::uint32_t>(
-      read_uint(long_prefill_token_threshold, "long_prefill_token_threshold", EngineConfig::kUnlimited - 1));
-  config.enable_prefix_caching = enable_prefix_caching;
-  config.enable_chunked_prefill = enable_chunked_prefill;
-  config.policy = read_choice<SchedulingPolicy>(
-      policy, "policy", {{"fcfs", SchedulingPolicy::Fcfs}, {"priority", SchedulingPolicy::Priority}});
-  config.preemption_mode = read_choice<PreemptionMode>(
-      preemption_mode, "preemption_mode", {{"lifo", PreemptionMode::Lifo}, {"fifo", PreemptionMode::Fifo}});
-  config.scheduler_reserve_full_isl = scheduler_reserve_full_isl;
-  config.watermark = watermark;
-  config.async_scheduling = async_scheduling;
-  config.accept_rates = accept_rates;
-  config.burst_seed = read_uint(burst_seed, "burst_seed");
-  config.speculation = speculation;
-  config.free_order = read_choice<FreeOrder>(free_order, "free_order",
-                                             {{"unkeyed_first", FreeOrder::UnkeyedFirst},
-                                              {"all_last", FreeOrder::AllLast},
-                                              {"uncached_last", FreeOrder::UncachedLast}});
-  config.phantom_hits = phantom_hits;
-  config.caps_lone_prefill = caps_lone_prefill;
-  config.max_num_active_seqs = read_limit(max_num_active_seqs, "max_num_active_seqs");
-  config.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive;
-  config.kv_manager = read_choice<KvManagerKind>(kv_manager, "kv_manager",
-                                                 {{"native", KvManagerKind::Native}, {"kvbm", KvManagerKind::Kvbm}});
-  if (!eviction_policy.is_none()) {
-    config.eviction = read_policy_maker(eviction_policy);
-    config.eviction_is_users = !nb::isinstance<nb::str>(eviction_policy);
-  }
-  config.max_loras = read_limit(max_loras, "max_loras");
-  config.preempted_first = preempted_first;
-  if (offload != nullptr) config.offload = *offload;
-  config.events = events;
-  config.kv_trace = kv_trace;
-  config.check = check;
-  new (self) EngineConfig(config);
-}
 
 RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_tokens, nb::handle max_tokens,
                  const Identities* identities, std::int64_t priority, double arrival_time, nb::handle eos_at,
@@ -159,74 +91,15 @@ std::string name_of(const VllmEngine& self, RequestId id) {
   return self.request(id).spec.name;
 }
 
-// ── Tiers ──
-
 void make_engine(VllmEngine* self, const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
                  TierRun* run, const std::string& name) {
   if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
   new (self) VllmEngine(config, timing, tiers, run, name);
 }
 
-WorkerTiers& tiers_of(VllmEngine& self) {
-  if (self.tiers() == nullptr) throw Error(ErrorKind::WrongState, "this engine has no tiers");
-  return *self.tiers();
-}
-
-std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& self, const Identities& identities) {
-  std::vector<std::tuple<std::string, int, std::int64_t>> out;
-  constexpr const char* kNames[] = {"miss", "hit", "pending", "retry"};
-  for (const TierAnswer& answer : tiers_of(self).lookup(identities.span())) {
-    out.emplace_back(kNames[static_cast<std::size_t>(answer.kind)], static_cast<int>(answer.tier), answer.ready_ns);
-  }
-  return out;
-}
-
-// (free, active, inactive, held) of a tier of the worker's own.
-std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> tier_blocks(const VllmEngine& self, Tier tier) {
-  const std::size_t pool = self.store().pool_of(tier);
-  const PoolMetrics m = self.store().metrics(pool);
-  const std::uint64_t held = pool == 0 && self.tiers() != nullptr ? self.tiers()->held() : 0;
-  return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks - held, m.inactive_blocks, held};
-}
-
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  nb::class_<Speculation>(m, "Speculation", "What speculative decoding asks of the scheduler, and its acceptance.")
-      .def(
-          "__init__",
-          [](Speculation* self, std::uint32_t tokens, std::uint32_t lookahead, std::uint32_t draft_slots,
-             std::uint32_t reserved_slots, bool drops_last_hit, bool pads_admissions, bool pads_hits,
-             bool pads_within_context, bool admission_lookahead, std::vector<double> accept_rates, std::uint64_t seed) {
-            new (self) Speculation{tokens,
-                                   lookahead,
-                                   draft_slots,
-                                   reserved_slots,
-                                   drops_last_hit,
-                                   pads_admissions,
-                                   pads_hits,
-                                   pads_within_context,
-                                   admission_lookahead,
-                                   std::move(accept_rates),
-                                   seed};
-          },
-          nb::kw_only(), "tokens"_a = 0, "lookahead"_a = 0, "draft_slots"_a = 0, "reserved_slots"_a = 0,
-          "drops_last_hit"_a = false, "pads_admissions"_a = true, "pads_hits"_a = true, "pads_within_context"_a = true,
-          "admission_lookahead"_a = true, "accept_rates"_a = nb::list(), "seed"_a = 42);
-
-  nb::class_<EngineConfig>(m, "EngineConfig", "Settings of a vLLM-style engine, with vLLM's names.")
-      .def("__init__", &make_config, nb::kw_only(), "block_size"_a = 64, "num_gpu_blocks"_a = 16384,
-           "max_num_seqs"_a.none() = 256, "max_num_batched_tokens"_a.none() = 8192,
-           "max_model_len"_a.none() = nb::none(), "long_prefill_token_threshold"_a = 0,
-           "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
-           "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
-           "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a.none() = nb::none(),
-           "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "speculation"_a = Speculation(),
-           "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
-           "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
-           "events"_a = false, "kv_trace"_a = false, "check"_a = false, "max_loras"_a.none() = nb::none(),
-           "preempted_first"_a = true, "offload"_a.none() = nb::none());
-
   nb::class_<EventTruth>(m, "EventTruth", "An index that knows only what the consolidated stream tells.")
       .def(nb::init<>())
       .def(
@@ -285,7 +158,9 @@ void bind_engine(nb::module_& m) {
           },
           "When the next begin_step is due; None until somebody comes.");
 
-  TurnClass<VllmEngine>(m, "Engine", "A vLLM-style engine that is told the time. One call at a time: WrongState.")
+  TurnClass<VllmEngine> engine(m, "Engine",
+                               "A vLLM-style engine that is told the time. One call at a time: WrongState.");
+  engine
       .def("__init__", &make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
            "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<1, 5>(),
            "With `tiers`, and `run` where several engines share them.")
@@ -393,65 +268,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("drafted_tokens", [](const VllmEngine& self) { return self.totals().drafted_tokens; })
       .def_prop_ro("accepted_tokens", [](const VllmEngine& self) { return self.totals().accepted_tokens; })
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
-      .def_prop_ro("asleep", &VllmEngine::asleep, "Nothing to compute until a transfer lands; no step is open.")
-      .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")
-      .def_prop_ro(
-          "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
-          "Not after the next transfer lands; None when none is under way.")
-      .def(
-          "land", [](VllmEngine& self, std::int64_t now_ns) { tiers_of(self).hub().run_until(now_ns); }, "now_ns"_a,
-          nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
-      .def(
-          "set_link_share",
-          [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {
-            tiers_of(self).set_link_share(now_ns, tier, share);
-          },
-          "now_ns"_a, "tier"_a, "share"_a,
-          "From now on the links to and from a tier have this share of their bandwidths, 0.001 to 1. A shared tier's "
-          "are "
-          "everybody's.")
-      .def("tier_lookup", &tier_lookup, "identities"_a,
-           "(kind, tier, ns) of the leading blocks, ended by the first miss. hit: it is there; pending: it will be at "
-           "that time, unless transfers join its links; retry: it is on its way, ask again next step; miss.")
-      .def("tier_blocks", &tier_blocks, "tier"_a, "(free, active, inactive, held) of G1 or G2.")
-      .def(
-          "prefetch",
-          [](VllmEngine& self, const Identities& identities, std::int64_t now_ns) {
-            return self.prefetch(identities.span(), now_ns);
-          },
-          "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
-      .def_prop_ro("loading", &VllmEngine::loading,
-                   "Requests that hold blocks which are being loaded, under vLLM's offload.")
-      .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
-                   "Under vLLM's offload: transfers are under way, or requests have ended that may still store.")
-      .def("take_offload_line", &take_offload_line, "What the last turn did about the host, where that is logged.")
-      .def_prop_ro("offload_totals", &VllmEngine::offload_totals)
-      .def_prop_ro(
-          "offload_usage",
-          [](const VllmEngine& self) {
-            if (self.offload() == nullptr) return std::tuple(0.0, 0.0, 0.0);
-            const VllmHost& host = self.offload()->host();
-            const auto share = [&](std::uint64_t chunks) {
-              return static_cast<double>(chunks) / static_cast<double>(host.capacity());
-            };
-            return std::tuple(share(host.writing() + host.loading()), share(host.writing()), share(host.loading()));
-          },
-          "Shares of the host that transfers hold under vLLM's offload: all, being written, being read.")
-      .def_prop_ro("tier_totals", [](VllmEngine& self) { return tiers_of(self).totals(); })
-      .def(
-          "below_tokens",
-          [](const VllmEngine& self, RequestId id) {
-            const auto& below = self.request(id).record.below_total;
-            return std::tuple(below[0], below[1], below[2]);
-          },
-          "request"_a, "Of its cached tokens, those that came from G2, G3 and G4.")
-      .def(
-          "tier_waits",
-          [](VllmEngine& self, RequestId id) {
-            return std::pair(self.request(id).record.parked_ns, self.room_wait_ns(id));
-          },
-          "request"_a, "Nanoseconds that it was parked for loads, and waited for copies to leave the device.")
       .def("check", &VllmEngine::check);
+  bind_engine_tiers(engine);
 }
 
 }  // namespace understudy

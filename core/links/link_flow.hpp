@@ -216,7 +216,7 @@ class LinkFlow {
   void enlist(LaneId id, Tick now, double late_ticks, Listener* listener);
   void withdraw(LaneId id, Tick now, Listener* listener);
   void hold_back(LaneId id, Group& group);
-  void let_go(LaneId id, Group& group);
+  void stop_holding_back(LaneId id, Group& group);
   double lag_of(const Lane& lane) const;
 
   void set_wake(LaneId id);

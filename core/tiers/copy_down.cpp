@@ -7,98 +7,7 @@
 
 namespace understudy {
 
-WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
-    : config_(config), store_(store), run_(run) {
-  if (config_.bytes_per_block < 1) throw Error(ErrorKind::ConfigError, "bytes_per_block must be at least 1");
-  if (config_.offload_batch_size < 1) throw Error(ErrorKind::ConfigError, "offload_batch_size must be at least 1");
-  if (config_.offload_concurrency < 1) throw Error(ErrorKind::ConfigError, "offload_concurrency must be at least 1");
-  if (!(config_.onboard_failure_rate >= 0 && config_.onboard_failure_rate <= 1)) {
-    throw Error(ErrorKind::ConfigError, "onboard_failure_rate must be in [0, 1], got ", config_.onboard_failure_rate);
-  }
-  Links& links = run_.hub().links();
-  host_ = add_way(links, config_.host, worker + " g1_to_g2", worker + " g2_to_g1", config_.demand_first);
-  for (const auto& tier : run_.shared()) {
-    const bool disk = tier->tier() == Tier::G3;
-    ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
-                            worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
-  }
-  if (config_.min_reuse > 0 || config_.filter) reuse_ = HugeArray<std::uint32_t>(store_.num_blocks(kG1));
-}
-
-void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
-  std::vector<LinkId> links;
-  if (tier == Tier::G2) links = {host_.down, host_.up};
-  for (std::size_t i = 0; i < run_.shared().size(); ++i) {
-    if (run_.shared()[i]->tier() != tier) continue;
-    const Way& backend = run_.shared()[i]->backend();
-    links = {ways_[i].down, ways_[i].up, backend.down, backend.up};
-  }
-  if (links.empty()) throw Error(ErrorKind::InvalidArgument, "there is no such tier below the device");
-  const Links& all = hub().links();
-  std::erase_if(links, [&](LinkId link) { return !all.has_limit(link); });
-  if (links.empty()) throw Error(ErrorKind::InvalidArgument, "the links of that tier have no limit to be lowered");
-  for (const LinkId link : links) hub().set_share(now_ns, link, share);
-}
-
-// ── Room on the device ──
-
-WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out) {
-  for (;;) {
-    const std::uint64_t available = store_.available(kG1);
-    if (out.size() > available) {
-      if (out.size() > available + held_) return Room::Short;
-      wait_for_held(who, now_ns, out.size() - available);
-      if (who != kNobody) ++totals_.room_waits;
-      return Room::Wait;
-    }
-    const bool copies = config_.mode == OffloadMode::OnEviction;
-    if (who == kNobody && copies && evicts_what_it_must_copy(out.size())) return Room::Short;
-    const std::uint64_t held_before = held_;
-    evicted_.clear();
-    evicted_slots_.clear();
-    store_.allocate(kG1, out, copies ? &evicted_ : nullptr, copies ? &evicted_slots_ : nullptr);
-    bool copied = false;
-    try {
-      copied = offload(who, now_ns, out);
-    } catch (...) {  // a policy of the user's: what was evicted is lost, the room is not
-      store_.give_back(kG1, out);
-      throw;
-    }
-    if (!copied) {
-      if (reuse_.size() > 0) {
-        for (const SlotId slot : out) reuse_[slot] = 0;
-      }
-      return Room::Taken;
-    }
-    // What left at once makes room at once, in front of everything else.
-    hub().run_until(now_ns);
-    if (who == kNobody) {
-      if (held_ > held_before) return Room::Wait;
-    } else if (waiting(who)) {
-      ++totals_.room_waits;
-      return Room::Wait;
-    }
-  }
-}
-
-// Whether the next so many slots have blocks that the host lacks. Nobody waits for such a copy on behalf of a prefetch,
-// so it does not begin what it cannot end.
-bool WorkerTiers::evicts_what_it_must_copy(std::size_t slots) {
-  if (store_.advised(kG1)) return slots > store_.in(kG1, SlotState::Reset);  // whose order nobody knows beforehand
-  evicted_ = store_.next_evicted(kG1, slots);
-  below_.resize(evicted_.size());
-  coming_.resize(evicted_.size());
-  store_.locate(kG2, evicted_, below_.data(), coming_.data());
-  for (std::size_t i = 0; i < evicted_.size(); ++i) {
-    if (below_[i] == kNoSlot && coming_[i] == kNoSlot) return true;
-  }
-  return false;
-}
-
-void WorkerTiers::note_hits(std::span<const SlotId> slots) {
-  if (reuse_.size() == 0) return;
-  for (const SlotId slot : slots) ++reuse_[slot];
-}
+// ── To the host ──
 
 // Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
 // use.
@@ -181,62 +90,6 @@ void WorkerTiers::gather_chosen(std::span<const SlotId> slots, std::span<const B
     copied_[i] = blocks[chosen_[i]];
   }
 }
-
-void WorkerTiers::wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy) {
-  if (who == kNobody) return;
-  if (who >= waits_.size()) waits_.resize(who + 1);
-  Wait& wait = waits_[who];
-  if (wait.remaining++ == 0) wait.since_ns = now_ns;
-  copy.waiters.push_back({who, wait.epoch});
-}
-
-// As many of the copies under way, the oldest first, as give back that many slots.
-void WorkerTiers::wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots) {
-  std::vector<Copy*> holding;
-  for (Copy& copy : copies_) {
-    if (copy.alive && copy.evicted) holding.push_back(&copy);
-  }
-  std::ranges::sort(holding, {}, &Copy::number);
-  for (Copy* const copy : holding) {
-    wait_for(who, now_ns, *copy);
-    if (copy->from.size() >= slots) return;
-    slots -= copy->from.size();
-  }
-}
-
-void WorkerTiers::stop_waiting(RequestSlot who, std::int64_t now_ns) {
-  if (!waiting(who)) return;
-  Wait& wait = waits_[who];
-  wait.total_ns += now_ns - wait.since_ns;
-  wait.remaining = 0;
-  ++wait.epoch;
-}
-
-// Drops references; not all of them are the last.
-void WorkerTiers::release_g1(std::span<const SlotId> slots) {
-  const std::uint64_t before = store_.available(kG1);
-  store_.release(kG1, slots, true);
-  g1_references_ -= slots.size();
-  released_ += store_.available(kG1) - before;
-}
-
-void WorkerTiers::give_back(std::span<const SlotId> slots) {
-  store_.give_back(kG1, slots);
-  g1_references_ -= slots.size();
-  released_ += slots.size();
-}
-
-// What was held until now counts; what is held for no time does not.
-void WorkerTiers::set_held(std::uint64_t held, std::int64_t now_ns) {
-  if (now_ns > held_since_ns_) {
-    totals_.held_block_ns += held_ * static_cast<std::uint64_t>(now_ns - held_since_ns_);
-    totals_.held_max_blocks = std::max(totals_.held_max_blocks, held_);
-  }
-  held_since_ns_ = now_ns;
-  held_ = held;
-}
-
-// ── To the host ──
 
 void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slots,
                                 std::span<const BlockIdentity> blocks) {
@@ -399,41 +252,6 @@ void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
   lower_[index].from.clear();
   free_lower_.push_back(index);
   start_lower(tier, time_ns);
-}
-
-void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
-  // What has gone further down was here before, and stays, unless it was to go.
-  const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive;
-  if (seen && before_landing_) before_landing_(time_ns);
-  ++landings_;
-  try {
-    land(errand, time_ns);
-  } catch (...) {  // a policy of the user's, after the landing
-    changed(time_ns);
-    throw;
-  }
-  changed(time_ns);
-}
-
-void WorkerTiers::land(const Errand& errand, std::int64_t time_ns) {
-  switch (static_cast<Role>(errand.role)) {
-    case kCopy:
-      copy_landed(errand.index, time_ns);
-      break;
-    case kLower:
-      lower_landed(errand.index, time_ns);
-      break;
-    case kStage:
-      --run_.shared()[errand.tier]->loads_under_way();
-      next_phase(errand.index, time_ns);
-      break;
-    case kLoad:
-      --loading_now_;
-      loads_[errand.index].transfer.reset();
-      if (fails(errand.index)) loads_[errand.index].failed = true;
-      next_phase(errand.index, time_ns);
-      break;
-  }
 }
 
 }  // namespace understudy

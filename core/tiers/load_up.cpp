@@ -20,9 +20,9 @@ std::size_t WorkerTiers::Load::place_of(const LineageHash& block) const {
   return at != blocks.end() && at->lineage == block ? index(at) : blocks.size();
 }
 
-std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, std::size_t count,
-                                      std::span<const SlotId> to, std::span<const SlotId> staging,
+std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, const Places& places,
                                       std::span<const SlotId> prefix) {
+  const auto& [count, to, staging] = places;
   if (free_loads_.empty()) {
     free_loads_.push_back(static_cast<std::uint32_t>(loads_.size()));
     loads_.emplace_back();
@@ -286,47 +286,6 @@ std::optional<WorkerTiers::Origin> WorkerTiers::take_origin(RequestSlot who) {
   Origin origin = std::move(found->second.origin);
   parks_.erase(found);
   return origin;
-}
-
-// ── Watch ──
-
-bool WorkerTiers::idle() const noexcept {
-  return copying_ == 0 && queued_.empty() && copying_lower_[0] + copying_lower_[1] == 0 && loading_.size() == 0;
-}
-
-void WorkerTiers::check() const {
-  std::uint64_t held = 0;
-  std::uint64_t references = 0;
-  std::uint64_t reserved = 0;
-  std::size_t landing = 0;
-  std::size_t loading = 0;
-  for (const Copy& copy : copies_) {
-    if (!copy.alive) continue;
-    held += copy.evicted ? copy.from.size() : 0;
-    references += copy.from.size();
-    reserved += copy.from.size();
-    landing += copy.from.size();
-  }
-  for (const Load& load : loads_) {
-    if (!load.alive) continue;
-    references += load.to.size() + load.pins.size();
-    loading += load.blocks.size();
-    if (load.phase == Phase::Loading) continue;
-    reserved += static_cast<std::uint64_t>(std::ranges::count_if(load.tiers, [](Tier t) { return t > Tier::G2; }));
-  }
-  std::size_t parked = 0;
-  for (const auto& [who, park] : parks_) {
-    references += park.pins.size();
-    parked += park.done ? 0 : 1;
-  }
-  const PoolMetrics g2 = store_.metrics(kG2);
-  const std::uint64_t claimed = store_.in(kG2, SlotState::Claimed);
-  if (held != held_ || references != g1_references_ || landing != claimed || landing != arrivals_.slots() ||
-      loading != loading_.size() || reserved != g2.mutable_blocks + claimed || parked != parked_) {
-    throw Error(ErrorKind::InvariantViolated, "tiers: held ", held, "/", held_, ", references ", references, "/",
-                g1_references_, ", landing ", landing, "/", claimed, ", loading ", loading, "/", loading_.size(),
-                ", reserved ", reserved, "/", g2.mutable_blocks + claimed, ", parked ", parked, "/", parked_);
-  }
 }
 
 }  // namespace understudy

@@ -237,12 +237,29 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::uint32_t id = 0;       // of the load
     std::int64_t ready_ns = 0;  // about; when not resident
     std::optional<TransferId> transfer;
+
+    bool needs_load() const noexcept { return tier > Tier::G1 && where != Where::Loading; }
+    bool needs_staging() const noexcept { return tier > Tier::G2 && where != Where::Loading; }
+  };
+  // Where the first `count` of sources_ go.
+  struct Places {
+    std::size_t count = 0;
+    std::vector<SlotId> to{};       // on the device, for those that no other load brings
+    std::vector<SlotId> staging{};  // on the host, for those of the tiers below it
   };
   enum Role : std::uint32_t { kCopy, kLower, kStage, kLoad };
 
-  // copy_down.cpp
   void land(const Errand& errand, std::int64_t time_ns);
+
+  // device_room.cpp
   bool evicts_what_it_must_copy(std::size_t slots);
+  void wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy);
+  void wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots);
+  void release_g1(std::span<const SlotId> slots);
+  void give_back(std::span<const SlotId> slots);
+  void set_held(std::uint64_t held, std::int64_t now_ns);
+
+  // copy_down.cpp
   bool offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
   void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_
@@ -254,13 +271,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
                   std::vector<bool>& kept);
   void start_lower(std::size_t tier, std::int64_t now_ns);
   void lower_landed(std::uint32_t index, std::int64_t time_ns);
-  void wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy);
-  void wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots);
-  void release_g1(std::span<const SlotId> slots);
-  void give_back(std::span<const SlotId> slots);
-  void set_held(std::uint64_t held, std::int64_t now_ns);
 
-  // onboard.cpp, load_up.cpp
+  // sources.cpp
   void locate(std::span<const BlockIdentity> blocks);
   void locate_lower(std::span<const BlockIdentity> blocks, std::size_t from);
   bool find(const BlockIdentity& block, std::size_t at, Source& source) const;
@@ -268,12 +280,22 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
   std::int64_t eta(std::int64_t now_ns, std::size_t count) const;
+  std::span<const Source> first_sources(std::size_t count) const { return std::span(sources_).first(count); }
+
+  // onboard.cpp
   SharedTier* shared_tier(Tier tier) const;
   void gather_sources(std::size_t from, std::size_t to, Tier tier);
   void pin(std::size_t from, std::size_t to);
   void unpin(std::size_t from, std::size_t to);
-  std::uint32_t begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, std::size_t count,
-                           std::span<const SlotId> to, std::span<const SlotId> staging, std::span<const SlotId> prefix);
+  std::size_t up_to_last_below(std::size_t count) const;
+  Room reserve(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix, Places& places);
+  void do_without_staging(Places& places);
+  void join_loads(Park& park, std::span<const SlotId> prefix, std::size_t count);
+  void wait_for_loads(RequestSlot who, Park park);
+
+  // load_up.cpp
+  std::uint32_t begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, const Places& places,
+                           std::span<const SlotId> prefix);
   void next_phase(std::uint32_t index, std::int64_t time_ns);
   void stage(std::uint32_t index, std::int64_t time_ns);
   void staged(std::uint32_t index, std::int64_t time_ns);

@@ -1,0 +1,107 @@
+// What the simulated engine says of the tiers below it, in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "engine/vllm/engine.hpp"
+#include "turn_class.hpp"
+
+namespace understudy {
+
+nb::object take_offload_line(VllmEngine& engine);  // offload.cpp
+
+namespace {
+
+using namespace nb::literals;
+
+WorkerTiers& tiers_of(VllmEngine& self) {
+  if (self.tiers() == nullptr) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  return *self.tiers();
+}
+
+std::vector<std::tuple<std::string, int, std::int64_t>> tier_lookup(VllmEngine& self, const Identities& identities) {
+  std::vector<std::tuple<std::string, int, std::int64_t>> out;
+  constexpr const char* kNames[] = {"miss", "hit", "pending", "retry"};
+  for (const TierAnswer& answer : tiers_of(self).lookup(identities.span())) {
+    out.emplace_back(kNames[static_cast<std::size_t>(answer.kind)], static_cast<int>(answer.tier), answer.ready_ns);
+  }
+  return out;
+}
+
+// (free, active, inactive, held) of a tier of the worker's own.
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t> tier_blocks(const VllmEngine& self, Tier tier) {
+  const std::size_t pool = self.store().pool_of(tier);
+  const PoolMetrics m = self.store().metrics(pool);
+  const std::uint64_t held = pool == 0 && self.tiers() != nullptr ? self.tiers()->held() : 0;
+  return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks - held, m.inactive_blocks, held};
+}
+
+}  // namespace
+
+void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
+  engine.def_prop_ro("asleep", &VllmEngine::asleep, "Nothing to compute until a transfer lands; no step is open.")
+      .def_prop_ro("parked", &VllmEngine::parked, "Requests whose blocks are being loaded.")
+      .def_prop_ro(
+          "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
+          "Not after the next transfer lands; None when none is under way.")
+      .def(
+          "land", [](VllmEngine& self, std::int64_t now_ns) { tiers_of(self).hub().run_until(now_ns); }, "now_ns"_a,
+          nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
+      .def(
+          "set_link_share",
+          [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {
+            tiers_of(self).set_link_share(now_ns, tier, share);
+          },
+          "now_ns"_a, "tier"_a, "share"_a,
+          "From now on the links to and from a tier have this share of their bandwidths, 0.001 to 1. A shared tier's "
+          "are "
+          "everybody's.")
+      .def("tier_lookup", &tier_lookup, "identities"_a,
+           "(kind, tier, ns) of the leading blocks, ended by the first miss. hit: it is there; pending: it will be at "
+           "that time, unless transfers join its links; retry: it is on its way, ask again next step; miss.")
+      .def("tier_blocks", &tier_blocks, "tier"_a, "(free, active, inactive, held) of G1 or G2.")
+      .def(
+          "prefetch",
+          [](VllmEngine& self, const Identities& identities, std::int64_t now_ns) {
+            return self.prefetch(identities.span(), now_ns);
+          },
+          "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
+      .def_prop_ro("loading", &VllmEngine::loading,
+                   "Requests that hold blocks which are being loaded, under vLLM's offload.")
+      .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
+                   "Under vLLM's offload: transfers are under way, or requests have ended that may still store.")
+      .def("take_offload_line", &take_offload_line, "What the last turn did about the host, where that is logged.")
+      .def_prop_ro("offload_totals", &VllmEngine::offload_totals)
+      .def_prop_ro(
+          "offload_usage",
+          [](const VllmEngine& self) {
+            if (self.offload() == nullptr) return std::tuple(0.0, 0.0, 0.0);
+            const VllmHost& host = self.offload()->host();
+            const auto share = [&](std::uint64_t chunks) {
+              return static_cast<double>(chunks) / static_cast<double>(host.capacity());
+            };
+            return std::tuple(share(host.writing() + host.loading()), share(host.writing()), share(host.loading()));
+          },
+          "Shares of the host that transfers hold under vLLM's offload: all, being written, being read.")
+      .def_prop_ro("tier_totals", [](VllmEngine& self) { return tiers_of(self).totals(); })
+      .def(
+          "below_tokens",
+          [](const VllmEngine& self, RequestId id) {
+            const auto& below = self.request(id).record.below_total;
+            return std::tuple(below[0], below[1], below[2]);
+          },
+          "request"_a, "Of its cached tokens, those that came from G2, G3 and G4.")
+      .def(
+          "tier_waits",
+          [](VllmEngine& self, RequestId id) {
+            return std::pair(self.request(id).record.parked_ns, self.room_wait_ns(id));
+          },
+          "request"_a, "Nanoseconds that it was parked for loads, and waited for copies to leave the device.");
+}
+
+}  // namespace understudy

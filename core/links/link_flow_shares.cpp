@@ -1,0 +1,158 @@
+// Who moves at which share: its own ports', or that of its group, which holds it back.
+#include <algorithm>
+#include <iterator>
+
+#include "links/link_flow.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr LinkFlow::Wide kMuch = LinkFlow::Wide{1} << 110;  // a group's count starts anew before it gets there
+
+}  // namespace
+
+// After a lane gained or lost members: new shares for those who have a port in common with it.
+void LinkFlow::reshare(LaneId changed, Tick now, double late_ticks, Listener* listener) {
+  for (std::uint32_t i = 0; i < lanes_[changed].num_ports; ++i) {
+    const Port& port = ports_[lanes_[changed].ports[i]];
+    for (const LaneId id : port.lanes) {
+      if (id != changed && !lanes_[id].members.empty()) update(id, now, late_ticks, listener);
+    }
+    for (const GroupId id : port.groups) update(groups_[id], now, late_ticks, listener);
+  }
+  if (lanes_[changed].members.empty()) {
+    lanes_[changed].wake.reset();
+  } else {
+    enlist(changed, now, late_ticks, listener);
+  }
+  if (lanes_[changed].group != kNoGroup) set_wake(groups_[lanes_[changed].group]);
+  forget_old_wakes();
+}
+
+void LinkFlow::update(LaneId id, Tick now, double late_ticks, Listener* listener) {
+  ++operations_;
+  if (share(own_ports(lanes_[id]), lanes_[id].priority) == lanes_[id].own) return;
+  withdraw(id, now, listener);
+  enlist(id, now, late_ticks, listener);
+  if (lanes_[id].group != kNoGroup) set_wake(groups_[lanes_[id].group]);
+}
+
+// A group has a new share: those whose own is less now go by that, and those for whom it is no longer come back.
+void LinkFlow::update(Group& group, Tick now, double late_ticks, Listener* listener) {
+  ++operations_;
+  const Share rate = share(ports_of(group), group.priority);
+  if (rate == group.meter.rate) return;
+  settle(group, now, listener);
+  group.meter.set_rate(rate, late_ticks);
+  while (!group.held_back.empty() && group.held_back.begin()->own.slower_than(rate)) {
+    const LaneId id = group.held_back.begin()->lane;
+    ++operations_;
+    settle(lanes_[id], now, listener);
+    stop_holding_back(id, group);
+    lanes_[id].meter.rate = lanes_[id].own;
+    group.free.insert({lanes_[id].own, id});
+    set_wake(id);
+  }
+  while (!group.free.empty() && !group.free.rbegin()->own.slower_than(rate)) {
+    const LaneId id = group.free.rbegin()->lane;
+    ++operations_;
+    settle(lanes_[id], now, listener);
+    lanes_[id].meter.set_rate(rate, late_ticks);
+    group.free.erase(std::prev(group.free.end()));
+    hold_back(id, group);
+  }
+  set_wake(group);
+}
+
+// Gives a lane with members its rate.
+void LinkFlow::enlist(LaneId id, Tick now, double late_ticks, Listener* listener) {
+  Lane& lane = lanes_[id];
+  lane.own = share(own_ports(lane), lane.priority);
+  lane.listed = true;
+  if (lane.group == kNoGroup) {
+    lane.meter.set_rate(lane.own, late_ticks);
+    set_wake(id);
+    return;
+  }
+  Group& group = groups_[lane.group];
+  const bool own = lane.own.slower_than(group.meter.rate);
+  lane.meter.set_rate(own ? lane.own : group.meter.rate, late_ticks);
+  if (own) {
+    group.free.insert({lane.own, id});
+    set_wake(id);
+  } else {
+    settle(group, now, listener);
+    hold_back(id, group);
+  }
+}
+
+// Takes it out of its group; its own meter is as of now, and goes on as before until it is enlisted again.
+void LinkFlow::withdraw(LaneId id, Tick now, Listener* listener) {
+  Lane& lane = lanes_[id];
+  settle(lane, now, listener);
+  if (!lane.listed) return;
+  lane.listed = false;
+  if (lane.group == kNoGroup) return;
+  Group& group = groups_[lane.group];
+  if (lane.held_back) {
+    stop_holding_back(id, group);
+  } else {
+    group.free.erase({lane.own, id});
+  }
+}
+
+// Both meters are as of now.
+void LinkFlow::hold_back(LaneId id, Group& group) {
+  Lane& lane = lanes_[id];
+  if (group.held_back.empty()) {
+    group.meter.served = 0;  // keeps the numbers small
+    group.meter.lag = 0;
+  } else if (group.meter.served > kMuch) {
+    const Wide past = std::min(group.by_end.begin()->first, group.meter.served);
+    std::set<std::pair<Wide, LaneId>> by_end;
+    for (const auto& [ends_at, other] : group.by_end) {
+      by_end.insert({ends_at - past, other});
+      lanes_[other].base -= past;
+    }
+    group.by_end = std::move(by_end);
+    group.meter.served -= past;
+  }
+  lane.held_back = true;
+  lane.base = group.meter.served - lane.meter.served;
+  lane.lag_base = lane.meter.lag - group.meter.lag;
+  lane.wake.reset();
+  group.held_back.insert({lane.own, id});
+  group.by_end.insert({lane.base + lane.members.top().ends_at, id});
+  group.members += lane.members.size();
+}
+
+void LinkFlow::stop_holding_back(LaneId id, Group& group) {
+  Lane& lane = lanes_[id];
+  lane.meter.lag = lag_of(lane);
+  lane.meter.rate = group.meter.rate;
+  lane.held_back = false;
+  group.held_back.erase({lane.own, id});
+  group.by_end.erase({lane.base + lane.members.top().ends_at, id});
+  group.members -= lane.members.size();
+}
+
+// The least of the shares of these ports. Of a port that serves demand first, background gets nothing while there is
+// demand.
+LinkFlow::Share LinkFlow::share(std::span<const PortId> ports, Priority priority) const {
+  Share least;
+  for (const PortId id : ports) {
+    const Port& port = ports_[id];
+    if (port.bytes_per_second == 0) continue;  // room for everybody
+    const auto [demand, background] = port.flowing;
+    Share here{port.bytes_per_second, std::max<std::uint64_t>(demand + background, 1), false};
+    if (port.demand_first && demand > 0) {
+      if (priority == Priority::Background) return {0, 1, false};
+      here.sharers = demand;
+    }
+    if (here.slower_than(least)) least = here;
+  }
+  return least;
+}
+
+}  // namespace understudy

@@ -1,0 +1,147 @@
+// Where the blocks of a request are, and whether loading them is worth it.
+#include <algorithm>
+
+#include "tiers/worker_tiers.hpp"
+
+namespace understudy {
+
+// Where `blocks` are on the device and on the host.
+void WorkerTiers::locate(std::span<const BlockIdentity> blocks) {
+  above_.resize(blocks.size());
+  below_.resize(blocks.size());
+  coming_.resize(blocks.size());
+  references_.resize(blocks.size());
+  store_.peek(kG1, blocks, above_.data(), references_.data());
+  store_.locate(kG2, blocks, below_.data(), coming_.data());
+  lower_from_ = blocks.size();
+}
+
+// And from `from` on, on the tiers of the run: those above them lack it, so they will lack most of what follows.
+void WorkerTiers::locate_lower(std::span<const BlockIdentity> blocks, std::size_t from) {
+  if (from >= lower_from_) return;
+  lower_from_ = from;
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    auto& [here, coming] = lower_found_[tier];
+    here.resize(blocks.size());
+    coming.resize(blocks.size());
+    run_.shared()[tier]->store().locate(0, blocks.subspan(from), here.data() + from, coming.data() + from);
+  }
+}
+
+// Block `at` of those that were located, and there is no way above it that it comes by.
+bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& source) const {
+  source = {};
+  source.slot = above_[at];
+  source.tier = Tier::G1;
+  if (source.slot != kNoSlot) return true;
+  if (const std::uint32_t load = loading_.find(block.lineage); load != InFlight::kNone) {
+    source.tier = loads_[load].tiers[loads_[load].place_of(block.lineage)];
+    source.where = Source::Where::Loading;
+    source.id = load;
+    source.ready_ns = loads_[load].eta_ns;
+    if (loads_[load].joins == 0) source.transfer = loads_[load].transfer;  // else it waits for those before
+    return true;
+  }
+  const auto lands = [&source](Tier tier, const Arrivals& arrivals, SlotId slot) {
+    const Arrival& arrival = arrivals.of(slot);
+    source = {tier, Source::Where::Landing, slot, 0, arrival.eta_ns, arrival.transfer};
+  };
+  source.slot = below_[at];
+  source.tier = Tier::G2;
+  if (source.slot != kNoSlot) return true;
+  if (coming_[at] != kNoSlot) {
+    lands(Tier::G2, arrivals_, coming_[at]);
+    return true;
+  }
+  if (at < lower_from_) return false;  // nobody has looked there yet
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    source.slot = lower_found_[tier].here[at];
+    source.tier = run_.shared()[tier]->tier();
+    if (source.slot != kNoSlot) return true;
+  }
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    const SlotId coming = lower_found_[tier].coming[at];
+    if (coming == kNoSlot) continue;
+    lands(run_.shared()[tier]->tier(), run_.shared()[tier]->arrivals(), coming);
+    return true;
+  }
+  return false;
+}
+
+// Fills sources_ up to the first block that is nowhere. Looks few blocks up at first, as most often there is none, and
+// then more and more together.
+void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
+  constexpr std::size_t kMost = 64;
+  sources_.clear();
+  for (std::size_t size = 1; !blocks.empty(); size = std::min(2 * size, kMost)) {
+    const std::span<const BlockIdentity> some = blocks.first(std::min(size, blocks.size()));
+    locate(some);
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      Source source;
+      if (!find(some[i], i, source)) {
+        locate_lower(some, i);
+        if (!find(some[i], i, source)) return;
+      }
+      sources_.push_back(source);
+    }
+    blocks = blocks.subspan(some.size());
+  }
+}
+
+std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> blocks) {
+  find_sources(blocks);
+  std::vector<TierAnswer> answers;
+  for (const Source& source : sources_) {
+    TierAnswer answer{TierAnswer::Kind::Hit, source.tier, 0};
+    if (source.where != Source::Where::Resident) {
+      answer.kind = source.transfer ? TierAnswer::Kind::Pending : TierAnswer::Kind::Retry;
+      if (source.transfer) answer.ready_ns = hub().links().deadline_ns(*source.transfer);
+    }
+    answers.push_back(answer);
+  }
+  if (answers.size() < blocks.size()) answers.push_back({});
+  return answers;
+}
+
+// When the first `count` of sources_ could be on the device, if the transfers under way stay and none joins them.
+std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
+  std::int64_t ready_ns = now_ns;
+  std::int64_t joined_ns = now_ns;
+  std::vector<std::uint64_t> staged(run_.shared().size(), 0);
+  std::uint64_t blocks = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Source& source = sources_[i];
+    if (source.where == Source::Where::Loading) {
+      joined_ns = std::max(joined_ns, source.ready_ns);
+      continue;
+    }
+    if (source.tier == Tier::G1) continue;
+    ++blocks;
+    for (std::size_t tier = 0; tier < staged.size(); ++tier) {
+      if (run_.shared()[tier]->tier() == source.tier) ++staged[tier];
+    }
+    if (source.where == Source::Where::Landing) ready_ns = std::max(ready_ns, source.ready_ns);
+  }
+  if (blocks == 0) return joined_ns;
+  std::int64_t stage_ns = 0;
+  for (std::size_t tier = 0; tier < staged.size(); ++tier) {
+    if (staged[tier] == 0) continue;
+    SharedTier& shared = *run_.shared()[tier];
+    stage_ns = std::max(stage_ns, estimate_.stage_ns(shared.config(), staged[tier] * config_.bytes_per_block,
+                                                     shared.loads_under_way(), copying_lower_[tier]));
+  }
+  const std::int64_t load_ns = estimate_.load_ns(blocks * config_.bytes_per_block, loading_now_, copying_);
+  return std::max(joined_ns, ready_ns + stage_ns + load_ns);
+}
+
+// The longest run that arrives sooner than it is computed, cut where the tier changes.
+std::size_t WorkerTiers::worthwhile(std::int64_t now_ns, std::size_t count,
+                                    const std::function<std::int64_t(std::size_t)>& saved_ns) const {
+  while (count > 0 && eta(now_ns, count) - now_ns >= saved_ns(count)) {
+    const Tier tier = sources_[count - 1].tier;
+    while (count > 0 && sources_[count - 1].tier == tier) --count;
+  }
+  return count;
+}
+
+}  // namespace understudy
