@@ -6,11 +6,12 @@ import json
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import GenericAlias, SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from replay.building import conversations, crowd
 from understudy._core import FleetResult, TierTotals
@@ -190,3 +191,27 @@ def test_a_run_that_keeps_its_events_has_the_digest_of_one_that_does_not() -> No
     assert other["digests"]["events"] == with_events["digests"]["events"]
     fewer = run_offline(crowd(20), VllmConfig(block_size=16, num_gpu_blocks=40), events=True).facts
     assert fewer["digests"]["events"] != with_events["digests"]["events"]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        NDArray[np.int32],
+        np.ndarray[tuple[int, ...], np.dtype[np.int32]],
+        GenericAlias(
+            list, (np.int32,)
+        ),  # as numpy 2.5's own alias on Python 3.12: the type, and nothing around it
+    ],
+)
+def test_the_type_of_a_column_is_read_however_numpy_spells_an_array(array: Any) -> None:
+    record = type("R", (), {"__annotations__": {"sizes": Annotated[array, About("request", "tokens", "x")]}})
+    (column,) = columns_of(record)
+    assert column.dtype is np.int32
+
+
+def test_a_column_without_a_type_is_refused_by_name() -> None:
+    record = type(
+        "R", (), {"__annotations__": {"sizes": Annotated[list[Any], About("request", "tokens", "x")]}}
+    )
+    with pytest.raises(InvalidArgument, match=r"R\.sizes"):
+        columns_of(record)

@@ -74,9 +74,20 @@ def _declared(record: type) -> tuple[Column, ...]:
             continue
         array, about = get_args(hint)
         parts = get_args(array) if get_origin(array) is tuple else (array,)
-        dtype = get_args(get_args(parts[0])[1])[0]  # NDArray[T] is ndarray[shape, dtype[T]]
+        dtype = _scalar_of(parts[0])
+        if dtype is None:
+            raise InvalidArgument(
+                f"{record.__name__}.{name}: a column is an array of one numpy type, not {array}"
+            )
         found.append(Column(name, dtype, about, len(parts)))
     return tuple(found)
+
+
+def _scalar_of(hint: Any) -> type[np.generic] | None:
+    """The T of NDArray[T], which is ndarray[shape, dtype[T]] or an alias of that, by the release of numpy."""
+    if isinstance(hint, type) and issubclass(hint, np.generic):
+        return hint
+    return next((found for part in get_args(hint) if (found := _scalar_of(part)) is not None), None)
 
 
 def totals_of(record: type) -> tuple[str, ...]:
