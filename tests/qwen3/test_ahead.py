@@ -25,7 +25,7 @@ from qwen3.building import (
 )
 from qwen3.test_scheduler import engine_with, request
 from understudy.kv import KvCacheManager, KvLayout
-from understudy.qwen3 import graphs
+from understudy.qwen3 import graphs, shapes
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, TorchExecutor
 from understudy.qwen3.forward import alone
@@ -37,6 +37,8 @@ from understudy.qwen3.weights import random_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from understudy.qwen3.shapes import Shape
 
 WEIGHTS = random_weights(TINY, 7, CPU)
 
@@ -293,11 +295,12 @@ class LateGraphs(StepGraphs):
         return SimpleNamespace(replay=lambda: LateArrays.stream.queued.append(compute))
 
     def replay(self, shape: Any, chunks: Any, decodes: Any, wanted: Any = None) -> Any:
-        logits, greedy = super().replay(shape, chunks, decodes, wanted)
-        if wanted is not None:  # torch picked them at once
-            LateArrays.stream.wait()
-            return self._logits[wanted], self._greedy[wanted]
-        return logits, greedy
+        if wanted is None:
+            return super().replay(shape, chunks, decodes)
+        self._arrays.fill(shape, chunks, decodes, wanted)
+        self._graphs[shape].replay()
+        LateArrays.stream.wait()  # torch picks rows at once here, and on a stream in its turn
+        return self._logits[wanted], self._greedy[wanted]
 
     def prepare(self, *given: Any) -> None:
         self.prepared += 1
@@ -314,6 +317,9 @@ class LateExecutor(TorchExecutor):
 def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, LateGraphs]:
     """An engine on such a device, with everything of a captured one but CUDA."""
     monkeypatch.setattr(graphs, "StepArrays", LateArrays)
+    monkeypatch.setattr(shapes, "UNEVEN_ROWS", 4)
+    monkeypatch.setattr(shapes, "LONG_CONTEXT", 100)
+    monkeypatch.setattr(shapes, "LONG_SHARE", 2)
     LateArrays.stream = Stream()
     manager = manager_of(TINY, 90)
     plain = executor_of(TINY, manager, WEIGHTS)
@@ -344,6 +350,37 @@ def test_captured_steps_that_were_prepared_answer_as_eager_ones_do(
     assert generate(engine, *prompts, max_tokens=20) == expected
     assert late.prepared > 10
     whole(engine)
+
+
+def test_a_long_context_among_many_answers_as_it_does_alone(
+    captured: tuple[Engine, LateGraphs],
+) -> None:
+    """The same step padded to the shape for uneven contexts, and back when the long one has ended."""
+    engine, late = captured
+    replayed: list[Shape] = []
+    replay = late.replay_prepared
+
+    def noted(shape: Shape, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        replayed.append(shape)
+        return replay(shape, count)
+
+    late.replay_prepared = noted  # type: ignore[method-assign]
+    prompts = [prompt_of(60, 120), *(prompt_of(seed, 5) for seed in range(61, 64))]
+    lives = [10, 30, 30, 30]
+    expected = [
+        generate(engine_of(weights=WEIGHTS, blocks=90), prompt, max_tokens=life)[0]
+        for prompt, life in zip(prompts, lives, strict=True)
+    ]
+    heard: dict[str, list[int]] = {f"{number}": [] for number in range(4)}
+    for number, (prompt, life) in enumerate(zip(prompts, lives, strict=True)):
+        engine.submit(Request(f"{number}", prompt, life))
+    for output in engine.run():
+        assert output.error is None, output
+        heard[output.request_id] += [] if output.token is None else [output.token]
+    assert list(heard.values()) == expected
+    decoded = [shape.uneven for shape in replayed if shape.chunk_rows == 0]
+    assert decoded[0] is True
+    assert decoded[-1] is False
 
 
 def test_a_prepared_step_that_does_not_come_leaves_nothing_behind(

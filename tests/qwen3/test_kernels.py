@@ -21,6 +21,7 @@ from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.forward import forward
 from understudy.qwen3.kernels import decode, matvec, norm, prefill
 from understudy.qwen3.reference import ReferenceBackend
+from understudy.qwen3.shapes import Parts
 from understudy.qwen3.triton_backend import TritonBackend
 from understudy.qwen3.weights import random_weights
 
@@ -87,17 +88,17 @@ def _dense(
     return torch.einsum("hn,nhd->hd", weight, v)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("parts", [Parts(1), Parts(2), Parts(8), Parts(4, 128)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (5, 1)])
-def test_paged_decoding_is_dense_attention(splits: int, heads: int, kv_heads: int) -> None:
-    lengths, page, dim = [1, 70, 64, 130], 16, 16
+def test_paged_decoding_is_dense_attention(parts: Parts, heads: int, kv_heads: int) -> None:
+    lengths, page, dim = [1, 70, 64, 290], 16, 16
     pages, indptr = _pages(lengths, page, 24)
     buffer = rand(24, 2, 2, page, kv_heads, dim)
     keys, values = buffer[:, 1, 0], buffer[:, 1, 1]
     queries = rand(4, heads, dim)
     out = torch.full_like(queries, float("nan"))
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    decode.decode_attention(queries, pages, indptr, seq_lens, keys, values, out, splits)
+    decode.decode_attention(queries, pages, indptr, seq_lens, keys, values, out, parts)
     for row, length in enumerate(lengths):
         mine = pages[indptr[row] : indptr[row + 1]]
         close(out[row], _dense(queries[row], keys, values, mine, length - 1))

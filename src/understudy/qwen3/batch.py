@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from understudy.errors import InvalidArgument
+from understudy.qwen3.shapes import is_uneven
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,14 @@ class Decode(NamedTuple):
 
     token: int
     view: KvView
+
+
+def are_uneven(decodes: Sequence[Decode]) -> bool:
+    """Whether the device would wait for the longest context of these."""
+    if len(decodes) < 2:
+        return False
+    lengths = [decode.view.seq_len for decode in decodes]
+    return is_uneven(len(lengths), sum(lengths), max(lengths))
 
 
 class Flat(NamedTuple):
@@ -103,6 +112,7 @@ class Batch:
     chunk_tokens: int
     num_decodes: int
     histories: tuple[int, ...]  # of each chunk, tokens before it
+    uneven: bool = False  # one decode has a far longer context than the others
 
     @classmethod
     def build(
@@ -133,4 +143,5 @@ class Batch:
             chunk_tokens=int(flat.chunk_indptr[-1]),
             num_decodes=len(decodes),
             histories=tuple((flat.seq_lens[: len(chunks)] - lengths).tolist()),
+            uneven=are_uneven(decodes),
         )

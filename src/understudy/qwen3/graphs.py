@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from understudy.qwen3.batch import Batch, Flat
+from understudy.qwen3.batch import Batch, Flat, are_uneven
 from understudy.qwen3.forward import Reduce, forward
 from understudy.qwen3.shapes import Shape, shape_of, shapes_up_to
 
@@ -85,6 +85,7 @@ class StepArrays:
             chunk_tokens=shape.chunk_rows,
             num_decodes=shape.decode_rows,
             histories=(),
+            uneven=shape.uneven,
         )
 
     def fill(
@@ -201,7 +202,8 @@ class StepGraphs:
 
     def shape_of(self, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> Shape | None:
         """What such a step is padded to, or None when it was not captured."""
-        shape = shape_of(sum(len(chunk.tokens) for chunk in chunks), len(chunks), len(decodes))
+        tokens = sum(len(chunk.tokens) for chunk in chunks)
+        shape = shape_of(tokens, len(chunks), len(decodes), uneven=not chunks and are_uneven(decodes))
         return shape if shape in self._graphs else None
 
     @torch.inference_mode()

@@ -14,13 +14,19 @@ MOST_CHUNKS = 32
 """Prompts in one step."""
 SHORT_CHUNK_TOKENS = 32
 """Up to so many tokens of prompts are computed as so many decodes of the same pages, which split a long context."""
+UNEVEN_ROWS = 64
+"""So many decodes fill the device, one program for each context and head. Then a long one among them is waited for."""
+LONG_CONTEXT = 4096
+LONG_SHARE = 16
+"""A long one has at least so many tokens, and more than this share (1/16) of all."""
 
 
 class Shape(NamedTuple):
-    """Rows that a captured step has: of prompts, then of decodes."""
+    """Rows that a captured step has: of prompts, then of decodes, whose contexts may be `uneven`."""
 
     chunk_rows: int
     decode_rows: int
+    uneven: bool = False
 
     @property
     def tokens(self) -> int:
@@ -43,10 +49,34 @@ class Shape(NamedTuple):
         return self.chunk_rows // self.tile_rows + self.slots
 
 
-def shape_of(chunk_tokens: int, chunks: int, decodes: int) -> Shape | None:
-    """The smallest that holds such a step, or None when none does."""
+class Parts(NamedTuple):
+    """Contexts are read in up to so many parts at a time, none of fewer tokens but the last of a context."""
+
+    most: int
+    tokens: int = 64
+
+
+def is_uneven(decodes: int, context_tokens: int, longest: int) -> bool:
+    """Whether a step of decodes would wait for its longest context."""
+    return decodes > _below(UNEVEN_ROWS) and longest >= max(LONG_CONTEXT, context_tokens // LONG_SHARE + 1)
+
+
+def parts_of(rows: int, kv_heads: int = 8, multiprocessors: int = 132, *, uneven: bool = False) -> Parts:
+    """How contexts of so many decodes are read: known from a shape alone, so that its graph serves every length.
+
+    More parts than would fill the device, so that nobody waits for the longest context; a large batch fills it by
+    itself and would pay for each, so that it gets them only if it is uneven.
+    """
+    if uneven:
+        return Parts(16 if rows < 128 else 8, 512)
+    wanted = multiprocessors * (8 if rows < UNEVEN_ROWS else 2) // (rows * kv_heads)
+    return Parts(min(32 if rows == 1 else 16, 1 << max(0, wanted.bit_length() - 1)))
+
+
+def shape_of(chunk_tokens: int, chunks: int, decodes: int, *, uneven: bool = False) -> Shape | None:
+    """The smallest that holds such a step, or None when none does. Beside prompts nobody is `uneven`."""
     if chunks == 0:
-        return None if decodes == 0 else _found(Shape(0, _least(DECODE_ROWS, decodes)))
+        return None if decodes == 0 else _found(Shape(0, _least(DECODE_ROWS, decodes), uneven))
     if chunks > MOST_CHUNKS:
         return None
     return _found(Shape(_least(CHUNK_ROWS, chunk_tokens), _least(BESIDE_ROWS, decodes)))
@@ -57,6 +87,7 @@ def shapes_up_to(max_tokens: int, max_decodes: int) -> list[Shape]:
     decodes = _up_to(DECODE_ROWS, min(max_decodes + SHORT_CHUNK_TOKENS, max_tokens))
     beside = _up_to(BESIDE_ROWS, max_decodes)
     shapes = [Shape(0, rows) for rows in decodes]
+    shapes += [Shape(0, rows, uneven=True) for rows in decodes if rows >= UNEVEN_ROWS]
     shapes += [Shape(rows, others) for rows in _up_to(CHUNK_ROWS, max_tokens) for others in beside]
     return sorted(shapes, key=lambda shape: shape.tokens, reverse=True)
 
@@ -64,6 +95,11 @@ def shapes_up_to(max_tokens: int, max_decodes: int) -> list[Shape]:
 def is_short(chunk_tokens: int, decodes: int) -> bool:
     """Whether a step with prompts is computed as decodes alone."""
     return chunk_tokens <= SHORT_CHUNK_TOKENS and chunk_tokens + decodes <= DECODE_ROWS[-1]
+
+
+def _below(rows: int) -> int:
+    """The most decodes that are padded to fewer rows."""
+    return max(size for size in DECODE_ROWS if size < rows)
 
 
 def _least(sizes: tuple[int, ...], wanted: int) -> int:
@@ -76,4 +112,4 @@ def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 
 def _found(shape: Shape) -> Shape | None:
-    return None if -1 in shape else shape
+    return None if -1 in shape[:2] else shape

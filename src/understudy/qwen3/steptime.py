@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.errors import InvalidArgument
-from understudy.qwen3.shapes import Shape, is_short, shape_of
+from understudy.qwen3.shapes import Shape, is_short, is_uneven, parts_of, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,13 +84,14 @@ def kind_of(step: AnyLoad) -> str:
 def _decode_terms(step: AnyLoad) -> list[float]:
     # In a short step each token of a chunk is a row of its own, behind those before it.
     rows = sum(tokens * history + tokens * (tokens + 1) / 2 for tokens, history in step.chunks)
-    shape = shape_of(0, 0, step.tokens) or Shape(0, step.tokens)
     longest = max(step.longest_context, max((sum(chunk) for chunk in step.chunks), default=0))
-    size = shape.decode_rows
+    uneven = is_uneven(step.tokens, step.context_tokens + int(rows), longest)
+    size = (shape_of(0, 0, step.tokens) or Shape(0, step.tokens)).decode_rows
     return [
         *(1.0, float(size > 1), float(min(size, 16)), float(min(max(size - 16, 0), 48)), float(max(size - 64, 0))),
         *(float(step.decodes), float(step.context_tokens - _shared(step)), float(_shared(step))),
-        *(float(rows), longest / splits(size), float(len(step.chunks)), float(not getattr(step, "ahead", True))),
+        *(float(rows), longest / parts_of(size, uneven=uneven).most, float(uneven)),
+        *(float(len(step.chunks)), float(not getattr(step, "ahead", True))),
     ]  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def _mixed_terms(step: AnyLoad) -> list[float]:
         *(1.0, float(min(rows, 256)), float(max(rows - 256, 0)), float(behind), float(own), float(longest)),
         *(float(len(step.chunks)), float(step.decodes), float(step.context_tokens - _shared(step))),
         float(_shared(step)),
-        step.longest_context / splits(max(beside, 1)),
+        step.longest_context / parts_of(max(beside, 1)).most,
     ]  # fmt: skip
 
 
@@ -116,12 +117,6 @@ def _shared(step: AnyLoad) -> int:
 
 
 _TERMS = {"decode": _decode_terms, "mixed": _mixed_terms, "eager": _mixed_terms}
-
-
-def splits(rows: int, kv_heads: int = 8, multiprocessors: int = 132) -> int:
-    """Parts that a context is read in, all at a time: few decodes share a device that many fill."""
-    wanted = multiprocessors * (8 if rows < 64 else 2) // (rows * kv_heads)
-    return min(32 if rows == 1 else 16, 1 << max(0, wanted.bit_length() - 1))
 
 
 def _robust(rows: list[list[float]], times: list[float]) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from understudy.qwen3.backend import rotary_tables
 from understudy.qwen3.kernels import decode, matvec, prefill, rotary
 from understudy.qwen3.kernels.norm import add_norm, gate
+from understudy.qwen3.shapes import parts_of
 
 if TYPE_CHECKING:
     from understudy.qwen3.batch import Batch
@@ -96,7 +97,7 @@ class TritonBackend:
                 keys,
                 values,
                 out[tokens:],
-                decode.splits_for(batch.num_decodes, self.config.kv_heads, self._multiprocessors),
+                parts_of(batch.num_decodes, self.config.kv_heads, self._multiprocessors, uneven=batch.uneven),
             )
         return out.flatten(1)
 

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
+
+if TYPE_CHECKING:
+    from understudy.qwen3.shapes import Parts
+
+BLOCK = 64
+"""Tokens that a program reads at a time."""
+
+
+@triton.jit
+def _share(length, splits: tl.constexpr, block: tl.constexpr, least: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Tokens of a context that one program reads; a short one leaves programs idle.
+    return tl.maximum(tl.cdiv(tl.cdiv(length, splits), block) * block, least)
 
 
 # Slices of one array, wherever they begin: one kernel for all of them.
@@ -12,15 +26,17 @@ import triton.language as tl
 def _decode(  # type: ignore[no-untyped-def]
     queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, scale, page_stride, row_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, splits: tl.constexpr,
-    rows: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr, least: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
     length = tl.load(seq_lens + request)
-    share = tl.cdiv(tl.cdiv(length, splits), block) * block
+    share = _share(length, splits, block, least)
     start = split * share
+    if start >= length:
+        return
     end = tl.minimum(start + share, length)
     pages = page_ids + tl.load(page_indptr + request)
 
@@ -65,30 +81,24 @@ def _decode(  # type: ignore[no-untyped-def]
         tl.store(stats + place * 2 + 1, total, mask=member < group)
 
 
-@triton.jit
-def _merge(partial, stats, out, splits: tl.constexpr, ways: tl.constexpr, dim: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize_on_alignment=["seq_lens"])
+def _merge(  # type: ignore[no-untyped-def]
+    partial, stats, seq_lens, out, heads: tl.constexpr, splits: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
+    least: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, ways)
+    length = tl.load(seq_lens + head // heads)
+    split = tl.arange(0, splits)
     col = tl.arange(0, dim)
-    here = split < splits
+    here = split * _share(length, splits, block, least) < length
     top = tl.load(stats + (head * splits + split) * 2, mask=here, other=float("-inf"))
     total = tl.load(stats + (head * splits + split) * 2 + 1, mask=here, other=0.0)
-    weight = tl.exp2(top - tl.max(top))  # an empty split has weight 0: its top is -inf
+    weight = tl.exp2(top - tl.max(top))
     mixed = tl.load(
         partial + (head * splits + split)[:, None] * dim + col[None, :], mask=here[:, None], other=0.0
     )
     value = tl.sum(mixed * weight[:, None], axis=0) / tl.sum(total * weight)
     tl.store(out + head * dim + col, value.to(out.dtype.element_ty))
-
-
-def splits_for(batch: int, kv_heads: int, multiprocessors: int) -> int:
-    """Parts of a context: known from the batch alone, so that a captured graph serves every length.
-
-    More than would fill the device, so that nobody waits for the longest context of a batch; a large batch fills it
-    by itself, and would pay for every part that has nothing to do.
-    """
-    wanted = multiprocessors * (8 if batch < 64 else 2) // (batch * kv_heads)
-    return min(32 if batch == 1 else 16, 1 << max(0, wanted.bit_length() - 1))
 
 
 def decode_attention(
@@ -99,9 +109,10 @@ def decode_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     out: torch.Tensor,
-    splits: int,
+    parts: Parts,
 ) -> None:
     """Attention of queries [batch, heads, dim] over their requests' pages, into `out` of the same shape."""
+    splits, least = parts
     batch, heads, dim = queries.shape
     _, page_size, kv_heads, _ = keys.shape
     partial, stats = out, out
@@ -111,8 +122,8 @@ def decode_attention(
     rows = max(16, triton.next_power_of_2(heads // kv_heads))
     _decode[(batch, kv_heads, splits)](
         queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, dim**-0.5 * 1.4426950408889634,
-        keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, splits, rows, 64,
+        keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, splits, rows, BLOCK, least,
         queries.dtype == torch.float32, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        _merge[(batch * heads,)](partial, stats, out, splits, max(2, splits), dim, num_warps=4)
+        _merge[(batch * heads,)](partial, stats, seq_lens, out, heads, splits, dim, BLOCK, least, num_warps=4)
