@@ -79,6 +79,7 @@ class TorchExecutor:
         self._graphs = graphs
         self._running: tuple[Step, Sampled] | None = None
         self._prepared: tuple[Step, Shape] | None = None
+        self._delivery = Delivery() if buffer.pages.device.type == "cuda" else None
 
     @torch.inference_mode()
     def prepare(self, step: Step) -> None:
@@ -94,24 +95,30 @@ class TorchExecutor:
         prepared, self._prepared = self._prepared, None
         if self._graphs is not None and prepared is not None and prepared[0] is step:
             logits, greedy = self._graphs.replay_prepared(prepared[1], len(step))
-            self._running = (step, sample(logits, step.draws, greedy))
+            self._sampled(step, sample(logits, step.draws, greedy))
             return
         replayed = None if self._graphs is None else self._replay(self._graphs, step)
         if replayed is not None:
             logits, greedy = replayed
-            self._running = (step, sample(logits, step.draws, greedy))
+            self._sampled(step, sample(logits, step.draws, greedy))
             return
         batch = Batch.build(step.chunks, step.decodes, self.buffer.pages.device)
         logits = forward(self.weights, batch, self.buffer, self.backend, self._reduce)
-        self._running = (step, sample(logits, step.draws))
+        self._sampled(step, sample(logits, step.draws))
 
     def finish(self) -> Computed:
         assert self._running is not None, "no step was begun"
         (step, sampled), self._running = self._running, None
-        return collect(step.draws, sampled)
+        tokens = sampled.tokens.tolist() if self._delivery is None else self._delivery.receive(len(step))
+        return collect(step.draws, sampled, tokens)
 
     def close(self) -> None:
         self._running = self._prepared = None
+
+    def _sampled(self, step: Step, sampled: Sampled) -> None:
+        if self._delivery is not None:
+            self._delivery.send(sampled.tokens)
+        self._running = (step, sampled)
 
     def _replay(self, graphs: StepGraphs, step: Step) -> tuple[torch.Tensor, torch.Tensor] | None:
         if (rows := as_decodes(step)) is not None and (
@@ -150,9 +157,32 @@ def as_decodes(step: Step) -> Rows | None:
     return Rows(decodes + step.decodes, wanted)
 
 
-def collect(draws: Sequence[Draw], sampled: Sampled) -> Computed:
-    """To the host: one copy of tokens, and of log probabilities only where a row wants them."""
-    tokens: list[int] = sampled.tokens.tolist()
+class Delivery:
+    """Sampled tokens to the host: written there by a kernel, because a copy would queue behind pages that go down."""
+
+    def __init__(self) -> None:
+        from understudy.qwen3.kernels.fetch import fetch
+
+        self._fetch = fetch
+        self._there = torch.empty(256, dtype=torch.int64, pin_memory=True)
+        self._sent = torch.cuda.Event()
+
+    def send(self, tokens: torch.Tensor) -> None:
+        """Behind the kernels that choose them. What was sent before has been received."""
+        if len(tokens) > len(self._there):
+            self._there = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
+        self._fetch(tokens, self._there, len(tokens))
+        self._sent.record()
+
+    def receive(self, count: int) -> list[int]:
+        """What was sent last, when it has come."""
+        self._sent.synchronize()
+        tokens: list[int] = self._there[:count].tolist()
+        return tokens
+
+
+def collect(draws: Sequence[Draw], sampled: Sampled, tokens: list[int]) -> Computed:
+    """To the host: log probabilities only where a row wants them."""
     logprobs: list[Logprobs | None] = [None] * len(draws)
     if sampled.chosen is not None and sampled.top_tokens is not None and sampled.top_values is not None:
         chosen, names, values = (

@@ -1,4 +1,4 @@
-"""From pinned host memory to the device by a kernel: a copy would queue behind pages that are being restored."""
+"""Between pinned host memory and the device by a kernel: a copy would queue behind pages that come and go."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def _fetch(source, target, count, block: tl.constexpr):  # type: ignore[no-untyp
 
 
 def fetch(source: torch.Tensor, target: torch.Tensor, count: int) -> None:
-    """The first `count` ints of `source`, which the device can read, into `target`."""
+    """The first `count` ints of `source` into `target`; the device can read and write both."""
     _fetch[(triton.cdiv(count, 1024),)](source, target, count, 1024)
