@@ -54,25 +54,43 @@ bool VllmEngine::Leap::possible_offloading() const {
 bool VllmEngine::Leap::possible_ahead() const {
   const VllmEngine& e = engine_;
   if (e.kv_->names_on_receipt() || e.offload_) return false;
-  if (e.tiers_ && (e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
+  if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) return false;
-  if (!plans_next_tokens()) return false;
-  if (!e.tiers_) return true;
-  const bool through = e.tiers_->config().mode == OffloadMode::WriteThrough;
-  return std::ranges::all_of(e.planned_.turns, [&](const Scheduled& turn) {
-    // Who has just come back on blocks that it found, with one token to compute, has yet to offer those. And a schedule
-    // that failed may have left somebody waiting whose token is planned.
-    const EngineRequest& request = e.requests_[turn.slot];
-    return !e.tiers_->waiting(turn.slot) &&
-           (!through || request.through >= std::min(request.keyed, (turn.before + 1) / size_));
-  });
+  if (!e.tiers_) return plans_next_tokens();
+  if (e.tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();
+  // Who has just come back on blocks that it found, with one token to compute, has yet to offer those.
+  return plans_next_tokens() && std::ranges::all_of(e.planned_.turns, [&](const Scheduled& turn) {
+           const EngineRequest& request = e.requests_[turn.slot];
+           return request.through >= std::min(request.keyed, (turn.before + 1) / size_);
+         });
+}
+
+bool VllmEngine::Leap::plans_next_token(const Scheduled& turn, RequestSlot slot) const {
+  const VllmEngine& e = engine_;
+  return turn.slot == slot && e.live(turn) && turn.samples && turn.tokens == 1 && !e.requests_[slot].tokens.empty();
 }
 
 bool VllmEngine::Leap::plans_next_tokens() const {
+  return std::ranges::equal(engine_.planned_.turns, engine_.running_,
+                            [this](const Scheduled& turn, RequestSlot slot) { return plans_next_token(turn, slot); });
+}
+
+// The same of those who have room; the others wait for it, or did until now. (A schedule that failed may have left
+// somebody waiting whose token is planned.)
+bool VllmEngine::Leap::plans_all_but_waiting() const {
   const VllmEngine& e = engine_;
-  return std::ranges::equal(e.planned_.turns, e.running_, [&](const Scheduled& turn, RequestSlot slot) {
-    return turn.slot == slot && e.live(turn) && turn.samples && turn.tokens == 1 && !e.requests_[slot].tokens.empty();
-  });
+  if (e.planned_.empty()) return false;
+  auto turn = e.planned_.turns.begin();
+  for (const RequestSlot slot : e.running_) {
+    const bool waits = e.tiers_->waiting(slot);
+    if (turn != e.planned_.turns.end() && plans_next_token(*turn, slot)) {
+      if (waits) return false;
+      ++turn;
+    } else if (!waits && !decodes(slot)) {
+      return false;
+    }
+  }
+  return turn == e.planned_.turns.end();
 }
 
 bool VllmEngine::Leap::has_room(std::uint64_t blocks) const {
@@ -86,10 +104,16 @@ bool VllmEngine::Leap::has_room(std::uint64_t blocks) const {
 std::int64_t VllmEngine::Leap::step_of_all_ns() const {
   std::uint64_t alive = 0;
   std::uint64_t context = 0;
-  for (const RequestSlot id : engine_.running_) {
-    if (engine_.tiers_ && engine_.tiers_->waiting(id)) continue;
+  const auto count = [&](RequestSlot id) {
     ++alive;
     context += engine_.requests_[id].known;
+  };
+  if (engine_.config_.async_scheduling) {
+    for (const Scheduled& turn : engine_.planned_.turns) count(turn.slot);
+  } else {
+    for (const RequestSlot id : engine_.running_) {
+      if (!engine_.tiers_ || !engine_.tiers_->waiting(id)) count(id);
+    }
   }
   return engine_.timing_.duration_ns(engine_.timing_.decodes(alive, context), engine_.capacity_tokens_);
 }
@@ -113,7 +137,7 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish) {
     engine_.announcer_.release(engine_.now_ns_);
   }
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
-    if (out_[order] == 0) catch_up(order);
+    if (computes(order)) catch_up(order);
   }
   forget_finished();
   if (steps_ > 0) engine_.fruitless_preemptions_ = 0;
@@ -139,16 +163,19 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
   members_ = engine_.running_;
   since_.assign(members_.size(), 0);
   last_.resize(members_.size());
-  out_.assign(members_.size(), 0);
+  out_.assign(members_.size(), kOut);
   turns_.clear();
   paused_.clear();
+  rejoining_.clear();
+  const std::vector<Scheduled>& planned = engine_.planned_.turns;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
-    if (engine_.tiers_ && engine_.tiers_->waiting(members_[order])) {
-      out_[order] = 1;
-      paused_.push_back(order);
-    } else {
+    const bool in = ahead_ ? alive_ < planned.size() && planned[alive_].slot == members_[order]
+                           : !engine_.tiers_ || !engine_.tiers_->waiting(members_[order]);
+    if (in) {
       join(order);
       turns_.push_back(turn_of(order, steps_));
+    } else {
+      paused_.push_back(order);
     }
   }
   std::ranges::make_heap(turns_, std::greater<>());
@@ -158,9 +185,10 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
 void VllmEngine::Leap::plan_next() {
   Batch& next = engine_.planned_;
   next.turns.clear();
-  for (const RequestSlot slot : engine_.running_) {
-    const EngineRequest& member = engine_.requests_[slot];
-    next.turns.push_back({slot, 1, member.computed - 1, true, member.id});
+  for (std::uint32_t order = 0; order < members_.size(); ++order) {
+    if (!computes(order)) continue;
+    const EngineRequest& member = request(order);
+    next.turns.push_back({members_[order], 1, member.computed - 1, true, member.id});
   }
   next.load = StepLoad::of(engine_.timing_.decodes(alive_, context_));
   next.duration_ns = Batch::kUnknown;
@@ -169,7 +197,8 @@ void VllmEngine::Leap::plan_next() {
 void VllmEngine::Leap::play_steps() {
   while (running() > 0) {
     if (engine_.token_log_.crowded()) engine_.fold_token_log();
-    if (engine_.tiers_ && (interrupted() || !resume_paused())) return;
+    // A step ahead, nothing is planned once everybody waits.
+    if (engine_.tiers_ && (interrupted() || (ahead_ && alive_ == 0) || !resume_paused())) return;
     if (alive_ == 0) {
       if (wait_for_landing()) continue;
       begun_ns_ = engine_.now_ns_;  // what follows is no new step
@@ -256,14 +285,15 @@ bool VllmEngine::Leap::play_turns() {
   engine_.begun_ns_ = engine_.now_ns_;
   const bool at_once = fresh == 0 || has_room(fresh);
   if (!at_once) {
-    if (ahead_) return false;  // who waits is in the batch that is planned, and not in the one behind it
     // The head may go on the room that this makes.
     if (!engine_.waiting_.empty() && !engine_.tiers_->waiting(engine_.waiting_.head())) return false;
     engine_.announcer_.hold();
     std::erase_if(due_, [this](std::uint32_t order) {
       if (serve(order)) return false;
-      pause(order);
-      return true;
+      if (!ahead_) pause(order);
+      // Its token is in the batch at hand, and not in the one behind it.
+      if (ahead_) out_[order] = out_[order] == kRejoining ? kOut : kPausing;
+      return out_[order] == kOut;
     });
     if (alive_ == 0 && wait_for_landing()) return true;
     begun_ns_ = engine_.now_ns_;  // what follows is no new step
@@ -277,7 +307,9 @@ bool VllmEngine::Leap::play_turns() {
   done_.clear();
   for (const std::uint32_t order : due_) {
     if (at_once) (void)serve(order);
-    if (last_[order] == steps_) {
+    if (out_[order] == kRejoining) {
+      rejoining_.push_back(order);
+    } else if (last_[order] == steps_ || out_[order] == kPausing) {
       done_.push_back(order);
     } else {
       push_turn(order, steps_ + 1);
@@ -325,6 +357,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   engine_.token_log_.end_step(end_ns);
   engine_.count_time(engine_.timing_.decodes(alive_, context_), end_ns - engine_.begun_ns_);
   bool sealed = false;
+  bool finished = false;
   // Where blocks are named when their tokens come, those come in turn: a block is sealed, or a request ends, before the
   // next one's.
   for (const std::uint32_t order : names_on_receipt_ ? due_ : done_) {
@@ -335,16 +368,17 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
       sealed = true;
     }
     if (last_[order] + 1 != steps_) continue;
+    finished = true;
     catch_up(order);
     context_ -= request(order).known - 1;  // what it added to the context of this step
+    --alive_;
     engine_.retire(request(order), false);
-    out_[order] = 1;
+    out_[order] = kOut;
     engine_.complete(members_[order], end_ns);
   }
   filled_.clear();
-  const bool finished = !done_.empty();
-  alive_ -= done_.size();
   context_ += alive_;
+  if (ahead_) pause_and_rejoin();
   if (finished) engine_.refusal_.stands = false;
   if (engine_.offload_links_) {
     if (finished) forget_finished();

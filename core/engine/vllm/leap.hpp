@@ -13,8 +13,8 @@ namespace understudy {
 // The engine asks whether a leap is possible and lets it play; nothing else of it is known outside. Its members are the
 // requests that run. A member has a turn when its step begins a block, fills one, or is its last; a step without turns
 // changes the clock and the context, and nothing else. A member whose next block has to wait for a copy pauses, while
-// the others go on. Asynchronously a step schedules the token after the one that it computes, and who would have to
-// wait for room ends the leap.
+// the others go on. Asynchronously a step schedules the token after the one that it computes: who pauses has the token
+// of the step at hand, and who goes on is computed from the next one on.
 class VllmEngine::Leap {
  public:
   explicit Leap(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size) {}
@@ -44,6 +44,8 @@ class VllmEngine::Leap {
   };
 
   bool possible_ahead() const;
+  bool plans_next_token(const Scheduled& turn, RequestSlot slot) const;
+  bool plans_all_but_waiting() const;
   bool sums_tell_time() const;
   bool possible_offloading() const;
   void start(std::int64_t until_ns, bool stop_on_finish);
@@ -54,10 +56,11 @@ class VllmEngine::Leap {
   // Of a member, by its place in the running list (leap_members.cpp):
   EngineRequest& request(std::uint32_t order) const { return engine_.requests_[members_[order]]; }
   bool decodes(RequestSlot id) const noexcept;
+  bool computes(std::uint32_t order) const noexcept { return out_[order] == kIn || out_[order] == kPausing; }
   std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const;
   // Tokens that blocks with a name may hold, once the step is scheduled.
   std::uint32_t filled_by(std::uint32_t order, std::uint64_t step) const {
-    return computed_by(order, step) + (ahead_ ? 0 : 1);
+    return computed_by(order, step) + (ahead_ && out_[order] != kRejoining ? 0 : 1);
   }
   bool begins_block(std::uint32_t order) const;
   void join(std::uint32_t order);
@@ -65,6 +68,7 @@ class VllmEngine::Leap {
   void push_turn(std::uint32_t order, std::uint64_t from);
   void catch_up(std::uint32_t order);
   void pause(std::uint32_t order);
+  void pause_and_rejoin();
   bool resume_paused();
   bool serve(std::uint32_t order);
   void name_filled(std::uint32_t order, std::uint32_t full);
@@ -93,14 +97,22 @@ class VllmEngine::Leap {
   std::uint64_t context_ = 0;
   bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token
   std::vector<RequestSlot> members_;
-  std::vector<std::uint64_t> since_;   // how many steps its request knows of
-  std::vector<std::uint64_t> last_;    // step of each
-  std::vector<std::uint8_t> out_;      // members that have ended, or wait for room
-  std::vector<std::uint32_t> paused_;  // those that wait
-  std::vector<Turn> turns_;            // a heap, the next first
-  std::vector<std::uint32_t> due_;     // in the step at hand
-  std::vector<std::uint32_t> done_;    // of them, with it
-  std::vector<Scheduled> filled_;      // requests whose block is complete
+  std::vector<std::uint64_t> since_;  // how many steps its request knows of
+  std::vector<std::uint64_t> last_;   // step of each
+  enum : std::uint8_t {
+    kIn,
+    kOut,  // it has ended, or waits for room
+    // Asynchronously:
+    kPausing,    // it waits, and has the token of the step at hand
+    kRejoining,  // it no longer waits, and the step at hand schedules it, for the next
+  };
+  std::vector<std::uint8_t> out_;         // one of these for each member
+  std::vector<std::uint32_t> paused_;     // those that wait, or rejoin
+  std::vector<std::uint32_t> rejoining_;  // those that the step at hand has scheduled
+  std::vector<Turn> turns_;               // a heap, the next first
+  std::vector<std::uint32_t> due_;        // in the step at hand
+  std::vector<std::uint32_t> done_;       // of them, with it; or they pause
+  std::vector<Scheduled> filled_;         // requests whose block is complete
 };
 
 }  // namespace understudy

@@ -25,7 +25,7 @@ bool VllmEngine::Leap::begins_block(std::uint32_t order) const {
 void VllmEngine::Leap::join(std::uint32_t order) {
   since_[order] = steps_;
   last_[order] = steps_ + engine_.outputs_left(request(order)) - 1;
-  out_[order] = 0;
+  out_[order] = kIn;
   context_ += request(order).known;
   ++alive_;
 }
@@ -61,10 +61,29 @@ void VllmEngine::Leap::catch_up(std::uint32_t order) {
 
 void VllmEngine::Leap::pause(std::uint32_t order) {
   catch_up(order);
-  out_[order] = 1;
+  if (ahead_) {  // its next token is not in flight
+    --request(order).computed;
+    request(order).ahead = 0;
+  }
+  out_[order] = kOut;
   context_ -= request(order).known;
   --alive_;
   paused_.push_back(order);
+}
+
+// A step ahead, where the step has ended: who has to wait is not in the next batch, and who no longer has to is.
+void VllmEngine::Leap::pause_and_rejoin() {
+  for (const std::uint32_t order : done_) {
+    if (out_[order] == kPausing) pause(order);
+  }
+  for (const std::uint32_t order : rejoining_) {
+    ++request(order).computed;
+    request(order).ahead = 1;
+    std::erase(paused_, order);
+    join(order);
+    push_turn(order, steps_);
+  }
+  rejoining_.clear();
 }
 
 // The blocks of its turn: one that it begins, one that it fills. False: it must wait for the first.
@@ -92,6 +111,14 @@ bool VllmEngine::Leap::resume_paused() {
     if (engine_.tiers_->waiting(id)) return false;
     prefills = prefills || !decodes(id);
     if (prefills) return false;
+    if (ahead_) {  // this step schedules it: it has a turn, and no token
+      out_[order] = kRejoining;
+      since_[order] = steps_;
+      last_[order] = steps_ + engine_.outputs_left(request(order));
+      turns_.push_back({steps_, order});
+      std::ranges::push_heap(turns_, std::greater<>());
+      return false;
+    }
     join(order);
     push_turn(order, steps_);
     return true;

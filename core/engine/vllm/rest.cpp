@@ -13,6 +13,7 @@ std::uint64_t VllmEngine::plain_steps() const {
   const bool through = tiers_->config().mode == OffloadMode::WriteThrough;
   // A full block is copied at once, or may be what the head of the queue waits for.
   const bool stops_at_full = through || (refusal_.stands && refusal_.wants_block && !waiting_.empty());
+  if (config_.async_scheduling && planned_.turns.size() != running_.size()) return 0;  // who waited joins in the next
   std::uint64_t steps = kMostAtRest;
   std::uint64_t to_next_block = kMostAtRest;
   for (const RequestSlot id : running_) {
