@@ -1,13 +1,16 @@
-// Drained events as columns.
+// Events as columns: drained ones, and those of a whole run.
 #include <nanobind/nanobind.h>
 
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "events/event_ring.hpp"
+#include "events/event_table.hpp"
 
 namespace understudy {
 
 namespace {
+
+using namespace nb::literals;
 
 template <typename T>
 using Column = std::vector<T, HugeAllocator<T>>;
@@ -26,18 +29,13 @@ nb::tuple event_columns(const DrainedEvents& self, bool raw) {
   Column<std::uint8_t> tiers;
   Column<std::uint64_t> parents;
   Column<std::int64_t> offsets;
-  Column<std::int64_t> first;
   Column<std::uint64_t> hashes;
   Column<std::uint64_t> locals;
-  Column<std::uint32_t> positions;
-  Column<std::uint64_t> generations;
   {
     const nb::gil_scoped_release released;
     const std::size_t rows = self.records.size();
     hashes.reserve(rows);
     locals.reserve(rows);
-    positions.reserve(rows);
-    generations.reserve(rows);
     const EventRecord* before = nullptr;
     bool same_call = false;
     for (const EventRecord& row : self.records) {
@@ -53,29 +51,80 @@ nb::tuple event_columns(const DrainedEvents& self, bool raw) {
         tiers.push_back(static_cast<std::uint8_t>(row.tier));
         parents.push_back(stored ? block.parent_hash : 0);
         offsets.push_back(static_cast<std::int64_t>(hashes.size()));
-        first.push_back(&row - self.records.data());
       }
       hashes.push_back(block.sequence_hash());
       locals.push_back(stored ? block.local_hash : 0);
-      positions.push_back(block.position());
-      generations.push_back(row.generation);
       before = &row;
       same_call = true;
     }
     offsets.push_back(static_cast<std::int64_t>(hashes.size()));
   }
   return nb::make_tuple(to_array(std::move(kinds)), to_array(std::move(tiers)), to_array(std::move(parents)),
-                        to_array(std::move(offsets)), to_array(std::move(hashes)), to_array(std::move(locals)),
-                        to_array(std::move(first)), to_array(std::move(positions)), to_array(std::move(generations)));
+                        to_array(std::move(offsets)), to_array(std::move(hashes)), to_array(std::move(locals)));
+}
+
+// A column by parts: as they are, which live as long as the table does, or what of them the consolidated stream has.
+nb::list parts_of(nb::handle_t<EventTable> self, bool raw,
+                  EventTable::Column<std::uint64_t> EventTable::Part::* column) {
+  const auto& table = nb::cast<const EventTable&>(self);
+  nb::list out;
+  for (std::size_t i = 0; i < table.parts().size(); ++i) {
+    if (raw || table.all_sole()) {
+      const auto& values = table.parts()[i].*column;
+      out.append(
+          nb::cast(nb::ndarray<nb::numpy, const std::uint64_t, nb::ndim<1>>(values.data(), {values.size()}, self)));
+    } else {
+      out.append(to_array(table.sole_of(i).*column));
+    }
+  }
+  return out;
+}
+
+void bind_event_table(nb::module_& m) {
+  using Handle = nb::handle_t<EventTable>;
+  nb::class_<EventTable>(m, "EventTable", "What a publisher said in a run, a row a block, in columns by parts.")
+      .def("__len__", &EventTable::size)
+      .def_prop_ro("digest", &EventTable::digest, "Of equal tables alone, but for chance.")
+      .def(
+          "rows",
+          [](const EventTable& self) {
+            TimedEvents rows = self.rows();
+            return nb::make_tuple(std::move(rows.batch), to_array(std::move(rows.time_ns)));
+          },
+          "Its rows, with the time of each in ns.")
+      .def(
+          "heads",
+          [](const EventTable& self, bool raw) {
+            EventTable::Heads heads = self.heads(raw);
+            nb::dict out;
+            out["kinds"] = to_array(std::move(heads.kinds));
+            out["tiers"] = to_array(std::move(heads.tiers));
+            out["parents"] = to_array(std::move(heads.parents));
+            out["offsets"] = to_array(std::move(heads.offsets));
+            out["time_ns"] = to_array(std::move(heads.time_ns));
+            out["run_offsets"] = to_array(std::move(heads.run_offsets));
+            out["run_positions"] = to_array(std::move(heads.run_positions));
+            out["run_generations"] = to_array(std::move(heads.run_generations));
+            return out;
+          },
+          "raw"_a, "The events of a stream, as `understudy.events.file` has them, without their hashes.")
+      .def(
+          "sequence_hashes",
+          [](Handle self, bool raw) { return parts_of(self, raw, &EventTable::Part::sequence_hashes); }, "raw"_a,
+          "Of every block of those events, by parts.")
+      .def(
+          "stored_local_hashes",
+          [](Handle self, bool raw) { return parts_of(self, raw, &EventTable::Part::local_hashes); }, "raw"_a,
+          "The same of blocks that were stored.");
 }
 
 }  // namespace
 
 void bind_events(nb::module_& m) {
+  bind_event_table(m);
   nb::class_<DrainedEvents>(m, "EventBatch", "Events taken from a store, as columns with one row a block.")
       .def("__len__", [](const DrainedEvents& self) { return self.records.size(); })
-      .def("event_columns", &event_columns, nb::arg("raw"),
-           "Events, as `EventColumns` has them; then the first row of each, and position and generation by block.")
+      .def("event_columns", &event_columns, "raw"_a, "Events, as `EventColumns` has them.")
       .def_ro("lost", &DrainedEvents::lost, "Events that a bounded ring forgot before these.")
       .def_prop_ro("ids",
                    [](const DrainedEvents& self) {

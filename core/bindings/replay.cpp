@@ -242,12 +242,6 @@ void bind_columns(nb::class_<FleetResult>& result) {
   });
 }
 
-// The rows themselves, which live as long as the result does, and their times.
-nb::tuple timed_events(nb::handle owner, const TimedEvents& events) {
-  return nb::make_tuple(nb::cast(&events.batch, nb::rv_policy::reference_internal, owner),
-                        to_array(std::vector(events.time_ns)));
-}
-
 }  // namespace
 
 void bind_replay(nb::module_& m) {
@@ -269,19 +263,14 @@ void bind_replay(nb::module_& m) {
             return nb::make_tuple(to_array(std::move(time_ns)), to_array(std::move(blocks)));
           },
           "(time in ns, blocks) of a tier that the run shares; else empty.")
-      .def_prop_ro(
-          "events",
-          [](nb::handle_t<TierSummary> self) { return timed_events(self, nb::cast<const TierSummary&>(self).events); },
-          "Its own events, with the time of each row in ns, if it is shared and they were kept; else empty.");
+      .def_ro("events", &TierSummary::events, "Its own, if it is shared and they were kept; else empty.");
   nb::class_<FleetResult> result(m, "FleetResult", "Columns of a run, one row a request in workload order.");
   bind_columns(result);
   result.def_ro("rejections", &FleetResult::rejections)
       .def(
           "events",
-          [](nb::handle_t<FleetResult> self, std::size_t worker) {
-            return timed_events(self, nb::cast<const FleetResult&>(self).events.at(worker));
-          },
-          "worker"_a, "A worker's events, with the end of its step in ns for each row.")
+          [](const FleetResult& self, std::size_t worker) -> const EventTable& { return self.events.at(worker); },
+          nb::rv_policy::reference_internal, "worker"_a, "What a worker said, at the ends of its steps.")
       .def(
           "kv_trace",
           [](const FleetResult& self, std::size_t worker) {

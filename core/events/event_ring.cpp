@@ -5,26 +5,6 @@
 
 namespace understudy {
 
-void EventRing::stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first,
-                       const Token* tokens) {
-  push({next_id_, block, generation, EventKind::Stored, tier, starts_, first});
-  if (tokens_per_block_ != 0) tokens_.insert(tokens_.end(), tokens, tokens + tokens_per_block_);
-}
-
-void EventRing::removed(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool last) {
-  push({next_id_, block, generation, EventKind::Removed, tier, starts_, last});
-}
-
-void EventRing::push(const EventRecord& record) {
-  if (capacity_ != 0 && size() == capacity_) {
-    forget(1);
-    ++lost_;
-  }
-  records_.push_back(record);
-  starts_ = false;
-  ++next_id_;
-}
-
 // The oldest go. Their room is taken back when it is half of all.
 void EventRing::forget(std::size_t count) {
   if (tokens_per_block_ != 0) {

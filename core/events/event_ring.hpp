@@ -41,8 +41,13 @@ class EventRing {
 
   // What follows belongs to another call than what came before.
   void begin_call() noexcept { starts_ = true; }
-  void stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first, const Token* tokens);
-  void removed(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool last);
+  void stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first, const Token* tokens) {
+    push({next_id_, block, generation, EventKind::Stored, tier, starts_, first});
+    if (tokens_per_block_ != 0) tokens_.insert(tokens_.end(), tokens, tokens + tokens_per_block_);
+  }
+  void removed(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool last) {
+    push({next_id_, block, generation, EventKind::Removed, tier, starts_, last});
+  }
   DrainedEvents drain(std::size_t limit);
   // Without a copy: what is there, and that it has been read.
   std::span<const EventRecord> records() const noexcept { return std::span(records_).subspan(head_); }
@@ -52,7 +57,15 @@ class EventRing {
   std::size_t size() const noexcept { return records_.size() - head_; }
 
  private:
-  void push(const EventRecord& record);
+  void push(const EventRecord& record) {  // what a store does for every block
+    if (capacity_ != 0 && size() == capacity_) {
+      forget(1);
+      ++lost_;
+    }
+    records_.push_back(record);
+    starts_ = false;
+    ++next_id_;
+  }
   void forget(std::size_t count);
 
   std::size_t capacity_;          // 0: unbounded

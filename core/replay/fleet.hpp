@@ -45,9 +45,6 @@ struct FleetConfig {
   std::function<void(std::size_t worker, VllmEngine& engine, bool ended)> on_step;
 };
 
-void append(TimedEvents& all, const TimedEvents& more);
-void append(TimedEvents& all, TimedEvents&& more);
-
 class Fleet final : private FleetView {
  public:
   // Called now and then, on the thread that runs the fleet, with the number of requests that have ended; may throw to
@@ -66,8 +63,8 @@ class Fleet final : private FleetView {
 
   struct Pool {
     WorkerPool config;
-    std::unique_ptr<TierRun> tiers;          // that its workers share; null when each has its own
-    std::vector<TimedEvents> shared_events;  // of those tiers, that the router has been told of, if they are kept
+    std::unique_ptr<TierRun> tiers;         // that its workers share; null when each has its own
+    std::vector<EventTable> shared_events;  // of those tiers, that the router has been told of, if they are kept
     std::size_t first_worker = 0;
   };
   struct Worker {
@@ -79,7 +76,7 @@ class Fleet final : private FleetView {
     bool resting = false;                          // its plain steps are not played yet; `next` is their end
     std::uint64_t ready_round = 0;                 // of beginnings: the last it came too late for
     std::vector<RequestRecord> finished;           // and not recorded
-    TimedEvents events;                            // that the router has been told of, if they are kept
+    EventTable events;                             // that it has told so far, if they are kept
     std::vector<GapCount> gaps;                    // when it is done
   };
 
@@ -120,7 +117,7 @@ class Fleet final : private FleetView {
   void plan(std::size_t worker);
   // What a router is told.
   bool gather_events();
-  bool tell_router(std::size_t publisher, std::uint64_t owner, TimedEvents& kept);
+  bool tell_router(std::size_t publisher, std::uint64_t owner, EventTable& kept);
   void deliver(std::size_t index);
 
   // FleetView
@@ -143,9 +140,10 @@ class Fleet final : private FleetView {
   void prepare_columns();
   void collect(std::size_t index);  // what a worker leaves, which has ended; its engine goes
   void keep(const Worker& worker, const RequestRecord& record);  // of a request that has ended
+  void keep_events(Worker& worker, TimedEvents& room);           // that it has told since the last call
   void collect_tiers(const Worker& worker);
   void add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
-  void add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<TimedEvents> told);
+  void add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<EventTable> told);
   void add_links(const Links& links);
   FleetResult finish_columns();
   void add_gaps(std::vector<GapCount> gaps);

@@ -102,6 +102,7 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
   Worker& worker = workers_[index];
   if (!worker.engine) make_engine(index);
   std::size_t counted = 0;  // of the effects at hand
+  TimedEvents told;         // its room
   const auto pause = [this, &progress, &counted](const StepEffects& effects) {
     ended_ += effects.finished.size() - counted;
     counted = effects.finished.size();
@@ -113,6 +114,7 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
     const StepEffects& effects = worker.engine->advance(until_ns, false);
     ended_ += effects.finished.size() - counted;
     for (const RequestRecord& record : effects.finished) keep(worker, record);
+    if (keeps_events_) keep_events(worker, told);
   };
   worker.engine->set_pause(pause);
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -7,19 +7,6 @@
 
 namespace understudy {
 
-void append(TimedEvents& all, TimedEvents&& more) {
-  if (all.batch.records.empty()) {
-    all = std::move(more);
-    return;
-  }
-  append(all, std::as_const(more));
-}
-
-void append(TimedEvents& all, const TimedEvents& more) {
-  all.batch.records.insert(all.batch.records.end(), more.batch.records.begin(), more.batch.records.end());
-  all.time_ns.insert(all.time_ns.end(), more.time_ns.begin(), more.time_ns.end());
-}
-
 namespace {
 
 template <typename T>
@@ -57,7 +44,7 @@ void Fleet::collect(std::size_t index) {
   FleetResult& out = result_;
   if (config_.check) engine.check();
   if (keeps_events_) {
-    append(worker.events, engine.take_events());
+    keep_events(worker, gathered_);
     out.events.push_back(std::move(worker.events));
   }
   if (pools_[worker.pool].config.engine.kv_trace) out.kv_trace.push_back(engine.take_kv_trace());
@@ -87,6 +74,11 @@ void Fleet::keep(const Worker& worker, const RequestRecord& record) {
                 " tokens");
   }
   if (pool.tiers) for_each_line(kTierRecordColumns, write);
+}
+
+void Fleet::keep_events(Worker& worker, TimedEvents& room) {
+  worker.engine->take_events(room);
+  worker.events.append(room);
 }
 
 void Fleet::collect_tiers(const Worker& worker) {
@@ -133,16 +125,16 @@ void Fleet::add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics
   found->evicted_blocks += metrics.evictions;
 }
 
-void Fleet::add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<TimedEvents> told) {
+void Fleet::add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<EventTable> told) {
   for (std::size_t i = 0; i < tiers.size(); ++i) {
     SharedTier& shared = *tiers[i];
     add_tier(shared.tier(), shared.config().num_blocks, shared.store().metrics(0));
     result_.tiers.back().residency = shared.residency();
     if (!keeps_events_) continue;
-    TimedEvents& all = result_.tiers.back().events;
+    EventTable& all = result_.tiers.back().events;
     if (!told.empty()) all = std::move(told[i]);
     shared.take_events(gathered_);
-    append(all, gathered_);
+    all.append(gathered_);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/vllm/engine.hpp"
+#include "events/event_table.hpp"
 
 namespace understudy {
 
@@ -24,7 +25,7 @@ struct TierSummary {
   std::uint64_t evicted_blocks = 0;
   // Of a tier that the run shares: blocks over time, and its events if they were kept.
   std::vector<SharedTier::Residency> residency;
-  TimedEvents events;
+  EventTable events;
 };
 
 struct FleetResult {
@@ -59,7 +60,7 @@ struct FleetResult {
   std::vector<EngineSample> samples;
   std::vector<std::int32_t> sample_worker;
 
-  std::vector<TimedEvents> events;  // by worker; empty unless the engines keep them, and so is the trace
+  std::vector<EventTable> events;  // by worker; empty unless the engines keep them, and so is the trace
   std::vector<std::vector<TimedKvTrace>> kv_trace;
 
   EngineTotals totals;  // of all workers

@@ -120,6 +120,7 @@ void Fleet::release() {
 
 void Fleet::absorb(Worker& worker, const StepEffects& effects) {
   worker.finished.insert(worker.finished.end(), effects.finished.begin(), effects.finished.end());
+  if (keeps_events_ && !observes_ && !config_.on_step) keep_events(worker, gathered_);
   if (!tracks_) return;
   for (const NewTokens& tokens : effects.tokens) {
     const std::uint64_t row = worker.rows[tokens.request];
@@ -364,13 +365,13 @@ bool Fleet::gather_events() {
 }
 
 // What was gathered of one publisher.
-bool Fleet::tell_router(std::size_t publisher, std::uint64_t owner, TimedEvents& kept) {
+bool Fleet::tell_router(std::size_t publisher, std::uint64_t owner, EventTable& kept) {
   const TimedEvents& events = gathered_;
   const EventRecords& records = events.batch.records;
   if (records.empty()) return false;
   bool due = false;
   if (config_.router->gather(publisher, events)) {
-    if (keeps_events_) append(kept, events);
+    if (keeps_events_) kept.append(events);
     return false;
   }
   for (std::size_t first = 0; first < records.size();) {
@@ -392,7 +393,7 @@ bool Fleet::tell_router(std::size_t publisher, std::uint64_t owner, TimedEvents&
     due = due || at_ns <= now_ns_;
     first = last;
   }
-  if (keeps_events_) append(kept, events);
+  if (keeps_events_) kept.append(events);
   return due;
 }
 

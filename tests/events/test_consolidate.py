@@ -101,7 +101,7 @@ def test_the_raw_stream_of_a_run_becomes_its_consolidated_one(manager: dict[str,
     assert run.kv is not None
     copies = 0
     for worker in range(2):
-        batch, _ = run.kv._result.events(worker)
+        batch, _ = run.kv._result.events(worker).rows()
         truth = Consolidator()
         blocks = flat(truth.apply(EventColumns.of(batch, "raw")))
         assert blocks == flat(EventColumns.of(batch, "consolidated"))

@@ -73,10 +73,10 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(InvalidArgument, match="no file of KV events"):
             read_columns(path)
-    np.savez(path, format=np.array(2))
-    with pytest.raises(InvalidArgument, match="has format 2; this version reads 1"):
-        read_columns(path)
     np.savez(path, format=np.array(1))
+    with pytest.raises(InvalidArgument, match="has format 1; this version reads 2"):
+        read_columns(path)
+    np.savez(path, format=np.array(2))
     with pytest.raises(InvalidArgument, match="no file of KV events"):
         read_columns(path)
     replay(crowd(), VllmConfig(), events=path)

@@ -76,7 +76,7 @@ def test_an_idle_engine_whose_copy_has_landed_is_in_order() -> None:
 def _rows_by_tier(result: _core.FleetResult, workers: int) -> dict[int, list[tuple[int, str, int]]]:
     rows: dict[int, list[tuple[int, str, int]]] = {G1: [], G2: []}
     for worker in range(workers):
-        for time, kind, tier, block in timed(*result.events(worker)):
+        for time, kind, tier, block in timed(*result.events(worker).rows()):
             rows[tier].append((time, kind, block))
     return {tier: sorted(some) for tier, some in rows.items()}
 

@@ -19,7 +19,7 @@ def told(result: _core.FleetResult, workers: int) -> list[Any]:
     """Every worker's events, each with its time."""
     rows: list[Any] = []
     for worker in range(workers):
-        batch, times_ns = result.events(worker)
+        batch, times_ns = result.events(worker).rows()
         rows.append([getattr(batch, name).tolist() for name in EVENT_COLUMNS] + [times_ns.tolist()])
     return rows
 

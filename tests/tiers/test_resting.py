@@ -83,7 +83,7 @@ def everything(result: _core.FleetResult, workers: int, events: bool) -> list[An
     rows: list[Any] = [digest(result), result.itl_ns.tolist(), result.itl_count.tolist()]
     rows.extend([link.name, link.busy_ns, link.bytes_finished] for link in result.links)
     rows.extend([column.tolist() for column in tier.residency] for tier in result.tiers)
-    for batch, times_ns in (result.events(worker) for worker in range(workers) if events):
+    for batch, times_ns in (result.events(worker).rows() for worker in range(workers) if events):
         rows.append([getattr(batch, name).tolist() for name in EVENT_COLUMNS] + [times_ns.tolist()])
     return rows
 

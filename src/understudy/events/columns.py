@@ -50,7 +50,7 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, batch: EventBatch, stream: Stream) -> EventColumns:
         """The events that `decode` makes of a store's drained rows, without making them."""
-        return cls(*batch.event_columns(stream == "raw")[:6])
+        return cls(*batch.event_columns(stream == "raw"))
 
     @classmethod
     def concatenate(cls, parts: Sequence[EventColumns]) -> EventColumns:

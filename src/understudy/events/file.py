@@ -1,4 +1,10 @@
-"""Events of a run in a file of columns: an .npz, as numpy reads it, a fraction of the size of lines of JSON."""
+"""Events of a run in a file of columns: an .npz, as numpy reads it, a fraction of the size of lines of JSON.
+
+By publisher `n` there are `n/kinds`, `tiers`, `parents`, `offsets` and `sequence_hashes` as `EventColumns` has them,
+`time_ns` of every event, and `stored_local_hashes` of the blocks of Stored events alone. Positions and generations come
+in runs: from block `run_offsets[i]` on they count from `run_positions[i]` and `run_generations[i]`, up in a Stored and
+down in a Removed, which takes blocks from the last to the first.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +21,26 @@ from understudy.events.events import Removed, RemovedBlock, Stored, StoredBlock
 from understudy.outputs import create
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from os import PathLike
 
     import numpy.typing as npt
 
-    from understudy._core import EventBatch
+    from understudy._core import EventTable
     from understudy.events.events import Stream
 
-FORMAT = 1
+FORMAT = 2
+
+_HEADS = (
+    "kinds",
+    "tiers",
+    "parents",
+    "offsets",
+    "time_ns",
+    "run_offsets",
+    "run_positions",
+    "run_generations",
+)
 
 
 class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
@@ -33,13 +50,6 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
     time_ns: npt.NDArray[np.int64]  # of every event: the end of its step
     positions: npt.NDArray[np.uint32]  # of every block
     generations: npt.NDArray[np.uint64]  # of every block
-
-    @classmethod
-    def of(cls, batch: EventBatch, times: npt.NDArray[np.int64], stream: Stream) -> PublisherEvents:
-        """What a store or an engine told, with the time of every row."""
-        told = batch.event_columns(stream == "raw")
-        first, positions, generations = told[6:]
-        return cls(EventColumns(*told[:6]), times[first], positions, generations)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -65,36 +75,32 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
 
 
 def write_columns(
-    path: str | PathLike[str], publishers: Mapping[str, PublisherEvents], *, stream: Stream, block_size: int
+    path: str | PathLike[str], publishers: Mapping[str, EventTable], *, stream: Stream, block_size: int
 ) -> None:
     """Write the events of every publisher. InvalidArgument when the file cannot be written."""
-    arrays: dict[str, Any] = {
-        "format": np.array(FORMAT),
-        "stream": np.array(stream),
-        "block_size": np.array(block_size),
-        "publishers": np.array(list(publishers), np.str_),
-    }
-    for number, told in enumerate(publishers.values()):
-        columns = told.columns
-        stored = np.repeat(columns.kinds == STORED, np.diff(columns.offsets))
-        parts = {
-            "time_ns": told.time_ns,
-            "kinds": columns.kinds,
-            "tiers": columns.tiers,
-            "parents": columns.parents,
-            "offsets": columns.offsets,
-            "sequence_hashes": columns.sequence_hashes,
-            "stored_local_hashes": columns.local_hashes[stored],  # of a Removed there are none
-            "positions": told.positions,
-            "generations": _narrow(told.generations),
-        }
-        arrays |= {f"{number}/{name}": part for name, part in parts.items()}
-    with create(path) as file:
-        np.savez(file, **arrays)
+    raw = stream == "raw"
+    with create(path) as file, zipfile.ZipFile(file, "w") as archive:
+        _write(archive, "format", [np.array(FORMAT)])
+        _write(archive, "stream", [np.array(stream)])
+        _write(archive, "block_size", [np.array(block_size)])
+        _write(archive, "publishers", [np.array(list(publishers), np.str_)])
+        for number, told in enumerate(publishers.values()):
+            for name, column in told.heads(raw).items():
+                _write(archive, f"{number}/{name}", [column])
+            _write(archive, f"{number}/sequence_hashes", told.sequence_hashes(raw))
+            _write(archive, f"{number}/stored_local_hashes", told.stored_local_hashes(raw))
 
 
-def _narrow(column: npt.NDArray[np.uint64]) -> npt.NDArray[np.unsignedinteger[Any]]:
-    return column.astype(np.uint32) if not len(column) or column.max() < 1 << 32 else column
+def _write(archive: zipfile.ZipFile, name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
+    """One array, of which there are `parts`, as `numpy.savez` writes it, but without putting them together before."""
+    first = parts[0] if parts else np.zeros(0, np.uint64)
+    header = np.lib.format.header_data_from_array_1_0(first)
+    if first.ndim:
+        header["shape"] = (sum(map(len, parts)),)
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array_header_1_0(member, header)
+        for part in parts:
+            member.write(part.data if part.ndim else part.tobytes())
 
 
 class EventFile(msgspec.Struct, frozen=True, eq=False):
@@ -128,11 +134,18 @@ def _publisher(arrays: dict[str, Any], number: int) -> PublisherEvents:
     def part(name: str) -> Any:
         return arrays[f"{number}/{name}"]
 
-    kinds, offsets = part("kinds"), part("offsets")
-    local_hashes = np.zeros(len(part("sequence_hashes")), np.uint64)
-    local_hashes[np.repeat(kinds == STORED, np.diff(offsets))] = part("stored_local_hashes")
-    columns = EventColumns(
-        kinds, part("tiers"), part("parents"), offsets, part("sequence_hashes"), local_hashes
-    )
+    kinds, tiers, parents, offsets, time_ns, runs, run_positions, run_generations = map(part, _HEADS)
+    hashes = part("sequence_hashes")
+    stored = np.repeat(kinds == STORED, np.diff(offsets))
+    local_hashes = np.zeros(len(hashes), np.uint64)
+    local_hashes[stored] = part("stored_local_hashes")
+    columns = EventColumns(kinds, tiers, parents, offsets, hashes, local_hashes)
     columns.check()
-    return PublisherEvents(columns, part("time_ns"), part("positions"), part("generations").astype(np.uint64))
+    if len(time_ns) != len(kinds) or runs[0] != 0 or runs[-1] != len(hashes):
+        raise InvalidArgument("time_ns and run_offsets must cover every event and every block")
+    lengths = np.diff(runs)
+    behind = np.arange(len(hashes)) - np.repeat(runs[:-1], lengths)
+    behind[~stored] *= -1
+    positions = np.repeat(run_positions, lengths) + behind
+    generations = np.repeat(run_generations, lengths).astype(np.int64) + behind
+    return PublisherEvents(columns, time_ns, positions.astype(np.uint32), generations.astype(np.uint64))

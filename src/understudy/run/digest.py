@@ -49,7 +49,7 @@ def digests(timeline: Timeline, kv: KvLog | None = None) -> dict[str, Any]:
         parts["links"] = _hash(_links(tiers))
     whole = _hash(iter(parts.items()))
     if kv is not None:
-        parts["events"] = _hash(kv.raw_columns())
+        parts["events"] = _hash(kv.digests())
     return {"digest": f"{whole:016x}", "digests": {name: f"{value:016x}" for name, value in parts.items()}}
 
 

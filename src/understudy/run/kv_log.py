@@ -12,7 +12,7 @@ import msgspec
 from understudy._core import Tier
 from understudy.errors import InvalidArgument
 from understudy.events import EventsLost, Stored, decode
-from understudy.events.file import PublisherEvents, write_columns
+from understudy.events.file import write_columns
 from understudy.outputs import create
 
 if TYPE_CHECKING:
@@ -22,20 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import EventBatch, FleetResult, TierSummary
+    from understudy._core import EventTable, FleetResult, TierSummary
     from understudy.events import Removed, Stream
     from understudy.events.synthesize import TokenSource
-
-_RAW_COLUMNS = (
-    "kinds",
-    "tiers",
-    "starts",
-    "sequence_hashes",
-    "local_hashes",
-    "parent_hashes",
-    "positions",
-    "generations",
-)
 
 
 class KvLog:
@@ -52,31 +41,30 @@ class KvLog:
 
     def events(self, worker: int, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         """(end of its step in ns, event) in order; the ids of a stream count from 0 by 1."""
-        return self._decoded(*self._result.events(worker), stream)
+        return self._decoded(self._result.events(worker), stream)
 
     def shared_events(self, tier: Tier, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         """As `events`, of a tier that the run shares; InvalidArgument when there is none."""
         for summary in self._shared():
             if summary.tier == tier:
-                return self._decoded(*summary.events, stream)
+                return self._decoded(summary.events, stream)
         raise InvalidArgument(f"the run shares no tier {tier.name}")
 
-    def raw_columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """The events of every publisher as the core's columns, with their times; what a digest covers."""
-        workers = [self._result.events(worker) for worker in range(self._workers)]
-        for batch, times in (*workers, *(summary.events for summary in self._shared())):
-            yield "time_ns", times
-            for name in _RAW_COLUMNS:
-                yield name, getattr(batch, name)
+    def digests(self) -> Iterator[tuple[str, int]]:
+        """Of what every publisher said, and when, by name."""
+        return ((name, told.digest) for name, told in self._tables().items())
+
+    def _tables(self) -> dict[str, EventTable]:
+        tables = {f"worker {worker}": self._result.events(worker) for worker in range(self._workers)}
+        return tables | {summary.tier.name: summary.events for summary in self._shared()}
 
     def _shared(self) -> list[TierSummary]:
         shared = [summary for summary in self._result.tiers if summary.tier in (Tier.G3, Tier.G4)]
         return sorted(shared, key=lambda summary: int(summary.tier))
 
-    def _decoded(
-        self, batch: EventBatch, times: npt.NDArray[np.int64], stream: Stream
-    ) -> Iterator[tuple[int, Stored | Removed]]:
+    def _decoded(self, told: EventTable, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         ids = count()
+        batch, times = told.rows()
         for event in decode(batch, dp_rank=0, block_size=self._block_size, stream=stream):
             assert not isinstance(event, EventsLost)  # nothing bounds an engine's events
             yield int(times[event.event_id]), msgspec.structs.replace(event, event_id=next(ids))
@@ -105,10 +93,7 @@ class KvLog:
         InvalidArgument when that is not possible.
         """
         if fspath(path).endswith(".npz"):
-            told = {f"worker {worker}": self._result.events(worker) for worker in range(self._workers)}
-            told |= {summary.tier.name: summary.events for summary in self._shared()}
-            columns = {name: PublisherEvents.of(*each, stream) for name, each in told.items()}
-            write_columns(path, columns, stream=stream, block_size=self._block_size)
+            write_columns(path, self._tables(), stream=stream, block_size=self._block_size)
             return
 
         def spoken(events: Iterator[tuple[int, Stored | Removed]]) -> Iterator[tuple[int, Stored | Removed]]:
