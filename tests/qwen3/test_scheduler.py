@@ -220,3 +220,9 @@ def test_a_closed_engine_has_given_everything_back() -> None:
 def test_a_budget_below_the_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_batched_tokens=8"):
         SchedulerConfig(max_batched_tokens=8, max_num_seqs=9)
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, "x", None])
+def test_a_prompt_that_is_not_of_tokens_is_refused_where_the_request_is_made(token: object) -> None:
+    with pytest.raises(InvalidArgument, match="request 'r': prompt"):
+        Request("r", [1, token], 1)  # type: ignore[list-item]

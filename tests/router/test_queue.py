@@ -186,10 +186,10 @@ def test_the_shortest_first_serves_the_mean_and_the_last_first_does_not() -> Non
     blocks = -(-prompts // 64)
     workload = Workload(  # two bursts of short and long prompts, nothing shared
         arrival_ns=np.repeat([0, 400_000_000], 60),
-        prompt_tokens=prompts,
+        prompt_tokens=prompts.astype(np.int32),
         output_tokens=np.full(120, 4),
         hash_offsets=np.concatenate([[0], np.cumsum(blocks)]),
-        hash_ids=np.arange(blocks.sum()),
+        hash_ids=np.arange(blocks.sum(), dtype=np.uint32),
         trace_block_size=64,
     )
     means = {}

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
+from understudy.errors import InvalidArgument
 from understudy.qwen3.sampling import GREEDY, Draw, Logprobs, SamplingParams, uniform_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from understudy.kv import RegisteredBlocks, RequestKv
     from understudy.qwen3.host import Copy
@@ -31,6 +36,9 @@ class Request:
     salt: str = ""
     lora: str = ""
 
+    tokens: npt.NDArray[np.uint32] = field(init=False)
+    """The prompt as the device's side wants it, made here: the device does not wait for whoever makes requests."""
+
     # The scheduler's:
     kv: RequestKv | None = None
     arrival: int = 0
@@ -45,6 +53,14 @@ class Request:
     """What is being brought back for it."""
     holds: list[RegisteredBlocks] = field(default_factory=list)
     """Its prefix on the device and what was brought back behind it, until it is admitted."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.tokens = np.asarray(self.prompt, np.uint32)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise InvalidArgument(
+                f"request {self.id!r}: prompt must be tokens, 0 to 2**32 - 1 ({error})"
+            ) from error
 
     @property
     def prefilling(self) -> bool:

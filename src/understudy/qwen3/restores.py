@@ -25,7 +25,7 @@ class Restores:
         """Whether the request has to wait for pages that the host has and the device lacks."""
         if request.chain is None:
             request.chain = TokenBlocks(
-                request.prompt, self.host.manager.layout.page_size, salt=request.salt, lora=request.lora
+                request.tokens, self.host.manager.layout.page_size, salt=request.salt, lora=request.lora
             )
         if request.holds:  # it has been here
             return False

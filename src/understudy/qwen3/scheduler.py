@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.qwen3.batch import Chunk, Decode
 from understudy.qwen3.executor import Computed, Step
@@ -247,7 +245,7 @@ class Scheduler:
                 self.waiting.pop(0)
                 continue
             request.kv = self.manager.request(
-                np.asarray(request.prompt, np.uint32),
+                request.tokens,
                 request.max_tokens,
                 salt=request.salt,
                 lora=request.lora,
