@@ -29,13 +29,6 @@ void BlockBackend::release(KvRequest& request) {
   request.keyed = 0;
 }
 
-bool BlockBackend::evicts_in_any_order() const noexcept {
-  const bool by_release = order_ == PolicyKind::Vllm || order_ == PolicyKind::VllmAppend;
-  // Where copies of a block live side by side, only vLLM's own orders were thought through.
-  const bool alone = config_.kv_manager == KvManagerKind::Kvbm;
-  return !(by_release || (alone && (order_ == PolicyKind::Lineage || order_ == PolicyKind::Lru)));
-}
-
 void BlockBackend::need_names(KvRequest& request, std::size_t blocks) {
   if (request.blocks.size() >= blocks) return;
   if (config_.enable_prefix_caching) {

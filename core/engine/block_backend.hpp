@@ -33,9 +33,6 @@ class BlockBackend : public KvBackend {
   virtual void name(KvRequest& request, std::uint32_t blocks) = 0;
   // A block is found once its tokens have come; else from the schedule of its last one on.
   virtual bool names_on_receipt() const noexcept = 0;
-  // A block may be evicted before those that continue it. Requests let go of theirs from the last to the first, so not
-  // in orders that go by that.
-  bool evicts_in_any_order() const noexcept;
   // Nothing that is cached goes while there is an empty block.
   bool evicts_last() const noexcept { return order_ != PolicyKind::VllmAppend && order_ != PolicyKind::Advised; }
   // The order is a policy of the user's, which may fail whenever a block is taken.

@@ -139,7 +139,9 @@ bool VllmEngine::fits(const Admission& head) {
 
 // It stays where it is: for how long is known, or not.
 void VllmEngine::refuse(const Admission& head) {
-  // Blocks only get scarcer while the others decode; but the budget may have gone to prompts of this step alone.
+  // Blocks only get scarcer while the others decode, whatever the order of eviction: each that they take is one less,
+  // and at most one less that this request would have to hold, for a hit that goes has to be computed instead, and so
+  // have those behind it. But the budget may have gone to prompts of this step alone.
   // Asynchronously, who has its last token in flight takes none of it.
   refusal_.stands =
       !head.too_long || (!config_.async_scheduling && head.wanted + running_.size() > config_.max_num_batched_tokens);

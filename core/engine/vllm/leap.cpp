@@ -339,9 +339,6 @@ std::uint64_t VllmEngine::Leap::gather_due() {
     engine_.kv_->need_names(request(order), filled / size_);
     ordinary_ = ordinary_ || request(order).blocks[filled / size_ - 1].lineage == refusal.missing;
   }
-  // Where a block may go before those that continue it, the head of the queue then finds less, so less has to be held
-  // for it, and it may fit.
-  if (refusal.stands && fresh > 0 && engine_.kv_->evicts_in_any_order()) ordinary_ = true;
   return fresh;
 }
 

@@ -28,8 +28,6 @@ std::uint64_t VllmEngine::plain_steps() const {
     to_next_block = std::min<std::uint64_t>(to_next_block, into == 0 && lacks_block ? 0 : size - into);
   }
   if (steps <= to_next_block) return steps;
-  // Where blocks go in any order, one that is taken may let the head of the queue in.
-  if (refusal_.stands && !waiting_.empty() && kv_->evicts_in_any_order()) return to_next_block;
   std::uint64_t blocks = 0;
   for (const RequestSlot id : running_) {
     const std::uint64_t end = requests_[id].computed + steps;
