@@ -35,7 +35,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  bool enable_prefix_caching, bool enable_chunked_prefill, const std::string& policy,
                  const std::string& preemption_mode, bool scheduler_reserve_full_isl, double watermark,
                  bool async_scheduling, const std::string& kv_manager, nb::handle eviction_policy,
-                 const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation& speculation,
+                 const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation* speculation,
                  const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
                  nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
                  bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload) {
@@ -58,7 +58,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   config.async_scheduling = async_scheduling;
   config.accept_rates = accept_rates;
   config.burst_seed = read_uint(burst_seed, "burst_seed");
-  config.speculation = speculation;
+  if (speculation != nullptr) config.speculation = *speculation;
   config.free_order = read_choice<FreeOrder>(free_order, "free_order",
                                              {{"unkeyed_first", FreeOrder::UnkeyedFirst},
                                               {"all_last", FreeOrder::AllLast},
@@ -114,7 +114,7 @@ void bind_engine_config(nb::module_& m) {
            "enable_prefix_caching"_a = true, "enable_chunked_prefill"_a = true, "policy"_a = "fcfs",
            "preemption_mode"_a = "lifo", "scheduler_reserve_full_isl"_a = true, "watermark"_a = 0.0,
            "async_scheduling"_a = false, "kv_manager"_a = "native", "eviction_policy"_a.none() = nb::none(),
-           "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "speculation"_a = Speculation(),
+           "accept_rates"_a = nb::list(), "burst_seed"_a = 42, "speculation"_a.none() = nb::none(),
            "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
            "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
            "events"_a = false, "kv_trace"_a = false, "check"_a = false, "max_loras"_a.none() = nb::none(),
