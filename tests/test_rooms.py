@@ -36,7 +36,9 @@ def test_a_room_of_the_core_uses_only_those_before_it(room: str) -> None:
 def test_the_core_uses_no_iostreams() -> None:
     """They crash where a toolchain links libstdc++ statically, and write numbers as the locale says."""
     for path in sorted([*CORE.rglob("*.hpp"), *CORE.rglob("*.cpp")]):
-        found = re.search(r"sstream|iostream|ostream|std::(cout|cerr|format|locale)\b", path.read_text())
+        found = re.search(
+            r"sstream|iostream|ostream|fstream|iomanip|std::(cout|cerr|format|locale)\b", path.read_text()
+        )
         assert found is None, f"{path.relative_to(CORE)} uses {found[0]}"
 
 

@@ -161,9 +161,14 @@ void bind_guards(nb::module_& m) {
   nb::class_<WeakBlocks> weak(m, "WeakBlocks", "Remembers blocks without holding them.");
 
   mutable_blocks.def_prop_ro("evicted", &MutableBlocks::evicted, "What the allocation evicted, in eviction order.")
+      .def_prop_ro(
+          "evicted_token_ids", [](const MutableBlocks& self) { return to_array(self.evicted_tokens()); },
+          "Their token ids, one block after another, where events carry them; else empty.")
       .def("stage", &stage, "identities"_a, "Give each block its identity; consumes this guard.")
-      .def("register", &commit, "identities"_a, "token_ids"_a.none() = nb::none(),
-           "Stage and register in one call; consumes this guard.")
+      .def(
+          "register", &commit, "identities"_a, "token_ids"_a.none() = nb::none(),
+          "Stage and register in one call; consumes this guard. Where events carry token ids, those of all blocks must "
+          "be given, unless some tier of the store has each of them.")
       .def(
           "take",
           [](MutableBlocks& self, nb::handle count) {

@@ -94,12 +94,17 @@ class Guard {
 
 class MutableBlocks : public Guard {
  public:
-  MutableBlocks(Manager manager, std::vector<SlotId> ids, Identities evicted = {})
-      : Guard(std::move(manager), std::move(ids)), evicted_(std::move(evicted)) {}
+  MutableBlocks(Manager manager, std::vector<SlotId> ids, Identities evicted = {},
+                std::vector<Token> evicted_tokens = {})
+      : Guard(std::move(manager), std::move(ids)),
+        evicted_(std::move(evicted)),
+        evicted_tokens_(std::move(evicted_tokens)) {}
   const Identities& evicted() const noexcept { return evicted_; }
+  const std::vector<Token>& evicted_tokens() const noexcept { return evicted_tokens_; }
 
  private:
   Identities evicted_;
+  std::vector<Token> evicted_tokens_;
 };
 
 class StagedBlocks : public Guard {

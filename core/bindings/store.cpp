@@ -88,8 +88,9 @@ MutableBlocks allocate(const Manager& self, nb::handle count) {
   }
   std::vector<SlotId> ids(wanted);
   std::vector<BlockIdentity> evicted;
-  without_gil(self, ids.size(), [&] { self.store->allocate(self.pool, ids, &evicted); });
-  return {self, std::move(ids), evicted.empty() ? Identities() : Identities(std::move(evicted))};
+  std::vector<Token> tokens;
+  without_gil(self, ids.size(), [&] { self.store->allocate(self.pool, ids, &evicted, nullptr, &tokens); });
+  return {self, std::move(ids), evicted.empty() ? Identities() : Identities(std::move(evicted)), std::move(tokens)};
 }
 
 RegisteredBlocks match_prefix(const Manager& self, const Identities& identities) {

@@ -69,6 +69,7 @@ BlockStore::BlockStore(const StoreConfig& config)
       num_slots_(total_blocks(config)),
       slots_(num_slots_ + kSentinels * config.pools.size()),
       details_(slots_with_details(config)),
+      tokens_(config.events.enabled && config.events.token_ids ? slots_.size() * config.block_size : 0),
       events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
   std::uint64_t sketch_capacity = 0;
   for (const PoolConfig& pool : config.pools) {
@@ -124,13 +125,14 @@ void BlockStore::refuse_unknown(const Pool& pool, SlotId id) {
 bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
                               std::vector<SlotId>* evicted_slots) {
   std::uint64_t available = 0;
-  return take(*pools_[pool_index], out, {evicted, evicted_slots}, &available);
+  return take(*pools_[pool_index], out, {evicted, evicted_slots, nullptr}, &available);
 }
 
 void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
-                          std::vector<SlotId>* evicted_slots) {
+                          std::vector<SlotId>* evicted_slots, std::vector<Token>* evicted_tokens) {
   std::uint64_t available = 0;
-  if (!take(*pools_[pool_index], out, {evicted, evicted_slots}, &available)) {
+  if (!emits_token_ids()) evicted_tokens = nullptr;
+  if (!take(*pools_[pool_index], out, {evicted, evicted_slots, evicted_tokens}, &available)) {
     refuse_shortage(*pools_[pool_index], out.size(), available);
   }
 }
@@ -281,6 +283,12 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
       *next++ = pool.config.keeps_details ? identity(id) : BlockIdentity{slots[id].lineage, 0, 0};
     }
     evicted.blocks->resize(static_cast<std::size_t>(next - evicted.blocks->data()));
+  }
+  if (evicted.tokens != nullptr) {
+    for (const SlotId id : out) {
+      if (slots[id].state != SlotState::Inactive) continue;
+      evicted.tokens->insert(evicted.tokens->end(), tokens_at(id), tokens_at(id) + block_size_);
+    }
   }
   const std::size_t placed = evicted.slots != nullptr ? evicted.slots->size() : 0;
   if (evicted.slots != nullptr) evicted.slots->resize(placed + out.size());

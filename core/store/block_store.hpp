@@ -106,11 +106,11 @@ class BlockStore final : public Residency {
   // ── Allocate ──
   // Fills `out` with Mutable slots, or returns false (fewer available) with nothing changed. Evicted blocks are
   // appended to `evicted` in eviction order, and the slots of `out` that held them to `evicted_slots` (kNoSlot where
-  // another copy of the block stays).
+  // another copy of the block stays). Where events carry token ids, those of the evicted go to `evicted_tokens`.
   bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
                     std::vector<SlotId>* evicted_slots = nullptr);
   void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
-                std::vector<SlotId>* evicted_slots = nullptr);
+                std::vector<SlotId>* evicted_slots = nullptr, std::vector<Token>* evicted_tokens = nullptr);
   // The same for an owner who knows better than the pool's policy what goes: empty slots, and behind them `victims`, in
   // this order. WrongState when one of them is not cached, or referenced, or named twice, or when there are not as many
   // empty ones as that leaves; nothing has changed then. Not for a policy of the user's.
@@ -122,14 +122,17 @@ class BlockStore final : public Residency {
   void stage(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void unstage(std::size_t pool, std::span<const SlotId> slots);
   // Staged → registered, in order; later blocks see earlier ones. slots[i] becomes the id that now holds block i.
+  // Where events carry token ids, `tokens` are those of all blocks; without them each block must be on some tier, whose
+  // copy has them.
   void register_staged(std::size_t pool, std::span<SlotId> slots, std::span<const Token> tokens = {});
   // Mutable → registered in one call.
   void commit(std::size_t pool, std::span<SlotId> slots, std::span<const BlockIdentity> identities,
               std::span<const Token> tokens = {});
 
   // ── Fill by a copy that takes time: Mutable → Claimed → Registered ──
-  // WrongState when one of the blocks is registered or claimed already or named twice, or where events carry token ids.
-  void claim(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
+  // WrongState when one of the blocks is registered or claimed already or named twice. `tokens` as above.
+  void claim(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities,
+             std::span<const Token> tokens = {});
   // Allocates and claims a slot for each of `identities`. Throws as those two do; where the claim is refused, what was
   // evicted for it is gone, and the slots are free.
   void reserve(std::size_t pool, std::span<const BlockIdentity> identities, std::span<SlotId> out);
@@ -230,6 +233,7 @@ class BlockStore final : public Residency {
   struct Evicted {  // where to say what went; null: nobody asks
     std::vector<BlockIdentity>* blocks = nullptr;
     std::vector<SlotId>* slots = nullptr;
+    std::vector<Token>* tokens = nullptr;  // where events carry them
   };
   bool take(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
   bool take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
@@ -237,7 +241,13 @@ class BlockStore final : public Residency {
                        bool* overtaken);
   void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
 
-  void check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const;
+  void check_tokens(std::size_t blocks, std::span<const Token> tokens) const;
+  // Those that copies have on any tier, where events carry token ids; InvalidArgument when a block is nowhere.
+  template <typename LineageOf>
+  std::span<const Token> copied_tokens(std::size_t blocks, LineageOf lineage_of);
+  const Token* find_tokens(const LineageHash& lineage) const noexcept;  // null: on no tier
+  Token* tokens_at(SlotId id) noexcept { return tokens_.get() + std::size_t{id} * block_size_; }
+  const Token* tokens_at(SlotId id) const noexcept { return tokens_.get() + std::size_t{id} * block_size_; }
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
   std::size_t replace_with_claims(Pool& pool, std::span<SlotId> out, std::span<const BlockIdentity> identities);
@@ -274,12 +284,14 @@ class BlockStore final : public Residency {
   std::size_t num_slots_ = 0;
   HugeArray<Slot> slots_;
   HugeArray<SlotDetail> details_;  // of the same slots, or of the first ones: those of pools that keep any
+  HugeArray<Token> tokens_;        // of the block in each slot, where events carry them
   std::vector<std::unique_ptr<Pool>> pools_;
   std::unique_ptr<FrequencySketch> sketch_;
   EventRing events_;
   std::uint64_t next_generation_ = 1;
   std::vector<std::uint32_t> tags_;    // of the blocks of the current call
   std::vector<std::uint32_t> claims_;  // the same, of those that it claims
+  std::vector<Token> copied_;          // the same: what copies of them have
   std::vector<SlotId> freed_;          // slots whose last reference went in the current call, for the policy
 };
 

@@ -6,14 +6,40 @@
 
 namespace understudy {
 
-void BlockStore::check_tokens(std::span<const SlotId> slots, std::span<const Token> tokens) const {
-  if (!emits_token_ids() && tokens.empty()) return;
-  const std::size_t expected = slots.size() * block_size_;
+// ── Token ids ──
+
+void BlockStore::check_tokens(std::size_t blocks, std::span<const Token> tokens) const {
+  if (tokens.empty()) return;
+  const std::size_t expected = blocks * block_size_;
   if (tokens.size() != expected) {
-    throw Error(ErrorKind::InvalidArgument, "token_ids must hold ", expected, " tokens for ", slots.size(),
-                " blocks of ", block_size_, ", got ", tokens.size());
+    throw Error(ErrorKind::InvalidArgument, "token_ids must hold ", expected, " tokens for ", blocks, " blocks of ",
+                block_size_, ", got ", tokens.size());
   }
 }
+
+template <typename LineageOf>
+std::span<const Token> BlockStore::copied_tokens(std::size_t blocks, LineageOf lineage_of) {
+  copied_.clear();
+  if (!emits_token_ids()) return copied_;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const Token* const known = find_tokens(lineage_of(i));
+    if (known == nullptr) {
+      throw Error(ErrorKind::InvalidArgument, "token_ids must hold ", blocks * block_size_, " tokens for ", blocks,
+                  " blocks of ", block_size_, ", got none, and no tier has block ", i, " of them");
+    }
+    copied_.insert(copied_.end(), known, known + block_size_);
+  }
+  return copied_;
+}
+
+const Token* BlockStore::find_tokens(const LineageHash& lineage) const noexcept {
+  for (const auto& pool : pools_) {
+    if (const SlotId id = pool->map.find(lineage); id != kNoSlot) return tokens_at(id);
+  }
+  return nullptr;
+}
+
+// ── Stage and register ──
 
 void BlockStore::stage(std::size_t pool_index, std::span<const SlotId> slots,
                        std::span<const BlockIdentity> identities) {
@@ -68,7 +94,7 @@ void BlockStore::unstage(std::size_t pool_index, std::span<const SlotId> slots) 
 
 void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots, std::span<const Token> tokens) {
   Pool& pool = *pools_[pool_index];
-  check_tokens(slots, tokens);
+  check_tokens(slots.size(), tokens);
   const Lock lock(*this);
   std::size_t good = 0;
   const char* fault = nullptr;
@@ -93,14 +119,21 @@ void BlockStore::register_staged(std::size_t pool_index, std::span<SlotId> slots
   if (fault != nullptr) {
     throw Error(faulty >= pool.count ? ErrorKind::UnknownBlock : ErrorKind::WrongState, "block ", faulty, fault);
   }
+  if (tokens.empty()) {
+    tokens = copied_tokens(slots.size(),
+                           [&](std::size_t i) -> const LineageHash& { return slots_[pool.first + slots[i]].lineage; });
+  }
   register_locked(pool, slots, tokens);
 }
 
 void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::span<const BlockIdentity> identities,
                         std::span<const Token> tokens) {
   Pool& pool = *pools_[pool_index];
-  check_tokens(slots, tokens);
+  check_tokens(slots.size(), tokens);
   const Lock lock(*this);
+  if (tokens.empty() && slots.size() == identities.size()) {
+    tokens = copied_tokens(slots.size(), [&](std::size_t i) -> const LineageHash& { return identities[i].lineage; });
+  }
   stage_locked(pool, slots, identities);
   register_locked(pool, slots, tokens);
 }
@@ -113,6 +146,7 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
     if (i + kAhead < slots.size()) pool.map.warm(tags_[i + kAhead]);
     const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + i * block_size_;
     const SlotId id = pool.first + slots[i];
+    if (block_tokens != nullptr && emits_token_ids()) std::copy_n(block_tokens, block_size_, tokens_at(id));
     if (const SlotId head = pool.map.find_or_insert(tags_[i], id); head != kNoSlot) {
       slots[i] = register_copy(pool, id, head, block_tokens) - pool.first;
       continue;
@@ -133,17 +167,18 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
   freed_.clear();
 }
 
-void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
-                       std::span<const BlockIdentity> identities) {
-  if (emits_token_ids()) {
-    throw Error(ErrorKind::WrongState, "blocks cannot be claimed where events carry token ids: a copy has none");
-  }
+void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots, std::span<const BlockIdentity> identities,
+                       std::span<const Token> tokens) {
   if (slots.size() != identities.size()) {
     throw Error(ErrorKind::InvalidArgument, "identities must name each of the ", slots.size(), " blocks, got ",
                 identities.size());
   }
   Pool& pool = *pools_[pool_index];
+  check_tokens(slots.size(), tokens);
   const Lock lock(*this);
+  if (tokens.empty()) {
+    tokens = copied_tokens(slots.size(), [&](std::size_t i) -> const LineageHash& { return identities[i].lineage; });
+  }
   BlockIndex map = pool.map;
   std::size_t done = 0;
   try {
@@ -160,6 +195,7 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots,
       }
       slots_[id].state = SlotState::Claimed;
       set_identity(pool, id, identities[done]);
+      if (emits_token_ids()) std::copy_n(tokens.data() + done * block_size_, block_size_, tokens_at(id));
       map.insert(tag, id);
     }
   } catch (...) {
@@ -304,12 +340,13 @@ void BlockStore::land_held(Pool& pool, std::span<SlotId> slots) {
   for (SlotId& local : slots) {
     const SlotId id = pool.first + local;
     const SlotId head = pool.map.find(slots_[id].lineage);
+    const Token* const tokens = emits_token_ids() ? tokens_at(id) : nullptr;
     if (head == kNoSlot) {
       ++fresh;
-      note_registered(pool, id, nullptr);
+      note_registered(pool, id, tokens);
     } else {
       pool.map.erase(BlockIndex::tag(slots_[id].lineage), id);
-      local = register_copy(pool, id, head, nullptr) - pool.first;
+      local = register_copy(pool, id, head, tokens) - pool.first;
     }
   }
   pool.moved(fresh, SlotState::Staged, SlotState::Primary);

@@ -1,5 +1,4 @@
 // What the store tells about itself: numbers, events, a dump and a self-check.
-#include <iomanip>
 #include <unordered_map>
 
 #include "store/block_pool.hpp"
@@ -124,6 +123,7 @@ std::size_t BlockStore::memory_bytes() const {
   for (const auto& pool : pools_) {
     const bool detailed = pool->used() > 0 && pool->first < details_.size();
     total += pool->used() * (sizeof(Slot) + (detailed ? sizeof(SlotDetail) : 0));
+    if (tokens_.size() > 0) total += pool->used() * block_size_ * sizeof(Token);
     total += pool->buckets.size() * sizeof(BlockIndex::Bucket) + pool->policy->memory_bytes();
   }
   return total;

@@ -255,6 +255,8 @@ class BlockGuard:
 class MutableBlocks(BlockGuard):
     @property
     def evicted(self) -> Identities: ...
+    @property
+    def evicted_token_ids(self) -> npt.NDArray[np.uint32]: ...
     def stage(self, identities: Identities) -> StagedBlocks: ...
     def register(self, identities: Identities, token_ids: _Ints | None = None) -> RegisteredBlocks: ...
     def take(self, count: int) -> MutableBlocks: ...
@@ -622,7 +624,7 @@ class EngineConfig:
         eviction_policy: str | Callable[[], object] | None = None,
         accept_rates: Sequence[float] = ...,
         burst_seed: int = 42,
-        speculation: Speculation = ...,
+        speculation: Speculation | None = None,
         free_order: str = "unkeyed_first",
         phantom_hits: bool = True,
         caps_lone_prefill: bool = True,

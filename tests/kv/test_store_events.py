@@ -176,6 +176,76 @@ def test_missing_or_miscounted_token_ids_are_refused_and_nothing_is_registered(
         assert ids(registered) == [0, 1]
 
 
+def tiered(device: int = 2, host: int = 4) -> tuple[BlockStore, BlockManager, BlockManager]:
+    store = BlockStore(
+        [PoolConfig(device), PoolConfig(host, tier=Tier.G2)], block_size=2, events=True, event_token_ids=True
+    )
+    return store, store.manager(), store.manager(Tier.G2)
+
+
+def test_a_copy_on_another_tier_has_the_token_ids_of_its_block_and_brings_them_back() -> None:
+    store, device, host = tiered()
+    names, others = chain(2), chain(2, 2)
+    device.allocate(2).register(names, token_ids=[1, 2, 3, 4]).release()
+    host.allocate(2).register(names).release()  # written through
+    device.allocate(2).register(others, token_ids=[5, 6, 7, 8]).release()  # evicts them above
+    device.allocate(2).register(names).release()  # brought back
+    batch = store.drain_events()
+    rows = list(zip(batch.tiers[batch.kinds == STORED], batch.token_ids.reshape(-1, 2).tolist(), strict=True))
+    assert rows == [
+        (1, [1, 2]),
+        (1, [3, 4]),
+        (2, [1, 2]),
+        (2, [3, 4]),
+        (1, [5, 6]),
+        (1, [7, 8]),
+        (1, [1, 2]),
+        (1, [3, 4]),
+    ]
+
+
+def test_what_is_copied_down_as_it_is_evicted_keeps_its_token_ids_every_time() -> None:
+    store, device, host = tiered(device=1, host=2)
+    first, second = chain(1), chain(1, 2)
+    device.allocate(1).register(first, token_ids=[1, 2]).release()
+    for name, tokens in ((second, [3, 4]), (first, None), (second, None), (first, None)):
+        room = device.allocate(1)
+        assert len(room.evicted) == 1
+        host.allocate(1).register(room.evicted, token_ids=room.evicted_token_ids).release()
+        room.register(name, token_ids=tokens).release()
+    batch = store.drain_events()
+    down = batch.token_ids.reshape(-1, 2)[batch.tiers[batch.kinds == STORED] == 2].tolist()
+    assert down == [[1, 2], [3, 4], [1, 2], [3, 4]]  # the latter two came back up before
+    up = batch.token_ids.reshape(-1, 2)[batch.tiers[batch.kinds == STORED] == 1].tolist()
+    assert up == [[1, 2], [3, 4], [1, 2], [3, 4], [1, 2]]
+
+
+def test_staged_blocks_find_the_token_ids_of_their_copies_too_and_a_block_that_is_nowhere_needs_them() -> (
+    None
+):
+    store, device, host = tiered()
+    device.allocate(1).register(chain(1), token_ids=[1, 2]).release()
+    host.allocate(1).stage(chain(1)).register().release()
+    assert store.drain_events().token_ids.tolist() == [1, 2, 1, 2]
+    staged = host.allocate(2).stage(chain(2))
+    before = store.dump()
+    with pytest.raises(
+        InvalidArgument, match="token_ids must hold 4 tokens for 2 blocks of 2, got none, and no tier"
+    ):
+        staged.register()
+    assert store.dump() == before
+    staged.release()
+
+
+def test_a_store_whose_events_carry_no_token_ids_keeps_none() -> None:
+    store = BlockStore([PoolConfig(1), PoolConfig(1, tier=Tier.G2)], block_size=2, events=True)
+    device = store.manager()
+    device.allocate(1).register(chain(1), token_ids=[1, 2]).release()
+    room = device.allocate(1)
+    assert (len(room.evicted), room.evicted_token_ids.tolist()) == (1, [])
+    room.release()
+
+
 # --- tiers ----------------------------------------------------------------------------------------
 
 

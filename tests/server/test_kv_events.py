@@ -9,11 +9,18 @@ import zmq
 import zmq.asyncio
 
 from server.client import Client, serving
+from understudy.events.events import Stored
 from understudy.events.wire import AllBlocksCleared, BlockStored, decode_batch
-from understudy.server.kv_events import KvEventsConfig
+from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
+from understudy.server.kv_events import KvEventsConfig, KvEventSender
+from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pytest
+
+    from understudy.events.events import SpokenEvent
 
 C = "/v1/completions"
 RUN = list(range(1000, 1048))
@@ -121,3 +128,63 @@ def test_a_topic_names_its_server_as_in_a_cluster(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("POD_IP", "10.0.0.7")
     assert config.at("127.0.0.1", 8000, "m").topic == "kv@10.0.0.7:8000@m"
     assert KvEventsConfig.read({"topic": "kv-events"}).at("h", 1, "m").topic == "kv-events"
+
+
+class Tiered:
+    """Blocks of two tokens on two tiers, and what a sender that keeps few of them says. Tokens are 2n and 2n + 1."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, keep_blocks: int) -> None:
+        self.store = BlockStore([PoolConfig(1), PoolConfig(8, tier=Tier.G2)], block_size=2, events=True)
+        self.device, self.host = self.store.manager(), self.store.manager(Tier.G2)
+        config = KvEventsConfig(endpoint="inproc://nobody")
+        self.sender = KvEventSender(config, 2, 0, keep_blocks=keep_blocks)
+        self.said: list[tuple[int, tuple[int, ...] | None]] = []
+        monkeypatch.setattr(self.sender._publisher, "publish_events", self._hear)
+
+    def _hear(self, events: Iterable[SpokenEvent], **_: object) -> None:
+        for event in events:
+            if isinstance(event, Stored):
+                self.said += [(int(event.tier), block.token_ids) for block in event.blocks]
+
+    def ask(self, *numbers: int) -> None:
+        """Requests for these blocks come."""
+        for number in numbers:
+            tokens = TokenBlocks([2 * number, 2 * number + 1], 2)
+            self.sender.remember(tokens.identities, tokens.tokens)
+
+    def put(self, manager: BlockManager, number: int) -> None:
+        """It is computed or copied there, maybe in another's place."""
+        tokens = TokenBlocks([2 * number, 2 * number + 1], 2)
+        manager.allocate(1).register(tokens.identities).release()
+        self.sender.on_step(self.store.drain_events())
+
+
+def test_a_block_keeps_its_tokens_while_any_tier_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Tiered(monkeypatch, keep_blocks=2)
+    fleet.ask(1)
+    fleet.put(fleet.device, 1)
+    fleet.put(fleet.host, 1)  # copied down
+    for number in range(10, 20):  # many others come, and it is evicted above
+        fleet.ask(number)
+        fleet.put(fleet.device, number)
+    fleet.said.clear()
+    fleet.put(fleet.device, 1)  # brought back, and copied down again
+    fleet.host.clear_inactive()
+    fleet.put(fleet.host, 1)
+    assert fleet.said == [(1, (2, 3)), (2, (2, 3))]
+    fleet.sender.close()
+
+
+def test_of_blocks_that_no_tier_has_the_tokens_of_the_latest_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Tiered(monkeypatch, keep_blocks=2)
+    fleet.ask(1, 2, 1, 3)  # 2 was wanted longest ago
+    for number in (1, 2, 3):
+        fleet.put(fleet.device, number)
+    assert fleet.said == [(1, (2, 3)), (1, None), (1, (6, 7))]
+    assert len(fleet.sender._origins) == 2  # 1, of which nobody has a copy any more, and 3
+    fleet.sender.forget_all()
+    fleet.ask(4)
+    assert len(fleet.sender._origins) == 2
+    fleet.sender.close()

@@ -70,8 +70,8 @@ class _Origin(msgspec.Struct, frozen=True):
 class KvEventSender:
     """Sends the events of one rank. A step that says nothing sends nothing.
 
-    An engine knows blocks by their hashes; the tokens behind them are kept here, for as many blocks as may be spoken
-    of again.
+    An engine knows blocks by their hashes; the tokens behind them are kept here: of blocks that some tier has, because
+    they may be copied to another, and of as many others as `keep_blocks` says, the latest.
     """
 
     def __init__(self, config: KvEventsConfig, block_size: int, rank: int, *, keep_blocks: int) -> None:
@@ -80,6 +80,8 @@ class KvEventSender:
         self._block_size = block_size
         self._keep_blocks = keep_blocks
         self._origins: dict[int, tuple[_Origin, int]] = {}
+        self._copies: dict[int, int] = {}  # on all tiers, of those that are on any
+        self._nowhere: dict[int, None] = {}  # the rest of those whose origin is known, the longest ago first
         self._cleared = False
         self.stopped = False
         self.lose = 0
@@ -133,17 +135,39 @@ class KvEventSender:
         origin = _Origin(tokens, salt, lora, session)
         for place, value in enumerate(identities.sequence_hashes.tolist()):
             origins[value] = (origin, place * self._block_size)
-        while len(origins) > self._keep_blocks:
-            del origins[next(iter(origins))]
+            if value not in self._copies:
+                self._nowhere.pop(value, None)
+                self._nowhere[value] = None
+        self._forget_some()
+
+    def _came(self, value: int) -> None:
+        self._copies[value] = self._copies.get(value, 0) + 1
+        self._nowhere.pop(value, None)
+
+    def _went(self, value: int) -> None:
+        left = self._copies.pop(value, 0) - 1
+        if left > 0:
+            self._copies[value] = left
+        elif value in self._origins:
+            self._nowhere[value] = None
+
+    def _forget_some(self) -> None:
+        while len(self._nowhere) > self._keep_blocks:
+            value = next(iter(self._nowhere))
+            del self._nowhere[value]
+            del self._origins[value]
 
     def forget_all(self) -> None:
         """The cache was cleared: readers hear of it with the next step."""
         self._cleared = True
+        self._copies.clear()
+        self._nowhere = dict.fromkeys(self._origins)
 
     def restart(self) -> None:
         """The engine died and another took its place: its stream begins again at 0."""
         self._publisher.close()
-        self._origins.clear()
+        for known in (self._origins, self._copies, self._nowhere):
+            known.clear()
         self._cleared = False
         self._publisher = self._open()
 
@@ -158,10 +182,15 @@ class KvEventSender:
         for event in decode(batch, dp_rank=self._rank, block_size=self._block_size, stream="raw"):
             if isinstance(event, Stored):
                 spoken.append(self._with_tokens(event))
+                for block in event.blocks:
+                    self._came(block.sequence_hash)
             elif isinstance(event, Removed):  # an engine speaks of them one by one
+                for gone in event.blocks:
+                    self._went(gone.sequence_hash)
                 spoken += [
                     Removed(event.event_id, (block,), event.tier, event.dp_rank) for block in event.blocks
                 ]
+        self._forget_some()
         if self.stopped:
             return
         lost = self.lose > 0
