@@ -78,6 +78,17 @@ std::vector<TraceRow> trace_rows(const std::vector<TimedKvTrace>& trace) {
   return out;
 }
 
+using Stay = std::tuple<std::int64_t, std::int64_t, std::vector<std::int64_t>>;
+
+std::vector<Stay> take_stays(VllmEngine& self) {
+  std::vector<Stay> out;
+  for (const BlockStay& r : self.take_stays()) {
+    out.emplace_back(r.lifetime_ns, r.idle_ns,
+                     std::vector(r.gaps_ns.begin(), r.gaps_ns.begin() + static_cast<std::ptrdiff_t>(r.gaps)));
+  }
+  return out;
+}
+
 std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> pool_counts(const VllmEngine& self) {
   const PoolMetrics m = self.store().metrics(0);
   return {m.reset_blocks, m.total_blocks - m.reset_blocks - m.inactive_blocks, m.inactive_blocks};
@@ -247,6 +258,8 @@ void bind_engine(nb::module_& m) {
       .def(
           "take_kv_trace", [](VllmEngine& self) { return trace_rows(self.take_kv_trace()); },
           "Take (time ns, eviction, blocks, free, active, inactive) of allocations and evictions.")
+      .def("take_stays", &take_stays,
+           "Take (lifetime ns, idle ns, gaps ns) of the sampled blocks that went to another owner.")
       .def_prop_ro("pool", &pool_counts, "(free, active, inactive) blocks.")
       .def_prop_ro("steps", [](const VllmEngine& self) { return self.totals().steps; })
       .def_prop_ro("step_ns", [](const VllmEngine& self) { return self.totals().step_ns; })
@@ -267,6 +280,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("draft_rounds", [](const VllmEngine& self) { return self.totals().draft_rounds; })
       .def_prop_ro("drafted_tokens", [](const VllmEngine& self) { return self.totals().drafted_tokens; })
       .def_prop_ro("accepted_tokens", [](const VllmEngine& self) { return self.totals().accepted_tokens; })
+      .def_prop_ro("accepted_at", &VllmEngine::accepted_at, "Accepted drafts by their place in the round.")
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
       .def("check", &VllmEngine::check);
   bind_engine_tiers(engine);

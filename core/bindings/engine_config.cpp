@@ -38,7 +38,8 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
                  const std::vector<double>& accept_rates, nb::handle burst_seed, const Speculation* speculation,
                  const std::string& free_order, bool phantom_hits, bool caps_lone_prefill,
                  nb::handle max_num_active_seqs, bool long_prefill_token_threshold_adaptive, bool events, bool kv_trace,
-                 bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload) {
+                 bool check, nb::handle max_loras, bool preempted_first, const VllmOffload* offload,
+                 double stay_sample) {
   EngineConfig config;
   config.block_size = static_cast<std::uint32_t>(read_uint(block_size, "block_size", BlockStore::kMaxBlockSize));
   config.num_gpu_blocks = read_uint(num_gpu_blocks, "num_gpu_blocks", BlockStore::kMaxBlocks);
@@ -78,6 +79,7 @@ void make_config(EngineConfig* self, nb::handle block_size, nb::handle num_gpu_b
   if (offload != nullptr) config.offload = *offload;
   config.events = events;
   config.kv_trace = kv_trace;
+  config.stay_sample = stay_sample;
   config.check = check;
   new (self) EngineConfig(config);
 }
@@ -118,7 +120,7 @@ void bind_engine_config(nb::module_& m) {
            "free_order"_a = "unkeyed_first", "phantom_hits"_a = true, "caps_lone_prefill"_a = true,
            "max_num_active_seqs"_a.none() = nb::none(), "long_prefill_token_threshold_adaptive"_a = false,
            "events"_a = false, "kv_trace"_a = false, "check"_a = false, "max_loras"_a.none() = nb::none(),
-           "preempted_first"_a = true, "offload"_a.none() = nb::none());
+           "preempted_first"_a = true, "offload"_a.none() = nb::none(), "stay_sample"_a = 0.0);
 }
 
 }  // namespace understudy

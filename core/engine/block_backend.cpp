@@ -67,6 +67,7 @@ KvBackend::Room BlockBackend::take_slots(RequestSlot who, std::span<SlotId> out,
     return room;
   }
   if (config_.kv_trace) trace(out.size(), evictions, now_ns);
+  if (stays_) stays_->handed_out(out, now_ns, config_.enable_prefix_caching);
   handed_out(out);
   return Room::Taken;
 }

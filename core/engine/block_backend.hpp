@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "engine/block_stays.hpp"
 #include "engine/config.hpp"
 #include "engine/kv_backend.hpp"
 #include "engine/kv_trace.hpp"
@@ -17,7 +19,9 @@ class BlockBackend : public KvBackend {
  public:
   // `tiers` may be null. Both outlive the backend.
   BlockBackend(const EngineConfig& config, BlockStore& store, WorkerTiers* tiers)
-      : config_(config), store_(store), tiers_(tiers), order_(store.policy_kind(0)) {}
+      : config_(config), store_(store), tiers_(tiers), order_(store.policy_kind(0)) {
+    if (config.stay_sample > 0) stays_.emplace(config.stay_sample);
+  }
 
   KvHit find(KvRequest& request, std::size_t limit) final;
   std::span<const SlotId> found(const KvHit& hit) const noexcept { return {hits_.data(), hit.blocks}; }
@@ -41,6 +45,7 @@ class BlockBackend : public KvBackend {
   void need_names(KvRequest& request, std::size_t blocks);
 
   std::vector<TimedKvTrace> take_trace() noexcept { return std::exchange(trace_, {}); }
+  std::vector<BlockStay> take_stays() noexcept { return stays_ ? stays_->take() : std::vector<BlockStay>{}; }
 
  protected:
   Room take(KvRequest& request, std::size_t count, std::int64_t now_ns);
@@ -48,6 +53,10 @@ class BlockBackend : public KvBackend {
   Room take_slots(RequestSlot who, std::span<SlotId> out, std::int64_t now_ns);
   // They have a new owner: what was known of them holds no longer.
   virtual void handed_out(std::span<const SlotId>) {}
+  // A request holds them, whoever else does.
+  void note_found(std::span<const SlotId> slots, std::int64_t now_ns) {
+    if (stays_) stays_->found(slots, now_ns);
+  }
 
   const EngineConfig& config_;
   BlockStore& store_;
@@ -59,6 +68,7 @@ class BlockBackend : public KvBackend {
   const PolicyKind order_;    // in which blocks go
   std::vector<SlotId> hits_;  // of the last find
   std::vector<TimedKvTrace> trace_;
+  std::optional<BlockStays> stays_;  // where it is measured
 };
 
 }  // namespace understudy

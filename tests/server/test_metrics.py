@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.client import Client, serving
+from server.client import QUICK, Client, serving
+from understudy.engines.speculation import SpeculativeConfig
 from understudy.server.lateness import Lateness
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import number_text
+from understudy.server.metrics.features import FETCH_STAGES, STAY_S
 from understudy.server.metrics.vllm import decade_bounds
 from understudy.tiers.settings import TiersConfig
 
@@ -85,6 +87,97 @@ def test_a_server_that_offloads_as_vllm_does_has_the_metrics_of_its_connector() 
     assert samples["vllm:kv_offload_allocation_failure_total", both] == 0
     plain, _ = asyncio.run(page_after_some_requests())
     assert not any(name.startswith("vllm:kv_offload") for name in plain)
+
+
+def test_speculation_is_counted_by_rounds_drafts_and_places() -> None:
+    engine = msgspec.structs.replace(
+        QUICK,
+        speculative_config=SpeculativeConfig(
+            method="eagle", num_speculative_tokens=3, accept_rates=(1.0, 1.0, 0.0)
+        ),
+    )
+
+    async def go() -> dict[Any, float]:
+        async with serving(model="stub-model", engine=engine) as (client, _):
+            await client.post("/v1/completions", {"prompt": [1] * 40, "max_tokens": 30})
+            return read_page((await client.get("/metrics")).body.decode())[1]
+
+    samples = asyncio.run(go())
+    both = (("engine", "0"), ("model_name", "stub-model"))
+    rounds = samples["vllm:spec_decode_num_drafts_total", both]
+    assert rounds >= 9
+    assert samples["vllm:spec_decode_num_draft_tokens_total", both] == 3 * rounds
+    assert samples["vllm:spec_decode_num_accepted_tokens_total", both] == 2 * rounds
+    places = [
+        samples["vllm:spec_decode_num_accepted_tokens_per_pos_total", (*both, ("position", place))]
+        for place in "012"
+    ]
+    assert places == [rounds, rounds, 0]
+    plain, _ = asyncio.run(page_after_some_requests())
+    assert not any("spec_decode" in name for name in plain)
+
+
+def test_the_stay_of_blocks_is_measured_where_it_is_asked_for() -> None:
+    engine = msgspec.structs.replace(QUICK, num_gpu_blocks=8, max_model_len=128)
+
+    async def go() -> dict[Any, float]:
+        async with serving(
+            model="stub-model",
+            engine=engine,
+            max_model_len=128,
+            kv_cache_metrics=True,
+            kv_cache_metrics_sample=1.0,
+        ) as (client, _):
+            for _ in range(3):  # found twice: one gap
+                await client.post("/v1/completions", {"prompt": [1] * 33, "max_tokens": 1})
+            await client.post("/v1/completions", {"prompt": [2] * 127, "max_tokens": 1})  # takes every block
+            return read_page((await client.get("/metrics")).body.decode())[1]
+
+    samples = asyncio.run(go())
+    both = (("engine", "0"), ("model_name", "stub-model"))
+    taken_over = samples["vllm:kv_block_lifetime_seconds_count", both]
+    # Two full blocks of the first prompt, and its tails: each was handed to somebody else.
+    assert taken_over >= 3
+    assert samples["vllm:kv_block_idle_before_evict_seconds_count", both] == taken_over
+    assert samples["vllm:kv_block_reuse_gap_seconds_count", both] == 2
+    assert (
+        samples["vllm:kv_block_idle_before_evict_seconds_sum", both]
+        < samples["vllm:kv_block_lifetime_seconds_sum", both]
+    )
+    bounds = {
+        dict(labels)["le"] for name, labels in samples if name == "vllm:kv_block_reuse_gap_seconds_bucket"
+    }
+    assert bounds == {number_text(bound) for bound in STAY_S} | {"+Inf"}
+    plain, _ = asyncio.run(page_after_some_requests())
+    assert not any("kv_block" in name for name in plain)
+
+
+def test_loads_from_below_are_counted_by_stage_where_there_are_tiers() -> None:
+    tiers = TiersConfig.from_dict(
+        {"kv_bytes_per_token": 1024, "tiers": [{"tier": "g2", "blocks": 64}], "offload": {"mode": "vllm"}}
+    )
+    types, samples = asyncio.run(page_after_some_requests(tiers=tiers))
+    assert types["vllm:num_requests_kv_fetch_by_stage"] == "gauge"
+    stages = {dict(labels)["stage"]: value for (name, labels), value in samples.items() if "by_stage" in name}
+    assert stages == dict.fromkeys(FETCH_STAGES, 0)
+    plain, _ = asyncio.run(page_after_some_requests())
+    assert "vllm:num_requests_kv_fetch_by_stage" not in plain
+
+
+def test_sleeping_and_waking_are_timed_once_somebody_did() -> None:
+    async def go() -> tuple[dict[Any, float], dict[Any, float]]:
+        async with serving(model="stub-model", dev_mode=True) as (client, _):
+            before = read_page((await client.get("/metrics")).body.decode())[1]
+            await client.post("/sleep?level=2", {})
+            await client.post("/wake_up", {})
+            return before, read_page((await client.get("/metrics")).body.decode())[1]
+
+    before, after = asyncio.run(go())
+    assert not any("sleep_mode" in name for name, _ in before)
+    for operation in ("sleep", "wake"):
+        label = (("operation", operation),)
+        assert after["vllm:sleep_mode_operation_duration_seconds_count", label] == 1
+        assert after["vllm:sleep_mode_operations_in_flight", label] == 0
 
 
 def test_the_numbers_are_those_of_the_requests() -> None:

@@ -59,6 +59,13 @@ struct Batch {
   bool empty() const noexcept { return turns.empty(); }
 };
 
+// Requests in the queues that need blocks from below.
+struct FetchStages {
+  std::size_t to_start = 0;
+  std::size_t under_way = 0;
+  std::size_t done = 0;  // and not admitted yet
+};
+
 // What the last step decided, in vLLM's order. Of two schedules (asynchronously, behind an empty queue) `scheduled` is
 // that of the second.
 struct StepLog {
@@ -126,6 +133,7 @@ class VllmEngine final : public Engine {
   OffloadTotals offload_totals() const noexcept;
   bool offload_pending() const noexcept { return offload_ && (offload_->has_jobs() || offload_->has_ended_to_tell()); }
   std::vector<RequestId> loading() const;  // requests whose blocks are being loaded, in the order of the queues
+  FetchStages fetch_stages() const;
   // Loads the prefix that tiers below have, before anybody asks for it. True when something is on its way.
   bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
   TierRun* own_run() noexcept { return own_run_.get(); }
@@ -191,6 +199,9 @@ class VllmEngine final : public Engine {
     announcer_.set_on_events(std::move(on_events));
   }
   std::vector<TimedKvTrace> take_kv_trace() noexcept { return kv_->take_trace(); }
+  std::vector<BlockStay> take_stays() noexcept { return kv_->take_stays(); }
+  // Of the drafts that were verified, those accepted at each place.
+  const std::vector<std::uint64_t>& accepted_at() const noexcept { return accepted_at_; }
 
   // Raises InvariantViolated when requests, blocks and (with config().check) events contradict each other. O(blocks).
   void check() override;
@@ -410,6 +421,7 @@ class VllmEngine final : public Engine {
   StepEffects effects_;
   bool handed_out_ = false;
   EngineTotals totals_;
+  std::vector<std::uint64_t> accepted_at_;  // its size: drafts of a round at most
   TokenLog token_log_;
   Observer observer_;
   std::function<void(const StepEffects&)> pause_;

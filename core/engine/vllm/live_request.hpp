@@ -37,6 +37,7 @@ struct EngineRequest : KvRequest {
   std::uint32_t through = 0;   // leading blocks that were offered to the host (write-through)
 
   // vLLM's offload.
+  bool wants_load = false;          // the host has more of it than there was room for
   bool loaded = false;              // reported, and nobody has looked since
   std::uint32_t loaded_tokens = 0;  // of those computed at its admission
   std::int64_t load_begun_ns = 0;

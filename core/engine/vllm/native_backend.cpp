@@ -25,6 +25,7 @@ KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::
     release(request);
     return room;
   }
+  note_found(slots, now_ns);
   request.keyed = request.keyed_before = static_cast<std::uint32_t>(hit.blocks);
   name_full(request, total);
   return room;

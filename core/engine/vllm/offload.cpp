@@ -41,6 +41,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     if (request.computed == 0) {
       head = look_up(request.slot);
       const std::optional<std::uint32_t> below = offload_->look_up(request, head.hit_tokens);
+      request.wants_load = below.value_or(0) > 0;
       if (below == 0u) {
         // An ordinary admission.
       } else if (!below || place_load(head, *below, now_ns)) {
@@ -154,6 +155,24 @@ std::vector<RequestId> VllmEngine::loading() const {
     }
   }
   return ids;
+}
+
+FetchStages VllmEngine::fetch_stages() const {
+  FetchStages stages;
+  stages.under_way = parked_;
+  for (const WaitingQueue* queue : {&skipped_, &waiting_}) {
+    for (const RequestSlot slot : queue->ids()) {
+      const EngineRequest& request = requests_[slot];
+      if (request.status == RequestStatus::Loading) {
+        ++(request.loaded ? stages.done : stages.under_way);
+      } else if (request.computed > 0) {
+        ++stages.done;
+      } else if (request.wants_load) {
+        ++stages.to_start;
+      }
+    }
+  }
+  return stages;
 }
 
 OffloadTotals VllmEngine::offload_totals() const noexcept {

@@ -97,6 +97,7 @@ void VllmEngine::receive_drafts(EngineRequest& request, const Scheduled& turn) {
     ++totals_.draft_rounds;
     totals_.drafted_tokens += turn.drafts;
     totals_.accepted_tokens += accepted;
+    for (std::uint32_t place = 0; place < accepted; ++place) ++accepted_at_[place];
   }
   const std::uint32_t tokens = std::min(1 + accepted, outputs_left(request));
   request.known += tokens;

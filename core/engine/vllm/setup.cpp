@@ -26,6 +26,12 @@ const EngineConfig& checked(const EngineConfig& c) {
   if (!(c.watermark >= 0 && c.watermark <= 1)) {
     throw Error(ErrorKind::ConfigError, "watermark must be in [0, 1], got ", c.watermark);
   }
+  if (!(c.stay_sample >= 0 && c.stay_sample <= 1)) {
+    throw Error(ErrorKind::ConfigError, "stay_sample must be in [0, 1], got ", c.stay_sample);
+  }
+  if (c.stay_sample > 0 && c.kv_manager == KvManagerKind::Kvbm) {
+    throw Error(ErrorKind::ConfigError, "stay_sample needs kv_manager native, whose blocks it follows");
+  }
   if (c.policy == SchedulingPolicy::Priority && c.preemption_mode == PreemptionMode::Fifo) {
     throw Error(ErrorKind::ConfigError,
                 "preemption_mode fifo needs the fcfs policy: under priority, priorities decide");
@@ -148,6 +154,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
     }
   }
   leap_ = std::make_unique<Leap>(*this);
+  accepted_at_.resize(config.speculation.tokens);
   if (tiers_ && announcer_.log() != nullptr) {
     tiers_->set_on_change([this](std::int64_t time_ns) { announcer_.show(time_ns); });
   }

@@ -241,6 +241,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         *,
         events: bool = False,
         kv_trace: bool = False,
+        stay_sample: float = 0.0,
         check: bool = False,
         profile: VersionProfile | None = None,
         offload: VllmOffload | None = None,
@@ -248,7 +249,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The core's form of these settings, under the version they name or a profile of your own.
 
         `events` and `kv_trace` keep what happens to blocks until it is taken; `check` verifies conservation and the
-        truth of events at the end of every step.
+        truth of events at the end of every step. How long blocks stay is measured for a share, `stay_sample`.
         """
         profile = profile or profile_named(self.vllm_version)
         self._require(profile)
@@ -282,6 +283,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             offload=offload,
             events=events,
             kv_trace=kv_trace,
+            stay_sample=stay_sample,
             check=check,
             max_loras=self.max_loras if self.enable_lora else None,
             preempted_first=profile.preempted_first,

@@ -112,6 +112,8 @@ class Qwen3Core(EngineCore):
         self.engine = _Seen(engine)  # type: ignore[assignment]
         self.has_tiers = False
         self.offload = None
+        self.stay_sample = 0.0
+        self.draft_tokens = 0
         self.has_events = events
         self.live = {}
         self.paused = False

@@ -110,12 +110,16 @@ class EngineCore:
         run: TierRun | None = None,
         name: str = "worker",
         events: bool = False,
+        stay_sample: float = 0.0,
         check: bool = False,
     ) -> None:
         self.config = config
+        self.stay_sample = stay_sample
+        drafts = config.speculative_config
+        self.draft_tokens = 0 if drafts is None else drafts.num_speculative_tokens
         self.name = name
         self.offload = offload
-        native = config.native(events=events, check=check, offload=offload)
+        native = config.native(events=events, check=check, offload=offload, stay_sample=stay_sample)
         steps = config.native_timing(timing)
 
         def make() -> Engine:

@@ -70,6 +70,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What `/admin/config` is to say from the start."""
     metrics: Literal["vllm", "sglang"] = "vllm"
     old_metric_names: bool = False
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
+    """The share of blocks whose stay is measured, with `kv_cache_metrics`."""
     kv_events_config: dict[str, Any] = msgspec.field(default_factory=dict)
     cache_info: dict[str, str] = msgspec.field(default_factory=dict)
     """More labels of cache_config_info: settings that were given and change nothing here."""

@@ -13,6 +13,7 @@ from understudy.server.knobs import Latency
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.server.lateness import BOUNDS_S
 from understudy.server.metrics import Registry
+from understudy.server.metrics.features import SleepMetrics
 from understudy.server.metrics.others import SglangMetrics, add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.vllm import VllmMetrics
@@ -129,6 +130,7 @@ class Worker:
                     if settings.data_parallel_size == 1
                     else f"worker {index} rank {rank}",
                     events=events,
+                    stay_sample=settings.kv_cache_metrics_sample if settings.kv_cache_metrics else 0.0,
                 )
                 for rank in range(settings.data_parallel_size)
             ]
@@ -151,6 +153,7 @@ class Worker:
         }
         self._add_info()
         self.http = HttpMetrics(self.registry)
+        self._sleep_metrics = SleepMetrics(self.registry)
         self.on_events: Callable[[int, int, EventBatch], None] | None = None
         """Told of every step's events: (worker, rank, batch)."""
         self.on_restart: Callable[[int], None] | None = None
@@ -254,19 +257,29 @@ class Worker:
 
     def sleep(self, level: int) -> None:
         """Abort what runs; then accept requests and let them wait. The cache is gone."""
+        began_s = time.perf_counter()
         self.sleep_level = max(level, 1)
         for request in self.live():
             self.driver.cancel(request)
         for core, metrics in zip(self.cores, self.metrics, strict=True):
             metrics.asleep = "weights_offloaded" if level < 2 else "discard_all"
             core.paused = True
+        self._sleep_metrics.done("sleep", time.perf_counter() - began_s)
+
+    def release_cache(self) -> None:
+        """Give the memory of the KV cache back, which here is to forget it."""
+        began_s = time.perf_counter()
+        self.reset_prefix_cache()
+        self._sleep_metrics.done("release_kv_cache_memory", time.perf_counter() - began_s)
 
     def wake(self) -> None:
         """Go on."""
+        began_s = time.perf_counter()
         self.sleep_level = 0
         for core, metrics in zip(self.cores, self.metrics, strict=True):
             metrics.asleep = "awake"
             self.set_paused(core, False)
+        self._sleep_metrics.done("wake", time.perf_counter() - began_s)
 
     def set_paused(self, core: EngineCore, paused: bool) -> None:
         """Begin no step while paused."""

@@ -76,6 +76,8 @@ _PLAIN = {
     "speedup": "speedup",
     "metrics": "metrics",
     "old-metric-names": "old_metric_names",
+    "kv-cache-metrics": "kv_cache_metrics",
+    "kv-cache-metrics-sample": "kv_cache_metrics_sample",
     "startup-duration": "startup_duration_s",
     "dev-mode": "dev_mode",
     "tokenizer": "tokenizer",

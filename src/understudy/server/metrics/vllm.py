@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.server.metrics.features import FeatureMetrics
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.server.core import EngineCore, LiveRequest, StepEffects
-    from understudy.server.metrics.families import Counter, Registry
+    from understudy.server.metrics.families import Registry
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FIRST_TOKEN_S = (
@@ -64,7 +66,6 @@ class VllmMetrics:
         self, registry: Registry, core: EngineCore, model_name: str, rank: int, max_model_len: int
     ) -> None:
         self.core = core
-        self._offload_counters: list[tuple[Counter, Callable[[], float]]] = []
         self.asleep = "awake"
         self.fake: dict[str, Callable[[], float]] = {}
         """Numbers that are told in place of the truth, on purpose: running, waiting, usage."""
@@ -186,42 +187,7 @@ class VllmMetrics:
             lengths,
             **both,
         )
-
-        if core.offload is not None:
-            self._add_offload(registry, both)
-
-    def _add_offload(self, registry: Registry, labels: dict[str, str]) -> None:
-        """Where the engine offloads as vLLM does."""
-        core = self.core
-        reads: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("load_bytes", "Bytes loaded from the host.", lambda: core.engine.offload_totals.loaded_bytes),
-            ("store_bytes", "Bytes stored on the host.", lambda: core.engine.offload_totals.stored_bytes),
-            (
-                "load_time",
-                "Seconds that loads took, together.",
-                lambda: core.engine.offload_totals.load_ns / 1e9,
-            ),
-            (
-                "store_time",
-                "Seconds that stores took, together.",
-                lambda: core.engine.offload_totals.store_ns / 1e9,
-            ),
-            (
-                "allocation_failure",
-                "Stores that the host had no room for.",
-                lambda: core.engine.offload_totals.refused_stores,
-            ),
-        )
-        for name, about, read in reads:
-            counter = registry.counter(f"vllm:kv_offload_{name}", about, **labels)
-            self._offload_counters.append((counter, read))
-        shares: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("usage", "Share of the host that transfers hold.", lambda: core.engine.offload_usage[0]),
-            ("write_usage", "Share of the host that is being written.", lambda: core.engine.offload_usage[1]),
-            ("read_usage", "Share of the host that is being read.", lambda: core.engine.offload_usage[2]),
-        )
-        for name, about, read in shares:
-            registry.gauge(f"vllm:kv_offload_cpu_cache_{name}_perc", about, read, **labels)
+        self._features = FeatureMetrics(registry, core, both)
 
     def _told(self, name: str, truth: float) -> float:
         return self.fake[name]() if name in self.fake else truth
@@ -265,8 +231,7 @@ class VllmMetrics:
         """A step has ended."""
         self.iteration.observe(effects.batch_tokens)
         self.preemptions.value = self.core.preemptions
-        for counter, read in self._offload_counters:
-            counter.value = read()
+        self._features.on_step()
 
     def on_finished(self, request: LiveRequest, reason: str, tokens: int, max_tokens: int) -> None:
         """It ran to its end."""

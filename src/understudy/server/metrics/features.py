@@ -1,0 +1,158 @@
+"""vLLM's metrics that come with a feature: speculation, offload, loads by stage, the stay of blocks, sleep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.server.core import EngineCore
+    from understudy.server.metrics.families import Counter, Histogram, Registry
+
+STAY_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600),
+    *(1200, 1800),
+)
+SLEEP_S = (0.01, 0.1, 1, 10, 30, 60, 120, 300, 600)
+FETCH_STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
+
+
+class FeatureMetrics:
+    """What the features of one engine add to its page; nothing for those that are off."""
+
+    def __init__(self, registry: Registry, core: EngineCore, labels: dict[str, str]) -> None:
+        self._core = core
+        self._registry = registry
+        self._labels = labels
+        self._counters: list[tuple[Counter, Callable[[], float]]] = []
+        self._stay: tuple[Histogram, Histogram, Histogram] | None = None
+        if core.draft_tokens:
+            self._add_speculation(core.draft_tokens)
+        if core.has_tiers:
+            self._add_stages()
+        if core.offload is not None:
+            self._add_offload()
+        if core.stay_sample > 0:
+            self._add_stay()
+
+    def on_step(self) -> None:
+        """A step has ended."""
+        for counter, read in self._counters:
+            counter.value = read()
+        if self._stay is None:
+            return
+        lifetime, idle, gap = self._stay
+        for lifetime_ns, idle_ns, gaps_ns in self._core.engine.take_stays():
+            lifetime.observe(lifetime_ns / 1e9)
+            idle.observe(idle_ns / 1e9)
+            for gap_ns in gaps_ns:
+                gap.observe(gap_ns / 1e9)
+
+    def _count(self, name: str, about: str, read: Callable[[], float], **labels: str) -> None:
+        counter = self._registry.counter(f"vllm:{name}", about, **self._labels, **labels)
+        self._counters.append((counter, read))
+
+    def _add_speculation(self, places: int) -> None:
+        core = self._core
+        self._count("spec_decode_num_drafts", "Rounds of drafts.", lambda: core.engine.draft_rounds)
+        self._count("spec_decode_num_draft_tokens", "Tokens drafted.", lambda: core.engine.drafted_tokens)
+        self._count(
+            "spec_decode_num_accepted_tokens", "Drafts accepted.", lambda: core.engine.accepted_tokens
+        )
+        for place in range(places):
+            self._count(
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Drafts accepted, by their place in the round.",
+                lambda place=place: core.engine.accepted_at[place],  # type: ignore[misc]
+                position=str(place),
+            )
+
+    def _add_stages(self) -> None:
+        for place, stage in enumerate(FETCH_STAGES):
+            self._registry.gauge(
+                "vllm:num_requests_kv_fetch_by_stage",
+                "Requests in the queue that need blocks from below, by how far that has come.",
+                lambda place=place: self._core.engine.fetch_stages[place],  # type: ignore[misc]
+                stage=stage,
+                **self._labels,
+            )
+
+    def _add_offload(self) -> None:
+        """Where the engine offloads as vLLM does."""
+        core = self._core
+
+        def loaded() -> float:
+            return core.engine.offload_totals.loaded_bytes
+
+        def stored() -> float:
+            return core.engine.offload_totals.stored_bytes
+
+        def load_s() -> float:
+            return core.engine.offload_totals.load_ns / 1e9
+
+        def store_s() -> float:
+            return core.engine.offload_totals.store_ns / 1e9
+
+        for way, read in (("CPU_to_GPU", loaded), ("GPU_to_CPU", stored)):
+            self._count("kv_offload_total_bytes", "Bytes moved, by way.", read, transfer_type=way)
+        for way, read in (("CPU_to_GPU", load_s), ("GPU_to_CPU", store_s)):
+            self._count("kv_offload_total_time", "Seconds of transfers, by way.", read, transfer_type=way)
+        self._count("kv_offload_load_bytes", "Bytes loaded from the host.", loaded)
+        self._count("kv_offload_store_bytes", "Bytes stored on the host.", stored)
+        self._count("kv_offload_load_time", "Seconds that loads took, together.", load_s)
+        self._count("kv_offload_store_time", "Seconds that stores took, together.", store_s)
+        self._count(
+            "kv_offload_allocation_failure",
+            "Stores that the host had no room for.",
+            lambda: core.engine.offload_totals.refused_stores,
+        )
+        shares = {
+            "usage": "Share of the host that transfers hold.",
+            "write_usage": "Share of the host that is being written.",
+            "read_usage": "Share of the host that is being read.",
+        }
+        for place, (name, about) in enumerate(shares.items()):
+            self._registry.gauge(
+                f"vllm:kv_offload_cpu_cache_{name}_perc",
+                about,
+                lambda place=place: core.engine.offload_usage[place],  # type: ignore[misc]
+                **self._labels,
+            )
+
+    def _add_stay(self) -> None:
+        about = {
+            "lifetime": "How long a block stayed on the device, of a sample.",
+            "idle_before_evict": "How long nobody had asked for it then.",
+            "reuse_gap": "Time between two requests that found it.",
+        }
+        lifetime, idle, gap = (
+            self._registry.histogram(f"vllm:kv_block_{name}_seconds", text, STAY_S, **self._labels)
+            for name, text in about.items()
+        )
+        self._stay = lifetime, idle, gap
+
+
+class SleepMetrics:
+    """Sleeping and waking, once somebody has asked for either. Both are done at once here."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._durations: dict[str, Histogram] = {}
+
+    def done(self, operation: str, seconds: float) -> None:
+        """An operation has been carried out: sleep, release_kv_cache_memory or wake."""
+        if operation not in self._durations:
+            self._durations[operation] = self._registry.histogram(
+                "vllm:sleep_mode_operation_duration_seconds",
+                "How long it took.",
+                SLEEP_S,
+                operation=operation,
+            )
+            self._registry.gauge(
+                "vllm:sleep_mode_operations_in_flight",
+                "Such operations under way.",
+                lambda: 0.0,
+                operation=operation,
+            )
+        self._durations[operation].observe(seconds)
