@@ -73,6 +73,13 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
           "identities"_a, "now_ns"_a, "Load the prefix that tiers below have, before anybody asks for it.")
       .def_prop_ro("loading", &VllmEngine::loading,
                    "Requests that hold blocks which are being loaded, under vLLM's offload.")
+      .def_prop_ro(
+          "fetch_stages",
+          [](const VllmEngine& self) {
+            const FetchStages stages = self.fetch_stages();
+            return std::tuple(stages.to_start, stages.under_way, stages.done);
+          },
+          "Requests in the queues whose load from below has not begun, is under way, and has come.")
       .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
                    "Under vLLM's offload: transfers are under way, or requests have ended that may still store.")
       .def("take_offload_line", &take_offload_line, "What the last turn did about the host, where that is logged.")

@@ -209,7 +209,7 @@ def test_a_named_tool_is_called() -> None:
         assert msgspec.json.decode(call["function"]["arguments"]) == {"x": 0}
         assert body["choices"][0]["finish_reason"] == "tool_calls"
 
-    run(test)
+    run(test, tool_call_parser="hermes")
 
 
 def test_without_a_length_an_answer_ends_by_itself() -> None:
@@ -233,10 +233,14 @@ def test_responses_and_messages_in_their_plain_form() -> None:
         ).events
         assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == text
         assert [e["sequence_number"] for e in events] == list(range(len(events)))
-        message = (await client.post("/v1/messages", {"messages": USER, "max_tokens": 3})).json
+        message = (
+            await client.post("/v1/messages", {"model": "stub", "messages": USER, "max_tokens": 3})
+        ).json
         assert message["stop_reason"] == "max_tokens"
         streamed = (
-            await client.post("/v1/messages", {"messages": USER, "max_tokens": 3, "stream": True})
+            await client.post(
+                "/v1/messages", {"model": "stub", "messages": USER, "max_tokens": 3, "stream": True}
+            )
         ).events
         parts = [e["delta"]["text"] for e in streamed if e["type"] == "content_block_delta"]
         assert "".join(parts) == message["content"][0]["text"]

@@ -12,7 +12,7 @@ import msgspec
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_body, read_json
-from understudy.server.api.routes import Routes
+from understudy.server.api.routes import Routes, no_such_response
 from understudy.server.faults import FaultOrder, Faults, apply_order
 from understudy.server.knobs import Knobs
 from understudy.server.metrics.families import CONTENT_TYPE
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("understudy.server")
 
+_OWN = ("/health", "/load")
+_VARY = b"vary: Origin\r\n"
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"
 
@@ -64,7 +66,7 @@ class App:
             http.answered(method, status, time.monotonic() - began, size, sent)
 
         connection.on_answered = answered
-        connection.extra_headers = b""
+        connection.extra_headers = _VARY
         try:
             self._answer(request, connection)
         except ApiError as error:
@@ -123,7 +125,10 @@ class App:
         if path == "/health" or path == "/health/ready":
             self._health(request, connection)
             return
-        if path == "/load" and request.method == "GET":
+        if path == "/load":
+            if request.method != "GET":
+                self._wrong_method(connection, "GET")
+                return
             load = self.load - 1 if self.settings.enable_server_load_tracking else 0
             connection.respond(200, msgspec.json.encode({"server_load": load}))
             return
@@ -151,7 +156,7 @@ class App:
             return
         plain = self.routes.plain.get(request.path)
         if plain is None:
-            connection.respond(404, b'{"detail":"Not Found"}')
+            self._unknown(request, connection)
             return
         answer = plain.get(request.method)
         if answer is None:
@@ -160,11 +165,33 @@ class App:
         query = {name: values[-1] for name, values in parse_qs(request.query).items()}
         status, reply = answer(request, query)
         if isinstance(reply, str):
-            connection.respond(status, reply.encode(), "text/plain; charset=utf-8")
+            connection.respond(status, reply.encode(), "")
         elif reply is None:
             connection.respond(status, b"", "")
         else:
             connection.respond(status, encode(reply))
+
+    def _unknown(self, request: Request, connection: Connection) -> None:
+        """No such path; one with a slash too many is sent to where it belongs."""
+        parts = request.path.split("/")
+        if request.path.startswith("/v1/responses/") and len(parts) in (4, 5) and parts[-1]:
+            method = "GET" if len(parts) == 4 else "POST"
+            if parts[4:] in ([], ["cancel"]):
+                if request.method != method:
+                    self._wrong_method(connection, method)
+                    return
+                raise no_such_response(parts[3])
+        bare = request.path.rstrip("/")
+        if bare != request.path and (
+            bare in self.routes.plain or bare in self.routes.generators or bare in _OWN
+        ):
+            where = f"http://{request.headers.get('host', 'localhost')}{bare}"
+            if request.query:
+                where += f"?{request.query}"
+            headers = f"location: {where}\r\n".encode("latin-1", "replace")
+            connection.respond(307, b"", "", headers)
+            return
+        connection.respond(404, b'{"detail":"Not Found"}')
 
     def _admin(self, request: Request, connection: Connection) -> None:
         """Orders for this worker alone."""
@@ -205,7 +232,7 @@ class App:
         shown = b""
         if allowed and "\r" not in origin and "\n" not in origin:
             shown = f"access-control-allow-origin: {origin}\r\n".encode("latin-1", "replace")
-        connection.extra_headers = b"vary: Origin\r\n" + shown
+        connection.extra_headers = _VARY + shown
         if not preflight:
             return False
         headers = b"access-control-allow-methods: " + _METHODS + b"\r\naccess-control-max-age: 600\r\n"

@@ -57,6 +57,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     sse_keep_alive_interval_s: float = 0.0
+    stream_interval: int = 1
+    """Tokens in a chunk of a stream, but for the first and the last."""
 
     enable_lora: bool = False
     max_loras: int = 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.server.api.completions import FINGERPRINT, prompt_logprobs
+from understudy.server.api.completions import FINGERPRINT, FINGERPRINT_FIELD, prompt_logprobs
 from understudy.server.api.generation import DONE
 from understudy.server.api.logprobs import chat_logprobs
 from understudy.server.api.texts import json_text
@@ -15,18 +15,16 @@ if TYPE_CHECKING:
     from understudy.server.api.generation import Choice, Generation
 
 _RUNNING = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
-_ROLE = (
-    b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
-    b'"prompt_token_ids":null,"prompt_text":null}\n\n'
-)
 
 
 class ChatStyle:
-    """A message; in a stream its role comes with its first token."""
+    """A message; in a stream its role comes with its first token, and so do the roles of all its choices."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: str = "assistant") -> None:
+        self._role = role
         self._heads: list[bytes] = []
         self._common = b""
+        self._told_roles = False
 
     def begin(self, generation: Generation) -> None:
         """What all chunks begin with."""
@@ -42,7 +40,7 @@ class ChatStyle:
         """The text of these tokens; the last carries why it ended."""
         plan, sampling = choice.plan, generation.sampling
         head = self._heads[choice.index]
-        role = head + _ROLE if first == 0 else b""
+        role = b"" if self._told_roles else self._roles(generation)
         if plan.pieces is None:
             plain = generation.worker.texts.plain
             text = (
@@ -72,16 +70,34 @@ class ChatStyle:
         if last:
             tail |= {"finish_reason": finish_of(choice), "stop_reason": plan.stop_reason}
         tail["token_ids"] = plan.tokens[first : first + count] if sampling.return_token_ids else None
-        usage = b""
-        if sampling.continuous_usage:
-            done = generation.completion_tokens
-            usage = b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
-                generation.prompt_tokens,
-                generation.prompt_tokens + done,
-                done,
-            )
         rest = msgspec.json.encode(tail)
-        return b"".join((role, head, delta, b"},", rest[1:], b"]", usage, b"}\n\n"))
+        usage = self._usage(generation, generation.completion_tokens)
+        end = FINGERPRINT_FIELD if last and not sampling.include_usage else b""
+        return b"".join((role, head, delta, b"},", rest[1:], b"]", usage, end, b"}\n\n"))
+
+    def _roles(self, generation: Generation) -> bytes:
+        """Once, a chunk for every choice."""
+        self._told_roles = True
+        sampling = generation.sampling
+        prompt = generation.choices[0].prompt.tolist() if sampling.return_token_ids else None
+        text = generation.detail.get("prompt_text")
+        about = msgspec.json.encode({"prompt_token_ids": prompt, "prompt_text": text})[1:]
+        usage = self._usage(generation, 0)
+        middle = b'"role":"%b","content":""},"logprobs":null,"finish_reason":null}]%b,%b\n\n' % (
+            json_text(self._role),
+            usage,
+            about,
+        )
+        return b"".join(head + middle for head in self._heads)
+
+    def _usage(self, generation: Generation, done: int) -> bytes:
+        if not generation.sampling.continuous_usage:
+            return b""
+        prompt = generation.prompt_tokens
+        return (
+            b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
+            % (prompt, prompt + done, done)
+        )
 
     def close(self, generation: Generation) -> bytes:
         """The usage, if it was asked for, and the end."""
@@ -96,7 +112,7 @@ class ChatStyle:
         choices = []
         for choice in generation.choices:
             message: dict[str, Any] = {
-                "role": "assistant",
+                "role": self._role,
                 "content": choice.plan.text(generation.worker.texts, choice.emitted),
                 "refusal": None,
                 "annotations": None,

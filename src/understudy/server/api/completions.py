@@ -49,8 +49,10 @@ class CompletionStyle:
             text = json_text("".join(plan.pieces[first : first + count]))
         if first == 0 and self._echo:
             text = json_text(self._prompt(generation, choice)) + text
+        shows_prompt = first == 0 and (sampling.return_token_ids or self._echo)
         if (
             not last
+            and not shows_prompt
             and sampling.logprobs is None
             and not sampling.continuous_usage
             and not sampling.return_token_ids
@@ -60,7 +62,7 @@ class CompletionStyle:
         if sampling.logprobs is not None:
             logprobs = completion_logprobs(generation, choice, first, count)
         ids = plan.tokens[first : first + count] if sampling.return_token_ids else None
-        prompt = choice.prompt.tolist() if sampling.return_token_ids and first == 0 else None
+        prompt = choice.prompt.tolist() if shows_prompt else None
         tail = {
             "logprobs": logprobs,
             "finish_reason": plan.finish if last else None,
@@ -77,7 +79,8 @@ class CompletionStyle:
                 done,
             )
         rest = msgspec.json.encode(tail)
-        return b"".join((self._heads[choice.index], text, b'",', rest[1:], b"]", usage, b"}\n\n"))
+        end = FINGERPRINT_FIELD if last and not sampling.include_usage else b""
+        return b"".join((self._heads[choice.index], text, b'",', rest[1:], b"]", usage, end, b"}\n\n"))
 
     def close(self, generation: Generation) -> bytes:
         """The usage, if it was asked for, and the end."""
@@ -133,6 +136,8 @@ class CompletionStyle:
 
 
 FINGERPRINT = b"vllm-0.32.0-0d05e0a1"
+FINGERPRINT_FIELD = b',"system_fingerprint":"%b"' % FINGERPRINT
+"""Of the last chunk of a choice, where no usage follows."""
 
 
 def prompt_logprobs(generation: Generation, choice: Choice) -> list[Any] | None:

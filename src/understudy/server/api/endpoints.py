@@ -8,14 +8,26 @@ import msgspec
 
 from understudy._core import TokenBlocks, xxh3_64
 from understudy.errors import InvalidArgument
+from understudy.server.api.before import check_batch, check_chat, check_completion, check_salt
 from understudy.server.api.chat import ChatStyle
 from understudy.server.api.completions import CompletionStyle
 from understudy.server.api.errors import ApiError, bad_value, no_such_model
 from understudy.server.api.fields import Fields
 from understudy.server.api.generation import Generation, new_id
 from understudy.server.api.plan import Plan, plan_answer
-from understudy.server.api.prompts import read_messages, read_prompts, room_for, tokens_of
+from understudy.server.api.prompts import (
+    MAX_PROMPTS,
+    chat_text,
+    read_conversations,
+    read_messages,
+    read_prompts,
+    read_scoring,
+    room_for,
+    tokens_of,
+)
 from understudy.server.api.sampling import Sampling, check_sampling, read_sampling
+from understudy.server.api.schema import BATCH, CHAT, COMPLETION, SCORING, check_types
+from understudy.server.api.scoring import ScoringStyle
 from understudy.server.api.structured import instance, structured_text
 from understudy.server.outputs import Answer
 
@@ -40,20 +52,22 @@ class Endpoints:
     def completions(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
         """`/v1/completions`."""
         worker, settings = self.worker, self.worker.settings
+        check_completion(body, MAX_PROMPTS)
         fields = Fields(body)
+        check_types(fields, COMPLETION)
+        prompts = read_prompts(fields)
+        fields.done()
         sampling = read_sampling(fields, chat=False)
         echo = fields.boolean("echo")
         model = self._model(fields)
         empty = sampling.asked_tokens == 0 and echo
         if empty:
             sampling.asked_tokens = 1
-        prompts = read_prompts(fields)
-        fields.done()
         if fields.raw("suffix") is not None:
             raise bad_value("this model does not fill in the middle", "suffix", msgspec.UNSET)
-        if not prompts:
-            raise bad_value("prompt must be given and not be empty", "prompt")
-        check_sampling(fields, sampling, chat=False, max_logprobs=settings.max_logprobs)
+        if fields.raw("prompt_embeds"):
+            raise bad_value("prompt_embeds are not taken here", "prompt_embeds")
+        self._check(fields, sampling)
         self._headers(sampling, request)
         all_tokens = [
             tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len) for prompt in prompts
@@ -81,22 +95,23 @@ class Endpoints:
     ) -> Generation:
         """`/v1/chat/completions`, and what is told in another style."""
         worker, settings = self.worker, self.worker.settings
+        if style is None:
+            check_chat(body)
         fields = Fields(body)
+        if fields.raw("messages") is None:
+            fields.note("missing", "messages", "must be given")
+        messages = read_messages(fields, "messages", settings.names[0]) if fields.has("messages") else []
+        check_types(fields, CHAT)
+        fields.done()
         sampling = read_sampling(fields, chat=True)
         model = self._model(fields)
-        messages = read_messages(fields, "messages", model)
-        add_prompt = fields.boolean("add_generation_prompt", True)
-        fields.done()
-        if not messages:
-            raise ApiError("a conversation needs at least one message.")
-        check_sampling(fields, sampling, chat=True, max_logprobs=settings.max_logprobs)
-        tool = self._tool(fields)
-        if fields.raw("chat_template") is not None and not settings.trust_request_chat_template:
-            raise ApiError("a chat template in a request needs --trust-request-chat-template.")
+        self._check(fields, sampling)
+        tool = self.check_tools(fields)
+        text = chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
         self._headers(sampling, request)
-        text = worker.tokenizer.render_chat(messages, add_generation_prompt=add_prompt)
         tokens = tokens_of(text, sampling, worker.tokenizer, settings.max_model_len)
-        generation = self._open(request, connection, sampling, style or ChatStyle(), prefix, model)
+        role = "assistant" if fields.boolean("add_generation_prompt", True) else messages[-1][0]
+        generation = self._open(request, connection, sampling, style or ChatStyle(role), prefix, model)
         if fields.boolean("return_prompt_text"):
             generation.detail["prompt_text"] = text
         if tool is not None:
@@ -112,6 +127,59 @@ class Endpoints:
                     "type": "function",
                     "function": {"name": tool.get("name", ""), "arguments": arguments.decode()},
                 }
+        return self._run(generation, request, model)
+
+    def batch(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
+        """`/v1/chat/completions/batch`: several conversations, an answer to each."""
+        worker, settings = self.worker, self.worker.settings
+        check_batch(body)
+        fields = Fields(body)
+        conversations = read_conversations(fields, settings.names[0])
+        check_types(fields, BATCH)
+        fields.done()
+        sampling = read_sampling(fields, chat=True)
+        sampling.stream = False
+        model = self._model(fields)
+        self._check(fields, sampling)
+        texts = [
+            chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
+            for messages in conversations
+        ]
+        self._headers(sampling, request)
+        prompts = [tokens_of(text, sampling, worker.tokenizer, settings.max_model_len) for text in texts]
+        generation = self._open(request, connection, sampling, ChatStyle(), "chatcmpl-", model)
+        for tokens in prompts:
+            generation.add(tokens, [self._plan(tokens, sampling, 0)])
+        return self._run(generation, request, model)
+
+    def scoring(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
+        """`/generative_scoring`: how likely the labels are after each item, from a prefill and one token."""
+        worker, settings = self.worker, self.worker.settings
+        check_salt(body)
+        fields = Fields(body)
+        query, items = read_scoring(fields)
+        check_types(fields, SCORING)
+        fields.done()
+        model = self._model(fields)
+        labels = fields.integers("label_token_ids")
+        unknown = [label for label in labels if not 0 <= label < worker.tokenizer.vocabulary]
+        if unknown:
+            raise ApiError(f"label_token_ids: {unknown[0]} is not in the vocabulary.")
+        if not labels or not items:
+            raise ApiError(f"{'items' if labels else 'label_token_ids'} must not be empty.")
+        sampling = read_sampling(
+            Fields({name: body.get(name) for name in ("request_id", "cache_salt")}), chat=False
+        )
+        sampling.asked_tokens = 1
+        style = ScoringStyle(labels, softmax=fields.boolean("apply_softmax", True))
+        generation = self._open(request, connection, sampling, style, "generative-scoring-", model)
+        first = fields.boolean("item_first")
+        query_ids = worker.tokenizer.encode(query) if isinstance(query, str) else query
+        for item in items:
+            ids = worker.tokenizer.encode(item) if isinstance(item, str) else item
+            prompt = (ids + query_ids if first else query_ids + ids)[: settings.max_model_len - 1]
+            tokens = tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len)
+            generation.add(tokens, [self._plan(tokens, sampling, 0)])
         return self._run(generation, request, model)
 
     def prompt_blocks(self, body: dict[str, Any]) -> tuple[int, Identities | None]:
@@ -142,6 +210,16 @@ class Endpoints:
 
     # ── Parts ──
 
+    def _check(self, fields: Fields, sampling: Sampling) -> None:
+        settings = self.worker.settings
+        sampling.stream_interval = max(sampling.stream_interval, settings.stream_interval)
+        check_sampling(
+            fields,
+            sampling,
+            max_logprobs=settings.max_logprobs,
+            vocabulary=self.worker.tokenizer.vocabulary,
+        )
+
     def _model(self, fields: Fields) -> str:
         names = self.worker.settings.names
         given = fields.text("model")
@@ -152,21 +230,13 @@ class Endpoints:
             raise no_such_model(given, (*names, *self.worker.loras))
         return given
 
-    def _tool(self, fields: Fields) -> dict[str, Any] | None:
-        """The function that is to be called, if one must be."""
+    def check_tools(self, fields: Fields) -> dict[str, Any] | None:
+        """The function that is to be called, if one must be. ApiError where the server was not told how."""
         settings = self.worker.settings
         tools, choice = fields.raw("tools"), fields.raw("tool_choice")
-        if tools is None:
+        if tools is None or choice == "none" or (choice is None and fields.has("tool_choice")):
             return None
-        if not isinstance(tools, list):
-            fields.note("list_type", "tools", "must be a list", tools)
-            fields.done()
-        if not tools:
-            raise bad_value("tools must not be empty; leave it out instead", "tools")
-        given = [tool.get("function", {}) if isinstance(tool, dict) else {} for tool in tools]
-        functions: list[dict[str, Any]] = [one if isinstance(one, dict) else {} for one in given]
-        if choice == "none":
-            return None
+        functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
         if choice in (None, "auto"):
             if not (settings.enable_auto_tool_choice and settings.tool_call_parser):
                 raise ApiError('tool_choice "auto" needs --enable-auto-tool-choice and --tool-call-parser')
@@ -175,12 +245,10 @@ class Endpoints:
             if not settings.tool_call_parser:
                 raise ApiError('tool_choice "required" needs --tool-call-parser')
             return functions[0]
-        wanted = choice.get("function", {}) if isinstance(choice, dict) else {}
-        name = wanted.get("name") if isinstance(wanted, dict) else None
-        found = [function for function in functions if function.get("name") == name]
-        if not found:
-            raise bad_value("tool_choice names no function of tools", "tool_choice")
-        return found[0]
+        name = choice["function"]["name"]
+        if not settings.tool_call_parser:
+            raise ApiError(f"tool_choice of function {name!r} needs --tool-call-parser")
+        return next(function for function in functions if function["name"] == name)
 
     def _headers(self, sampling: Sampling, request: Request) -> None:
         priority = request.headers.get("x-vllm-priority", "")
@@ -256,13 +324,12 @@ class Endpoints:
         worker, settings = self.worker, self.worker.settings
         self._admit(generation)
         wanted = request.headers.get("x-data-parallel-rank", "")
-        if wanted and not (
-            wanted.isdigit() and len(wanted) < 6 and int(wanted) < settings.data_parallel_size
-        ):
+        number = int(wanted) if wanted.isdigit() and len(wanted) < 20 else None  # others are no wish
+        if number is not None and number >= settings.data_parallel_size:
             raise ApiError(
-                f"X-data-parallel-rank must be in 0 … {settings.data_parallel_size - 1}, got {wanted[:32]!r}"
+                f"X-data-parallel-rank must be in 0 … {settings.data_parallel_size - 1}, got {number}"
             )
-        rank = worker.pick_rank(int(wanted) if wanted else None)
+        rank = worker.pick_rank(number)
         try:
             generation.run(rank, lora=model if model in worker.loras else "")
         except InvalidArgument as error:

@@ -15,9 +15,17 @@ class ApiError(Exception):
         self.status = status
         self.kind = kind
         self.param = param
+        self.detail = False
+        """Told as the framework below vLLM tells it."""
+        self.anthropic = False
+        """Told in Anthropic's form: only what kind it is, and its message."""
 
     def body(self) -> bytes:
         """The JSON of it."""
+        if self.detail:
+            return msgspec.json.encode({"detail": str(self)})
+        if self.anthropic:
+            return msgspec.json.encode({"type": "error", "error": {"type": self.kind, "message": str(self)}})
         return error_body(self.status, str(self), self.kind, self.param)
 
 

@@ -21,12 +21,12 @@ _MAX_DIGITS = 4300
 def read_body(request: Request) -> dict[str, Any]:
     """The JSON object of a request. ApiError with vLLM's param otherwise."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    if kind != "application/json":
         raise invalid_body(
             [Problem("content_type", "header.content-type", "the body must be application/json", kind)],
             param=False,
         )
-    body = read_json(request.body)
+    body = read_json(request.body) if request.body else None
     if not isinstance(body, dict):
         raise invalid_body([Problem("model_attributes_type", "body", "the body must be an object", body)])
     return body
@@ -39,7 +39,7 @@ def read_json(data: bytes) -> Any:
     except RecursionError:
         raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
+        _check_encoding(data)
     # The slower reader knows where it failed, and reads NaN.
     try:
         return json.loads(data)
@@ -51,6 +51,15 @@ def read_json(data: bytes) -> Any:
         ) from None
     except ValueError as error:  # not UTF-8, or a number of absurd length
         raise invalid_body([Problem("json_invalid", "body.0", f"not JSON: {error}", {})]) from None
+
+
+def _check_encoding(data: bytes) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        error = ApiError("the body is not UTF-8")
+        error.detail = True
+        raise error from None
 
 
 class Fields:
@@ -81,8 +90,9 @@ class Fields:
     def integer(self, name: str, default: int | None = None) -> int | None:
         """A whole number, also as text, float or bool."""
         value = self._values.get(name)
-        if value is None:
-            return default
+        return default if value is None else self._integer(name, value, default)
+
+    def _integer(self, name: str, value: Any, default: int | None) -> int | None:
         if isinstance(value, bool):
             return int(value)
         if isinstance(value, int):
@@ -156,7 +166,10 @@ class Fields:
         if not isinstance(value, list):
             self.note("list_type", name, "must be a string or a list of strings", value)
             return []
-        return self._members(name, value, str)
+        for place, member in enumerate(value):
+            if not isinstance(member, str):
+                self.note("string_type", f"{name}.{place}", "must be a string", member)
+        return [member for member in value if isinstance(member, str)]
 
     def integers(self, name: str) -> list[int]:
         """A list of whole numbers."""
@@ -166,7 +179,8 @@ class Fields:
         if not isinstance(value, list):
             self.note("list_type", name, "must be a list", value)
             return []
-        return self._members(name, value, int)
+        read = [self._integer(f"{name}.{place}", member, None) for place, member in enumerate(value)]
+        return [number for number in read if number is not None]
 
     def object(self, name: str) -> dict[str, Any] | None:
         """An object."""
@@ -175,17 +189,3 @@ class Fields:
             return value
         self.note("model_type", name, "must be an object", value)
         return None
-
-    def _members(self, name: str, value: list[Any], kind: type) -> list[Any]:
-        for place, member in enumerate(value):
-            if not isinstance(member, kind) or isinstance(member, bool):
-                self.note(
-                    f"{kind.__name__}_type", f"{name}.{place}", f"must be of type {kind.__name__}", member
-                )
-        return [member for member in value if isinstance(member, kind)]
-
-
-def require(condition: bool, error: ApiError) -> None:
-    """Raise unless it holds."""
-    if not condition:
-        raise error

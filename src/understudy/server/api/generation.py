@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from understudy.server.worker import Worker
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Style(Protocol):
@@ -45,7 +47,18 @@ class Style(Protocol):
 class Choice:
     """One answer of a request; listens to the engine."""
 
-    __slots__ = ("decoded", "done", "emitted", "generation", "index", "plan", "prompt", "request", "tool")
+    __slots__ = (
+        "decoded",
+        "done",
+        "emitted",
+        "generation",
+        "index",
+        "plan",
+        "prompt",
+        "request",
+        "sent",
+        "tool",
+    )
 
     def __init__(
         self,
@@ -59,6 +72,7 @@ class Choice:
         self.prompt = prompt
         self.plan = plan
         self.emitted = 0
+        self.sent = 0
         self.decoded = 0
         self.done = False
         self.request: LiveRequest | None = None
@@ -91,9 +105,15 @@ class Choice:
             connection = generation.connection
             if not generation.started:
                 generation.start()
-            connection.send_event(generation.style.chunk(generation, self, first, count, last))
-            connection.due_ns = now_ns
-            connection.due_tokens += count
+            sent = self.sent
+            if last or sent == 0 or self.emitted - sent >= generation.sampling.stream_interval:
+                self.sent = self.emitted
+                connection.send_event(
+                    generation.style.chunk(generation, self, sent, self.emitted - sent, last)
+                )
+                connection.due_ns = now_ns
+                connection.due_tokens += self.emitted - sent
+                generation.spoke = True
         if last and plan.stopped:
             generation.worker.driver.cancel(request, now_ns)
 
@@ -143,6 +163,8 @@ class Generation:
         self._gone = False
         self.load_format = ""
         self.detail: dict[str, Any] = {}
+        self.spoke = False
+        """A chunk has left since somebody last looked."""
 
     def add(self, prompt: npt.NDArray[np.uint32], plans: Sequence[Plan | GrowingPlan]) -> None:
         """Answers to one more prompt."""
@@ -185,6 +207,25 @@ class Generation:
             worker.submit(request, rank)
         if sampling.stream:
             self.style.begin(self)
+            if worker.settings.sse_keep_alive_interval_s > 0:
+                self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """From now on a comment for every interval in which nothing else left."""
+        interval_s = self.worker.settings.sse_keep_alive_interval_s
+
+        def look() -> None:
+            if self._left == 0 or self._gone:
+                return
+            if not self.spoke:
+                if not self.started:
+                    self.start()
+                self.connection.send_event(KEEP_ALIVE)
+                self.connection.flush()
+            self.spoke = False
+            asyncio.get_running_loop().call_later(interval_s, look)
+
+        asyncio.get_running_loop().call_later(interval_s, look)
 
     def start(self) -> None:
         """The stream begins, with its first token."""

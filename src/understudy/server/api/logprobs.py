@@ -49,6 +49,12 @@ def completion_logprobs(generation: Generation, choice: Choice, first: int, coun
     words = generation.worker.tokenizer.words()
     tokens = choice.plan.tokens[first : first + count]
     offset = choice.decoded
+
+    def name(token: int) -> str:
+        if generation.sampling.tokens_as_ids:
+            return f"token_id:{token}"
+        return texts.tokenizer.decode([token], skip_special=False)
+
     offsets: list[int] = []
     names: list[str] = []
     tops: list[dict[str, float]] = []
@@ -56,13 +62,12 @@ def completion_logprobs(generation: Generation, choice: Choice, first: int, coun
     for place, token in enumerate(tokens, first):
         value, tops_of = told(choice, place, wanted, words)
         values.append(value)
-        text = texts.tokenizer.decode([token], skip_special=False)
+        names.append(name(token))
         offsets.append(offset)
-        offset += len(text)
-        names.append(f"token_id:{token}" if generation.sampling.tokens_as_ids else text)
+        offset += len(names[-1])
         top = {names[-1]: value}
         for other, of in tops_of:
-            top.setdefault(names[-1] if other == token else texts.tokenizer.decode([other]), of)
+            top.setdefault(name(other), of)
         tops.append(top)
     choice.decoded = offset
     return {

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.server.api.errors import ApiError, bad_value
+from understudy.server.api.fields import Fields
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from understudy.server.api.fields import Fields
     from understudy.server.api.sampling import Sampling
     from understudy.server.tokenizer import Tokenizer
 
@@ -33,29 +33,33 @@ def read_prompts(fields: Fields) -> list[str | list[int]]:
         return []
     if not value:
         raise ApiError("there must be at least one prompt")
-    if len(value) > MAX_PROMPTS and not isinstance(value[0], int):
-        raise bad_value(f"at most {MAX_PROMPTS} prompts, got {len(value)}", "prompt", len(value))
     if all(isinstance(part, str) for part in value):
         return list(value)
     if isinstance(value[0], list):
-        rows = [_ids(fields, part, f"prompt.{place}") for place, part in enumerate(value)]
-        return [row for row in rows if row is not None]
-    row = _ids(fields, value, "prompt")
-    return [] if row is None else [row]
+        rows = [_ids(part) for part in value]
+        if not all(
+            isinstance(row, list) for row in rows
+        ):  # of the forms that it could be, the first says where
+            fields.note("int_type", "prompt.0", "must be a token id", value[0])
+            return []
+        return [row for row in rows if isinstance(row, list)]
+    row = _ids(value)
+    if isinstance(row, list):
+        return [row]
+    fields.note(*row)
+    return []
 
 
-def _ids(fields: Fields, value: Any, name: str) -> list[int] | None:
+def _ids(value: Any) -> list[int] | tuple[str, str, str, Any]:
+    """Token ids, or what is wrong with the first that is none."""
     if not isinstance(value, list):
-        fields.note("list_type", name, "must be a list of token ids", value)
-        return None
+        return "list_type", "prompt", "must be a list of token ids", value
     for place, token in enumerate(value):
-        if isinstance(token, bool) or not isinstance(token, int):
-            fields.note("int_type", f"{name}.{place}", "must be a token id", token)
-            return None
+        if not isinstance(token, int):
+            return "int_type", f"prompt.{place}", "must be a token id", token
         if token < 0:
-            fields.note("greater_than_equal", f"{name}.{place}", "a token id is not negative", token)
-            return None
-    return value
+            return "greater_than_equal", f"prompt.{place}", "a token id is not negative", token
+    return [int(token) for token in value]
 
 
 def tokens_of(
@@ -120,6 +124,60 @@ def room_for(prompt_tokens: int, sampling: Sampling, max_model_len: int) -> int:
     return left if asked is None else min(asked, left)
 
 
+def chat_text(fields: Fields, messages: list[tuple[str, str]], tokenizer: Tokenizer, *, trusted: bool) -> str:
+    """A conversation as the model reads it, its last message open where it is to be continued."""
+    if not messages:
+        raise ApiError("a conversation needs at least one message.")
+    if fields.raw("chat_template") is not None and not trusted:
+        raise ApiError("a chat template in a request needs --trust-request-chat-template.")
+    add_prompt = fields.boolean("add_generation_prompt", True)
+    goes_on = fields.boolean("continue_final_message")
+    if goes_on and add_prompt:
+        raise ApiError("continue_final_message needs add_generation_prompt to be false")
+    text = tokenizer.render_chat(messages, add_generation_prompt=add_prompt)
+    if not goes_on:
+        return text
+    last = messages[-1][1].rstrip()
+    return text[: text.rindex(last) + len(last)]
+
+
+def read_conversations(fields: Fields, model: str) -> list[list[tuple[str, str]]]:
+    """The conversations of a batch. Wrong shapes are noted in `fields`."""
+    value = fields.raw("messages")
+    if not isinstance(value, list) or not value:
+        kind = "missing" if not fields.has("messages") else "too_short" if value == [] else "list_type"
+        fields.note(kind, "messages", "must be a list of conversations", value)
+        return []
+    found: list[list[tuple[str, str]]] = []
+    for place, conversation in enumerate(value):
+        if not isinstance(conversation, list) or not conversation:
+            kind = "too_short" if conversation == [] else "list_type"
+            fields.note(kind, f"messages.{place}", "must be a list of messages", conversation)
+            continue
+        one = Fields({f"messages.{place}": conversation})
+        found.append(read_messages(one, f"messages.{place}", model))
+        fields.problems += one.problems
+    return found
+
+
+def read_scoring(fields: Fields) -> tuple[str | list[int], list[Any]]:
+    """Query and items, each texts or token ids. Wrong shapes are noted in `fields`."""
+
+    def ids(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(one, int) for one in value)
+
+    query, items = fields.raw("query"), fields.raw("items")
+    if not isinstance(query, str) and not ids(query):
+        fields.note(
+            "string_type" if fields.has("query") else "missing", "query", "must be a text or ids", query
+        )
+    texts = isinstance(items, list) and all(isinstance(item, str) for item in items)
+    if not texts and not (isinstance(items, list) and all(ids(item) for item in items)):
+        fields.note("list_type" if fields.has("items") else "missing", "items", "must be texts or ids", items)
+    return query, items if isinstance(items, list) else []
+
+
+_FIRST_FORM = "ChatCompletionDeveloperMessageParam"
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 _MEDIA_PARTS = ("image_url", "input_image", "input_audio", "audio_url", "video_url", "image", "image_embeds")
 
@@ -135,46 +193,42 @@ def read_messages(fields: Fields, name: str, model: str) -> list[tuple[str, str]
         return []
     messages: list[tuple[str, str]] = []
     for place, message in enumerate(value):
-        where = f"{name}.{place}"
+        where = f"{name}.{place}.{_FIRST_FORM}"  # of the forms that it could have, the first says where
         if not isinstance(message, dict):
             fields.note("model_type", where, "must be an object", message)
             continue
         role = message.get("role")
-        if not isinstance(role, str):
+        content = message.get("content", "")
+        lacks = content is None and role != "assistant"
+        if (
+            lacks
+            or not isinstance(content, str | list | None)
+            or not ("content" in message or "role" in message)
+        ):
+            fields.note("string_type", f"{where}.content", "must be a string or parts", content)
+        elif not isinstance(role, str):
             fields.note(
                 "string_type" if "role" in message else "missing", f"{where}.role", "must be a string", role
             )
-            continue
-        content = message.get("content", "")
-        if content is None and role != "assistant":
-            at = f"{where}.ChatCompletionDeveloperMessageParam.content"
-            fields.note("string_type", at, "must be a string or parts", content)
-            continue
-        messages.append((role, _content(fields, where, content, model)))
+        else:
+            messages.append((role, _content(content, model)))
     return messages
 
 
-def _content(fields: Fields, where: str, content: Any, model: str) -> str:
+def _content(content: str | list[Any] | None, model: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        fields.note("string_type", f"{where}.content", "must be a string or parts", content)
-        return ""
     texts: list[str] = []
     for place, part in enumerate(content):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
         if not isinstance(part, dict):
-            fields.note("model_type", f"{where}.content.{place}", "must be an object", part)
-            continue
+            raise ApiError(f"part {place} of a message must be an object")
         kind = part.get("type")
         if kind in _MEDIA_PARTS:
             raise ApiError(f"{model} reads text only")
         text = part.get("text", part.get("refusal", part.get("thinking")))
-        if (kind is not None and kind not in _TEXT_PARTS) or not isinstance(text, str):
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise ApiError(f"a part of a message must be text, got type {kind!r}")
         texts.append(text)
     return "\n".join(texts)

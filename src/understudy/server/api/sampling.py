@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,9 +11,7 @@ from understudy.server.api.errors import ApiError, bad_value
 if TYPE_CHECKING:
     from understudy.server.api.fields import Fields
 
-MAX_STOPS = 4
 MAX_CHOICES = 16384
-_SALT = re.compile(r"^[^@/\\\x00]{1,128}$")
 
 
 class Sampling(msgspec.Struct, kw_only=True):
@@ -41,6 +38,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    stream_interval: int = 1
     priority: int = 0
     cache_salt: str = ""
     request_id: str | None = None
@@ -67,8 +65,6 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     sampling.temperature = _orf(fields.number("temperature", 1.0), 1.0)
     sampling.seed = fields.integer("seed")
     sampling.stop = fields.texts("stop")
-    if len(sampling.stop) > MAX_STOPS:
-        fields.note("too_long", "stop", f"at most {MAX_STOPS} stop strings", sampling.stop)
     sampling.stop_token_ids = fields.integers("stop_token_ids")
     sampling.include_stop = fields.boolean("include_stop_str_in_output")
     sampling.ignore_eos = fields.boolean("ignore_eos")
@@ -80,6 +76,7 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
         sampling.continuous_usage = (
             bool(options.get("continuous_usage_stats", False)) and sampling.include_usage
         )
+    sampling.stream_interval = _or(fields.integer("stream_interval", 1), 1)
     sampling.priority = _or(fields.integer("priority", 0), 0)
     sampling.cache_salt = fields.text("cache_salt") or ""
     sampling.request_id = fields.text("request_id")
@@ -91,6 +88,8 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     sampling.truncate = fields.integer("truncate_prompt_tokens")
     sampling.truncate_left = fields.text("truncation_side", "left") != "right"
     sampling.prompt_logprobs = fields.integer("prompt_logprobs")
+    if chat and sampling.prompt_logprobs is None and fields.boolean("echo"):
+        sampling.prompt_logprobs = 0
     sampling.kv_transfer_params = fields.object("kv_transfer_params")
     sampling.cache_hit_threshold = fields.number("cache_hit_threshold")
     if chat:
@@ -107,18 +106,15 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     return sampling
 
 
-def check_sampling(fields: Fields, sampling: Sampling, *, chat: bool, max_logprobs: int) -> None:
+def check_sampling(fields: Fields, sampling: Sampling, *, max_logprobs: int, vocabulary: int) -> None:
     """The values themselves, in vLLM's words of type and param. ApiError for the first that cannot be."""
-    if fields.raw("stream_options") is not None and not sampling.stream:
-        raise bad_value("stream_options needs stream", "stream_options")
-    top = fields.raw("top_logprobs")
-    if chat and top is not None and not fields.boolean("logprobs"):
-        raise bad_value("top_logprobs needs logprobs", "top_logprobs")
-    if fields.raw("cache_salt") is not None and not _SALT.match(sampling.cache_salt):
-        raise bad_value(
-            "cache_salt must have 1 to 128 characters, none of them @, /, \\ or NUL", "cache_salt"
-        )
-    _check_logprobs(sampling, max_logprobs)
+    _check_budget(fields.raw("thinking_token_budget"))
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if fields.raw(name):
+            raise bad_value(f"{name} of a request are not trusted here", name)
+    wanted = fields.object("structured_outputs")
+    if wanted is not None and all(value is None for value in wanted.values()):
+        raise ApiError("structured_outputs says nothing of the answer; leave it out")
     _check_ranges(fields, sampling)
     if sampling.n < 1:
         raise ApiError(f"n must be 1 or more, got {sampling.n}.")
@@ -135,16 +131,50 @@ def check_sampling(fields: Fields, sampling: Sampling, *, chat: bool, max_logpro
         raise bad_value(f"max_tokens must be 1 or more, got {asked}.", "max_tokens", asked)
     if asked is not None and sampling.min_tokens > asked:
         raise ApiError(f"min_tokens must not exceed max_tokens={asked}, got {sampling.min_tokens}.")
+    if any(not word for word in fields.texts("bad_words")):
+        raise ApiError("a bad word must not be empty.")
+    _check_logprobs(sampling, vocabulary if max_logprobs == -1 else max_logprobs, vocabulary)
+    _check_ids(fields, vocabulary)
 
 
-def _check_logprobs(sampling: Sampling, most: int) -> None:
+def _check_budget(value: Any) -> None:
+    """Tokens to think with, of which a model that does not think has none."""
+    if value is None or value == -1:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise bad_value(
+            "thinking_token_budget must be a whole number, 0 or more, or -1", "thinking_token_budget", value
+        )
+    raise ApiError("thinking_token_budget needs a model that thinks: --reasoning-parser")
+
+
+def _check_ids(fields: Fields, vocabulary: int) -> None:
+    """Tokens of the vocabulary wherever a request names some."""
+    biased = fields.object("logit_bias") or {}
+    if not all(key.lstrip("-").isdigit() for key in biased):
+        raise bad_value("logit_bias names tokens by their ids", "logit_bias", list(biased)[:10])
+    named = {
+        "logit_bias": [int(key) for key in biased],
+        "stop_token_ids": fields.integers("stop_token_ids"),
+        "allowed_token_ids": fields.integers("allowed_token_ids"),
+    }
+    if fields.raw("allowed_token_ids") == []:
+        raise bad_value("allowed_token_ids must not be empty; leave it out instead", "allowed_token_ids", [])
+    for name, ids in named.items():
+        unknown = [token for token in ids if not 0 <= token < vocabulary]
+        if unknown:
+            raise bad_value(
+                f"{name}: {unknown[:10]} are not among the {vocabulary} tokens", name, unknown[:10]
+            )
+
+
+def _check_logprobs(sampling: Sampling, most: int, vocabulary: int) -> None:
     for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if value is None:
             continue
-        if value < -1:
-            raise bad_value(f"{name} must be positive, 0 or -1", name, value)
-        if value > most:
-            raise bad_value(f"{name} of {value} were asked for, at most {most} are told", name, value)
+        wanted = vocabulary if value == -1 else value
+        if wanted > most:
+            raise bad_value(f"{name} of {wanted} were asked for, at most {most} are told", name, wanted)
 
 
 def _check_ranges(fields: Fields, sampling: Sampling) -> None:
@@ -181,7 +211,7 @@ def _structure(fields: Fields) -> dict[str, Any] | None:
         if wanted.get("json_object"):
             return {"object": True}
     form = fields.object("response_format")
-    if form is None or form.get("type") in (None, "text"):
+    if form is None or form.get("type") in (None, "text", "structural_tag"):
         return None
     if form["type"] == "json_object":
         return {"object": True}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _event(name: str, body: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **body}))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({**body, "type": name}))
 
 
 def _text_of(choice: Choice, generation: Generation, first: int, count: int) -> bytes:
@@ -98,10 +98,8 @@ class ResponsesStyle:
 
     def close(self, generation: Generation) -> bytes:
         """The whole response once more."""
-        status = "incomplete" if generation.choices[0].plan.finish == "length" else "completed"
         response = msgspec.json.decode(self.whole(generation))
-        name = "response.incomplete" if status == "incomplete" else "response.completed"
-        return _event(name, {"response": response, "sequence_number": self._next()})
+        return _event("response.completed", {"response": response, "sequence_number": self._next()})
 
     def whole(self, generation: Generation) -> bytes:
         """The response."""
@@ -129,9 +127,19 @@ class ResponsesStyle:
             done = generation.completion_tokens
             usage = {
                 "input_tokens": generation.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": generation.cached_tokens(last=True)},
+                "input_tokens_details": {
+                    "cached_tokens": generation.cached_tokens(last=True),
+                    "cache_write_tokens": 0,
+                    "input_tokens_per_turn": [],
+                    "cached_tokens_per_turn": [],
+                },
                 "output_tokens": done,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {
+                    "reasoning_tokens": 0,
+                    "tool_output_tokens": 0,
+                    "output_tokens_per_turn": [],
+                    "tool_output_tokens_per_turn": [],
+                },
                 "total_tokens": generation.prompt_tokens + done,
             }
         return {
@@ -143,19 +151,30 @@ class ResponsesStyle:
             "model": generation.model,
             "object": "response",
             "output": [] if text is None else [self._item(text, "completed")],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": self._body.get("parallel_tool_calls", True),
             "temperature": generation.sampling.temperature,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": 1.0,
+            "tool_choice": self._body.get("tool_choice", "auto" if self._body.get("tools") else "none"),
+            "tools": self._body.get("tools") or [],
+            "top_p": generation.sampling.top_p,
             "background": False,
             "max_output_tokens": generation.sampling.asked_tokens,
+            "max_tool_calls": self._body.get("max_tool_calls"),
             "previous_response_id": None,
-            "service_tier": "auto",
+            "prompt": None,
+            "reasoning": self._body.get("reasoning"),
+            "service_tier": self._body.get("service_tier", "auto"),
             "status": status,
-            "truncation": "disabled",
+            "text": self._body.get("text"),
+            "top_logprobs": None,
+            "truncation": self._body.get("truncation", "disabled"),
             "usage": usage,
             "user": self._body.get("user"),
+            "presence_penalty": self._body.get("presence_penalty") or 0.0,
+            "frequency_penalty": self._body.get("frequency_penalty") or 0.0,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
         }
 
 
@@ -216,12 +235,12 @@ class MessagesStyle:
         }
         if self._sequence(choice) is not None:
             body["stop_sequence"] = self._sequence(choice)
-        body["usage"] = {
-            "input_tokens": generation.prompt_tokens,
-            "output_tokens": choice.emitted,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": generation.cached_tokens(last=True),
-        }
+        body["usage"] = {"input_tokens": generation.prompt_tokens, "output_tokens": choice.emitted}
+        if generation.worker.settings.enable_prompt_tokens_details:
+            body["usage"] |= {
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": generation.cached_tokens(last=True),
+            }
         return msgspec.json.encode(body)
 
     def _end(self, choice: Choice) -> str:

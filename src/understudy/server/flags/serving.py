@@ -77,6 +77,8 @@ _PLAIN = {
     "metrics": "metrics",
     "old-metric-names": "old_metric_names",
     "kv-cache-metrics": "kv_cache_metrics",
+    "sse-keep-alive-interval": "sse_keep_alive_interval_s",
+    "stream-interval": "stream_interval",
     "kv-cache-metrics-sample": "kv_cache_metrics_sample",
     "startup-duration": "startup_duration_s",
     "dev-mode": "dev_mode",
@@ -184,11 +186,15 @@ def settings_of(line: CommandLine) -> ServerSettings:
     )
     if below is not None:
         given["tiers"] = _offload(below, given.get("tiers"), given["model"])
-    for field in ("shutdown_timeout_s", "startup_duration_s", "speedup"):
+    for field in ("shutdown_timeout_s", "startup_duration_s", "speedup", "sse_keep_alive_interval_s"):
         if field in given:
             given[field] = float(given[field])
     if not (math.isfinite(given.get("speedup", 1.0)) and given.get("speedup", 1.0) > 0):
         raise ConfigError(f"--speedup must be positive, got {given['speedup']:g}")
+    if given.get("sse_keep_alive_interval_s", 0.0) < 0:
+        raise ConfigError("--sse-keep-alive-interval must not be negative; 0 sends no comments")
+    if given.get("stream_interval", 1) < 1:
+        raise ConfigError("--stream-interval must be 1 or more")
     if given.get("data_parallel_size", 1) < 1:
         raise ConfigError("--data-parallel-size must be 1 or more")
     first, each = values.get("time-to-first-token"), values.get("inter-token-latency")

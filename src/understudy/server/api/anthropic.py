@@ -1,0 +1,81 @@
+"""Bodies of `/v1/messages`, in Anthropic's form, and errors in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from understudy.server.api.fields import Fields
+from understudy.server.api.schema import Shape, check_types
+
+if TYPE_CHECKING:
+    from understudy.server.api.errors import ApiError
+
+
+def check_anthropic(body: dict[str, Any], schema: dict[str, Shape]) -> None:
+    """A body in Anthropic's form; what is wrong is told in vLLM's own."""
+    fields = Fields(body)
+    messages = body.get("messages")
+    if "messages" not in body:
+        fields.note("missing", "messages", "must be given")
+    elif not isinstance(messages, list):
+        fields.note("list_type", "messages", "must be a list", messages)
+    else:
+        for place, message in enumerate(messages):
+            _check_turn(fields, f"messages.{place}", message)
+    check_types(fields, schema)
+    if not isinstance(body.get("system", ""), str | list | None):
+        fields.note("string_type", "system", "must be a text or blocks", body["system"])
+    thinking = body.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        budget = thinking.get("budget_tokens")
+        if not isinstance(budget, int) or budget < _LEAST_THOUGHT:
+            where = "thinking.enabled.budget_tokens"
+            fields.note("greater_than_equal", where, f"must be {_LEAST_THOUGHT} or more", budget)
+    order = [f"body.{name}" for name in schema]
+    fields.problems.sort(key=lambda problem: order.index(".".join(problem.where.split(".")[:2])))
+    fields.done()
+
+
+_LEAST_THOUGHT = 1024
+
+
+def _check_turn(fields: Fields, where: str, message: Any) -> None:
+    if not isinstance(message, dict):
+        fields.note("model_type", where, "must be an object", message)
+        return
+    if message.get("role") not in ("user", "assistant", "system"):
+        kind = "literal_error" if "role" in message else "missing"
+        fields.note(kind, f"{where}.role", "must be user or assistant", message.get("role"))
+    if not isinstance(message.get("content"), str | list):
+        kind = "string_type" if "content" in message else "missing"
+        fields.note(kind, f"{where}.content", "must be a text or blocks", message.get("content"))
+
+
+def in_anthropics_words(error: ApiError) -> ApiError:
+    """What is wrong with values is told in Anthropic's own form of an error."""
+    error.anthropic = error.kind != "Bad Request"
+    return error
+
+
+def messages_of(body: dict[str, Any]) -> Any:
+    """Its messages, with the system's in front, as a chat has them."""
+    messages = body.get("messages")
+    system = body.get("system")
+    if system is None or not isinstance(messages, list):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def tools_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Its tools and which of them to call, as a chat has them."""
+    tools = body.get("tools")
+    if not tools:
+        return {}
+    choice = body.get("tool_choice") or {"type": "auto"}
+    kind = choice.get("type", "auto")
+    named = {"type": "function", "function": {"name": choice.get("name", "")}}
+    functions = [{"name": tool.get("name", ""), "parameters": tool.get("input_schema", {})} for tool in tools]
+    return {
+        "tools": [{"type": "function", "function": function} for function in functions],
+        "tool_choice": {"any": "required", "tool": named}.get(kind, kind),
+    }

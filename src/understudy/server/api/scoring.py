@@ -1,0 +1,56 @@
+"""`/generative_scoring`: how its answers look."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from understudy._core import xxh3_64
+from understudy.server.api.logprobs import logprob_of
+
+if TYPE_CHECKING:
+    from understudy.server.api.generation import Choice, Generation
+
+
+class ScoringStyle:
+    """A probability of the first label for every item. Made up of prompt and label, the same every time."""
+
+    def __init__(self, labels: list[int], *, softmax: bool) -> None:
+        self._labels = labels
+        self._softmax = softmax
+
+    def begin(self, generation: Generation) -> None:
+        """Nothing is streamed."""
+
+    def chunk(self, generation: Generation, choice: Choice, first: int, count: int, last: bool) -> bytes:  # noqa: ARG002
+        """Nothing is streamed."""
+        return b""
+
+    def close(self, generation: Generation) -> bytes:  # noqa: ARG002
+        """Nothing is streamed."""
+        return b""
+
+    def whole(self, generation: Generation) -> bytes:
+        """A score an item."""
+        usage = generation.usage()
+        usage["prompt_tokens_details"] = None
+        return msgspec.json.encode(
+            {
+                "id": generation.id,
+                "object": "list",
+                "created": generation.created,
+                "model": generation.model,
+                "data": [
+                    {"index": choice.index, "object": "score", "score": self._score(choice)}
+                    for choice in generation.choices
+                ],
+                "usage": usage,
+            }
+        )
+
+    def _score(self, choice: Choice) -> float:
+        key = xxh3_64(choice.prompt.tobytes(), 0)
+        odds = [math.exp(logprob_of((key >> 7) ^ label)) for label in self._labels]
+        return odds[0] / sum(odds) if self._softmax else odds[0] / (1.0 + sum(odds))

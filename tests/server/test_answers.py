@@ -1,0 +1,153 @@
+"""Requests of every kind get the status, type and param that vLLM 0.32's own front end gives them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from server.client import Client, Reply, serving
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "live" / "vllm-0.32.0-answers.jsonl"
+
+
+async def ask(client: Client, row: dict[str, Any]) -> Reply:
+    given = {"host": "test", "connection": "close"}
+    data = b""
+    if "raw" in row or "body" in row:
+        given["content-type"] = "application/json"
+        data = row["raw"].encode() if "raw" in row else msgspec.json.encode(row["body"])
+    given |= row.get("headers", {})
+    head = "".join(f"{name}: {value}\r\n" for name, value in given.items() if value is not None)
+    line = f"{row['method']} {row['path']} HTTP/1.1\r\n{head}content-length: {len(data)}\r\n\r\n"
+    return await client.raw(line.encode() + data)
+
+
+def told(reply: Reply) -> tuple[int, str | None, str | None]:
+    """Status, type and param."""
+    error: Any = None
+    if reply.status >= 400 and reply.body:
+        error = reply.json.get("error")
+    if not isinstance(error, dict):
+        return reply.status, None, None
+    return reply.status, error["type"], error.get("param")
+
+
+def test_answers_are_of_the_recorded_kind() -> None:
+    rows = [msgspec.json.decode(line) for line in GOLDEN.read_bytes().splitlines()]
+    assert len(rows) > 1000
+
+    async def go() -> list[str]:
+        wrong: list[str] = []
+        async with serving(
+            model="stub-model", dev_mode=True, runtime_lora=True, latency_ms=(0.0, 0.0), speedup=100.0
+        ) as (client, _):
+            for row in rows:
+                got = told(await ask(client, row))
+                if got != (row["status"], row.get("type"), row.get("param")):
+                    wrong.append(f"{msgspec.json.encode(row).decode()[:300]}: {got}")
+        return wrong
+
+    wrong = asyncio.run(go())
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_stream_without_usage_ends_with_the_fingerprint_and_begins_with_all_roles() -> None:
+    async def go() -> list[Any]:
+        async with serving() as (client, _):
+            messages = [{"role": "user", "content": "hi"}]
+            body = {"messages": messages, "n": 2, "max_tokens": 2, "stream": True}
+            return (await client.post("/v1/chat/completions", body)).events
+
+    events = asyncio.run(go())
+    assert [event["choices"][0]["delta"].get("role") for event in events[:2]] == ["assistant", "assistant"]
+    assert [event["choices"][0]["index"] for event in events[:2]] == [0, 1]
+    ends = [event for event in events[:-1] if event["choices"][0]["finish_reason"]]
+    assert len(ends) == 2
+    assert all("system_fingerprint" in event for event in ends)
+    assert not any("system_fingerprint" in event for event in events[:-1] if event not in ends)
+
+
+def test_continuous_usage_of_a_chat_counts_from_the_role_on() -> None:
+    async def go() -> list[Any]:
+        async with serving() as (client, _):
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stream": True}
+            return (await client.post("/v1/chat/completions", {**body, "stream_options": options})).events
+
+    events = asyncio.run(go())
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == [0, 1, 2, 2]
+    assert "completion_tokens_details" in events[0]["usage"]
+
+
+def test_chunks_hold_so_many_tokens_but_the_first_and_the_last() -> None:
+    async def go(**settings: Any) -> list[int]:
+        async with serving(**settings) as (client, _):
+            body = {"prompt": "hi", "max_tokens": 8, "stream": True, "return_token_ids": True}
+            own = await client.post("/v1/completions", {**body, "stream_interval": 2})
+            return [len(event["choices"][0]["token_ids"]) for event in own.events[:-1]]
+
+    assert asyncio.run(go()) == [1, 2, 2, 2, 1]
+    assert asyncio.run(go(stream_interval=3)) == [1, 3, 3, 1]
+
+
+def test_a_quiet_stream_is_kept_alive_with_comments() -> None:
+    async def go() -> bytes:
+        async with serving(latency_ms=(400.0, 1.0), sse_keep_alive_interval_s=0.05) as (client, _):
+            return (
+                await client.post("/v1/completions", {"prompt": "hi", "max_tokens": 2, "stream": True})
+            ).body
+
+    body = asyncio.run(go())
+    assert body.startswith(b": keep-alive\n\n")
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_batch_answers_every_conversation() -> None:
+    async def go() -> Any:
+        async with serving() as (client, _):
+            turns = [[{"role": "user", "content": text}] for text in ("hi", "good morning")]
+            return (
+                await client.post("/v1/chat/completions/batch", {"messages": turns, "max_tokens": 3})
+            ).json
+
+    answer = asyncio.run(go())
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert all(choice["message"]["content"] for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+def test_scores_are_probabilities_and_the_same_every_time() -> None:
+    async def go() -> tuple[Any, Any, Any]:
+        async with serving() as (client, _):
+            body = {"query": "is this good:", "items": ["yes", "no"], "label_token_ids": [300, 301]}
+            first = (await client.post("/generative_scoring", body)).json
+            again = (await client.post("/generative_scoring", body)).json
+            alone = (await client.post("/generative_scoring", {**body, "label_token_ids": [300]})).json
+            return first, again, alone
+
+    first, again, alone = asyncio.run(go())
+    scores = [row["score"] for row in first["data"]]
+    assert all(0 < score < 1 for score in scores)
+    assert scores == [row["score"] for row in again["data"]]
+    assert [row["score"] for row in alone["data"]] == [1.0, 1.0]
+    assert first["usage"]["completion_tokens"] == 2
+
+
+def test_a_message_that_is_to_be_continued_stays_open() -> None:
+    async def go() -> tuple[Any, Any]:
+        async with serving() as (client, _):
+            turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]
+            body = {"messages": turns, "max_tokens": 1, "return_prompt_text": True}
+            closed = {**body, "add_generation_prompt": False}
+            return (await client.post("/v1/chat/completions", closed)).json, (
+                await client.post("/v1/chat/completions", {**closed, "continue_final_message": True})
+            ).json
+
+    whole, opened = asyncio.run(go())
+    assert opened["prompt_text"].endswith("well")
+    assert whole["prompt_text"].startswith(opened["prompt_text"])
+    assert len(whole["prompt_text"]) > len(opened["prompt_text"])
