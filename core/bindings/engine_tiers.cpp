@@ -13,7 +13,8 @@
 
 namespace understudy {
 
-nb::object take_offload_line(VllmEngine& engine);  // offload.cpp
+nb::object take_offload_line(VllmEngine& engine);     // offload.cpp
+nb::object take_offload_samples(VllmEngine& engine);  // offload.cpp
 
 namespace {
 
@@ -49,9 +50,8 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
       .def_prop_ro(
           "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
           "Not after the next transfer lands; None when none is under way.")
-      .def(
-          "land", [](VllmEngine& self, std::int64_t now_ns) { tiers_of(self).hub().run_until(now_ns); }, "now_ns"_a,
-          nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
+      .def("land", &VllmEngine::land, "now_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Let every transfer that ends by then land, each at its time.")
       .def(
           "set_link_share",
           [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {
@@ -83,7 +83,8 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
       .def_prop_ro("offload_pending", &VllmEngine::offload_pending,
                    "Under vLLM's offload: transfers are under way, or requests have ended that may still store.")
       .def("take_offload_line", &take_offload_line, "What the last turn did about the host, where that is logged.")
-      .def_prop_ro("offload_totals", &VllmEngine::offload_totals)
+      .def("take_offload_samples", &take_offload_samples,
+           "What happened since the last call, one by one, where that is kept.")
       .def_prop_ro(
           "offload_usage",
           [](const VllmEngine& self) {

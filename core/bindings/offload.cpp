@@ -37,12 +37,22 @@ nb::dict describe(const OffloadJob& job, const std::vector<std::uint64_t>& hashe
   return out;
 }
 
+nb::list moved(const std::vector<OffloadSamples::Moved>& transfers) {
+  nb::list out;
+  for (const OffloadSamples::Moved& one : transfers) out.append(nb::make_tuple(one.bytes, one.ns));
+  return out;
+}
+
+OffloadConnector& connector_of(VllmEngine& engine) {
+  if (engine.offload() == nullptr) throw Error(ErrorKind::WrongState, "this engine does not offload as vLLM does");
+  return *engine.offload();
+}
+
 }  // namespace
 
 nb::object take_offload_line(VllmEngine& engine) {
-  OffloadConnector* const connector = engine.offload();
-  if (connector == nullptr) throw Error(ErrorKind::WrongState, "this engine does not offload as vLLM does");
-  const OffloadLog log = std::exchange(connector->log(), {});
+  OffloadConnector& connector = connector_of(engine);
+  const OffloadLog log = std::exchange(connector.log(), {});
   nb::dict line;
   nb::list lookups;
   for (const OffloadLog::Lookup& lookup : log.lookups) {
@@ -62,7 +72,7 @@ nb::object take_offload_line(VllmEngine& engine) {
   for (const OffloadLog::Blocks& of : log.blocks) {
     blocks.append(nb::make_tuple(of.request, of.fresh, of.resumed, list_of(of.slots)));
   }
-  const VllmHost& host = connector->host();
+  const VllmHost& host = connector.host();
   nb::object oldest = nb::none();
   if (host.has_oldest()) {
     nb::list keys;
@@ -86,6 +96,10 @@ nb::object take_offload_line(VllmEngine& engine) {
   return line;
 }
 
+nb::object take_offload_samples(VllmEngine& engine) {
+  return nb::cast(std::exchange(connector_of(engine).samples(), {}));
+}
+
 void bind_offload(nb::module_& m) {
   nb::class_<VllmOffload>(m, "VllmOffload", "vLLM's native host offload, as a setting of an engine.")
       .def(
@@ -93,7 +107,7 @@ void bind_offload(nb::module_& m) {
           [](VllmOffload* self, std::uint64_t host_chunks, std::uint32_t blocks_per_chunk,
              const std::string& eviction_policy, bool offload_prompt_only, std::uint32_t store_steps,
              std::uint32_t load_steps, const std::string& release, bool touches, bool arc_falls_back,
-             bool stores_last_token, bool holders_first, bool spares_in_flight, bool log) {
+             bool stores_last_token, bool holders_first, bool spares_in_flight, bool log, bool samples) {
             VllmOffload out;
             out.host_chunks = host_chunks;
             out.blocks_per_chunk = blocks_per_chunk;
@@ -108,28 +122,23 @@ void bind_offload(nb::module_& m) {
             out.holders_first = holders_first;
             out.spares_in_flight = spares_in_flight;
             out.log = log;
+            out.samples = samples;
             new (self) VllmOffload(std::move(out));
           },
           nb::kw_only(), "host_chunks"_a, "blocks_per_chunk"_a = 1, "eviction_policy"_a = "lru",
           "offload_prompt_only"_a = true, "store_steps"_a = 0, "load_steps"_a = 0, "release"_a = "", "touches"_a = true,
           "arc_falls_back"_a = false, "stores_last_token"_a = true, "holders_first"_a = false,
-          "spares_in_flight"_a = false, "log"_a = false);
+          "spares_in_flight"_a = false, "log"_a = false, "samples"_a = false);
 
-  nb::class_<OffloadTotals>(m, "OffloadTotals", "What vLLM's offload did so far.")
-      .def_ro("lookups", &OffloadTotals::lookups)
-      .def_ro("deferred_lookups", &OffloadTotals::deferred_lookups)
-      .def_ro("loads", &OffloadTotals::loads)
-      .def_ro("loaded_chunks", &OffloadTotals::loaded_chunks)
-      .def_ro("loaded_tokens", &OffloadTotals::loaded_tokens)
-      .def_ro("stores", &OffloadTotals::stores)
-      .def_ro("stored_chunks", &OffloadTotals::stored_chunks)
-      .def_ro("refused_stores", &OffloadTotals::refused_stores)
-      .def_ro("evicted_chunks", &OffloadTotals::evicted_chunks)
-      .def_ro("flushed_jobs", &OffloadTotals::flushed_jobs)
-      .def_ro("loaded_bytes", &OffloadTotals::loaded_bytes)
-      .def_ro("stored_bytes", &OffloadTotals::stored_bytes)
-      .def_ro("load_ns", &OffloadTotals::load_ns)
-      .def_ro("store_ns", &OffloadTotals::store_ns);
+  nb::class_<OffloadSamples>(m, "OffloadSamples", "What vLLM's offload did since it was asked last, one by one.")
+      .def_prop_ro(
+          "loads", [](const OffloadSamples& self) { return moved(self.loads); }, "(bytes, ns) of each.")
+      .def_prop_ro(
+          "stores", [](const OffloadSamples& self) { return moved(self.stores); }, "(bytes, ns) of each.")
+      .def_ro("lookups", &OffloadSamples::lookups, "Of requests without transfers.")
+      .def_ro("deferred_ns", &OffloadSamples::deferred_ns, "From a first deferred lookup to its answer, or the end.")
+      .def_ro("asked_chunks", &OffloadSamples::asked_chunks, "Of each store, whether or not there was room.")
+      .def_ro("refused_stores", &OffloadSamples::refused_stores);
 }
 
 }  // namespace understudy

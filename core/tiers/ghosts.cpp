@@ -1,22 +1,23 @@
 #include "tiers/ghosts.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace understudy {
 
 Ghosts::Node Ghosts::find(const LineageHash& key) const noexcept {
-  const std::uint32_t wanted = tag(key);
-  for (std::size_t at = home(wanted); table_[at].node != kNobody; at = next(at)) {
-    if (table_[at].tag == wanted && nodes_[table_[at].node].key == key) return table_[at].node;
+  const std::uint32_t wanted = hash(key);
+  const std::uint8_t its_mark = mark(wanted);
+  for (std::size_t at = home(wanted); marks_[at] != kEmpty; at = next(at)) {
+    if (marks_[at] == its_mark && nodes_[holders_[at]].key == key) return holders_[at];
   }
   return kNobody;
 }
 
 void Ghosts::add(List list, const LineageHash& key) {
-  if (4 * (size(kOnce) + size(kOften) + 1) > 3 * table_.size()) grow();
+  if (4 * (closed_ + 1) > 3 * marks_.size()) {
+    const std::size_t ghosts = size(kOnce) + size(kOften);
+    make_table(8 * (ghosts + 1) > 5 * marks_.size() ? 2 * marks_.size() : marks_.size());
+  }
   if (free_ == kNobody) {
-    nodes_.push_back({key, kNobody, kNobody, list});
+    nodes_.push_back({key, kNobody, kNobody, 0, list});
     free_ = static_cast<Node>(nodes_.size() - 1);
   }
   const Node node = free_;
@@ -24,11 +25,17 @@ void Ghosts::add(List list, const LineageHash& key) {
   nodes_[node].key = key;
   nodes_[node].list = list;
   link(node);
-  enter(tag(key), node);
+  enter(node);
 }
 
 void Ghosts::remove(Node node) noexcept {
-  leave(node);
+  const std::size_t place = nodes_[node].place;
+  if (marks_[next(place)] == kEmpty) {  // nobody was sent past it
+    marks_[place] = kEmpty;
+    --closed_;
+  } else {
+    marks_[place] = kLeft;
+  }
   unlink(node);
   nodes_[node].next = free_;
   free_ = node;
@@ -40,38 +47,27 @@ void Ghosts::refresh(Node node) noexcept {
 }
 
 void Ghosts::trim(List list, std::size_t size) noexcept {
-  while (ends_[list].size > size) {
-    const std::size_t count = std::min<std::size_t>(ends_[list].size - size, 16);
-    Node node = ends_[list].front;
-    for (std::size_t i = 0; i < count; ++i, node = nodes_[node].next) warm(nodes_[node].key);
-    for (std::size_t i = 0; i < count; ++i) remove(ends_[list].front);
+  while (ends_[list].size > size) remove(ends_[list].front);
+}
+
+// A table of so many places, with those of all ghosts.
+void Ghosts::make_table(std::size_t places) {
+  marks_.assign(places, kEmpty);
+  holders_.resize(places);
+  closed_ = 0;
+  for (const Ends& ends : ends_) {
+    for (Node node = ends.front; node != kNobody; node = nodes_[node].next) enter(node);
   }
 }
 
-void Ghosts::enter(std::uint32_t tag, Node node) noexcept {
-  std::size_t at = home(tag);
-  while (table_[at].node != kNobody) at = next(at);
-  table_[at] = {tag, node};
-}
-
-// Those behind it move up, unless they are at home already or would pass it.
-void Ghosts::leave(Node node) noexcept {
-  std::size_t gap = home(tag(nodes_[node].key));
-  while (table_[gap].node != node) gap = next(gap);
-  const std::size_t mask = table_.size() - 1;
-  for (std::size_t at = next(gap); table_[at].node != kNobody; at = next(at)) {
-    if (((at - home(table_[at].tag)) & mask) < ((at - gap) & mask)) continue;
-    table_[gap] = table_[at];
-    gap = at;
-  }
-  table_[gap] = {};
-}
-
-void Ghosts::grow() {
-  const Table before = std::exchange(table_, Table(2 * table_.size()));
-  for (const Entry& entry : before) {
-    if (entry.node != kNobody) enter(entry.tag, entry.node);
-  }
+void Ghosts::enter(Node node) noexcept {
+  const std::uint32_t its_hash = hash(nodes_[node].key);
+  std::size_t at = home(its_hash);
+  while (marks_[at] > kLeft) at = next(at);
+  if (marks_[at] == kEmpty) ++closed_;
+  marks_[at] = mark(its_hash);
+  holders_[at] = node;
+  nodes_[node].place = static_cast<std::uint32_t>(at);
 }
 
 void Ghosts::link(Node node) noexcept {

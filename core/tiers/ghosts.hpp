@@ -11,19 +11,21 @@
 
 namespace understudy {
 
-// A key is in one of the lists, or in none. One table for both, probed from a key's home on and never left with gaps,
-// so that absent keys, which most are, cost one line of memory; `warm` asks for it ahead of its use.
+// A key is in one of the lists, or in none. One table for both, probed from a key's home on: a byte of each key's hash,
+// so that absent keys, which most are, cost a line of a small array; and behind it, the keys' nodes. A place that was
+// left stays closed until the table is made anew, unless the next one is empty.
 class Ghosts {
  public:
   enum List : std::uint8_t { kOnce, kOften };
   using Node = std::uint32_t;
   static constexpr Node kNobody = 0xFFFFFFFFu;
 
-  Ghosts() : table_(kFewest) {}
+  Ghosts() { make_table(kFewest); }
 
   std::size_t size(List list) const noexcept { return ends_[list].size; }
   List list_of(Node node) const noexcept { return nodes_[node].list; }
-  void warm(const LineageHash& key) const noexcept { __builtin_prefetch(&table_[home(tag(key))]); }
+  // Asks for a key's line ahead of its use.
+  void warm(const LineageHash& key) const noexcept { __builtin_prefetch(&marks_[home(hash(key))]); }
 
   Node find(const LineageHash& key) const noexcept;
   void add(List list, const LineageHash& key);  // in none of them
@@ -32,39 +34,40 @@ class Ghosts {
   void trim(List list, std::size_t size) noexcept;
 
  private:
-  static constexpr std::size_t kFewest = 1024;  // entries of a table; a power of two
+  static constexpr std::size_t kFewest = 1024;  // places of a table; a power of two
+  static constexpr std::uint8_t kEmpty = 0;
+  static constexpr std::uint8_t kLeft = 1;
 
   struct Ghost {
     LineageHash key;
     Node prev;
     Node next;
+    std::uint32_t place;
     List list;
   };
-  struct Entry {
-    std::uint32_t tag = 0;
-    Node node = kNobody;
-  };
-  using Table = std::vector<Entry, HugeAllocator<Entry>>;
+  static_assert(sizeof(Ghost) == 32);
   struct Ends {
     Node front = kNobody;
     Node back = kNobody;
     std::size_t size = 0;
   };
 
-  static std::uint32_t tag(const LineageHash& key) noexcept {
+  static std::uint32_t hash(const LineageHash& key) noexcept {
     return static_cast<std::uint32_t>((key.lo * 0x9E3779B97F4A7C15u + key.hi * 0xD1B54A32D192ED03u) >> 32);
   }
-  std::size_t home(std::uint32_t tag) const noexcept { return tag & (table_.size() - 1); }
-  std::size_t next(std::size_t at) const noexcept { return (at + 1) & (table_.size() - 1); }
-  void enter(std::uint32_t tag, Node node) noexcept;
-  void leave(Node node) noexcept;
-  void grow();
+  static std::uint8_t mark(std::uint32_t hash) noexcept { return static_cast<std::uint8_t>(0x80u | (hash >> 25)); }
+  std::size_t home(std::uint32_t hash) const noexcept { return hash & (marks_.size() - 1); }
+  std::size_t next(std::size_t at) const noexcept { return (at + 1) & (marks_.size() - 1); }
+  void make_table(std::size_t places);
+  void enter(Node node) noexcept;
   void link(Node node) noexcept;
   void unlink(Node node) noexcept;
 
   std::vector<Ghost, HugeAllocator<Ghost>> nodes_;
-  Node free_ = kNobody;  // the first that is in no list; they are linked by `next`
-  Table table_;          // never more than three quarters full
+  Node free_ = kNobody;              // the first that is in no list; they are linked by `next`
+  std::vector<std::uint8_t> marks_;  // by place: kEmpty, kLeft, or a part of the key's hash
+  std::vector<Node> holders_;        // by place
+  std::size_t closed_ = 0;           // places that are not empty: never more than three quarters
   std::array<Ends, 2> ends_;
 };
 

@@ -49,6 +49,8 @@ class VllmHost {
   std::uint64_t ready() const noexcept { return resident_ - writing_; }
   std::uint64_t writing() const noexcept { return writing_; }
   std::uint64_t loading() const noexcept { return loading_; }  // chunks that somebody reads
+  // Of those that were offered to the last begin_store, how many it had to find room for.
+  std::size_t num_absent() const noexcept { return absent_.size(); }
   // Evicted by the last begin_store, in order.
   const std::vector<LineageHash>& evicted() const noexcept { return evicted_; }
   std::vector<LineageHash> oldest(std::size_t limit) const;

@@ -71,24 +71,6 @@ def test_every_family_label_and_bucket_of_the_recorded_page_is_there() -> None:
         assert labels in have[row["sample"]], row
 
 
-def test_a_server_that_offloads_as_vllm_does_has_the_metrics_of_its_connector() -> None:
-    tiers = TiersConfig.from_dict(
-        {"kv_bytes_per_token": 1024, "tiers": [{"tier": "g2", "blocks": 64}], "offload": {"mode": "vllm"}}
-    )
-    types, samples = asyncio.run(page_after_some_requests(tiers=tiers))
-    both = (("engine", "0"), ("model_name", "stub-model"))
-    counters = ("load_bytes", "store_bytes", "load_time", "store_time", "allocation_failure")
-    assert {types[f"vllm:kv_offload_{name}_total"] for name in counters} == {"counter"}
-    for name in ("usage", "write_usage", "read_usage"):
-        assert 0 <= samples[f"vllm:kv_offload_cpu_cache_{name}_perc", both] <= 1
-    assert (
-        samples["vllm:kv_offload_store_bytes_total", both] == 2 * 16 * 1024
-    )  # two full blocks of a prompt of 40
-    assert samples["vllm:kv_offload_allocation_failure_total", both] == 0
-    plain, _ = asyncio.run(page_after_some_requests())
-    assert not any(name.startswith("vllm:kv_offload") for name in plain)
-
-
 def test_speculation_is_counted_by_rounds_drafts_and_places() -> None:
     engine = msgspec.structs.replace(
         QUICK,

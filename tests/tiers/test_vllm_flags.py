@@ -117,12 +117,12 @@ def test_chunks_beyond_all_measure_are_refused() -> None:
 def test_values_that_are_no_numbers_are_named(extra: Any, message: str) -> None:
     asked = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
     with pytest.raises(ConfigError, match=message):
-        offload_settings(None, None, asked, 16)
+        offload_settings(None, None, asked)
 
 
 def test_a_key_that_nobody_knows_is_named() -> None:
     with pytest.raises(ConfigError, match="junk is not known"):
-        offload_settings(1, None, {"kv_connector": "OffloadingConnector", "junk": 3}, 16)
+        offload_settings(1, None, {"kv_connector": "OffloadingConnector", "junk": 3})
 
 
 def test_chunks_in_tokens_are_of_the_engines_own_block_size(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.building import single_turns
+from tiers.building import EVENT_COLUMNS, INF, forked
+from understudy._core import Engine, EngineConfig, TierConfig, WayConfig, constant_timing
 from understudy.engines.config import VllmConfig
+from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.timing import Constant
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
@@ -90,6 +95,62 @@ def test_leaps_are_not_seen(run: dict[str, Any]) -> None:
     leapt = outcome(run)
     assert outcome(run, leaping=False) == leapt
     assert outcome(run, check=True) == leapt
+
+
+def live(seed: int, leaping: bool) -> list[Any]:
+    """Everything that can be seen of an engine whose requests come, and are cancelled, at any time."""
+    rng = Random(f"offload {seed}")
+    chunk, chunks = rng.choice([1, 2, 4]), rng.randint(2, 40)
+    rules = offload_profile(rng.choice(["recorded", "0.30", "0.32"]))
+    config = EngineConfig(
+        block_size=4,
+        num_gpu_blocks=rng.randint(16, 40),
+        max_num_seqs=rng.choice([2, 4, 16]),
+        max_num_batched_tokens=rng.choice([16, 64, 2048]),
+        policy=rng.choice(["fcfs", "priority"]),
+        async_scheduling=rng.random() < 0.7,
+        events=True,
+        offload=rules.native(
+            host_chunks=chunks, blocks_per_chunk=chunk, eviction_policy=rng.choice(["lru", "arc"])
+        ),
+    )
+    speeds = WayConfig(
+        down_gbps=rng.choice([0.2, 1.0, 100.0]),
+        up_gbps=rng.choice([0.2, 1.0, INF]),
+        down_fixed_ns=rng.choice([0, 300_000]),
+    )
+    below = TierConfig(bytes_per_block=1_000_000, g2_blocks=chunk * chunks, host=speeds, write_through=True)
+    engine = Engine(config, constant_timing(1.0, rng.choice([0.5, 1.0])), tiers=below)
+    engine.set_leaping(leaping)
+    seen: list[Any] = []
+    requests: list[int] = []
+    until_ns = 0
+    for turn in range(rng.randint(10, 25)):
+        for _ in range(rng.choice([0, 1, 1, 3])):
+            prompt, outputs = rng.randint(1, 40), rng.randint(1, rng.choice([5, 40]))
+            if engine.never_fits(prompt, outputs) is None:
+                blocks = forked(rng.randrange(3), rng.randrange(8), rng.randrange(1000), 100)
+                place: dict[str, Any] = {"priority": rng.randrange(3), "arrival_time": float(turn)}
+                requests.append(engine.submit("r", prompt, outputs, blocks, **place))
+        until_ns += rng.choice([1, 3, 10, 40]) * rng.choice([250_000, 1_000_000])
+        effects = engine.advance(until_ns, rng.random() < 0.3)
+        seen += [(ended.id, ended.last_token_ns, ended.parked_ns) for ended in effects.finished]
+        seen += [engine.now_ns, engine.running, engine.steps, engine.free_head(40), engine.stuck]
+        if requests and rng.random() < 0.4:
+            now_ns = until_ns if engine.in_step else engine.now_ns
+            seen.append(engine.cancel(rng.choice(requests), now_ns) is None)
+        if engine.idle:
+            engine.skip_to(until_ns)
+    engine.advance(10**13)
+    engine.check()
+    batch, times_ns = engine.take_events()
+    seen += [getattr(batch, name).tolist() for name in EVENT_COLUMNS]
+    return [*seen, times_ns.tolist(), engine.idle, engine.stuck, engine.preemptions, engine.offload_usage]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_requests_come_and_go_between_leaps_as_between_steps(seed: int) -> None:
+    assert live(seed, True) == live(seed, False)
 
 
 def test_a_load_that_takes_no_time_has_come_though_another_worker_began_then() -> None:

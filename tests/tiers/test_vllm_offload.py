@@ -261,17 +261,6 @@ def test_an_engine_that_has_no_such_offload_is_refused(engine: dict[str, Any], m
         vllm_offload(plan, VllmConfig(block_size=16, **engine), 100)
 
 
-def test_a_release_without_arc_has_lru_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    import msgspec
-
-    import understudy.engines.offload as module
-
-    without = msgspec.structs.replace(V0_32, has_arc=False)
-    monkeypatch.setattr(module, "offload_profile", lambda _: without)
-    with pytest.raises(ConfigError, match=r"arc: vLLM v0\.32 does not have it"):
-        vllm_offload(TierPlan.of(offloading(eviction="arc"), 16), VllmConfig(block_size=16), 100)
-
-
 def flags(*arguments: str) -> dict[str, Any]:
     return tier_settings(parser().parse_args(["replay", "trace.jsonl", *arguments]))
 
@@ -287,7 +276,7 @@ def test_the_flags_of_vllm_switch_it_on() -> None:
     )
     assert flags("--kv-transfer-config", config, "--block-size", "64") == {
         "tiers": {"g2": {"bytes": 1_000_000_000, "eviction": "arc"}},
-        "offload": {"mode": "vllm", "blocks_per_chunk": 4, "offload_prompt_only": False},
+        "offload": {"mode": "vllm", "chunk_tokens": 256, "offload_prompt_only": False},
     }
 
 
@@ -309,7 +298,6 @@ def test_the_flags_of_vllm_switch_it_on() -> None:
             "store_threshold is not simulated",
         ),
         ((1, None, {"kv_connector_extra_config": {"disk": 2}}), "disk is not a setting"),
-        ((1, None, {"kv_connector_extra_config": {"block_size": 40}}), "do not divide into blocks of 16"),
         ((1, None, {"kv_role": "kv_producer"}), "kv_role must be kv_both"),
     ],
 )
@@ -317,7 +305,7 @@ def test_what_those_flags_ask_for_and_is_not_known_is_refused_by_name(
     arguments: tuple[Any, Any, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        offload_settings(*arguments, 16)
+        offload_settings(*arguments)
 
 
 def test_two_flags_that_say_how_large_the_host_is_are_one_too_many() -> None:

@@ -127,10 +127,10 @@ class VllmEngine final : public Engine {
   WorkerTiers* tiers() noexcept override { return tiers_.get(); }
   const WorkerTiers* tiers() const noexcept override { return tiers_.get(); }
   void finish_transfers() override;
+  void land(std::int64_t now_ns);                                  // every transfer that ends by then, each at its time
   OffloadConnector* offload() noexcept { return offload_.get(); }  // null: none
   const OffloadConnector* offload() const noexcept { return offload_.get(); }
   const OffloadLinks* offload_links() const noexcept { return offload_links_.get(); }  // null: none, or in lockstep
-  OffloadTotals offload_totals() const noexcept;
   bool offload_pending() const noexcept { return offload_ && (offload_->has_jobs() || offload_->has_ended_to_tell()); }
   std::vector<RequestId> loading() const;  // requests whose blocks are being loaded, in the order of the queues
   FetchStages fetch_stages() const;
@@ -241,7 +241,7 @@ class VllmEngine final : public Engine {
 
   // requests.cpp
   void somebody_came_or_went();
-  void retire(EngineRequest& request, bool aborted);
+  void retire(EngineRequest& request, bool aborted, std::int64_t now_ns);
   void complete(RequestSlot slot, std::int64_t now_ns);
   RequestRecord take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns);
 
@@ -304,7 +304,7 @@ class VllmEngine final : public Engine {
   std::uint64_t lacking() const;
   void close_offload(std::size_t admitted_before);
   void withdraw_from_offload(const EngineRequest& victim);
-  void leave_offload(EngineRequest& request, bool aborted);
+  void leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns);
   bool freeable(std::uint64_t last_step) const noexcept {
     return !config_.async_scheduling || last_step <= processed_steps_;
   }

@@ -43,20 +43,19 @@ bool VllmEngine::Leap::sums_tell_time() const {
 // Under vLLM's offload: a step of decodes asks nothing of the host, and nobody is looked up.
 bool VllmEngine::Leap::possible_offloading() const {
   const VllmEngine& e = engine_;
-  if (e.config_.async_scheduling || e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) {
-    return false;
-  }
-  if (!e.offload_links_->submitted() || e.offload_links_->has_done()) return false;
+  if (e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) return false;
+  if (!e.offload_links_->submitted() || e.offload_links_->has_done() || !e.planned_.orders.empty()) return false;
+  if (!e.deferred_.empty() || !e.orphans_.empty()) return false;  // blocks that come free when a step has ended
   return e.num_waiting() == 0 || e.running_.size() >= e.max_running();
 }
 
 // The same with a batch planned, which must be of everybody's next token.
 bool VllmEngine::Leap::possible_ahead() const {
   const VllmEngine& e = engine_;
-  if (e.kv_->names_on_receipt() || e.offload_) return false;
+  if (e.kv_->names_on_receipt()) return false;
   if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) return false;
-  if (!e.tiers_) return plans_next_tokens();
+  if (!e.tiers_ || e.offload_) return plans_next_tokens();
   if (e.tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();
   // Who has just come back on blocks that it found, with one token to compute, has yet to offer those.
   return plans_next_tokens() && std::ranges::all_of(e.planned_.turns, [&](const Scheduled& turn) {
@@ -157,7 +156,7 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
   until_ns_ = until_ns;
   stop_on_finish_ = stop_on_finish;
   base_ = engine_.token_log_.next_step();
-  steps_ = alive_ = context_ = 0;
+  steps_ = counted_ = alive_ = context_ = 0;
   ordinary_ = false;
   filled_.clear();
   members_ = engine_.running_;
@@ -183,15 +182,24 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
 
 // The batch behind the last step that was played, as stepping would have scheduled it.
 void VllmEngine::Leap::plan_next() {
+  if (engine_.offload_) count_schedules();
   Batch& next = engine_.planned_;
   next.turns.clear();
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (!computes(order)) continue;
-    const EngineRequest& member = request(order);
+    EngineRequest& member = request(order);
+    member.last_step = engine_.scheduled_steps_;
     next.turns.push_back({members_[order], 1, member.computed - 1, true, member.id});
   }
   next.load = StepLoad::of(engine_.timing_.decodes(alive_, context_));
   next.duration_ns = Batch::kUnknown;
+}
+
+// Of the steps that were played, each scheduled the one behind it, and gave back what that may free.
+void VllmEngine::Leap::count_schedules() {
+  engine_.scheduled_steps_ += steps_ - counted_;
+  engine_.processed_steps_ += steps_ - counted_;
+  counted_ = steps_;
 }
 
 void VllmEngine::Leap::play_steps() {
@@ -353,6 +361,10 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   ++engine_.totals_.steps;
   engine_.token_log_.end_step(end_ns);
   engine_.count_time(engine_.timing_.decodes(alive_, context_), end_ns - engine_.begun_ns_);
+  if (ahead_ && engine_.offload_) {
+    count_schedules();
+    for (const std::uint32_t order : done_) request(order).last_step = engine_.processed_steps_;
+  }
   bool sealed = false;
   bool finished = false;
   // Where blocks are named when their tokens come, those come in turn: a block is sealed, or a request ends, before the
@@ -369,7 +381,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
     catch_up(order);
     context_ -= request(order).known - 1;  // what it added to the context of this step
     --alive_;
-    engine_.retire(request(order), false);
+    engine_.retire(request(order), false, end_ns);
     out_[order] = kOut;
     engine_.complete(members_[order], end_ns);
   }
@@ -379,6 +391,10 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   if (finished) engine_.refusal_.stands = false;
   if (engine_.offload_links_) {
     if (finished) forget_finished();
+    if (ahead_ && engine_.running_.empty()) {  // nothing was scheduled behind
+      engine_.planned_.turns.clear();
+      --engine_.scheduled_steps_;
+    }
     engine_.offload_after_step(end_ns);
   }
   // A block that is full counts as it did; on the host it may push others out.

@@ -51,6 +51,7 @@ class VllmEngine::Leap {
   void start(std::int64_t until_ns, bool stop_on_finish);
   void play_steps();
   void plan_next();
+  void count_schedules();
   void forget_finished();
 
   // Of a member, by its place in the running list (leap_members.cpp):
@@ -91,9 +92,10 @@ class VllmEngine::Leap {
   bool names_on_receipt_ = false;  // as the backend says
   std::int64_t until_ns_ = 0;
   bool stop_on_finish_ = false;
-  std::uint64_t base_ = 0;   // the first step, in the token log
-  std::uint64_t steps_ = 0;  // completed
-  std::uint64_t alive_ = 0;  // members that decode
+  std::uint64_t base_ = 0;     // the first step, in the token log
+  std::uint64_t steps_ = 0;    // completed
+  std::uint64_t counted_ = 0;  // of them, those of which the engine's counts know
+  std::uint64_t alive_ = 0;    // members that decode
   std::uint64_t context_ = 0;
   bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token
   std::vector<RequestSlot> members_;

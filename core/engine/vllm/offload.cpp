@@ -40,7 +40,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     Admission head;
     if (request.computed == 0) {
       head = look_up(request.slot);
-      const std::optional<std::uint32_t> below = offload_->look_up(request, head.hit_tokens);
+      const std::optional<std::uint32_t> below = offload_->look_up(request, head.hit_tokens, now_ns);
       request.wants_load = below.value_or(0) > 0;
       if (below == 0u) {
         // An ordinary admission.
@@ -175,12 +175,6 @@ FetchStages VllmEngine::fetch_stages() const {
   return stages;
 }
 
-OffloadTotals VllmEngine::offload_totals() const noexcept {
-  OffloadTotals totals = offload_ ? offload_->totals() : OffloadTotals{};
-  if (offload_links_) offload_links_->count(totals);
-  return totals;
-}
-
 // ── Steps ──
 
 // The connector hears who was scheduled, and says what is to be transferred.
@@ -206,11 +200,11 @@ void VllmEngine::withdraw_from_offload(const EngineRequest& victim) {
 }
 
 // It ends. While its blocks are being loaded nobody else may have them.
-void VllmEngine::leave_offload(EngineRequest& request, bool aborted) {
+void VllmEngine::leave_offload(EngineRequest& request, bool aborted, std::int64_t now_ns) {
   std::erase(prefills_in_flight_, request.slot);
   const bool loading = request.status == RequestStatus::Loading;
   if (loading) --loading_;
-  offload_->ended(request, request.computed, aborted);
+  offload_->ended(request, request.computed, aborted, now_ns);
   if (loading && !request.loaded) {
     orphans_[request.id] = {request.last_step, std::move(request.table)};
     request.table.clear();

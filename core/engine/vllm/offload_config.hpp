@@ -25,7 +25,8 @@ struct VllmOffload {
   bool holders_first = false;     // who waits and holds blocks has a queue of its own, served first
   bool spares_in_flight = false;  // a victim whose step is in flight is not preempted
 
-  bool log = false;  // keep what each step did, in the words of a recording
+  bool log = false;      // keep what each step did, in the words of a recording
+  bool samples = false;  // keep what the histograms of a server count, until it is taken
 };
 
 }  // namespace understudy

@@ -30,7 +30,7 @@ void OffloadConnector::came(const KvRequest& request) {
 
 // ── Admission ──
 
-std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::uint32_t local) {
+std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns) {
   Tracked& tracked = of(request);
   seats_[request.slot].told = 0;
   tracked.blocks.clear();
@@ -40,11 +40,23 @@ std::optional<std::uint32_t> OffloadConnector::look_up(KvRequest& request, std::
     name(request, chunks);
     hit = scan(request, local, chunks);
     touch_all(tracked, request.blocks, request.known);
+    ++samples_.lookups;
+    if (hit) {
+      answered(tracked, now_ns);
+    } else if (tracked.deferred_ns < 0) {
+      tracked.deferred_ns = now_ns;
+    }
   }
   ++totals_.lookups;
   if (!hit) ++totals_.deferred_lookups;
   if (config_.log) log_.lookups.push_back({request.id, local, hit});
   return hit;
+}
+
+// Whoever waits for its lookup waits no longer.
+void OffloadConnector::answered(Tracked& tracked, std::int64_t now_ns) {
+  if (config_.samples && tracked.deferred_ns >= 0) samples_.deferred_ns.push_back(now_ns - tracked.deferred_ns);
+  tracked.deferred_ns = -1;
 }
 
 std::optional<std::uint32_t> OffloadConnector::scan(const KvRequest& request, std::uint32_t local,
@@ -157,10 +169,11 @@ OffloadOrders OffloadConnector::close_schedule() {
   return std::exchange(orders_, {});
 }
 
-void OffloadConnector::ended(KvRequest& request, std::uint32_t computed, bool aborted) {
+void OffloadConnector::ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns) {
   const Seat seat = std::exchange(seats_[request.slot], {});
   const std::uint32_t index = seat.tracked;
   Tracked& tracked = tracked_[index];
+  answered(tracked, now_ns);
   tracked.has_ended = true;
   tracked.known = request.known;
   tracked.prompt = request.spec.prompt_tokens;
@@ -187,9 +200,12 @@ void OffloadConnector::store(std::uint32_t index, std::span<const BlockIdentity>
       std::min(num_chunks(tokens), static_cast<std::uint32_t>(blocks.size()) / config_.blocks_per_chunk);
   if (end <= first) return;
   const auto offered = keys(names, first, end);
-  if (!host_.begin_store(offered, memos(tracked, first, end), places_, slots_)) {
+  const bool room = host_.begin_store(offered, memos(tracked, first, end), places_, slots_);
+  if (config_.samples && host_.num_absent() > 0) samples_.asked_chunks.push_back(host_.num_absent());
+  if (!room) {
     ++refused_last_;
     ++totals_.refused_stores;
+    ++samples_.refused_stores;
     if (config_.log) log_.refused.push_back(tracked.request);
     return;
   }

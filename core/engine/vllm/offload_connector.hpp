@@ -49,11 +49,20 @@ struct OffloadTotals {
   std::uint64_t refused_stores = 0;  // offers that found no room
   std::uint64_t evicted_chunks = 0;
   std::uint64_t flushed_jobs = 0;
-  // On the links, of transfers that have ended.
-  std::uint64_t loaded_bytes = 0;
-  std::uint64_t stored_bytes = 0;
-  std::int64_t load_ns = 0;
-  std::int64_t store_ns = 0;
+};
+
+// What happened since it was taken last, one by one: for the histograms of a server.
+struct OffloadSamples {
+  struct Moved {
+    std::uint64_t bytes = 0;
+    std::int64_t ns = 0;
+  };
+  std::vector<Moved> loads;  // over the links, ended
+  std::vector<Moved> stores;
+  std::uint64_t lookups = 0;              // of requests without transfers
+  std::vector<std::int64_t> deferred_ns;  // from a request's first deferred lookup to its answer, or its end
+  std::vector<std::size_t> asked_chunks;  // that a store needed, whether or not there was room
+  std::uint64_t refused_stores = 0;
 };
 
 // What a schedule and the update behind it did, in the words of a recording.
@@ -101,7 +110,7 @@ class OffloadConnector {
   void came(const KvRequest& request);
   // ── Admission ──
   // Tokens behind `local` ones (found on the device, whole blocks) that can be loaded; nothing: ask again next step.
-  std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local);
+  std::optional<std::uint32_t> look_up(KvRequest& request, std::uint32_t local, std::int64_t now_ns);
   // It has blocks for the answer: they are on their way.
   void begin_load(const KvRequest& request, std::uint32_t local, std::uint32_t tokens);
 
@@ -112,7 +121,7 @@ class OffloadConnector {
   // Nothing more is scheduled: what the worker is asked to do.
   OffloadOrders close_schedule();
   // It has ended, and `computed` of its tokens have (or are being given) KV. Before its blocks are freed.
-  void ended(KvRequest& request, std::uint32_t computed, bool aborted);
+  void ended(KvRequest& request, std::uint32_t computed, bool aborted, std::int64_t now_ns);
 
   // ── Update ──
   // The worker has done these, in this order. Returns requests whose blocks have come, ended ones included.
@@ -127,6 +136,7 @@ class OffloadConnector {
   bool quiet() const noexcept { return ended_.empty() && fenced_.empty() && refused_last_ == 0; }
   const OffloadTotals& totals() const noexcept { return totals_; }
   OffloadLog& log() noexcept { return log_; }
+  OffloadSamples& samples() noexcept { return samples_; }
   void check() const { host_.check(); }
 
  private:
@@ -136,6 +146,7 @@ class OffloadConnector {
     RequestId request = 0;
     double arrival_time = 0;
     std::uint32_t next_stored = 0;  // chunk
+    std::int64_t deferred_ns = -1;  // since when its lookup has no answer
     std::vector<JobId> jobs;
     std::vector<ChunkMemo> memos;  // of its chunks, by position
     // From its preemption or its end on, as they were then.
@@ -163,6 +174,7 @@ class OffloadConnector {
   // Identities of chunks [first, end) of blocks with these names.
   std::span<const BlockIdentity> keys(std::span<const BlockIdentity> names, std::uint32_t first, std::uint32_t end);
   std::span<ChunkMemo> memos(Tracked& tracked, std::uint32_t first, std::uint32_t end);
+  void answered(Tracked& tracked, std::int64_t now_ns);
   std::optional<std::uint32_t> scan(const KvRequest& request, std::uint32_t local, std::uint32_t chunks);
   OffloadJob& new_job(std::uint32_t tracked, bool store);
   void store(std::uint32_t index, std::span<const BlockIdentity> names, std::span<const SlotId> blocks,
@@ -199,6 +211,7 @@ class OffloadConnector {
 
   OffloadTotals totals_;
   OffloadLog log_;
+  OffloadSamples samples_;
 
   // Scratch.
   std::vector<BlockIdentity> keys_;

@@ -32,13 +32,6 @@ std::int64_t OffloadLinks::begin(const OffloadOrders& orders, const OffloadConne
   return until_ns;
 }
 
-void OffloadLinks::count(OffloadTotals& totals) const noexcept {
-  totals.stored_bytes = bytes_[kDown];
-  totals.loaded_bytes = bytes_[kUp];
-  totals.store_ns = busy_ns_[kDown];
-  totals.load_ns = busy_ns_[kUp];
-}
-
 std::vector<JobId> OffloadLinks::take_done() {
   std::vector<JobId> done = std::exchange(done_[kDown], {});
   done.insert(done.end(), done_[kUp].begin(), done_[kUp].end());
@@ -67,8 +60,9 @@ void OffloadLinks::landed(const Errand& errand, std::int64_t time_ns) {
   const Job job = queue.front();
   queue.pop_front();
   done_[direction].push_back(job.id);
-  bytes_[direction] += job.bytes;
-  busy_ns_[direction] += time_ns - started_ns_[direction];
+  if (samples_ != nullptr) {
+    (direction == kUp ? samples_->loads : samples_->stores).push_back({job.bytes, time_ns - started_ns_[direction]});
+  }
   if (direction == kUp) load_ns_.push_back(time_ns - job.asked_ns);
   if (!queue.empty()) start(direction, time_ns);
 }

@@ -17,8 +17,10 @@ namespace understudy {
 // never delay its tokens.
 class OffloadLinks final : public TransferOwner {
  public:
-  OffloadLinks(TransferHub& hub, const Way& way, const WayConfig& speeds, std::uint64_t bytes_per_block)
-      : hub_(hub), ways_{way.down, way.up}, down_(speeds.down), bytes_per_block_(bytes_per_block) {}
+  // `samples`: where what has ended is counted one by one; null for nowhere.
+  OffloadLinks(TransferHub& hub, const Way& way, const WayConfig& speeds, std::uint64_t bytes_per_block,
+               OffloadSamples* samples)
+      : hub_(hub), ways_{way.down, way.up}, down_(speeds.down), bytes_per_block_(bytes_per_block), samples_(samples) {}
 
   // The batch with these orders begins. Returns until when it waits for what must be flushed: exact, unless somebody
   // else joins the link.
@@ -29,8 +31,6 @@ class OffloadLinks final : public TransferOwner {
   bool has_done() const noexcept { return !done_[kDown].empty() || !done_[kUp].empty(); }
   bool idle() const noexcept { return queues_[kDown].empty() && queues_[kUp].empty() && unsubmitted_.empty(); }
   bool submitted() const noexcept { return unsubmitted_.empty(); }
-  // Adds what it moved.
-  void count(OffloadTotals& totals) const noexcept;
   // How long each load took that has ended, from when it was asked for.
   const std::vector<std::int64_t>& load_ns() const noexcept { return load_ns_; }
 
@@ -56,8 +56,7 @@ class OffloadLinks final : public TransferOwner {
   TransferId under_way_ = 0;               // of the stores
   std::array<std::vector<JobId>, 2> done_;
   std::array<std::int64_t, 2> started_ns_{};  // of those under way
-  std::array<std::uint64_t, 2> bytes_{};      // of those that have ended
-  std::array<std::int64_t, 2> busy_ns_{};
+  OffloadSamples* samples_;
   std::vector<std::int64_t> load_ns_;
 };
 

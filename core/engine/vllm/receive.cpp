@@ -15,7 +15,7 @@ void VllmEngine::receive(const std::vector<Scheduled>& turns, std::int64_t end_n
     if (!turn.samples || !live(turn) || !receive_token(turn, step)) continue;
     EngineRequest& request = requests_[turn.slot];
     if (request.status != RequestStatus::Running) queue_of(turn.slot).remove(turn.slot);
-    retire(request, false);
+    retire(request, false, end_ns);
     log_.finished.push_back(turn.id);
     log_.ended.emplace_back(turn.id, request.spec.name);
     complete(turn.slot, end_ns);

@@ -84,7 +84,7 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
     tiers_->stop_waiting(slot, now_ns);
   }
   log_.ended.emplace_back(id, request.spec.name);
-  retire(request, true);
+  retire(request, true, now_ns);
   somebody_came_or_went();
   announcer_.show(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
   return take_record(slot, FinishReason::Cancelled, now_ns);
@@ -134,9 +134,9 @@ const EngineRequest& VllmEngine::request(RequestId id) const {
   return requests_[found->second];
 }
 
-void VllmEngine::retire(EngineRequest& request, bool aborted) {
+void VllmEngine::retire(EngineRequest& request, bool aborted, std::int64_t now_ns) {
   if (offload_) {
-    leave_offload(request, aborted);
+    leave_offload(request, aborted, now_ns);
   } else {
     kv_->release(request);
   }

@@ -70,6 +70,19 @@ const EngineConfig& checked(const EngineConfig& c) {
   return c;
 }
 
+// Of an offload over the links of tiers: their host is the one that it fills.
+const TierConfig* checked(const TierConfig* tiers, const EngineConfig& c) {
+  if (tiers == nullptr || !c.offload) return tiers;
+  const VllmOffload& offload = *c.offload;
+  if (tiers->g2_blocks / offload.blocks_per_chunk == offload.host_chunks &&
+      tiers->g2_blocks % offload.blocks_per_chunk == 0) {
+    return tiers;
+  }
+  throw Error(ErrorKind::ConfigError, "g2_blocks=", tiers->g2_blocks, " contradicts the offload, whose host has ",
+              offload.host_chunks, " chunks of ", offload.blocks_per_chunk, " blocks; give ",
+              "g2_blocks = host_chunks x blocks_per_chunk");
+}
+
 // In which order blocks of the device go, unless the settings say otherwise.
 PolicyKind own_order(const EngineConfig& c) {
   if (c.kv_manager == KvManagerKind::Kvbm) return PolicyKind::Lineage;
@@ -123,7 +136,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
                        const std::string& name)
     : config_(checked(config)),
       timing_(std::move(timing)),
-      store_(store_config(config, tiers, run != nullptr && run->emits() && !run->shared().empty())),
+      store_(store_config(config, checked(tiers, config), run != nullptr && run->emits() && !run->shared().empty())),
       announcer_(config_, store_),
       own_run_(tiers != nullptr && run == nullptr
                    ? std::make_unique<TierRun>(*tiers, config.block_size, config.events, config.check)
@@ -148,7 +161,8 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
         std::make_unique<OffloadConnector>(*config.offload, config.block_size, config.enable_prefix_caching, store_);
     if (tiers_) {
       offload_links_ = std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_way(), tiers_->config().host,
-                                                      tiers_->config().bytes_per_block);
+                                                      tiers_->config().bytes_per_block,
+                                                      config.offload->samples ? &offload_->samples() : nullptr);
     } else {
       offload_steps_ = std::make_unique<OffloadSteps>(config.offload->store_steps, config.offload->load_steps);
     }

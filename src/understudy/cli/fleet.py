@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     """What a command line asks for, and over how many processes. ConfigError names what is wrong."""
+    import json
     from pathlib import Path
 
     import yaml
@@ -128,7 +129,10 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
             raise ConfigError(f"workers must be 1 or more, got {count!r}")
         more: list[str] = []
         for name, value in (pool.get("flags") or {}).items():
-            more += [f"--{name}={value}"] if not isinstance(value, list) else [f"--{name}", *map(str, value)]
+            if isinstance(value, list):
+                more += [f"--{name}", *map(str, value)]
+            else:
+                more.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
         pools.append((count, read_serve([*arguments, *more], more=own).settings))
     base_port = values.get("base-port", content.get("base_port", 9000))
     settings = FleetSettings(

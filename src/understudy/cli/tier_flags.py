@@ -92,7 +92,6 @@ def tier_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
     """What vLLM's own flags ask for."""
-    from understudy.engines.config import VllmConfig
     from understudy.tiers.vllm_flags import offload_settings
 
     for flag in ("--kv-offloading-size", "--kv-transfer-config"):
@@ -105,7 +104,6 @@ def _vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
         args.kv_offloading_size,
         args.kv_offloading_backend,
         args.kv_transfer_config,
-        args.block_size or VllmConfig().block_size,
     )
 
 

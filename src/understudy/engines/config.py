@@ -17,6 +17,7 @@ from understudy.errors import ConfigError
 from understudy.kv.policy import check_policy
 from understudy.tiers.dynamo import take_dynamo_names
 from understudy.tiers.settings import TiersConfig, name_of
+from understudy.tiers.vllm_flags import take_vllm_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -184,10 +185,17 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
-        """Read settings by name, Dynamo's names of tiers among them. ConfigError names an unknown, wrong or not yet
-        supported field.
+        """Read settings by name, Dynamo's names of tiers and vLLM's of its offload among them. ConfigError names an
+        unknown, wrong or not yet supported field.
         """
         settings, tiers = take_dynamo_names(settings)
+        settings, offload = take_vllm_names(settings)
+        if offload is not None:
+            if tiers.tiers:
+                raise ConfigError(
+                    "vLLM's offload and Dynamo's tiers both say what is below the GPU; give one"
+                )
+            tiers = TiersConfig.from_dict({**offload, "kv_bytes_per_token": tiers.kv_bytes_per_token})
         settings = take_mocker_names(settings)
         refuse_unknown(settings, [name for name in cls.__struct_fields__ if name != "tiers"])
         return msgspec.structs.replace(read_as(cls, settings, "engine"), tiers=tiers)

@@ -21,14 +21,16 @@ UNLIMITED_BLOCKS = 1 << 22
 
 def offload_of(tiers: TiersConfig, engine: VllmConfig) -> VllmOffload | None:
     """The offload that the settings of tiers ask for, for an engine that serves."""
-    return vllm_offload(TierPlan.of(tiers, engine.block_size), engine, UNLIMITED_BLOCKS)
+    return vllm_offload(TierPlan.of(tiers, engine.block_size), engine, UNLIMITED_BLOCKS, samples=True)
 
 
-def vllm_offload(plan: TierPlan | None, engine: VllmConfig, max_blocks: int) -> VllmOffload | None:
+def vllm_offload(
+    plan: TierPlan | None, engine: VllmConfig, max_blocks: int, *, samples: bool = False
+) -> VllmOffload | None:
     """The offload that a plan of mode vllm asks for, by the rules of the engine's release; None for any other.
 
-    `max_blocks`, what the workload can ever fill, is the capacity of an unlimited host. ConfigError names what the
-    release, or the engine, does not have.
+    `max_blocks`, what the workload can ever fill, is the capacity of an unlimited host. `samples`: somebody takes what
+    histograms count. ConfigError names what the release, or the engine, does not have.
     """
     if plan is None or plan.offload.mode != "vllm":
         return None
@@ -46,10 +48,10 @@ def vllm_offload(plan: TierPlan | None, engine: VllmConfig, max_blocks: int) -> 
     if not engine.enable_prefix_caching:
         raise ConfigError("offload mode vllm needs enable_prefix_caching")
     chunk = plan.offload.blocks_per_chunk
-    blocks = max_blocks if host.blocks is None else host.blocks
     return rules.native(
-        host_chunks=max(-(-blocks // chunk), 1),
+        host_chunks=plan.host_blocks(max_blocks) // chunk,
         blocks_per_chunk=chunk,
         eviction_policy=str(host.eviction),
         offload_prompt_only=plan.offload.offload_prompt_only,
+        samples=samples,
     )

@@ -42,9 +42,7 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
         if self.tiers is None or self.tiers == TiersConfig():
             return self.engine.tiers
         if self.engine.tiers.tiers:
-            raise ConfigError(
-                "tiers are given twice: under Dynamo's names in the engine's settings, and beside it"
-            )
+            raise ConfigError("tiers are given twice: in the engine's settings, and beside it")
         weight = self.engine.tiers.kv_bytes_per_token
         if weight is None:
             return self.tiers

@@ -240,6 +240,11 @@ class EngineCore:
         return self.engine.num_waiting + (self.engine.parked if self.has_tiers else 0)
 
     @property
+    def still_stores(self) -> bool:
+        """Nobody is here, and what those who were left is on its way to the host, as vLLM's offload does it."""
+        return self.offload is not None and self.engine.idle and self.engine.offload_pending
+
+    @property
     def host_usage(self) -> float:
         """The share of the host's blocks that hold something, 0 … 1; 0 without a host tier."""
         if not self.has_tiers:

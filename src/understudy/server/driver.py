@@ -149,7 +149,7 @@ class Driver:
         for core in touched.values():
             if core.begin(now_ns):
                 self._put(core.step_end_ns, _END, core, None)
-            elif core.has_tiers and core.engine.asleep:
+            elif core.has_tiers and (core.engine.asleep or core.still_stores):
                 self._put_landing(core, now_ns)
 
     def _end(self, core: EngineCore, now_ns: int) -> None:
@@ -165,7 +165,7 @@ class Driver:
             observer.on_step(core, effects, now_ns)
 
     def _put_landing(self, core: EngineCore, now_ns: int) -> None:
-        """A sleeping engine looks again when a transfer lands."""
+        """An engine that sleeps, or has only transfers left, looks again when one lands."""
         wake_ns = core.engine.wake_ns
         if wake_ns is not None and core.wake_ns != wake_ns:
             core.wake_ns = wake_ns

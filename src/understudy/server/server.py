@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.server.api.texts import TokenTexts
 from understudy.server.app import App
 from understudy.server.clock import WallClock
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from understudy.server.engines import GivenEngine
     from understudy.server.settings import ServerSettings
     from understudy.server.tokenizer import Tokenizer
-
-_UNLIMITED_BLOCKS = 1 << 22
 
 
 class Stage:
@@ -79,7 +78,7 @@ class Stage:
 def tiers_of(settings: ServerSettings) -> TierConfig | None:
     """The tiers below the device in the core's form."""
     plan = TierPlan.of(settings.tiers, settings.engine.block_size)
-    return None if plan is None else to_core(plan, _UNLIMITED_BLOCKS, seed=settings.seed)
+    return None if plan is None else to_core(plan, UNLIMITED_BLOCKS, seed=settings.seed)
 
 
 def new_stage(settings: ServerSettings) -> Stage:

@@ -26,7 +26,7 @@ def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
     offload = plan.offload
     return TierConfig(
         bytes_per_block=plan.block_bytes,
-        g2_blocks=_capacity(host, max_blocks),
+        g2_blocks=plan.host_blocks(max_blocks),
         g2_policy="lru"
         if host.eviction == "arc"
         else host.eviction,  # vLLM's own is not the store's business

@@ -78,9 +78,29 @@ class TierPlan:
                 f"more than {_MAX_BLOCK_BYTES:,} bytes"
             )
         tiers = sorted(config.tiers, key=lambda tier: tier.tier)
-        chunk = config.offload.blocks_per_chunk if config.offload.mode == "vllm" else None
+        offload = _in_blocks(config.offload, block_size)
+        chunk = offload.blocks_per_chunk if offload.mode == "vllm" else None
         planned = tuple(_planned(tier, block_bytes, chunk) for tier in tiers)
-        return cls(per_token, block_bytes, planned, config.offload)
+        return cls(per_token, block_bytes, planned, offload)
+
+    def host_blocks(self, max_blocks: int) -> int:
+        """Blocks of a worker's host: whole chunks; without a limit, room for `max_blocks`."""
+        host = next(tier for tier in self.tiers if tier.tier is Tier.G2)
+        chunk = self.offload.blocks_per_chunk
+        return max(-(-max_blocks // chunk), 1) * chunk if host.blocks is None else host.blocks
+
+
+def _in_blocks(offload: OffloadSettings, block_size: int) -> OffloadSettings:
+    """The same with chunks counted in blocks."""
+    tokens = offload.chunk_tokens
+    if tokens is None:
+        return offload
+    if tokens < block_size or tokens % block_size:
+        raise ConfigError(
+            f"offload: blocks of {block_size} tokens (block_size) do not divide chunks of {tokens} (chunk_tokens; "
+            "block_size of vLLM's connector); give a multiple"
+        )
+    return msgspec.structs.replace(offload, blocks_per_chunk=tokens // block_size, chunk_tokens=None)
 
 
 def _bytes_per_token(config: TiersConfig) -> int:

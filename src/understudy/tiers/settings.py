@@ -94,6 +94,8 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     native offloading (its OffloadingConnector) does, step for step."""
     blocks_per_chunk: int = 1
     """Mode vllm: blocks of the GPU that go and come together; the host counts chunks of so many."""
+    chunk_tokens: int | None = None
+    """Mode vllm: the same in tokens, in place of `blocks_per_chunk`."""
     offload_prompt_only: bool = True
     """Mode vllm: blocks of outputs stay on the GPU."""
     placement: Literal["inclusive", "exclusive"] = "inclusive"
@@ -124,6 +126,10 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigError(f"offload_batch_size must be at least 1, got {self.offload_batch_size}")
         if self.blocks_per_chunk < 1:
             raise ConfigError(f"blocks_per_chunk must be at least 1, got {self.blocks_per_chunk}")
+        if self.chunk_tokens is not None and self.blocks_per_chunk != 1:
+            raise ConfigError(
+                "offload: blocks_per_chunk and chunk_tokens both say how large a chunk is; give one"
+            )
         self._check_mode()
         if self.min_reuse < 0:
             raise ConfigError(f"min_reuse must not be negative, got {self.min_reuse}")
@@ -136,7 +142,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def _check_mode(self) -> None:
         """What vLLM does not have, and what only it has."""
         defaults = {field.name: field.default for field in msgspec.structs.fields(self)}
-        vllm_only = ("blocks_per_chunk", "offload_prompt_only")
+        vllm_only = ("blocks_per_chunk", "chunk_tokens", "offload_prompt_only")
         for name in self.__struct_fields__:
             if name == "mode" or getattr(self, name) == defaults[name]:
                 continue

@@ -9,25 +9,33 @@ from typing import Any
 from understudy.errors import ConfigError
 
 CONNECTOR = "OffloadingConnector"
+VLLM_NAMES = ("kv_offloading_size", "kv_offloading_backend", "kv_transfer_config")
+"""As settings of an engine; as flags with dashes."""
 _SPEC = "CPUOffloadingSpec"
 _TRANSFER = ("kv_connector", "kv_role", "kv_connector_extra_config", "engine_id", "kv_buffer_device")
 _EXTRA = ("cpu_bytes_to_use", "blocks_per_chunk", "block_size", "eviction_policy", "offload_prompt_only")
 
 
-def offload_settings(
-    size_gib: float | str | None, backend: str | None, transfer: object, block_size: int
-) -> dict[str, Any] | None:
+def take_vllm_names(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Split engine settings into those that remain and the offload that vLLM's names ask for; None: nothing."""
+    rest = {name: value for name, value in settings.items() if name not in VLLM_NAMES}
+    return rest, offload_settings(*(settings.get(name) for name in VLLM_NAMES))
+
+
+def offload_settings(size_gib: object, backend: object, transfer: object) -> dict[str, Any] | None:
     """What `--kv-offloading-size` (GiB), `--kv-offloading-backend` and `--kv-transfer-config` ask for; None: nothing.
 
     The answer has `tiers` (the g2 tier's settings) and `offload`. ConfigError names a connector, or a setting of it,
     that is not known here.
     """
     given = _read(transfer)
+    extra = _extra(given)
     if size_gib is None and given.get("kv_connector") is None:
-        return None  # as in vLLM, whatever else is said of it
+        if extra:
+            raise ConfigError(f"--kv-transfer-config: {next(iter(extra))} needs kv_connector: {CONNECTOR}")
+        return None  # as in vLLM, whatever the backend
     if backend not in (None, "native"):
         raise ConfigError(f"--kv-offloading-backend {backend} is not simulated; native is")
-    extra = _extra(given)
     if size_gib is not None:
         if "cpu_bytes_to_use" in extra:
             raise ConfigError(
@@ -41,16 +49,21 @@ def offload_settings(
     tier: dict[str, Any] = {"tier": "g2", "bytes": _whole(extra, "cpu_bytes_to_use")}
     if "eviction_policy" in extra:
         tier["eviction"] = extra["eviction_policy"]
-    offload: dict[str, Any] = {"mode": "vllm", "blocks_per_chunk": _chunk(extra, block_size)}
+    offload = {"mode": "vllm", **_chunk(extra)}
     if "offload_prompt_only" in extra:
+        if not isinstance(extra["offload_prompt_only"], bool):
+            raise ConfigError(
+                "--kv-transfer-config: offload_prompt_only must be true or false, got "
+                f"{extra['offload_prompt_only']!r}"
+            )
         offload["offload_prompt_only"] = extra["offload_prompt_only"]
     return {"tiers": [tier], "offload": offload}
 
 
-def _bytes(size_gib: float | str) -> int:
+def _bytes(size_gib: object) -> int:
     try:
-        size = float(size_gib)
-    except ValueError:
+        size = math.nan if isinstance(size_gib, bool) else float(size_gib)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
         raise ConfigError(f"--kv-offloading-size must be a number of GiB, got {size_gib!r}") from None
     if not (math.isfinite(size) and size > 0):
         raise ConfigError(f"--kv-offloading-size must be positive, got {size_gib}")
@@ -114,17 +127,12 @@ def _whole(extra: dict[str, Any], name: str, least: int = 1) -> int:
     return int(value)
 
 
-def _chunk(extra: dict[str, Any], block_size: int) -> int:
-    """Blocks of a chunk: given as such, or as tokens (vLLM's `block_size` of the connector)."""
+def _chunk(extra: dict[str, Any]) -> dict[str, Any]:
+    """How large a chunk is: blocks, or tokens (vLLM's `block_size` of the connector)."""
     if "block_size" not in extra:
-        return _whole(extra, "blocks_per_chunk") if "blocks_per_chunk" in extra else 1
+        return {"blocks_per_chunk": _whole(extra, "blocks_per_chunk") if "blocks_per_chunk" in extra else 1}
     if "blocks_per_chunk" in extra:
         raise ConfigError(
             "--kv-transfer-config: blocks_per_chunk and block_size both say how large a chunk is; give one"
         )
-    tokens = _whole(extra, "block_size")
-    if tokens < block_size or tokens % block_size:
-        raise ConfigError(
-            f"--kv-transfer-config: chunks of block_size={tokens} tokens do not divide into blocks of {block_size}"
-        )
-    return tokens // block_size
+    return {"chunk_tokens": _whole(extra, "block_size")}

@@ -182,10 +182,14 @@ def settings_of(line: CommandLine) -> ServerSettings:
         values.get("kv-offloading-size"),
         values.get("kv-offloading-backend"),
         values.get("kv-transfer-config"),
-        values.get("block-size") or 16,
     )
     if below is not None:
         given["tiers"] = _offload(below, given.get("tiers"), given["model"])
+    given["engine"] = _engine(
+        values, given.get("max_model_len", ServerSettings().max_model_len), given["model"]
+    )
+    if (within := given["engine"].tiers).tiers:
+        given["tiers"] = _offload(within.described(), given.get("tiers"), given["model"])
     for field in ("shutdown_timeout_s", "startup_duration_s", "speedup", "sse_keep_alive_interval_s"):
         if field in given:
             given[field] = float(given[field])
@@ -202,9 +206,6 @@ def settings_of(line: CommandLine) -> ServerSettings:
         given["latency_ms"] = (float(first or 0.0), float(each or 0.0))
     knobs = ("failure-injection-rate", "failure-types", "fake-metrics")
     given["knobs"] = {name: values[name] for name in knobs if values.get(name) is not None}
-    given["engine"] = _engine(
-        values, given.get("max_model_len", ServerSettings().max_model_len), given["model"]
-    )
     try:
         return msgspec.convert(given, ServerSettings, strict=False)
     except msgspec.ValidationError as error:
@@ -254,9 +255,13 @@ def _tiers(value: Any) -> TiersConfig:
 
 
 def _offload(below: dict[str, Any], given: TiersConfig | None, model: str) -> TiersConfig:
-    """vLLM's native offload. What a token weighs stands in --tiers, or the model says so."""
+    """What stands below by vLLM's flags, or by a setting of the engine. What a token weighs stands in --tiers, or the
+    model says so.
+    """
     if given is not None and given.tiers:
         raise ConfigError("--kv-offloading-size and --tiers both say what is below the device; give one")
+    if below.get("kv_bytes_per_token") is not None:
+        return TiersConfig.from_dict(below)
     weight = {"model": model}
     if given is not None:
         weight = {

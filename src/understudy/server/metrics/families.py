@@ -80,11 +80,11 @@ class Histogram:
         edges = [number_text(bound) for bound in self.bounds] + ["+Inf"]
         self.lines = [label_text({**labels, "le": edge}) for edge in edges]
 
-    def observe(self, value: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.count += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one, or so many of the same."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.count += times
+        self.sum += value * times
 
 
 class Summary:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from understudy.server.metrics.vllm_offload import OffloadMetrics
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,8 +33,7 @@ class FeatureMetrics:
             self._add_speculation(core.draft_tokens)
         if core.has_tiers:
             self._add_stages()
-        if core.offload is not None:
-            self._add_offload()
+        self._offload = None if core.offload is None else OffloadMetrics(registry, core, labels)
         if core.stay_sample > 0:
             self._add_stay()
 
@@ -40,6 +41,8 @@ class FeatureMetrics:
         """A step has ended."""
         for counter, read in self._counters:
             counter.value = read()
+        if self._offload is not None:
+            self._offload.refresh()
         if self._stay is None:
             return
         lifetime, idle, gap = self._stay
@@ -75,48 +78,6 @@ class FeatureMetrics:
                 "Requests in the queue that need blocks from below, by how far that has come.",
                 lambda place=place: self._core.engine.fetch_stages[place],  # type: ignore[misc]
                 stage=stage,
-                **self._labels,
-            )
-
-    def _add_offload(self) -> None:
-        """Where the engine offloads as vLLM does."""
-        core = self._core
-
-        def loaded() -> float:
-            return core.engine.offload_totals.loaded_bytes
-
-        def stored() -> float:
-            return core.engine.offload_totals.stored_bytes
-
-        def load_s() -> float:
-            return core.engine.offload_totals.load_ns / 1e9
-
-        def store_s() -> float:
-            return core.engine.offload_totals.store_ns / 1e9
-
-        for way, read in (("CPU_to_GPU", loaded), ("GPU_to_CPU", stored)):
-            self._count("kv_offload_total_bytes", "Bytes moved, by way.", read, transfer_type=way)
-        for way, read in (("CPU_to_GPU", load_s), ("GPU_to_CPU", store_s)):
-            self._count("kv_offload_total_time", "Seconds of transfers, by way.", read, transfer_type=way)
-        self._count("kv_offload_load_bytes", "Bytes loaded from the host.", loaded)
-        self._count("kv_offload_store_bytes", "Bytes stored on the host.", stored)
-        self._count("kv_offload_load_time", "Seconds that loads took, together.", load_s)
-        self._count("kv_offload_store_time", "Seconds that stores took, together.", store_s)
-        self._count(
-            "kv_offload_allocation_failure",
-            "Stores that the host had no room for.",
-            lambda: core.engine.offload_totals.refused_stores,
-        )
-        shares = {
-            "usage": "Share of the host that transfers hold.",
-            "write_usage": "Share of the host that is being written.",
-            "read_usage": "Share of the host that is being read.",
-        }
-        for place, (name, about) in enumerate(shares.items()):
-            self._registry.gauge(
-                f"vllm:kv_offload_cpu_cache_{name}_perc",
-                about,
-                lambda place=place: core.engine.offload_usage[place],  # type: ignore[misc]
                 **self._labels,
             )
 
