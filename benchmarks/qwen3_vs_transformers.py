@@ -1,13 +1,18 @@
 """Tokens a second of the real engine beside `transformers` generate, same prompts, one after the other (CUDA).
 
-python benchmarks/qwen3_vs_transformers.py --model Qwen3-4B
+    python benchmarks/qwen3_vs_transformers.py --model Qwen3-4B
+    python benchmarks/qwen3_vs_transformers.py --prompt 128 --output 512 --batches 1,64
+
+Both answer the same prompts greedily to the same length, after a first round of the same sizes that compiles and warms
+up. The time is that of the whole answer, prompts included; beside it stand the time of the first token and that of each
+later one, which say where the rest goes.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,31 +21,86 @@ import transformers
 from understudy.qwen3 import EngineOptions, Request, build_engine
 from understudy.qwen3.config import find_config
 
-PROMPT, OUTPUT = 128, 64
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    Prompts = npt.NDArray[np.int64]
+    Answer = Callable[[Prompts, int], None]
+    """Generates so many tokens behind each prompt."""
+
+ROUNDS = 3
 
 
-def prompts_of(batch: int, attempt: int) -> Any:
-    """The same for both."""
-    return np.random.default_rng(attempt).integers(0, 1000, (batch, PROMPT))
+class Speed(NamedTuple):
+    """Of a batch: tokens a second over all, and milliseconds of the first token and of each later one."""
+
+    rate: float
+    first_ms: float
+    step_ms: float
 
 
-def ours(model: str, batches: tuple[int, ...]) -> dict[int, float]:
-    engine = build_engine(model, EngineOptions(random_weights=1, max_model_len=4096, num_blocks=4096))
-    rates = {}
-    for batch in batches:
-        for attempt in range(2):  # the first compiles
-            prompts = prompts_of(batch, attempt)
+def measured(answer: Answer, batch: int, prompt: int, output: int) -> Speed:
+    """The best of several rounds; the prompts of each are new, and the same for whoever answers."""
+    best = {}
+    for tokens in (1, output):
+        times = []
+        for attempt in range(1 + ROUNDS):
+            prompts = np.random.default_rng([batch, tokens, attempt]).integers(0, 1000, (batch, prompt))
+            torch.cuda.synchronize()
             start = time.perf_counter()
-            for number, prompt in enumerate(prompts):
-                engine.submit(Request(f"{number}", prompt.tolist(), OUTPUT))
-            engine.run()
-            rates[batch] = batch * OUTPUT / (time.perf_counter() - start)
+            answer(prompts, tokens)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        best[tokens] = min(times[1:])
+    later = (best[output] - best[1]) / max(output - 1, 1)
+    return Speed(batch * output / best[output], best[1] * 1e3, later * 1e3)
+
+
+def ours(model: str, sizes: argparse.Namespace) -> dict[int, Speed]:
+    """Of the engine."""
+    engine = build_engine(
+        model,
+        EngineOptions(
+            random_weights=1,
+            max_model_len=max(4096, sizes.prompt + sizes.output),
+            num_blocks=max(4096, max(sizes.batches) * (sizes.prompt + sizes.output) // 16 * 5 // 4),
+            max_batched_tokens=sizes.budget,
+        ),
+    )
+
+    def answer(prompts: Prompts, tokens: int) -> None:
+        for number, prompt in enumerate(prompts):
+            engine.submit(Request(f"{number}", prompt.tolist(), tokens))
+        engine.run()
+
+    speeds = {batch: measured(answer, batch, sizes.prompt, sizes.output) for batch in sizes.batches}
     engine.close()
-    return rates
+    return speeds
 
 
 @torch.inference_mode()
-def theirs(model: str, batches: tuple[int, ...]) -> dict[int, float]:
+def theirs(model: str, sizes: argparse.Namespace) -> dict[int, Speed]:
+    """Of the peer, with weights of the same shapes."""
+    network = network_of(model)
+
+    def answer(prompts: Prompts, tokens: int) -> None:
+        rows = torch.tensor(prompts, device="cuda")
+        network.generate(
+            rows,
+            attention_mask=torch.ones_like(rows),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+    return {batch: measured(answer, batch, sizes.prompt, sizes.output) for batch in sizes.batches}
+
+
+def network_of(model: str) -> Any:
+    """The network in `transformers`, bfloat16 on the device."""
     config = find_config(model)
     settings = transformers.Qwen3Config(
         hidden_size=config.hidden_size,
@@ -56,37 +116,30 @@ def theirs(model: str, batches: tuple[int, ...]) -> dict[int, float]:
     with torch.device("cuda"):
         network = transformers.Qwen3ForCausalLM(settings).eval()
     torch.set_default_dtype(torch.float32)
-    rates = {}
-    for batch in batches:
-        for attempt in range(2):
-            prompts = torch.tensor(prompts_of(batch, attempt), device="cuda")
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            network.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=OUTPUT,
-                min_new_tokens=OUTPUT,
-                do_sample=False,
-                pad_token_id=0,
-            )
-            torch.cuda.synchronize()
-            rates[batch] = batch * OUTPUT / (time.perf_counter() - start)
-    return rates
+    return network
 
 
 def main() -> None:
+    """Print a line for each batch."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="Qwen3-4B")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt (128)")
+    parser.add_argument("--output", type=int, default=256, help="tokens of each answer (256)")
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of a step of ours (8192)")
+    parser.add_argument(
+        "--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 64]
+    )
     args = parser.parse_args()
-    batches = (1, 64)
-    mine, peer = ours(args.model, batches), theirs(args.model, batches)
-    for batch in batches:
+    mine, peer = ours(args.model, args), theirs(args.model, args)
+    print(f"{args.model}, prompts of {args.prompt} tokens, answers of {args.output}")
+    for batch in args.batches:
+        us, them = mine[batch], peer[batch]
         print(
-            f"batch {batch:3d}: {mine[batch]:8.0f} tokens/s, transformers {peer[batch]:7.1f} tokens/s: "
-            f"{mine[batch] / peer[batch]:.1f}x"
+            f"batch {batch:3d}: {us.rate:8.0f} tokens/s, transformers {them.rate:7.1f} tokens/s: "
+            f"{us.rate / them.rate:.1f}x; first token {us.first_ms:.1f} against {them.first_ms:.1f} ms, "
+            f"each later one {us.step_ms:.2f} against {them.step_ms:.2f} ms ({them.step_ms / us.step_ms:.1f}x)"
         )
 
 

@@ -21,7 +21,7 @@ using namespace nb::literals;
 // An object of the user's. The engine runs without the GIL.
 class PythonModel {
  public:
-  explicit PythonModel(nb::object model) : model_(std::move(model)) {}
+  explicit PythonModel(nb::object model) : model_(std::move(model)), says_covers_(nb::hasattr(model_, "covers")) {}
   PythonModel(const PythonModel&) = delete;
   PythonModel& operator=(const PythonModel&) = delete;
   ~PythonModel() {
@@ -42,8 +42,21 @@ class PythonModel {
     return ms;
   }
 
+  // One that does not say is made for every step; one that cannot say for this one is not.
+  bool covers(const StepLoad& load) const noexcept {
+    if (!says_covers_) return true;
+    nb::gil_scoped_acquire gil;
+    try {
+      return nb::cast<bool>(model_.attr("covers")(load));
+    } catch (...) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+
  private:
   nb::object model_;
+  bool says_covers_;
 };
 
 // Asks for the whole step.
@@ -57,6 +70,7 @@ class PythonStepTiming final : public TimingModel {
     return step_ms(StepLoad::of(load), capacity, speedups);
   }
   bool needs_sums_only() const noexcept override { return false; }
+  bool covers(const StepLoad& load) const noexcept override { return model_.covers(load); }
 
  private:
   PythonModel model_;

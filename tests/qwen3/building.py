@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,15 @@ from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.config import Qwen3Config
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import TorchExecutor
+from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.request import Output, Request
-from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.weights import Weights, random_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 CPU = torch.device("cpu")
 TINY = Qwen3Config(
@@ -49,6 +52,28 @@ LIKE_0_6B = Qwen3Config(
 PAGE = 4
 OPEN: list[Engine | KvCacheManager] = []
 """Closed after the test."""
+
+
+def folder_of(config: Qwen3Config, folder: Path) -> str:
+    """A folder with its `config.json`."""
+    shape = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tied_embeddings,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.norm_eps,
+        "torch_dtype": config.dtype,
+    }
+    (folder / "config.json").write_text(json.dumps(shape))
+    return str(folder)
 
 
 def prompt_of(seed: int, length: int, vocab: int = TINY.vocab_size) -> list[int]:

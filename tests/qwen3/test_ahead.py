@@ -26,13 +26,15 @@ from qwen3.building import (
 from qwen3.test_scheduler import engine_with, request
 from understudy.kv import KvCacheManager, KvLayout
 from understudy.qwen3 import graphs, shapes
+from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, TorchExecutor
 from understudy.qwen3.forward import alone
-from understudy.qwen3.graphs import StepArrays, StepGraphs
+from understudy.qwen3.graphs import StepGraphs
+from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.request import Request
 from understudy.qwen3.sampling import SamplingParams
-from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.weights import random_weights
 
 if TYPE_CHECKING:
@@ -318,8 +320,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, LateGraphs]:
     """An engine on such a device, with everything of a captured one but CUDA."""
     monkeypatch.setattr(graphs, "StepArrays", LateArrays)
     monkeypatch.setattr(shapes, "UNEVEN_ROWS", 4)
-    monkeypatch.setattr(shapes, "LONG_CONTEXT", 100)
-    monkeypatch.setattr(shapes, "LONG_SHARE", 2)
+    monkeypatch.setattr(shapes, "PARTS_COST_TOKENS", 12)
     LateArrays.stream = Stream()
     manager = manager_of(TINY, 90)
     plain = executor_of(TINY, manager, WEIGHTS)

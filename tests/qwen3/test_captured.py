@@ -17,9 +17,9 @@ if not torch.cuda.is_available():
 
 from understudy.kv import KvView
 from understudy.qwen3 import EngineOptions, build_engine
+from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.batch import Batch, Chunk, Decode, Flat, are_uneven
 from understudy.qwen3.forward import forward
-from understudy.qwen3.graphs import StepArrays
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.shapes import (
     BESIDE_ROWS,
@@ -56,11 +56,12 @@ def test_a_large_batch_reads_a_long_context_in_parts_and_no_other() -> None:
     assert parts_of(1).most == 32  # few rows are always read in parts
     assert parts_of(32).most == 4
     assert [parts_of(rows).most for rows in (64, 128, 256)] == [1, 1, 1]
-    assert [parts_of(rows, uneven=True).most for rows in (64, 128, 256)] == [16, 8, 8]
-    even = [1024] * 63
-    assert is_uneven(64, sum(even) + 16 * 1024, 16 * 1024)
-    assert not is_uneven(64, sum(even) + 1024, 1024)
-    assert not is_uneven(64, 63 * 64 + 16 * 64, 16 * 64)  # all of them short
+    assert [parts_of(rows, uneven=True) for rows in (64, 128, 256)] == [(16, 512), (16, 1024), (16, 1024)]
+    for rows, most in ((64, 384), (256, 1536)):  # so much more than the mean costs what parts cost
+        even = 1024 * (rows - 1)
+        assert not is_uneven(rows, even + 1024, 1024)
+        assert not is_uneven(rows, even + 1024 + most, 1024 + most)
+        assert is_uneven(rows, even + 1024 + 2 * most, 1024 + 2 * most)
     assert not is_uneven(48, 47 * 1024 + 16 * 1024, 16 * 1024)  # as many rows as are read in parts anyway
     assert shape_of(0, 0, 50, uneven=True) in shapes_up_to(2048, 256)
 
@@ -68,7 +69,7 @@ def test_a_large_batch_reads_a_long_context_in_parts_and_no_other() -> None:
 def test_only_decodes_without_prompts_are_captured_for_uneven_contexts() -> None:
     for shape in shapes_up_to(2048, 256):
         assert not shape.uneven or (shape.chunk_rows == 0 and shape.decode_rows >= 64)
-    views = [KvView(np.zeros(-(-length // 16), np.int32), length, 16) for length in [1000] * 60 + [9000]]
+    views = [KvView(np.zeros(-(-length // 16), np.int32), length, 16) for length in [1000] * 60 + [2000]]
     decodes = [Decode(0, view) for view in views]
     assert are_uneven(decodes)
     assert not are_uneven(decodes[:-1])

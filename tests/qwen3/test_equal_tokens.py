@@ -18,7 +18,7 @@ from qwen3.building import (
     prompt_of,
     whole,
 )
-from understudy.qwen3.batch import Chunk
+from understudy.qwen3.batch import Chunk, Decode
 from understudy.qwen3.executor import Step, as_decodes
 from understudy.qwen3.forward import batch_decode, batch_prefill
 from understudy.qwen3.request import Request
@@ -81,9 +81,60 @@ def test_of_a_repeated_prompt_whole_pages_are_cached_and_one_token_is_left(lengt
 def test_an_extension_of_a_prompt_finds_the_pages_of_it_and_of_its_answer() -> None:
     prompt = prompt_of(4, 50)
     engine = engine_of(page=16, blocks=32)
-    answer = generate(engine, prompt, max_tokens=17)[0]
-    engine.submit(Request("longer", [*prompt, *answer], 2))  # 67 tokens, 66 of them computed
+    answer = generate(engine, prompt, max_tokens=16)[0]
+    engine.submit(Request("longer", [*prompt, *answer], 2))  # 66 tokens, 65 of them computed
     assert engine.run()[0].cached_tokens == 64
+
+
+def test_a_warm_prompt_beside_a_decode_answers_as_it_does_alone() -> None:
+    warm, running = prompt_of(4, 50), prompt_of(5, 20)
+    engine = engine_of(page=16, blocks=32)
+    generate(engine, warm, max_tokens=2)
+    engine.submit(Request("running", running, 20))
+    outputs = [output for _ in range(4) for output in engine.step()]
+    engine.submit(Request("warm", warm, 6))
+    outputs += engine.run()
+    heard = {name: [o.token for o in outputs if o.request_id == name] for name in ("running", "warm")}
+    assert heard == {"running": alone(running, 20), "warm": alone(warm, 6)}
+    assert {o.cached_tokens for o in outputs if o.request_id == "warm"} == {48}
+
+
+@pytest.mark.parametrize("generated", [1, 3, 6])
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_request_that_was_preempted_goes_on_with_the_same_tokens(generated: int, evicted: bool) -> None:
+    """The scheduler preempts nobody; who embeds the manager may. Its tokens are computed again, or found."""
+    manager = manager_of(TINY, 32)
+    executor = executor_of(TINY, manager)
+    prompt = prompt_of(8, 13)
+    said: list[int] = []
+
+    def run(step: Step) -> int:
+        executor.begin(step)
+        return executor.finish().tokens[0]
+
+    with manager.request(prompt, 8) as kv:
+
+        def prefill() -> int:
+            start, end = kv.computed_tokens, kv.prefill_target
+            kv.schedule_prefill(end - start)
+            token = run(Step([Chunk(kv.tokens[start:end], kv.view())], [], [Draw()]))
+            kv.apply_prefill(token)
+            return token
+
+        said.append(prefill())
+        while not kv.finished:
+            if len(said) == generated and kv.generated_tokens == generated:
+                kv.preempt()
+                if evicted:
+                    manager.blocks.clear_inactive()
+                    executor.buffer.pages.fill_(float("nan"))
+                kv.match_prefix()
+                said.append(prefill())
+                continue
+            kv.schedule_decode()
+            said.append(run(Step([], [Decode(said[-1], kv.view())], [Draw()])))
+            kv.apply_decode(said[-1])
+    assert said == alone(prompt)
 
 
 def test_cold_and_warm_prompts_share_a_step() -> None:

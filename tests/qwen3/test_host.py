@@ -8,10 +8,11 @@ from qwen3.building import OPEN, TINY, alone, ends, executor_of, generate, manag
 from understudy.errors import ConfigError
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.link import measure_link
 from understudy.qwen3.pages import PinnedPages, runs
 from understudy.qwen3.request import Request
-from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.scheduler import Scheduler
 from understudy.tiers.settings import TiersConfig
 
 

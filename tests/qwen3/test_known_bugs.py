@@ -1,5 +1,5 @@
-"""Bugs that engines of this kind have had, by the numbers of their list. B1, B2 and B8 are tested where they belong
-(`test_equal_tokens`, `test_scheduler`), B13 and its relatives in `test_host`, B12 is the block manager's own."""
+"""Bugs that engines of this kind have had, by the numbers of their list. B1, B2 and B8 are tested on answers too
+(`test_equal_tokens`, `test_scheduler`), B13 and its relatives in `test_host`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from qwen3.building import (
     CPU,
+    OPEN,
     TINY,
     alone,
     ends,
@@ -19,12 +20,48 @@ from qwen3.building import (
     prompt_of,
     whole,
 )
-from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.errors import InvalidArgument
+from understudy.kv import KvView
+from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.backend import rotary_tables
-from understudy.qwen3.batch import Batch, Chunk
+from understudy.qwen3.batch import Batch, Chunk, Decode
+from understudy.qwen3.engine import Engine
 from understudy.qwen3.forward import forward, unified_step
-from understudy.qwen3.request import Request
+from understudy.qwen3.host import HostTier
+from understudy.qwen3.limits import SchedulerConfig
+from understudy.qwen3.pages import PinnedPages
+from understudy.qwen3.request import Output, Request
+from understudy.qwen3.scheduler import Scheduler
+from understudy.qwen3.shapes import Shape
 from understudy.tokens import TokenBlocks
+
+
+@pytest.mark.parametrize("prompt", range(14, 35))
+def test_b1_a_view_has_the_pages_of_its_rows_and_no_other(prompt: int) -> None:
+    manager = manager_of(TINY, 8, page=16)
+    with manager.request(prompt_of(1, prompt), 20) as kv:
+        kv.schedule_prefill(prompt)
+        assert kv.view().num_pages == -(-prompt // 16)
+        kv.apply_prefill(1)
+        while not kv.finished:
+            kv.schedule_decode()
+            view = kv.view()
+            assert (view.num_pages - 1) * 16 + view.last_page_len == view.seq_len
+            assert manager.padding_block not in view.page_ids
+            kv.apply_decode(1)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(16, 17), (1, 16), (17, 16), (33, 100), (16, 1), (15, 2)])
+def test_b2_a_life_draws_what_admission_reserved(prompt: int, output: int) -> None:
+    """With exact views the last token is never written: ceil((prompt + output - 1) / page)."""
+    manager = manager_of(TINY, 16, page=16)
+    with manager.request(prompt_of(1, prompt), output) as kv:
+        kv.schedule_prefill(prompt)
+        kv.apply_prefill(1)
+        while not kv.finished:
+            kv.schedule_decode()
+            kv.apply_decode(1)
+        assert kv.held_blocks == manager.lifetime_blocks(prompt, output) == -(-(prompt + output - 1) // 16)
 
 
 @pytest.mark.parametrize("length", [4, 5, 8, 21])
@@ -75,6 +112,18 @@ def test_b7_a_chunk_that_ends_within_a_block_registers_none_of_it() -> None:
         assert manager.blocks.prefix_length(names) == 1
 
 
+def test_b8_the_arrays_of_a_captured_step_hold_every_reference_and_refuse_more() -> None:
+    """Twelve requests that share four pages name 48 of them, of a pool of eight."""
+    shape, pages = Shape(0, 16), np.array([3, 5, 2, 6], np.int32)
+    arrays = StepArrays([shape], padding_block=7, max_pages=4, device=CPU)
+    arrays.fill(shape, (), [Decode(1, KvView(pages, 16, 4))] * 12)
+    batch = arrays.batch(shape)
+    assert batch.page_ids[:48].tolist() == pages.tolist() * 12
+    assert batch.page_indptr.tolist() == [*range(0, 49, 4), *range(49, 53)]
+    with pytest.raises(ValueError, match="could not broadcast"):
+        arrays.fill(shape, (), [Decode(1, KvView(np.arange(6, dtype=np.int32), 24, 4))] * 16)
+
+
 def test_b9_a_step_of_prompts_and_decodes_has_no_logits_of_all_rows() -> None:
     manager = manager_of(TINY, 16)
     executor = executor_of(TINY, manager)
@@ -94,6 +143,17 @@ def test_b10_b11_the_same_prompt_again_fits_into_a_pool_that_it_nearly_fills(cac
     for _ in range(3):
         assert generate(engine, prompt, max_tokens=9) == first
         whole(engine)
+
+
+def test_b12_registration_costs_a_page_the_same_wherever_it_lies() -> None:
+    """Counted, not timed: a restore of a thousand blocks looks each of them up once."""
+    manager = manager_of(TINY, 1100, page=4)
+    names = TokenBlocks(np.arange(4000, dtype=np.uint32), 4).identities
+    before = manager.blocks.metrics()
+    with manager.blocks.allocate(1000).register(names) as held:
+        after = manager.blocks.metrics()
+        assert len(held) == after.registrations - before.registrations == 1000
+    assert manager.blocks.prefix_length(names) == 1000
 
 
 @torch.inference_mode()
@@ -119,15 +179,25 @@ def test_b14_the_head_is_one_product_for_the_whole_batch() -> None:
 
 
 def test_b15_what_is_restored_never_takes_blocks_that_were_promised() -> None:
-    """One ledger: an admitted request draws its whole life, whoever else asks for blocks meanwhile."""
-    manager = manager_of(TINY, 9)
-    with manager.request(prompt_of(1, 8), 9) as kv:
-        assert not manager.can_admit(16, 9, [kv])
-        kv.schedule_prefill(8)
-        kv.apply_prefill(1)
-        with pytest.raises(UnderstudyError):
-            manager.blocks.allocate(manager.available_blocks + 1)
-        for _ in range(8):
-            kv.schedule_decode()
-            kv.apply_decode(1)
-        assert kv.held_blocks == manager.lifetime_blocks(8, 9)
+    """One ledger: who is admitted draws its whole life, and a prompt on the host waits until it fits beside that."""
+    manager = manager_of(TINY, 14)
+    executor = executor_of(TINY, manager)
+    tier = HostTier(manager, PinnedPages(64, executor.buffer))
+    engine = Engine(Scheduler(manager, SchedulerConfig(64, 8, 512), host=tier), executor)
+    OPEN.append(engine)
+    warm = prompt_of(1, 25)
+    answer = generate(engine, warm, max_tokens=4)[0]
+    tier.note_ended()
+    manager.blocks.clear_inactive()  # on the host alone now
+    engine.submit(Request("long", prompt_of(2, 8), 29))  # nine blocks at its end, two at its beginning
+    engine.submit(Request("warm", warm, 4))  # seven
+    outputs: list[Output] = []
+    while not any(output.finish_reason for output in outputs):
+        assert engine.scheduler.restores is not None
+        assert not engine.scheduler.restores.loading, "it would take what the long one still needs"
+        outputs += engine.step()
+    outputs += engine.run()
+    assert ends(outputs) == {"long": "length", "warm": "length"}
+    assert [output.token for output in outputs if output.request_id == "warm"] == answer
+    assert tier.onboarded_blocks == 6
+    whole(engine)

@@ -9,9 +9,10 @@ import pytest
 
 from understudy.cli import main
 from understudy.errors import ConfigError
+from understudy.qwen3.limits import SchedulerConfig
+from understudy.qwen3.load import load_of
 from understudy.qwen3.play import VirtualClock, play
 from understudy.qwen3.record import Record
-from understudy.qwen3.scheduler import SchedulerConfig
 from understudy.qwen3.twin import twin_of
 from understudy.qwen3.workloads import RAMP, workload
 
@@ -95,6 +96,42 @@ def test_a_trace_is_played_by_the_twin_and_reported(
     assert capsys.readouterr().out != first
 
 
+def test_recorded_steps_time_a_simulated_engine(
+    steps: Path, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The chain from a record to a replay of the default engine, on any number of workers."""
+    report = tmp_path / "report.json"
+    command = ("replay", trace, "--trace-block-size", "16", "--timing", steps, "--num-gpu-blocks", "400")
+    assert run(*command, "--block-size", "16", "--workers", "2", "--json", report) == 0
+    told = json.loads(report.read_text())
+    assert told["requests"]["completed"] == 30
+    assert told["run"]["times"]["from"].startswith("recorded steps")
+    record = Record.read(steps).fit()
+    least = record.step_ms(load_of([], [321]))
+    assert told["itl_ms"]["p50"] == pytest.approx(least, rel=0.05)  # mostly alone: 3.0 + 0.02 + 0.03 ms
+    assert told["run"]["times"]["outside_domain_share"] < 1
+    capsys.readouterr()
+    steps.write_text(steps.read_text().splitlines()[0] + "\n{}\n")
+    assert run(*command) == 2
+    assert "steps.jsonl:2: the step lacks" in capsys.readouterr().err
+
+
+def test_time_in_steps_larger_than_the_recorded_ones_is_told(
+    steps: Path, trace: Path, tmp_path: Path
+) -> None:
+    lines = steps.read_text().splitlines()
+    small = [line for line in lines[1:] if sum(c[1] for c in json.loads(line)["chunks"]) < 200]
+    steps.write_text("\n".join([lines[0], *small]) + "\n")
+    shares = []
+    for budget in ("64", "256"):
+        report = tmp_path / f"{budget}.json"
+        command = ("replay", trace, "--trace-block-size", "16", "--engine", "qwen3", "--step-times", steps)
+        assert run(*command, "--max-num-batched-tokens", budget, "--json", report) == 0
+        shares.append(json.loads(report.read_text())["run"]["times"]["outside_domain_share"])
+    assert shares[0] == 0
+    assert 0 < shares[1] < 1
+
+
 @pytest.mark.parametrize(
     ("more", "word"),
     [
@@ -156,7 +193,7 @@ def test_a_real_engine_records_its_steps(tmp_path: Path, capsys: pytest.CaptureF
     assert (
         run(
             *("qwen3", "bench", tmp_path, "--random-weights", "1", "--device", "cpu", "--num-blocks", "40"),
-            *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--record", file, "--requests", "8"),
+            *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--record", file, "--requests", "12"),
             *("--host-blocks", "60"),
         )
         == 0
@@ -167,7 +204,20 @@ def test_a_real_engine_records_its_steps(tmp_path: Path, capsys: pytest.CaptureF
     tokens = sum(tokens for step in record.steps for _, tokens, _ in step["chunks"])
     assert tokens > 8 * 8
     assert all(step["ms"] > 0 for step in record.steps)
-    assert "steps of 8 requests" in capsys.readouterr().out
+    assert "steps of 12 requests" in capsys.readouterr().out
+    rows = [
+        {"timestamp": 10.0 * n, "input_length": 40, "output_length": 5, "hash_ids": [n, n + 1, n + 2]}
+        for n in range(9)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for how in (("--engine", "qwen3", "--step-times", file), ("--timing", file, "--num-gpu-blocks", "39")):
+        report = tmp_path / "report.json"
+        command = ("replay", trace, "--trace-block-size", "16", "--block-size", "16", *how)
+        assert run(*command, "--json", report) == 0
+        told = json.loads(report.read_text())
+        assert told["requests"]["completed"] == 9
+        assert "recorded" in told["run"]["times"]["from"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from understudy.errors import ConfigError, InvalidArgument
 from understudy.kv import KvCacheManager, KvLayout
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, Step
+from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.request import Output, Request
-from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.scheduler import Scheduler
 
 
 class Fake:
@@ -195,6 +196,40 @@ def test_a_failure_in_the_middle_of_decoding_loses_no_token_of_the_others() -> N
     assert [o.token for o in outputs if o.request_id == "bad"] == [20, 21, 22, None]
     assert ends(outputs) == {"a": "length", "bad": "error"}
     whole(engine)
+
+
+def test_after_a_decode_that_failed_the_engine_serves_the_next() -> None:
+    engine, fake = engine_with(4)
+    fake.poison = {16}  # its first token, fed
+    engine.submit(request("bad", 16, 18))
+    outputs = engine.run()
+    assert [(o.token, o.finish_reason) for o in outputs] == [
+        (16, None),
+        (None, "error"),
+    ]  # one token, then the error
+    whole(engine)
+    engine.submit(request("next", 17, 1))
+    assert ends(engine.run()) == {"next": "length"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "decodes", "held", "most"),
+    [(16, 1, 0, 1, 1), (16, 3, 0, 1, 2), (16, 3, 1, 2, 2), (17, 16, 15, 2, 2)],
+)
+def test_the_last_token_is_never_written(
+    prompt: int, output: int, decodes: int, held: int, most: int
+) -> None:
+    engine, _ = engine_with(8)
+    manager = engine.scheduler.manager
+    with manager.request([7] * prompt, output) as kv:
+        kv.schedule_prefill(prompt)
+        kv.apply_prefill(1)
+        for _ in range(decodes):
+            kv.schedule_decode()
+            kv.apply_decode(1)
+        assert kv.computed_tokens == prompt + decodes
+        assert kv.held_blocks == held
+        assert manager.lifetime_blocks(prompt, output) == most
 
 
 def test_an_id_that_is_under_way_is_refused_and_may_come_again_later() -> None:

@@ -13,9 +13,10 @@ from understudy.kv import KvCacheManager
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, Step, TorchExecutor
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Request
-from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.weights import random_weights
 
 WEIGHTS = random_weights(TINY, 7, CPU)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
@@ -10,23 +12,27 @@ from understudy import _core
 from understudy.errors import InvalidArgument
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.load import StepLoad, load_of
 from understudy.qwen3.pages import LinkTimes, PinnedPages
-from understudy.qwen3.play import VirtualClock, play
+from understudy.qwen3.play import VirtualClock, load_of_row, play
 from understudy.qwen3.request import Request
-from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.shapes import shape_of
 from understudy.qwen3.steptime import FittedStepTime, kind_of
 from understudy.qwen3.twin import again, twin_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Measured:
     """Step times that a device might have: they follow what a step does, with an offset."""
 
-    def step_ms(self, step: StepLoad) -> float:
+    def step_ms(self, step: _core.StepLoad) -> float:
         return 2.0 + 0.1 * (step.tokens - step.decodes) + 0.01 * step.context_tokens
 
-    def launch_ms(self, step: StepLoad) -> float:
+    def launch_ms(self, step: _core.StepLoad) -> float:
         return 0.25 + 0.001 * step.tokens
 
 
@@ -179,6 +185,50 @@ def test_a_fit_without_a_kind_of_step_is_refused() -> None:
 def test_arrivals_that_go_back_in_time_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="ascend"):
         play(engine_of(), [(2.0, Request("a", [1], 1)), (1.0, Request("b", [1], 1))], VirtualClock())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _core.polynomial_timing,
+        lambda: _core.constant_timing(3.0, 2.0),
+        lambda: _core.python_timing(Measured()),
+    ],
+    ids=["polynomial", "constant", "python"],
+)
+def test_the_twin_takes_its_time_from_any_timing_model_of_a_simulated_engine(
+    make: Callable[[], _core.StepTiming],
+) -> None:
+    """Both see the same step: one type, whoever made it."""
+    timing = make()
+    clock = VirtualClock()
+    engine = twin_of(SchedulerConfig(24, 4, 512), 40, TINY.layout(4), timing, clock)
+    OPEN.append(engine)
+    played = play(engine, workload(), clock)
+    assert len(played.ended) == 12
+    for step in played.steps:
+        chunks = [(tokens, history) for _, tokens, history in step["chunks"]]
+        contexts = [context for _, context in step["decodes"]]
+        seen = _core.StepLoad(
+            chunks=chunks,
+            decodes=len(contexts),
+            context_tokens=sum(contexts),
+            longest_context=max(contexts, default=0),
+        )
+        assert step["ms"] == pytest.approx(timing.step_ms(seen))
+        assert timing.step_ms(load_of_row(step)) == timing.step_ms(seen)
+
+
+def test_a_fit_says_which_steps_are_larger_than_those_it_saw() -> None:
+    fitted = FittedStepTime.fit(
+        [(load_of([(300, 0)] if number % 2 else [], [100] * 9), 2.0 + number % 2) for number in range(40)]
+    )
+    for model in (fitted, _core.python_timing(fitted)):
+        assert model.covers(load_of([(300, 500)], [100] * 9))
+        assert not model.covers(load_of([(301, 0)], []))
+        assert not model.covers(load_of([], [10] * 10))
+        assert not model.covers(load_of([], [901]))
+    assert _core.python_timing(Measured()).covers(load_of([(9999, 0)], []))  # one that does not say
 
 
 def test_fitted_times_time_a_simulated_engine_too() -> None:

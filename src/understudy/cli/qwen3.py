@@ -106,6 +106,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256, help="requests at a time (256)")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens in a step (2048)")
     parser.add_argument("--max-model-len", type=int, help="a smaller window than the model's own")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="N", help="processes that share the heads (1)"
+    )
     parser.add_argument("--no-cuda-graphs", action="store_true", help="launch every kernel of every step")
 
 
@@ -114,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
     needs_torch()
     if args.task == "generate":
         return _generate(args)
+    if args.tensor_parallel_size != 1 and (args.record is None or args.host_blocks is not None):
+        raise ConfigError("of several ranks only --record without --host-blocks is measured")
     return _bench(args) if args.record is None else _record(args)
 
 
@@ -156,6 +161,7 @@ def _engine(args: argparse.Namespace) -> Any:
         max_model_len=args.max_model_len,
         cuda_graphs=not args.no_cuda_graphs,
         random_weights=args.random_weights,
+        tensor_parallel_size=args.tensor_parallel_size,
     )
     with building() as told:
         return build_engine(args.model, options, told)

@@ -10,7 +10,7 @@ import msgspec
 from understudy._core import StepLoad, StepTiming, constant_timing, interpolated_timing, polynomial_timing
 from understudy.errors import ConfigError
 from understudy.timing.physical import Physical
-from understudy.timing.sources import Aiconfigurator, MeasuredKernels
+from understudy.timing.sources import Aiconfigurator, MeasuredKernels, RecordedSteps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,4 +142,4 @@ class Interpolated(
 
 TimingModel = StepTimingModel | SplitTimingModel
 
-Timing = Polynomial | Constant | Interpolated | Physical | MeasuredKernels | Aiconfigurator
+Timing = Polynomial | Constant | Interpolated | Physical | MeasuredKernels | Aiconfigurator | RecordedSteps

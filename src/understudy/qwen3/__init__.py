@@ -1,15 +1,19 @@
-"""Qwen3 in PyTorch on the KV manager: a real engine beside the simulated ones. Needs the extra `[torch]`."""
+"""Qwen3 in PyTorch on the KV manager: a real engine beside the simulated ones. Needs the extra `[torch]`.
 
-try:
-    import torch as _torch  # noqa: F401
-except ImportError as error:  # pragma: no cover - told to a person
-    raise ImportError("understudy.qwen3 needs PyTorch: pip install 'understudy[torch]'") from error
+PyTorch is imported with the first of these names; recorded steps (`record`, `steptime`) are read without it.
+"""
 
-from understudy.qwen3.build import EngineOptions, build_engine
-from understudy.qwen3.config import Qwen3Config
-from understudy.qwen3.engine import Engine
-from understudy.qwen3.request import Output, Request
-from understudy.qwen3.sampling import GREEDY, SamplingParams
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy.qwen3.build import EngineOptions, build_engine
+    from understudy.qwen3.config import Qwen3Config
+    from understudy.qwen3.engine import Engine
+    from understudy.qwen3.request import Output, Request
+    from understudy.qwen3.sampling import GREEDY, SamplingParams
 
 __all__ = [
     "GREEDY",
@@ -21,3 +25,24 @@ __all__ = [
     "SamplingParams",
     "build_engine",
 ]
+
+_HOMES = {
+    "EngineOptions": "build",
+    "build_engine": "build",
+    "Qwen3Config": "config",
+    "Engine": "engine",
+    "Output": "request",
+    "Request": "request",
+    "GREEDY": "sampling",
+    "SamplingParams": "sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:  # pragma: no cover - told to a person
+        raise ImportError("understudy.qwen3 needs PyTorch: pip install 'understudy[torch]'") from error
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

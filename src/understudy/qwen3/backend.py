@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from understudy.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
@@ -47,3 +49,19 @@ def rotary_tables(config: Qwen3Config, device: torch.device) -> tuple[torch.Tens
     frequencies = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32, device=device) / half)
     angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32, device=device), frequencies)
     return angles.cos(), angles.sin()
+
+
+def make_backend(config: Qwen3Config, device: torch.device, name: str | None = None) -> Backend:
+    """The kernels on CUDA, plain torch elsewhere, or the one that is named."""
+    name = name or ("triton" if device.type == "cuda" else "reference")
+    if name == "reference":
+        from understudy.qwen3.reference import ReferenceBackend
+
+        return ReferenceBackend(config, device)
+    if name != "triton":
+        raise ConfigError(f"backend {name!r} is not one of reference, triton")
+    if device.type != "cuda":
+        raise ConfigError("backend triton needs a CUDA device; choose reference")
+    from understudy.qwen3.triton_backend import TritonBackend
+
+    return TritonBackend(config, device)

@@ -12,6 +12,7 @@ import torch
 
 from understudy.errors import ConfigError
 from understudy.kv import KvCacheManager, KvView
+from understudy.qwen3.backend import make_backend
 from understudy.qwen3.batch import Chunk, Decode
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.config import Qwen3Config, find_config
@@ -20,14 +21,15 @@ from understudy.qwen3.executor import Step, TorchExecutor
 from understudy.qwen3.forward import alone
 from understudy.qwen3.graphs import StepGraphs
 from understudy.qwen3.host import HostTier
-from understudy.qwen3.reference import ReferenceBackend
-from understudy.qwen3.sampling import Draw, SamplingParams
-from understudy.qwen3.scheduler import Scheduler, SchedulerConfig
+from understudy.qwen3.limits import SchedulerConfig
+from understudy.qwen3.memory import blocks_that_fit
+from understudy.qwen3.ranks import RankedExecutor, RankSettings
+from understudy.qwen3.sampling import Draw
+from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.shapes import CHUNK_ROWS
 from understudy.qwen3.weights import Weights, load_weights, random_weights
 
 if TYPE_CHECKING:
-    from understudy.qwen3.backend import Backend
     from understudy.tiers.settings import TiersConfig
 
 Progress = Callable[[str, int, int], None]
@@ -56,6 +58,10 @@ class EngineOptions:
     events: bool = False
     tiers: TiersConfig | None = None
     """Host memory below the device, as the simulator is told of it."""
+    tensor_parallel_size: int = 1
+    """Processes that share the heads, a device each."""
+    deadline_s: float = 60.0
+    """Within which each of them answers."""
 
 
 def build_engine(
@@ -73,10 +79,12 @@ def build_engine(
             )
         config = replace(config, max_positions=options.max_model_len)
     device = device_of(options.device)
+    if options.tensor_parallel_size != 1:
+        return _ranked(model, config, options, device)
     weights = _weights(model, config, options, device, progress)
     backend = make_backend(config, device, options.backend)
     layout = config.layout(options.page_size)
-    blocks = options.num_blocks or _blocks_that_fit(config, weights, backend, options, device)
+    blocks = options.num_blocks or blocks_that_fit(config, weights, backend, options, device)
     manager = KvCacheManager(blocks, layout, prefix_caching=options.prefix_caching, events=options.events)
     buffer = KvBuffer(blocks, layout, getattr(torch, config.dtype), device)
     graphs = None
@@ -112,18 +120,33 @@ def device_of(name: str | None) -> torch.device:
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def make_backend(config: Qwen3Config, device: torch.device, name: str | None = None) -> Backend:
-    """The kernels on CUDA, plain torch elsewhere, or the one that is named."""
-    name = name or ("triton" if device.type == "cuda" else "reference")
-    if name == "reference":
-        return ReferenceBackend(config, device)
-    if name != "triton":
-        raise ConfigError(f"backend {name!r} is not one of reference, triton")
-    if device.type != "cuda":
-        raise ConfigError("backend triton needs a CUDA device; choose reference")
-    from understudy.qwen3.triton_backend import TritonBackend
-
-    return TritonBackend(config, device)
+def _ranked(model: str, config: Qwen3Config, options: EngineOptions, device: torch.device) -> Engine:
+    """One manager here, and a process for every rank."""
+    ranks = options.tensor_parallel_size
+    if ranks < 1:
+        raise ConfigError(f"tensor_parallel_size must be at least 1, got {ranks}")
+    if options.tiers is not None:
+        raise ConfigError("tiers need tensor_parallel_size=1: pages of several ranks are not copied yet")
+    if device.type == "cuda" and ranks > torch.cuda.device_count():
+        raise ConfigError(
+            f"tensor_parallel_size={ranks} needs as many CUDA devices, and there are {torch.cuda.device_count()}"
+        )
+    executor = RankedExecutor(
+        RankSettings(
+            config,
+            ranks,
+            replace(options, device=device.type, cuda_graphs=False, tiers=None),
+            folder=None if options.random_weights is not None else _folder(model),
+        )
+    )
+    manager = KvCacheManager(
+        executor.num_blocks,
+        config.layout(options.page_size),
+        prefix_caching=options.prefix_caching,
+        events=options.events,
+    )
+    limits = SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions)
+    return Engine(Scheduler(manager, limits, seed=options.seed), executor)
 
 
 def _warm(
@@ -152,42 +175,13 @@ def _weights(
 ) -> Weights:
     if options.random_weights is not None:
         return random_weights(config, options.random_weights, device)
-    folder = Path(model)
-    if not folder.is_dir():
+    told = None if progress is None else lambda done, of: progress("loading weights", done, of)
+    return load_weights(config, _folder(model), device, progress=told)
+
+
+def _folder(model: str) -> str:
+    if not Path(model).is_dir():
         raise ConfigError(
             f"model {model!r} is no folder with weights; give one, or random_weights with a seed"
         )
-    told = None if progress is None else lambda done, of: progress("loading weights", done, of)
-    return load_weights(config, folder, device, progress=told)
-
-
-def _blocks_that_fit(
-    config: Qwen3Config, weights: Weights, backend: Backend, options: EngineOptions, device: torch.device
-) -> int:
-    """What a dry step of the worst composition leaves of the device's memory."""
-    if device.type != "cuda":
-        raise ConfigError("num_blocks is needed where device memory cannot be asked: on a CPU")
-    layout = config.layout(options.page_size)
-    pages = -(-options.max_batched_tokens // options.page_size)
-    buffer = KvBuffer(pages + options.max_num_seqs + 1, layout, getattr(torch, config.dtype), device)
-    decodes = [
-        Decode(0, KvView(np.array([pages + row], np.int32), 1, options.page_size))
-        for row in range(options.max_num_seqs - 1)
-    ]
-    chunk = options.max_batched_tokens - len(decodes)
-    view = KvView(np.arange(-(-chunk // options.page_size), dtype=np.int32), chunk, options.page_size)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    executor = TorchExecutor(weights, buffer, backend)
-    sampling = Draw(SamplingParams(top_p=0.9, logprobs=8), 0.5)
-    executor.begin(Step([Chunk(np.zeros(chunk, np.int32), view)], decodes, [sampling] * (len(decodes) + 1)))
-    executor.finish()
-    torch.cuda.synchronize(device)
-    kv_bytes = buffer.pages.nbytes
-    peak = torch.cuda.max_memory_reserved(device) - kv_bytes
-    free, total = torch.cuda.mem_get_info(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    del buffer, executor
-    torch.cuda.empty_cache()
-    room = int(total * options.memory_utilization) - peak - others - (2 << 30 if options.cuda_graphs else 0)
-    return layout.block_budget(max(0, room), 1.0)
+    return model

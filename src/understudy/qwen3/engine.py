@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.qwen3.executor import Computed, Executor
-    from understudy.qwen3.scheduler import Plan, Scheduler
+    from understudy.qwen3.plan import Plan
+    from understudy.qwen3.scheduler import Scheduler
 
 
 class Engine:

@@ -1,11 +1,12 @@
-"""A step as a timing model sees it."""
+"""A step as timing models see it, whoever computes or simulates it; and the times of a link."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from understudy import _core
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,23 +15,35 @@ if TYPE_CHECKING:
     from understudy.qwen3.executor import Step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLoad:
-    """(tokens, history) of each chunk of a prompt; how many decodes, and the contexts that they read."""
+class StepLoad(_core.StepLoad):
+    """That of a simulated engine, with what the real one knows besides: any timing model may be asked about it."""
 
-    chunks: Sequence[tuple[int, int]] = ()
-    decodes: int = 0
-    context_tokens: int = 0
-    longest_context: int = 0
-    shared_tokens: int = 0
-    """Of the contexts, those on pages that another decode of the step reads too: they are read once."""
-    ahead: bool = False
-    """It was prepared while the one before it ran."""
+    def __init__(
+        self,
+        *,
+        chunks: Sequence[tuple[int, int]] = (),
+        decodes: int = 0,
+        context_tokens: int = 0,
+        longest_context: int = 0,
+        shared_tokens: int = 0,
+        ahead: bool = False,
+    ) -> None:
+        super().__init__(
+            chunks=chunks, decodes=decodes, context_tokens=context_tokens, longest_context=longest_context
+        )
+        self.shared_tokens = shared_tokens
+        """Of the contexts, those on pages that another decode of the step reads too: they are read once."""
+        self.ahead = ahead
+        """It was prepared while the one before it ran."""
 
-    @property
-    def tokens(self) -> int:
-        """That it computes."""
-        return sum(tokens for tokens, _ in self.chunks) + self.decodes
+
+class LinkTimes(NamedTuple):
+    """Milliseconds that it takes the host to set off a copy and each page of it, and the link to carry a page."""
+
+    copy_ms: float
+    page_ms: float
+    down_ms: float
+    up_ms: float
 
 
 def load_of(

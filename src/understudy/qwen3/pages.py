@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from understudy.qwen3.load import LinkTimes as LinkTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,15 +84,6 @@ class PinnedPages:
         """See `Carrier`."""
         for stream in self._streams or ():
             stream.synchronize()
-
-
-class LinkTimes(NamedTuple):
-    """Milliseconds that it takes the host to set off a copy and each page of it, and the link to carry a page."""
-
-    copy_ms: float
-    page_ms: float
-    down_ms: float
-    up_ms: float
 
 
 class SimulatedPages:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.host import Copy
     from understudy.qwen3.load import StepLoad
+    from understudy.qwen3.plan import Plan
     from understudy.qwen3.request import FinishReason, Request
-    from understudy.qwen3.scheduler import Plan
 
 
 class Clock(Protocol):

@@ -15,11 +15,17 @@ import torch
 import torch.distributed as dist
 
 from understudy.errors import UnderstudyError, WrongState
+from understudy.qwen3.backend import make_backend
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.executor import Computed, Step, TorchExecutor
+from understudy.qwen3.memory import blocks_that_fit
+from understudy.qwen3.weights import load_weights, random_weights
 
 if TYPE_CHECKING:
+    from understudy.qwen3.backend import Backend
+    from understudy.qwen3.build import EngineOptions
     from understudy.qwen3.config import Qwen3Config
+    from understudy.qwen3.weights import Weights
 
 
 class RankFailed(UnderstudyError):
@@ -28,17 +34,12 @@ class RankFailed(UnderstudyError):
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """What every rank is told when it starts."""
+    """What every rank is told when it starts. Its weights come from a folder, or from the options' seed."""
 
     config: Qwen3Config
     ranks: int
-    page_size: int
-    num_blocks: int
-    device: str = "cpu"
-    backend: str | None = None
+    options: EngineOptions
     folder: str | None = None
-    random_weights: int | None = None
-    deadline_s: float = 60.0
 
 
 class RankedExecutor:
@@ -50,6 +51,8 @@ class RankedExecutor:
     def __init__(self, settings: RankSettings) -> None:
         settings.config.shard(settings.ranks)  # refuses what does not divide, before a process is started
         self.settings = settings
+        self.num_blocks = 0
+        """Pages that every rank has: as many as the one with the least memory has room for."""
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-ranks-")
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection[Any, Any]] = []
@@ -66,6 +69,9 @@ class RankedExecutor:
         self._closed = False
         self._broken = ""
         try:
+            room = self._answers("did not start")
+            self.num_blocks = min(count for count in room if isinstance(count, int))
+            self._send(self.num_blocks)
             self._answers("did not start")
         except RankFailed:
             self.close()
@@ -77,11 +83,7 @@ class RankedExecutor:
     def begin(self, step: Step) -> None:
         if self._broken or self._closed:
             raise WrongState(f"the ranks are gone ({self._broken or 'closed'}); build the engine anew")
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                pipe.send(step)
-            except OSError as error:
-                raise self._fail(f"rank {rank} has died") from error
+        self._send(step)
 
     def finish(self) -> Computed:
         computed = self._answers("did not answer")[0]
@@ -101,15 +103,22 @@ class RankedExecutor:
                 process.join()
         self._folder.cleanup()
 
+    def _send(self, told: object) -> None:
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send(told)
+            except OSError as error:
+                raise self._fail(f"rank {rank} has died") from error
+
     def _answers(self, what: str) -> list[object]:
         """One of each rank, within the deadline; all are given up when one fails."""
         answers: dict[int, object] = {}
         while len(answers) < len(self._pipes):
             open_ones = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
-            ready = wait(open_ones, self.settings.deadline_s)
+            ready = wait(open_ones, self.settings.options.deadline_s)
             if not ready:
                 late = next(rank for rank in range(len(self._pipes)) if rank not in answers)
-                raise self._fail(f"rank {late} {what} within {self.settings.deadline_s:g} s")
+                raise self._fail(f"rank {late} {what} within {self.settings.options.deadline_s:g} s")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = self._pipes.index(pipe)
@@ -130,10 +139,16 @@ class RankedExecutor:
 
 
 def _serve(settings: RankSettings, rank: int, pipe: Connection[Any, Any], meeting: str) -> None:
-    """The life of a rank: load a shard, then one answer for every step."""
+    """The life of a rank: load a shard, say how many pages there is room for, then one answer for every step."""
     try:
-        executor = _start(settings, rank, meeting)
+        device = _join(settings, rank, meeting)
+        weights = _weights(settings, rank, device)
+        backend = make_backend(settings.config.shard(settings.ranks), device, settings.options.backend)
+        pipe.send(_blocks(settings, weights, backend, device))
+        executor = _executor(settings, weights, backend, pipe.recv(), device)
         pipe.send(True)
+    except EOFError:  # another rank could not start
+        return
     except Exception as error:  # told to who can do something about it
         pipe.send(f"{type(error).__name__}: {error}")
         return
@@ -149,11 +164,9 @@ def _serve(settings: RankSettings, rank: int, pipe: Connection[Any, Any], meetin
             pipe.send(f"{type(error).__name__}: {error}")
 
 
-def _start(settings: RankSettings, rank: int, meeting: str) -> TorchExecutor:
-    from understudy.qwen3.build import make_backend
-    from understudy.qwen3.weights import load_weights, random_weights
-
-    cuda = settings.device == "cuda"
+def _join(settings: RankSettings, rank: int, meeting: str) -> torch.device:
+    """The rank's device, and the group that it sums with: NCCL between GPUs, gloo between CPUs."""
+    cuda = settings.options.device == "cuda"
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -165,21 +178,34 @@ def _start(settings: RankSettings, rank: int, meeting: str) -> TorchExecutor:
         init_method=Path(meeting).as_uri(),
         rank=rank,
         world_size=settings.ranks,
-        timeout=timedelta(seconds=settings.deadline_s),
+        timeout=timedelta(seconds=settings.options.deadline_s),
     )
-    config, ranks = settings.config, settings.ranks
-    if settings.random_weights is not None:
-        weights = random_weights(config, settings.random_weights, device, rank=rank, ranks=ranks)
-    else:
-        assert settings.folder is not None, "a folder or a seed"
-        weights = load_weights(config, settings.folder, device, rank=rank, ranks=ranks)
-    layout = config.layout(settings.page_size).shard(ranks)
-    buffer = KvBuffer(settings.num_blocks, layout, getattr(torch, config.dtype), device)
+    return device
+
+
+def _weights(settings: RankSettings, rank: int, device: torch.device) -> Weights:
+    config, ranks, seed = settings.config, settings.ranks, settings.options.random_weights
+    if seed is not None:
+        return random_weights(config, seed, device, rank=rank, ranks=ranks)
+    assert settings.folder is not None, "a folder or a seed"
+    return load_weights(config, settings.folder, device, rank=rank, ranks=ranks)
+
+
+def _blocks(settings: RankSettings, weights: Weights, backend: Backend, device: torch.device) -> int:
+    if settings.options.num_blocks is not None:
+        return settings.options.num_blocks
+    return blocks_that_fit(settings.config.shard(settings.ranks), weights, backend, settings.options, device)
+
+
+def _executor(
+    settings: RankSettings, weights: Weights, backend: Backend, num_blocks: int, device: torch.device
+) -> TorchExecutor:
+    config = settings.config
+    layout = config.layout(settings.options.page_size).shard(settings.ranks)
+    buffer = KvBuffer(num_blocks, layout, getattr(torch, config.dtype), device)
 
     def total(x: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(x)
         return x
 
-    return TorchExecutor(
-        weights, buffer, make_backend(config.shard(ranks), device, settings.backend), reduce=total
-    )
+    return TorchExecutor(weights, buffer, backend, reduce=total)

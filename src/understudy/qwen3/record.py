@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError, InvalidArgument
-from understudy.qwen3.pages import LinkTimes
+from understudy.qwen3.load import LinkTimes
 from understudy.qwen3.play import load_of_row
 from understudy.qwen3.steptime import FittedStepTime
 

@@ -10,9 +10,9 @@ import numpy as np
 from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.kv import KvLayout
-from understudy.qwen3.play import VirtualClock, play
+from understudy.qwen3.limits import SchedulerConfig
+from understudy.qwen3.play import VirtualClock, load_of_row, play
 from understudy.qwen3.request import Request
-from understudy.qwen3.scheduler import SchedulerConfig
 from understudy.qwen3.twin import twin_of
 from understudy.report import Report
 from understudy.run.digest import digests
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.play import Played
     from understudy.qwen3.record import Record
+    from understudy.qwen3.steptime import FittedStepTime
     from understudy.report import Slo
     from understudy.workload import Workload
 
@@ -74,7 +75,7 @@ def replay_twin(
             raise ConfigError("the record does not say how fast the link is: record it with --host-blocks")
         host = (options.host_blocks, record.link)
     workload = workload.normalised().speed_up(options.speed_up)
-    clock = VirtualClock()
+    clock, time = VirtualClock(), record.fit()
     config = SchedulerConfig(
         sizes["max_num_batched_tokens"],
         min(sizes["max_num_seqs"], sizes["max_num_batched_tokens"]),
@@ -84,7 +85,7 @@ def replay_twin(
         config,
         sizes["num_blocks"] + 1,  # one is padding
         KvLayout(sizes["block_size"], 1, 1, 1),
-        record.fit(),
+        time,
         clock,
         prefix_caching=options.prefix_caching,
         host=host,
@@ -108,7 +109,7 @@ def replay_twin(
         },
         "times": {
             "from": f"steps recorded of {record.about.get('model', 'the real engine')}",
-            "outside_domain_share": 0.0,
+            "outside_domain_share": _outside(played, time),
             "front_end_ms": 0.0,
         },
         "decisions": played.decisions,
@@ -139,6 +140,13 @@ def _play(
     heads = heads[np.argsort(workload.arrival_ns[heads], kind="stable")]
     arrivals = [(float(workload.arrival_ns[row]) / 1e6, request(int(row))) for row in heads]
     return play(engine, arrivals, clock, progress, follow=follow, sample=sample)
+
+
+def _outside(played: Played, time: FittedStepTime) -> float:
+    """The share of the time in steps larger than those that were recorded."""
+    whole = sum(step["ms"] or 0.0 for step in played.steps)
+    beyond = sum(step["ms"] or 0.0 for step in played.steps if not time.covers(load_of_row(step)))
+    return beyond / whole if whole else 0.0
 
 
 def _timeline(workload: Workload, played: Played, engine: Engine, sizes: dict[str, int]) -> Timeline:

@@ -63,6 +63,12 @@ class Request:
             ) from error
 
     @property
+    def held(self) -> RequestKv:
+        """Its KV, which it has from admission to its end."""
+        assert self.kv is not None, f"request {self.id!r} has not been admitted, or has ended"
+        return self.kv
+
+    @property
     def prefilling(self) -> bool:
         """Whether a part of its prompt is still to be computed."""
         return self.kv is not None and self.kv.computed_tokens < self.kv.prefill_target

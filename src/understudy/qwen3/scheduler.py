@@ -6,53 +6,18 @@ commits. An admitted request can always run to its end: it never waits for a blo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from understudy.errors import ConfigError, InvalidArgument
-from understudy.qwen3.batch import Chunk, Decode
-from understudy.qwen3.executor import Computed, Step
+from understudy.errors import InvalidArgument
+from understudy.qwen3.plan import Plan
 from understudy.qwen3.request import Output, Request
 from understudy.qwen3.restores import Restores
-from understudy.qwen3.shapes import MOST_CHUNKS
 
 if TYPE_CHECKING:
     from understudy.kv import KvCacheManager
+    from understudy.qwen3.executor import Computed
     from understudy.qwen3.host import HostTier
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """`max_batched_tokens` is the budget of a step, decodes included; the window is the model's."""
-
-    max_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    max_positions: int = 40960
-    max_chunks: int = MOST_CHUNKS
-    """Prompts in one step: as many as a captured one has room for."""
-
-    def __post_init__(self) -> None:
-        if min(self.max_num_seqs, self.max_positions, self.max_chunks) < 1:
-            raise ConfigError("max_num_seqs, max_positions and max_chunks must be at least 1")
-        if self.max_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_batched_tokens={self.max_batched_tokens} must not be less than "
-                f"max_num_seqs={self.max_num_seqs}: every running request decodes in every step"
-            )
-
-
-@dataclass(slots=True)
-class Plan:
-    """The requests of a step, in the order of its rows."""
-
-    step: Step = field(default_factory=Step)
-    chunks: list[Request] = field(default_factory=list)
-    decodes: list[Request] = field(default_factory=list)
-
-    @property
-    def requests(self) -> list[Request]:
-        """All of them."""
-        return self.chunks + self.decodes
+    from understudy.qwen3.limits import SchedulerConfig
 
 
 class Scheduler:
@@ -121,7 +86,7 @@ class Scheduler:
                 budget = self._schedule_decodes(plan)
                 self._schedule_chunks(plan, budget)
         except BaseException:
-            self.revert(plan)
+            plan.revert()
             raise
         return plan if len(plan.step) else None
 
@@ -158,13 +123,7 @@ class Scheduler:
             return None
         if any(len(request.output) + 2 > request.max_tokens for request in plan.decodes):
             return None
-        following = Plan(Step(ahead=True), decodes=list(plan.decodes))
-        for request in plan.decodes:
-            view = None if request.kv is None else request.kv.view_ahead()
-            assert view is not None, "its output does not end here"
-            following.step.decodes.append(Decode(0, view))
-            following.step.draws.append(request.draw(1))
-        return following
+        return plan.following()
 
     def stops(self, plan: Plan, computed: Computed) -> bool:
         """Whether a token that was computed ends its request."""
@@ -181,27 +140,17 @@ class Scheduler:
                 self._queue(request)
         if not self._goes_on(foreseen):
             return False
-        foreseen.step.decodes = [
-            Decode(token, decode.view)
-            for token, decode in zip(computed.tokens, foreseen.step.decodes, strict=True)
-        ]
+        foreseen.feed(computed.tokens)
         return True
 
     def take(self, confirmed: Plan) -> None:
         """The step before it has been applied: its requests are scheduled as it says."""
         for request in confirmed.decodes:
-            assert request.kv is not None
-            request.kv.schedule_decode()
-
-    def revert(self, plan: Plan) -> None:
-        """The step did not happen: every request of it is where it was before."""
-        for request in plan.requests:
-            if request.kv is not None and request.kv.state not in ("idle", "closed"):
-                request.kv.revert()
+            request.held.schedule_decode()
 
     def fail(self, plan: Plan, error: BaseException) -> list[Output]:
         """The executor failed. Of several requests each is tried alone next, so that only the culprit ends."""
-        self.revert(plan)
+        plan.revert()
         there = [request for request in plan.requests if request.kv is not None]
         if len(there) > 1:
             self._suspects = there
@@ -214,20 +163,7 @@ class Scheduler:
 
     def refusal(self, prompt: int, output: int) -> str | None:
         """Why a request of such lengths could never run."""
-        if prompt < 1 or output < 1:
-            return f"a request needs at least one prompt token and max_tokens of at least 1, got {prompt} and {output}"
-        if prompt + output > self.config.max_positions:
-            return (
-                f"{prompt} prompt tokens and max_tokens={output} exceed the context window of "
-                f"{self.config.max_positions} tokens"
-            )
-        if not self.manager.can_ever_fit(prompt, output):
-            return (
-                f"{prompt} prompt tokens and max_tokens={output} need "
-                f"{self.manager.lifetime_blocks(prompt, output)} blocks; the KV cache has "
-                f"{self.manager.max_request_blocks}"
-            )
-        return None
+        return self.config.refusal(self.manager, prompt, output)
 
     def _admit(self) -> None:
         """In order, while the whole life of the next one fits beside what the active ones may still draw."""
@@ -274,41 +210,21 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: Plan) -> int:
         for request in self.decoding:
-            self._add_decode(plan, request)
+            plan.add_decode(request)
         return self.config.max_batched_tokens - len(self.decoding)
 
     def _schedule_chunks(self, plan: Plan, budget: int) -> None:
         for request in self.prefilling:
             if budget <= 0 or len(plan.chunks) == self.config.max_chunks:
                 return
-            budget -= self._add_chunk(plan, request, budget)
+            budget -= plan.add_chunk(request, budget)
 
     def _schedule_suspect(self, plan: Plan) -> None:
         request = self._suspects[0]
         if request.prefilling:
-            self._add_chunk(plan, request, self.config.max_batched_tokens)
+            plan.add_chunk(request, self.config.max_batched_tokens)
         else:
-            self._add_decode(plan, request)
-
-    def _add_decode(self, plan: Plan, request: Request) -> None:
-        kv = request.kv
-        assert kv is not None
-        kv.schedule_decode()
-        plan.decodes.append(request)
-        plan.step.decodes.append(Decode(request.output[-1], kv.view()))
-        plan.step.draws.append(request.draw())
-
-    def _add_chunk(self, plan: Plan, request: Request, budget: int) -> int:
-        kv = request.kv
-        assert kv is not None
-        start = kv.computed_tokens
-        tokens = min(budget, kv.prefill_target - start)
-        kv.schedule_prefill(tokens)
-        at = len(plan.chunks)  # chunks stand before decodes
-        plan.chunks.append(request)
-        plan.step.chunks.append(Chunk(kv.tokens[start : start + tokens], kv.view()))
-        plan.step.draws.insert(at, request.draw())
-        return tokens
+            plan.add_decode(request)
 
     # ── Ends ──
 

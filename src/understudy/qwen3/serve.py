@@ -67,4 +67,5 @@ def _options(values: dict[str, Any], settings: Any) -> EngineOptions:
         seed=settings.seed,
         events=KvEventsConfig.read(settings.kv_events_config).publishes,
         tiers=settings.tiers if settings.tiers.tiers else None,
+        tensor_parallel_size=values.get("tensor-parallel-size") or 1,
     )

@@ -16,9 +16,8 @@ SHORT_CHUNK_TOKENS = 32
 """Up to so many tokens of prompts are computed as so many decodes of the same pages, which split a long context."""
 UNEVEN_ROWS = 64
 """So many decodes fill the device, one program for each context and head. Then a long one among them is waited for."""
-LONG_CONTEXT = 4096
-LONG_SHARE = 16
-"""A long one has at least so many tokens, and more than this share (1/16) of all."""
+PARTS_COST_TOKENS = 6
+"""What it costs to read all of them in parts, for each: so many more tokens of one context would take as long."""
 
 
 class Shape(NamedTuple):
@@ -57,8 +56,10 @@ class Parts(NamedTuple):
 
 
 def is_uneven(decodes: int, context_tokens: int, longest: int) -> bool:
-    """Whether a step of decodes would wait for its longest context."""
-    return decodes > _below(UNEVEN_ROWS) and longest >= max(LONG_CONTEXT, context_tokens // LONG_SHARE + 1)
+    """Whether a step of decodes would wait longer for its longest context than parts cost (measured on an H200)."""
+    if decodes <= _below(UNEVEN_ROWS):
+        return False
+    return longest - context_tokens / decodes > PARTS_COST_TOKENS * decodes
 
 
 def parts_of(rows: int, kv_heads: int = 8, multiprocessors: int = 132, *, uneven: bool = False) -> Parts:
@@ -68,7 +69,7 @@ def parts_of(rows: int, kv_heads: int = 8, multiprocessors: int = 132, *, uneven
     itself and would pay for each, so that it gets them only if it is uneven.
     """
     if uneven:
-        return Parts(16 if rows < 128 else 8, 512)
+        return Parts(16, 512 if rows < 128 else 1024)
     wanted = multiprocessors * (8 if rows < UNEVEN_ROWS else 2) // (rows * kv_heads)
     return Parts(min(32 if rows == 1 else 16, 1 << max(0, wanted.bit_length() - 1)))
 

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from understudy import _core
-    from understudy.qwen3.load import StepLoad
-
-    AnyLoad = StepLoad | _core.StepLoad
-    """A step of the real engine or its twin, or of a simulated one: this is a timing model of those, too."""
+    from understudy._core import StepLoad
 
 KINDS = ("decode", "mixed", "eager")
 """Captured without prompts, captured with prompts, and launched kernel by kernel."""
@@ -34,17 +30,19 @@ class FittedStepTime:
     terms: dict[str, tuple[float, ...]]
     launches: dict[str, float]
     """Milliseconds of the host before a step runs on its own, which is when the outputs of the last are told."""
+    most: tuple[int, int, int] = (0, 0, 0)
+    """Prompt tokens, decodes and tokens of their contexts in the largest steps that it was fitted on."""
 
     @classmethod
     def fit(
-        cls, steps: Sequence[tuple[AnyLoad, float]], launches: Iterable[tuple[AnyLoad, float]] = ()
+        cls, steps: Sequence[tuple[StepLoad, float]], launches: Iterable[tuple[StepLoad, float]] = ()
     ) -> FittedStepTime:
         """Least squares of relative errors, none negative; those that took far longer than such steps do are left out
         (the machine did something else). InvalidArgument when there are too few of a kind.
 
         Steps that were launched kernel by kernel may be missing: they take what the largest captured ones promise.
         """
-        kinds: dict[str, list[tuple[AnyLoad, float]]] = {kind: [] for kind in KINDS}
+        kinds: dict[str, list[tuple[StepLoad, float]]] = {kind: [] for kind in KINDS}
         for step, ms in steps:
             kinds[kind_of(step)].append((step, ms))
         for kind, name in _NAMES.items():
@@ -61,19 +59,26 @@ class FittedStepTime:
         began: dict[str, list[float]] = {}
         for step, ms in launches:
             began.setdefault(kind_of(step), []).append(ms)
-        return cls(terms, {kind: float(np.mean(times)) for kind, times in began.items()})
+        sizes = zip(*(_sizes(step) for step, _ in steps), strict=True)
+        prompts, decodes, contexts = (max(size) for size in sizes)
+        means = {kind: float(np.mean(times)) for kind, times in began.items()}
+        return cls(terms, means, (prompts, decodes, contexts))
 
-    def step_ms(self, step: AnyLoad, /) -> float:
+    def step_ms(self, step: StepLoad, /) -> float:
         """Of one step, as timing models are asked."""
         kind = kind_of(step)
         return float(np.dot(self.terms[kind], _TERMS[kind](step)))
 
-    def launch_ms(self, step: AnyLoad, /) -> float:
+    def covers(self, step: StepLoad, /) -> bool:
+        """Whether it is no larger than those that were fitted."""
+        return all(size <= most for size, most in zip(_sizes(step), self.most, strict=True))
+
+    def launch_ms(self, step: StepLoad, /) -> float:
         """Of it, until the host is free again."""
         return min(self.launches.get(kind_of(step), 0.0), self.step_ms(step))
 
 
-def kind_of(step: AnyLoad) -> str:
+def kind_of(step: StepLoad) -> str:
     """One of `KINDS`."""
     prompts = sum(tokens for tokens, _ in step.chunks)
     if not step.chunks or is_short(prompts, step.decodes):
@@ -81,7 +86,7 @@ def kind_of(step: AnyLoad) -> str:
     return "mixed" if shape_of(prompts, len(step.chunks), step.decodes) is not None else "eager"
 
 
-def _decode_terms(step: AnyLoad) -> list[float]:
+def _decode_terms(step: StepLoad) -> list[float]:
     # In a short step each token of a chunk is a row of its own, behind those before it.
     rows = sum(tokens * history + tokens * (tokens + 1) / 2 for tokens, history in step.chunks)
     longest = max(step.longest_context, max((sum(chunk) for chunk in step.chunks), default=0))
@@ -90,12 +95,12 @@ def _decode_terms(step: AnyLoad) -> list[float]:
     return [
         *(1.0, float(size > 1), float(min(size, 16)), float(min(max(size - 16, 0), 48)), float(max(size - 64, 0))),
         *(float(step.decodes), float(step.context_tokens - _shared(step)), float(_shared(step))),
-        *(float(rows), longest / parts_of(size, uneven=uneven).most, float(uneven)),
+        *(float(rows), longest / parts_of(size, uneven=uneven).most, float(uneven * size)),
         *(float(len(step.chunks)), float(not getattr(step, "ahead", True))),
     ]  # fmt: skip
 
 
-def _mixed_terms(step: AnyLoad) -> list[float]:
+def _mixed_terms(step: StepLoad) -> list[float]:
     prompts = sum(tokens for tokens, _ in step.chunks)
     shape = shape_of(prompts, len(step.chunks), step.decodes)
     rows = step.tokens if shape is None else shape.tokens
@@ -111,8 +116,12 @@ def _mixed_terms(step: AnyLoad) -> list[float]:
     ]  # fmt: skip
 
 
-def _shared(step: AnyLoad) -> int:
-    """A simulated engine knows contexts by their lengths alone."""
+def _sizes(step: StepLoad) -> tuple[int, int, int]:
+    return step.tokens - step.decodes, step.decodes, step.context_tokens
+
+
+def _shared(step: StepLoad) -> int:
+    """A simulated engine, whose steps this times too, knows contexts by their lengths alone."""
     return getattr(step, "shared_tokens", 0)
 
 

@@ -14,23 +14,23 @@ from understudy.qwen3.play import RecordedClock, VirtualClock
 from understudy.qwen3.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from understudy.kv import KvLayout
+    from understudy.qwen3.limits import SchedulerConfig
     from understudy.qwen3.load import StepLoad
     from understudy.qwen3.pages import LinkTimes
     from understudy.qwen3.play import Played
-    from understudy.qwen3.scheduler import SchedulerConfig
 
 
 class StepTime(Protocol):
-    """How long a step takes, in milliseconds."""
+    """How long a step takes, in milliseconds: every timing model of a simulated engine is one.
+
+    One that has `launch_ms` too says how much of it passes before the host tells what the step before computed.
+    """
 
     def step_ms(self, step: StepLoad, /) -> float:
         """Never negative."""
-
-    def launch_ms(self, step: StepLoad, /) -> float:
-        """Of it, until the host is free to tell what the step before computed."""
 
 
 class SimulatedExecutor:
@@ -39,6 +39,7 @@ class SimulatedExecutor:
     def __init__(self, time: StepTime, clock: VirtualClock) -> None:
         self.time = time
         self.clock = clock
+        self._launch_ms: Callable[[StepLoad], float] = getattr(time, "launch_ms", lambda _: 0.0)
         self._step: Step | None = None
         self._until_ms = 0.0
 
@@ -50,7 +51,7 @@ class SimulatedExecutor:
         load = load_of_step(step)
         self._step = step
         self._until_ms = self.clock.now_ms + self.time.step_ms(load)
-        self.clock.now_ms += self.time.launch_ms(load)
+        self.clock.now_ms += self._launch_ms(load)
 
     def finish(self) -> Computed:
         """See `Executor`."""

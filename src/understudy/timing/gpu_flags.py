@@ -53,8 +53,9 @@ GPU_FLAGS = {
     ),
 }
 TIMING_HELP = (
-    "a timing file, a folder of op tables (with --gpu), aiconfigurator (with --gpu; extra [aiconfigurator]), physical "
-    "(implied by --gpu) or polynomial (of no GPU; the default without one)"
+    "a timing file, recorded steps (`understudy qwen3 bench --record`), a folder of op tables (with --gpu), "
+    "aiconfigurator (with --gpu; extra [aiconfigurator]), physical (implied by --gpu) or polynomial (of no GPU; the "
+    "default without one)"
 )
 
 
@@ -84,6 +85,8 @@ def timing_settings(given: str | None, gpu: dict[str, Any]) -> tuple[dict[str, A
         raise ConfigError(
             f"--timing {given}: there is no such file or folder; names are physical, aiconfigurator and polynomial"
         )
+    if Path(given).suffix == ".jsonl":
+        return gpu, {"kind": "recorded_steps", "path": given}
     from understudy.timing.timing_file import TimingFile  # heavy, and every verb describes these flags
 
     return gpu, TimingFile.read(Path(given)).setting()

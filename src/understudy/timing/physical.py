@@ -25,9 +25,9 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where step times come from, as every report says it."""
 
-    source: Literal["preset", "data sheet", "calibrated", "op tables", "aiconfigurator", "coefficients"] = (
-        "coefficients"
-    )
+    source: Literal[
+        "preset", "data sheet", "calibrated", "op tables", "aiconfigurator", "recorded steps", "coefficients"
+    ] = "coefficients"
     detail: str = ""
     """What a person wants to read beside it: the model, the GPU, how they are spread, a warning."""
     residuals: Residuals | None = None

@@ -1,4 +1,4 @@
-"""Timing models that look up measured kernels, as settings: op tables in a folder, and AIConfigurator's database."""
+"""Timing models from measurements, as settings: op tables in a folder, AIConfigurator's database, recorded steps."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from understudy.timing.physical import Origin
 
 if TYPE_CHECKING:
     from understudy._core import StepTiming
+    from understudy.qwen3.record import Record
 
 
 class MeasuredKernels(
@@ -79,6 +80,39 @@ class Aiconfigurator(
     def model(self) -> AiconfiguratorSteps:
         """The model in Python."""
         return AiconfiguratorSteps(self.deployment)
+
+
+class RecordedSteps(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="recorded_steps",
+):
+    """Steps as the real engine took them (`understudy qwen3 bench --record`), fitted; asked once a step."""
+
+    path: str
+    front_end_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_front_end(self.front_end_ms)
+
+    def described_origin(self) -> str:
+        """Where its times come from."""
+        about = self.record().about
+        detail = f"{self.path}, a fit of {about.get('model', 'the real engine')}'s"
+        return Origin(source="recorded steps", detail=detail).text()
+
+    def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
+        """The native model. ConfigError names the line at fault."""
+        return python_timing(self.record().fit(), speedup_ratio, decode_speedup_ratio)
+
+    def record(self) -> Record:
+        """The file."""
+        from understudy.qwen3.record import Record  # it reads without PyTorch
+
+        return Record.read(Path(self.path))
 
 
 def _words(deployment: Deployment) -> str:
