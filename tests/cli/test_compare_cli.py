@@ -109,3 +109,13 @@ def test_what_is_no_report_is_refused(
     assert "two reports at least" in capsys.readouterr().err
     assert main(["compare", *map(str, reports), "--html", str(reports[0])]) == 2
     assert "would overwrite" in capsys.readouterr().err
+
+
+def test_tiers_are_told_setting_by_setting(reports: list[Path], tmp_path: Path) -> None:
+    paths = []
+    for name, size in (("small", 1), ("large", 2)):
+        report = json.loads(reports[0].read_text())
+        report["run"]["tiers"] = {"tiers": [{"tier": "g2", "bytes": size}, {"tier": "g3", "bytes": 9}]}
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps(report))
+    assert Comparison.read(paths).settings() == [("tiers.tiers.g2.bytes", [1, 2])]

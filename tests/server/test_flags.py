@@ -151,3 +151,16 @@ def test_help_names_the_flags_of_times(capsys: pytest.CaptureFixture[str]) -> No
         told = capsys.readouterr().out
         assert "--gpu NAME" in told
         assert "--timing FILE" in told
+
+
+def test_a_fleet_without_pools_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "fleet.yaml"
+    for pools in ("[]", "4", "null"):
+        config.write_text(f"pools: {pools}\n")
+        assert cli_main(["fleet", "m", "--fleet-config", str(config)]) == 2
+        assert "pools must be a list" in capsys.readouterr().err
+
+
+def test_a_server_knows_its_model_and_asks_for_a_gpu_alone() -> None:
+    with pytest.raises(ConfigError, match=r"needs --gpu \(or its data sheet\)$"):
+        read_serve(["m", "--timing", "aiconfigurator"])

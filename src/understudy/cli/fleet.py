@@ -118,6 +118,10 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
         known = ("routing", "router", "base_port", "port", "pools")
         if not isinstance(content, dict) or set(content) - set(known):
             raise ConfigError(f"--fleet-config {path}: expected {', '.join(known)} by name")
+    if "pools" in content and not (isinstance(content["pools"], list) and content["pools"]):
+        raise ConfigError(
+            f"--fleet-config {path}: pools must be a list of one or more; leave it out for --workers equal ones"
+        )
     if content.get("pools") and "workers" in values:
         raise ConfigError("--workers and the pools of --fleet-config both say how many; give one")
     pools = []

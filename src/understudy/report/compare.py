@@ -178,6 +178,9 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             continue
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            for place, one in enumerate(value):  # such as tiers, each with a name
+                flat |= _flat(one, f"{prefix}{name}.{one.get('tier', one.get('name', place))}.")
         else:
             flat[prefix + name] = value
     return flat
@@ -209,4 +212,6 @@ def _change(now: float, before: float, unit: str) -> str:
 
 
 def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or NONE
     return NONE if value is None else str(value)

@@ -59,11 +59,14 @@ TIMING_HELP = (
 )
 
 
-def timing_settings(given: str | None, gpu: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def timing_settings(
+    given: str | None, gpu: dict[str, Any], *, has_model: bool = False
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What --timing means: the settings `gpu` with it, and the setting `engine.timing` (None: the GPU says it).
 
-    ConfigError names what it needs beside it.
+    ConfigError names what it needs beside it: a GPU, and a model unless that is known.
     """
+    and_model = "" if has_model else " and --model"
     known = "name" in gpu or "bandwidth_gbps" in gpu
     if given is None:
         _no_extrapolation(gpu)
@@ -71,13 +74,13 @@ def timing_settings(given: str | None, gpu: dict[str, Any]) -> tuple[dict[str, A
     if Path(given).is_dir():
         if not known:
             raise ConfigError(
-                "--timing with a folder of op tables needs --gpu and --model, whose tables they are"
+                f"--timing with a folder of op tables needs --gpu{and_model}, whose tables they are"
             )
         return {**gpu, "op_tables": given}, None
     _no_extrapolation(gpu)
     if given in ("physical", "aiconfigurator"):
         if not known:
-            raise ConfigError(f"--timing {given} needs --gpu (or its data sheet) and --model")
+            raise ConfigError(f"--timing {given} needs --gpu (or its data sheet){and_model}")
         return ({**gpu, "aiconfigurator": True} if given == "aiconfigurator" else gpu), None
     if given == "polynomial":
         return gpu, {"kind": "polynomial"}

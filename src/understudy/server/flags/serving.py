@@ -222,7 +222,8 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
     gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
-    gpu, timing = timing_settings(None if values.get("timing") is None else str(values["timing"]), gpu)
+    named = None if values.get("timing") is None else str(values["timing"])
+    gpu, timing = timing_settings(named, gpu, has_model=True)
     if timing is not None:
         settings = _merge(settings, {"timing": timing})
     engine = VllmConfig.from_dict(settings)
