@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from qwen3.building import CPU, LIKE_0_6B, TINY, engine_of, executor_of, generate, manager_of, prompt_of
-from understudy.qwen3.batch import Batch, Chunk, Decode
-from understudy.qwen3.forward import batch_decode, batch_prefill, forward, unified_step
+from understudy.qwen3.batch import Chunk, Decode
+from understudy.qwen3.forward import batch_decode, batch_prefill, unified_step
 from understudy.qwen3.weights import Weights, expected_shapes, random_weights
 
 if TYPE_CHECKING:
@@ -127,27 +127,3 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
         for _ in range(20):
             expected.append(int(logits_of(model, expected)[-1].argmax()))
         assert answer == expected[len(prompt) :]
-
-
-@torch.inference_mode()
-def test_in_bfloat16_the_likeliest_tokens_lose_next_to_nothing_against_transformers() -> None:
-    """The gate that is used upstream: regret over the top eight, in nats."""
-    config = replace(TINY, dtype="bfloat16", hidden_size=128, intermediate_size=256)
-    weights = random_weights(config, 7, CPU)
-    model = twin_of(config, weights)
-    manager = manager_of(config, 200)
-    executor = executor_of(config, manager, weights)
-    regrets = []
-    for seed in range(6):
-        tokens = prompt_of(seed, 40 + 11 * seed)
-        with manager.request(tokens, 2) as kv:
-            kv.schedule_prefill(len(tokens))
-            batch = Batch.build([Chunk(np.array(tokens), kv.view())], (), CPU, all_logits=True)
-            ours = forward(weights, batch, executor.buffer, executor.backend)
-        theirs = logits_of(model, tokens).float().log_softmax(-1)
-        mine = ours.float().log_softmax(-1)
-        top = theirs.topk(8, dim=-1)
-        regrets.append((top.values - mine.gather(-1, top.indices)).abs().flatten())
-    regret = torch.cat(regrets)
-    assert regret.mean() <= 0.06
-    assert regret.quantile(0.99) <= 0.20
