@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from server.client import Client, Reply, serving
 
@@ -151,3 +152,55 @@ def test_a_message_that_is_to_be_continued_stays_open() -> None:
     assert opened["prompt_text"].endswith("well")
     assert whole["prompt_text"].startswith(opened["prompt_text"])
     assert len(whole["prompt_text"]) > len(opened["prompt_text"])
+
+
+def test_every_answer_carries_the_requests_id_where_that_was_asked_for() -> None:
+    async def go() -> list[Reply]:
+        async with serving(enable_request_id_headers=True, api_keys=("k",)) as (client, _):
+            asked = {"authorization": "Bearer k", "x-request-id": "mine"}
+            body = {"prompt": "hi", "max_tokens": 1}
+            return [
+                await client.ask("POST", "/v1/completions", body, headers=asked),
+                await client.ask("POST", "/v1/completions", {**body, "stream": True}, headers=asked),
+                await client.ask("POST", "/v1/completions", {"prompt": ""}, headers=asked),
+                await client.ask("GET", "/nope", headers=asked),
+                await client.ask("GET", "/v1/models", headers={"x-request-id": "mine"}),
+                await client.ask("GET", "/health"),
+            ]
+
+    *known, new = asyncio.run(go())
+    assert [reply.headers["x-request-id"] for reply in known] == ["mine"] * 5
+    assert [reply.status for reply in known] == [200, 200, 400, 404, 401]
+    assert len(new.headers["x-request-id"]) == 32
+
+
+def test_a_request_is_told_its_times_where_that_was_asked_for() -> None:
+    async def go() -> tuple[Any, Any, Any]:
+        async with serving(enable_per_request_metrics=True, latency_ms=(20.0, 10.0)) as (client, _):
+            body = {"prompt": "hi", "max_tokens": 3}
+            one = (await client.post("/v1/completions", body)).json
+            two = (await client.post("/v1/completions", {**body, "n": 2})).json
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            return one, two, (await client.post("/v1/completions", {**body, **options})).events[-2]
+
+    one, two, last = asyncio.run(go())
+    times = one["metrics"]
+    assert times["mean_itl_ms"] == pytest.approx(times["generation_time_ms"] / 2)
+    assert times["generation_time_ms"] == pytest.approx(20.0)
+    assert times["time_to_first_token_ms"] >= 20.0
+    assert two["metrics"] is None
+    assert set(last["metrics"]) == set(times) - {"speculative_decoding"}
+
+
+def test_a_preflight_is_told_the_headers_that_it_asked_for() -> None:
+    async def go() -> Reply:
+        async with serving(allowed_origins=("http://a",)) as (client, _):
+            asked = {"origin": "http://a", "access-control-request-method": "POST"}
+            asked["access-control-request-headers"] = "x-a,x-b"
+            return await client.ask("OPTIONS", "/v1/models", headers=asked)
+
+    reply = asyncio.run(go())
+    assert reply.status == 200
+    assert reply.headers["access-control-allow-headers"] == "x-a,x-b"
+    assert reply.headers["access-control-allow-origin"] == "http://a"
+    assert "Access-Control-Request-Headers" in reply.headers["vary"]

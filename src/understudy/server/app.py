@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -28,6 +29,10 @@ log = logging.getLogger("understudy.server")
 
 _OWN = ("/health", "/load")
 _VARY = b"vary: Origin\r\n"
+_VARY_PREFLIGHT = (
+    b"vary: Origin, Access-Control-Request-Method, Access-Control-Request-Headers, "
+    b"Access-Control-Request-Private-Network\r\n"
+)
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"
 
@@ -66,7 +71,7 @@ class App:
             http.answered(method, status, time.monotonic() - began, size, sent)
 
         connection.on_answered = answered
-        connection.extra_headers = _VARY
+        connection.extra_headers = _VARY + self._request_id(request)
         try:
             self._answer(request, connection)
         except ApiError as error:
@@ -76,6 +81,13 @@ class App:
             log.exception("a request failed that nobody foresaw")
             connection.on_close = None
             connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
+
+    def _request_id(self, request: Request) -> bytes:
+        """The header that tells it, where that was asked for: the client's own, or a new one."""
+        if not self.settings.enable_request_id_headers:
+            return b""
+        shown = request.headers.get("x-request-id") or secrets.token_hex(16)
+        return f"x-request-id: {shown}\r\n".encode("latin-1", "replace")
 
     def _adapters(self) -> tuple[list[str], list[str]]:
         """Adapters of requests that run, and of those that wait."""
@@ -97,6 +109,7 @@ class App:
         if origin is not None and self._cors(request, connection, origin):
             return
         if not self._allowed(request):
+            connection.extra_headers = connection.extra_headers.replace(_VARY, b"")
             connection.respond(401, b'{"error":"Unauthorized"}')
             return
         for first in self.before:
@@ -232,10 +245,14 @@ class App:
         shown = b""
         if allowed and "\r" not in origin and "\n" not in origin:
             shown = f"access-control-allow-origin: {origin}\r\n".encode("latin-1", "replace")
-        connection.extra_headers = _VARY + shown
+        connection.extra_headers += shown
         if not preflight:
             return False
         headers = b"access-control-allow-methods: " + _METHODS + b"\r\naccess-control-max-age: 600\r\n"
+        wanted = request.headers.get("access-control-request-headers")
+        if wanted is not None:
+            headers += f"access-control-allow-headers: {wanted}\r\n".encode("latin-1", "replace")
+        connection.extra_headers = connection.extra_headers.replace(_VARY, _VARY_PREFLIGHT)
         text = b"OK" if allowed else b"Disallowed CORS origin"
         connection.respond(200 if allowed else 400, text, "text/plain; charset=utf-8", headers)
         return True

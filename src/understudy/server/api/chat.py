@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.server.api.completions import FINGERPRINT, FINGERPRINT_FIELD, prompt_logprobs
+from understudy.server.api.completions import FINGERPRINT, FINGERPRINT_FIELD, prompt_logprobs, times_field
 from understudy.server.api.generation import DONE
 from understudy.server.api.logprobs import chat_logprobs
 from understudy.server.api.texts import json_text
@@ -103,8 +103,14 @@ class ChatStyle:
         """The usage, if it was asked for, and the end."""
         if not generation.sampling.include_usage:
             return DONE
-        usage = msgspec.json.encode(generation.usage(last=False, nulls=False))
-        return b'%b],"usage":%b,"system_fingerprint":"%b"}\n\n%b' % (self._common, usage, FINGERPRINT, DONE)
+        usage = msgspec.json.encode(generation.usage(last=False, nulls=False, created=0))
+        return b'%b],"usage":%b,"system_fingerprint":"%b"%b}\n\n%b' % (
+            self._common,
+            usage,
+            FINGERPRINT,
+            times_field(generation),
+            DONE,
+        )
 
     def whole(self, generation: Generation) -> bytes:
         """Everything at once, every key present but those of tools."""
@@ -147,13 +153,13 @@ class ChatStyle:
                 "choices": choices,
                 "service_tier": None,
                 "system_fingerprint": FINGERPRINT.decode(),
-                "usage": generation.usage(),
+                "usage": generation.usage(created=0) if generation.prompts == 1 else generation.plain_usage(),
                 "prompt_logprobs": prompt_logprobs(generation, first),
                 "prompt_token_ids": first.prompt.tolist() if sampling.return_token_ids else None,
                 "prompt_text": generation.detail.get("prompt_text"),
                 "kv_transfer_params": generation.detail.get("kv_transfer_params"),
                 "ec_transfer_params": None,
-                "metrics": None,
+                "metrics": generation.metrics(),
             }
         )
 

@@ -87,7 +87,13 @@ class CompletionStyle:
         if not generation.sampling.include_usage:
             return DONE
         usage = msgspec.json.encode(generation.usage(last=False, nulls=False))
-        return b'%b],"usage":%b,"system_fingerprint":"%b"}\n\n%b' % (self._common, usage, FINGERPRINT, DONE)
+        return b'%b],"usage":%b,"system_fingerprint":"%b"%b}\n\n%b' % (
+            self._common,
+            usage,
+            FINGERPRINT,
+            times_field(generation),
+            DONE,
+        )
 
     def whole(self, generation: Generation) -> bytes:
         """Everything at once, every key present."""
@@ -126,7 +132,7 @@ class CompletionStyle:
                 "usage": generation.usage(),
                 "kv_transfer_params": generation.detail.get("kv_transfer_params"),
                 "ec_transfer_params": None,
-                "metrics": None,
+                "metrics": generation.metrics(),
             }
         )
 
@@ -138,6 +144,12 @@ class CompletionStyle:
 FINGERPRINT = b"vllm-0.32.0-0d05e0a1"
 FINGERPRINT_FIELD = b',"system_fingerprint":"%b"' % FINGERPRINT
 """Of the last chunk of a choice, where no usage follows."""
+
+
+def times_field(generation: Generation) -> bytes:
+    """The times of a request behind the usage of its stream, those that are known."""
+    known = {name: value for name, value in (generation.metrics() or {}).items() if value is not None}
+    return b',"metrics":' + msgspec.json.encode(known) if known else b""
 
 
 def prompt_logprobs(generation: Generation, choice: Choice) -> list[Any] | None:

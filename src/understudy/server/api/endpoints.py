@@ -257,7 +257,7 @@ class Endpoints:
         sampling.session_id = sampling.session_id or request.headers.get("x-session-id", "")
         sampling.priority = max(min(sampling.priority, 2**62), -(2**62))
         if self.worker.settings.enable_force_include_usage and sampling.stream:
-            sampling.include_usage = True
+            sampling.include_usage = sampling.continuous_usage = True
 
     def _key(self, tokens: npt.NDArray[np.uint32], choice: int) -> int:
         return xxh3_64(tokens.tobytes(), choice)
@@ -298,12 +298,8 @@ class Endpoints:
         model: str,
     ) -> Generation:
         given = request.headers.get("x-request-id") or sampling.request_id or new_id()
-        headers = b""
-        if self.worker.settings.enable_request_id_headers:
-            shown = request.headers.get("x-request-id") or given
-            headers = f"x-request-id: {shown}\r\n".encode("latin-1", "replace")
         generation = Generation(
-            self.worker, connection, sampling, style, name=f"{prefix}{given}", model=model, headers=headers
+            self.worker, connection, sampling, style, name=f"{prefix}{given}", model=model
         )
         generation.load_format = request.headers.get("endpoint-load-metrics-format", "").upper()
         params = sampling.kv_transfer_params

@@ -144,7 +144,6 @@ class Generation:
         *,
         name: str,
         model: str,
-        headers: bytes = b"",
     ) -> None:
         self.worker = worker
         self.connection = connection
@@ -153,7 +152,6 @@ class Generation:
         self.id = name
         self.model = model
         self.created = int(time.time())
-        self.headers = headers
         self.choices: list[Choice] = []
         self.prompts = 0
         self.prompt_tokens = 0
@@ -230,7 +228,7 @@ class Generation:
     def start(self) -> None:
         """The stream begins, with its first token."""
         self.started = True
-        self.connection.start_stream(self.headers)
+        self.connection.start_stream()
 
     def client_gone(self) -> None:
         """Nobody waits for the answer any more: its blocks return."""
@@ -260,7 +258,7 @@ class Generation:
             self.connection.send_event(self.style.close(self))
             self.connection.end_stream()
         else:
-            self.connection.respond(200, self.style.whole(self), headers=self.headers + self._load_header())
+            self.connection.respond(200, self.style.whole(self), headers=self._load_header())
         self._tell("completed")
 
     def _fail(self, how: str) -> None:
@@ -308,8 +306,29 @@ class Generation:
         request = self.choices[-1 if last else 0].request
         return 0 if request is None else request.cached_tokens
 
-    def usage(self, *, last: bool = True, nulls: bool = True) -> dict[str, Any]:
-        """What it cost."""
+    def metrics(self) -> dict[str, Any] | None:
+        """Its times, where the server tells them and it has one answer; None for the unknown ones."""
+        request = self.choices[0].request
+        if not self.worker.settings.enable_per_request_metrics or len(self.choices) != 1 or request is None:
+            return None
+        tokens = self.choices[0].emitted
+        generation_ms = (request.last_token_ns - request.first_token_ns) / 1e6
+        inference_ms = (request.last_token_ns - request.admitted_ns) / 1e6
+        return {
+            "time_to_first_token_ms": (request.first_token_ns - request.admitted_ns) / 1e6,
+            "generation_time_ms": generation_ms,
+            "queue_time_ms": (request.admitted_ns - request.arrival_ns) / 1e6,
+            "mean_itl_ms": generation_ms / (tokens - 1) if tokens > 1 else None,
+            "tokens_per_second": tokens / inference_ms * 1e3 if inference_ms > 0 else None,
+            "speculative_decoding": None,
+        }
+
+    def plain_usage(self) -> dict[str, Any]:
+        """What it cost, without a word on the cache."""
+        return {**self.usage(), "prompt_tokens_details": None}
+
+    def usage(self, *, last: bool = True, nulls: bool = True, created: int | None = None) -> dict[str, Any]:
+        """What it cost. `created`: tokens that it left in the cache, where an endpoint tells them."""
         completion = self.completion_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -318,8 +337,10 @@ class Generation:
         }
         if self.worker.settings.enable_prompt_tokens_details:
             details: dict[str, Any] = {"cached_tokens": self.cached_tokens(last=last)}
+            if nulls or created is not None:
+                details["created_cache_tokens"] = created
             if nulls:
-                details |= {"created_cache_tokens": None, "multimodal_tokens": None}
+                details["multimodal_tokens"] = None
             usage["prompt_tokens_details"] = details
         elif nulls:
             usage["prompt_tokens_details"] = None

@@ -34,8 +34,6 @@ class ScoringStyle:
 
     def whole(self, generation: Generation) -> bytes:
         """A score an item."""
-        usage = generation.usage()
-        usage["prompt_tokens_details"] = None
         return msgspec.json.encode(
             {
                 "id": generation.id,
@@ -46,7 +44,7 @@ class ScoringStyle:
                     {"index": choice.index, "object": "score", "score": self._score(choice)}
                     for choice in generation.choices
                 ],
-                "usage": usage,
+                "usage": generation.plain_usage(),
             }
         )
 

@@ -17,6 +17,11 @@ def _event(name: str, body: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({**body, "type": name}))
 
 
+def _told(name: str, **body: Any) -> bytes:
+    """An event as Anthropic writes it, its type in front."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **body}))
+
+
 def _text_of(choice: Choice, generation: Generation, first: int, count: int) -> bytes:
     if choice.plan.pieces is None:
         plain = generation.worker.texts.plain
@@ -123,6 +128,7 @@ class ResponsesStyle:
 
     def _response(self, generation: Generation, status: str, text: str | None) -> dict[str, Any]:
         usage = None
+        times = None if text is None else generation.metrics()
         if text is not None:
             done = generation.completion_tokens
             usage = {
@@ -169,6 +175,7 @@ class ResponsesStyle:
             "truncation": self._body.get("truncation", "disabled"),
             "usage": usage,
             "user": self._body.get("user"),
+            **({} if times is None else {"metrics": times}),
             "presence_penalty": self._body.get("presence_penalty") or 0.0,
             "frequency_penalty": self._body.get("frequency_penalty") or 0.0,
             "kv_transfer_params": None,
@@ -202,25 +209,23 @@ class MessagesStyle:
                 "stop_sequence": None,
                 "usage": usage,
             }
-            out.append(_event("message_start", {"message": message}))
-            block = {"type": "text", "text": ""}
-            out.append(_event("content_block_start", {"index": 0, "content_block": block}))
+            out.append(_told("message_start", message=message))
+            out.append(_told("content_block_start", content_block={"type": "text", "text": ""}, index=0))
         text = _text_of(choice, generation, first, count)
         if text:
             out.append(
-                b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
-                b'"delta":{"type":"text_delta","text":"%b"}}\n\n' % text
+                b'event: content_block_delta\ndata: {"type":"content_block_delta",'
+                b'"delta":{"type":"text_delta","text":"%b"},"index":0}\n\n' % text
             )
         if last:
-            out.append(_event("content_block_stop", {"index": 0}))
+            out.append(_told("content_block_stop", index=0))
         return b"".join(out)
 
     def close(self, generation: Generation) -> bytes:
         """Why it ended, and what it cost."""
         choice = generation.choices[0]
         delta = {"stop_reason": self._end(choice), "stop_sequence": self._sequence(choice)}
-        usage = {"input_tokens": generation.prompt_tokens, "output_tokens": choice.emitted}
-        return _event("message_delta", {"delta": delta, "usage": usage}) + _event("message_stop", {})
+        return _told("message_delta", delta=delta, usage=self._usage(generation)) + _told("message_stop")
 
     def whole(self, generation: Generation) -> bytes:
         """The message."""
@@ -235,13 +240,16 @@ class MessagesStyle:
         }
         if self._sequence(choice) is not None:
             body["stop_sequence"] = self._sequence(choice)
-        body["usage"] = {"input_tokens": generation.prompt_tokens, "output_tokens": choice.emitted}
-        if generation.worker.settings.enable_prompt_tokens_details:
-            body["usage"] |= {
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": generation.cached_tokens(last=True),
-            }
+        body["usage"] = self._usage(generation)
         return msgspec.json.encode(body)
+
+    def _usage(self, generation: Generation) -> dict[str, int]:
+        done = generation.choices[0].emitted
+        usage = {"input_tokens": generation.prompt_tokens, "output_tokens": done}
+        if generation.worker.settings.enable_prompt_tokens_details:
+            cached = generation.cached_tokens(last=True)
+            usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
+        return usage
 
     def _end(self, choice: Choice) -> str:
         return "stop_sequence" if self._sequence(choice) is not None else _MESSAGE_ENDS[choice.plan.finish]
