@@ -80,9 +80,19 @@ nb::list parts_of(nb::handle_t<EventTable> self, bool raw,
   return out;
 }
 
+void append_rows(EventTable& self, const DrainedEvents& rows, std::int64_t time_ns) {
+  TimedEvents more;
+  more.batch.records = rows.records;
+  more.time_ns.resize(rows.records.size(), time_ns);
+  self.append(more);
+}
+
 void bind_event_table(nb::module_& m) {
   using Handle = nb::handle_t<EventTable>;
   nb::class_<EventTable>(m, "EventTable", "What a publisher said in a run, a row a block, in columns by parts.")
+      .def(nb::init<>())
+      .def("append", &append_rows, "rows"_a, "time_ns"_a,
+           "Behind what is there: rows that became visible at that time.")
       .def("__len__", &EventTable::size)
       .def_prop_ro("digest", &EventTable::digest, "Of equal tables alone, but for chance.")
       .def(

@@ -26,7 +26,7 @@ BlockTable::Entry BlockTable::find_or_make(std::uint64_t hash) {
   Shard& shard = shards_[place(hash).shard];
   // Large ones must not stand empty: they grow by less.
   const std::size_t buckets = shard.buckets.size();
-  if (2 * (shard.used + 1) > kLoad2 * buckets) {
+  if (full(shard)) {
     resize(shard, std::max(kFewest, buckets + buckets / (buckets < kLarge ? 2 : 3)));
   }
   ++size_;
@@ -46,16 +46,11 @@ BlockTable::Entry BlockTable::put(Shard& shard, std::size_t home, std::uint64_t 
   }
 }
 
-void BlockTable::erase(Entry entry) noexcept {
-  const Place home = place(entry.hash());
+void BlockTable::come_home(Entry entry, Place home) noexcept {
   Shard& shard = shards_[home.shard];
   for (std::size_t at = home.at; &shard.buckets[at] != entry.bucket_; at = next(shard, at)) {
     --shard.buckets[at].guests_elsewhere;
   }
-  entry.set(0);
-  --shard.used;
-  --size_;
-  ++erased_;
 }
 
 void BlockTable::shrink() {
@@ -69,6 +64,7 @@ void BlockTable::shrink() {
 }
 
 void BlockTable::resize(Shard& shard, std::size_t buckets) {
+  ++moves_;
   const PageArray<Bucket> old = std::exchange(shard.buckets, PageArray<Bucket>(buckets));
   for (std::size_t i = 0; i < old.size(); ++i) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {

@@ -43,13 +43,16 @@ class BlockTable {
     std::size_t lane_ = 0;
   };
 
-  // Asks for a hash's line, some blocks ahead of its use, and says where it is; null in a table that has none.
+  // Asks for a hash's line, some blocks ahead of its use, and says where it is; null in a table that has none. Good
+  // until `moves` changes.
   const Bucket* warm(std::uint64_t hash) const noexcept {
     const Place where = place(hash);
     const Bucket* const bucket = shards_[where.shard].buckets.data() + where.at;
     __builtin_prefetch(bucket);
     return bucket;
   }
+  Bucket* warm(std::uint64_t hash) noexcept { return const_cast<Bucket*>(std::as_const(*this).warm(hash)); }
+  std::uint64_t moves() const noexcept { return moves_; }
   // The set of a hash; 0: it is not here. `warmed` came from it, and nothing has changed since.
   SetId find(std::uint64_t hash, const Bucket* warmed) const noexcept {
     if (warmed == nullptr) return 0;
@@ -60,11 +63,35 @@ class BlockTable {
     return entry ? entry.set() : 0;
   }
 
-  // False when it is not here.
+  // False when it is not here. Those that are given a `warmed` line mostly look at nothing else.
   Entry find(std::uint64_t hash) const noexcept;
+  Entry find(std::uint64_t hash, Bucket* warmed) const noexcept {
+    if (warmed == nullptr) return {};
+    if (const std::size_t lane = lane_of(*warmed, hash); lane < kLanes) return {warmed, lane};
+    return warmed->guests_elsewhere == 0 ? Entry() : find(hash);
+  }
   // The entry of a hash; of one that is new its set is 0, and the caller gives it one.
   Entry find_or_make(std::uint64_t hash);
-  void erase(Entry entry) noexcept;
+  Entry find_or_make(std::uint64_t hash, Bucket* warmed) {
+    if (warmed == nullptr) return find_or_make(hash);
+    if (const std::size_t lane = lane_of(*warmed, hash); lane < kLanes) return {warmed, lane};
+    Shard& shard = shards_[place(hash).shard];
+    const std::size_t lane = free_lane(*warmed);
+    if (warmed->guests_elsewhere != 0 || lane == kLanes || full(shard)) return find_or_make(hash);
+    ++size_;
+    ++shard.used;
+    warmed->hashes[lane] = hash;
+    return {warmed, lane};
+  }
+  void erase(Entry entry) noexcept {
+    const Place home = place(entry.hash());
+    Shard& shard = shards_[home.shard];
+    if (&shard.buckets[home.at] != entry.bucket_) come_home(entry, home);
+    entry.set(0);
+    --shard.used;
+    --size_;
+    ++erased_;
+  }
   // After erasures: gives back what is far more than needed.
   void shrink();
 
@@ -127,6 +154,7 @@ class BlockTable {
     }
     return free == 0 ? kLanes : static_cast<std::size_t>(std::countr_zero(free));
   }
+  static bool full(const Shard& shard) noexcept { return 2 * (shard.used + 1) > kLoad2 * shard.buckets.size(); }
   static std::size_t next(const Shard& shard, std::size_t at) noexcept {
     return at + 1 == shard.buckets.size() ? 0 : at + 1;
   }
@@ -141,12 +169,14 @@ class BlockTable {
       }
     }
   }
+  void come_home(Entry entry, Place home) noexcept;  // those that its search comes past have a guest less elsewhere
   static Entry put(Shard& shard, std::size_t home, std::uint64_t hash) noexcept;
   void resize(Shard& shard, std::size_t buckets);
 
   std::array<Shard, std::size_t{1} << kShardBits> shards_;
   std::size_t size_ = 0;
-  std::size_t erased_ = 0;  // since the last look at what could be given back
+  std::uint64_t moves_ = 0;  // times that entries were moved
+  std::size_t erased_ = 0;   // since the last look at what could be given back
 };
 
 }  // namespace understudy

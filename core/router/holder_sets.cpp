@@ -13,12 +13,6 @@ bool HolderSets::contains(SetId id, Holder holder) const noexcept {
 }
 
 SetId HolderSets::change(SetId from, Holder holder, bool adds) {
-  if (memo_.valid && memo_.from == from && memo_.holder == holder && memo_.adds == adds) {
-    const SetId to = memo_.to;
-    if (to != 0) ++sets_[to].blocks;
-    if (from != 0 && --sets_[from].blocks == 0) leave(from);
-    return to;
-  }
   if (contains(from, holder) == adds) return from;
   const Chunk one = chunk_of(holder);
   const auto before = chunks(from);

@@ -36,8 +36,8 @@ class HolderSets {
 
   // One more block has the set that `from` is with (without) the holder, and one fewer has `from`. `from` itself when
   // that is no change.
-  SetId add(SetId from, Holder holder) { return change(from, holder, true); }
-  SetId drop(SetId from, Holder holder) { return change(from, holder, false); }
+  SetId add(SetId from, Holder holder) { return change_again(from, holder, true); }
+  SetId drop(SetId from, Holder holder) { return change_again(from, holder, false); }
   // One more block has this set, which somebody's chunks describe (sorted, none empty).
   SetId acquire(std::span<const Chunk> chunks);
   void release(SetId id);
@@ -77,6 +77,15 @@ class HolderSets {
     return {tier_of(holder) << kWordBits | member / 64, std::uint64_t{1} << member % 64};
   }
   static std::uint32_t hash_of(std::span<const Chunk> chunks) noexcept;
+  SetId change_again(SetId from, Holder holder, bool adds) {
+    if (!memo_.valid || memo_.from != from || memo_.holder != holder || memo_.adds != adds) {
+      return change(from, holder, adds);
+    }
+    const SetId to = memo_.to;
+    if (to != 0) ++sets_[to].blocks;
+    if (from != 0 && --sets_[from].blocks == 0) leave(from);
+    return to;
+  }
   SetId change(SetId from, Holder holder, bool adds);
   void enter(SetId id);
   void leave(SetId id);

@@ -1,6 +1,7 @@
 #include "router/prefix_index.hpp"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 
 #include "base/errors.hpp"
@@ -85,16 +86,76 @@ void PrefixIndex::clear_locked(Member member, std::optional<Tier> tier) {
 
 // ── Events ──
 
-// Holds the index for a piece at a time, and asks for a row's line some rows ahead of its turn.
+void PrefixIndex::store_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, std::int64_t now_ns,
+                            Applied& out) {
+  const BlockTable::Entry entry = table_.find_or_make(hash, warmed);
+  const SetId to = sets_.add(entry.set(), holder);
+  if (ageing_.limits().any()) ageing_.touch(hash, holder, now_ns);
+  if (to == entry.set()) {
+    ++out.repeated;
+    if (counts_copies_) ++copies_[{hash, holder}];
+    return;
+  }
+  entry.set(to);
+  ++count(holder);
+  ++out.stored;
+}
+
+inline void PrefixIndex::remove_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, Applied& out) {
+  if (!copies_.empty()) {
+    if (const auto copy = copies_.find({hash, holder}); copy != copies_.end()) {
+      if (--copy->second == 0) copies_.erase(copy);
+      return;
+    }
+  }
+  const BlockTable::Entry entry = table_.find(hash, warmed);
+  if (!entry || !drop(entry, holder)) {
+    out.unknown.push_back(hash);
+    return;
+  }
+  if (ageing_.limits().any()) ageing_.forget(hash, holder);
+  ++out.removed;
+}
+
+inline bool PrefixIndex::drop(BlockTable::Entry entry, Holder holder) {
+  const SetId to = sets_.drop(entry.set(), holder);
+  if (to == entry.set()) return false;
+  --count(holder);
+  if (to == 0) {
+    table_.erase(entry);
+  } else {
+    entry.set(to);
+  }
+  return true;
+}
+
+// Holds the index for a piece at a time, and asks for a row's line some rows ahead of its turn. Calls each(row, its
+// hash, that line).
 template <typename Hash, typename Each>
 void PrefixIndex::in_pieces(std::size_t rows, std::int64_t now_ns, Hash hash, Each each) {
+  struct Coming {
+    std::uint64_t hash;
+    BlockTable::Bucket* warmed;
+  };
+  std::array<Coming, kAhead> coming{};
   for (std::size_t begin = 0; begin < rows; begin += kPiece) {
     const std::size_t end = std::min(rows, begin + kPiece);
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) (void)table_.warm(hash(i));
+    std::uint64_t moves = table_.moves();
+    for (std::size_t i = begin; i < std::min(end, begin + kAhead); ++i) {
+      coming[i % kAhead] = {hash(i), table_.warm(hash(i))};
+    }
     for (std::size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) (void)table_.warm(hash(i + kAhead));
-      each(i);
+      if (moves != table_.moves()) {
+        moves = table_.moves();
+        for (Coming& one : coming) one.warmed = table_.warm(one.hash);
+      }
+      const Coming now = coming[i % kAhead];
+      if (i + kAhead < end) {
+        const std::uint64_t next = hash(i + kAhead);
+        coming[i % kAhead] = {next, table_.warm(next)};
+      }
+      each(i, now.hash, now.warmed);
     }
     if (ageing_.limits().any()) (void)expire_locked(now_ns);
     table_.shrink();
@@ -106,14 +167,16 @@ void PrefixIndex::store(Member member, Tier tier, std::span<const std::uint64_t>
   const Holder holder = HolderSets::holder(member, column(tier));
   in_pieces(
       hashes.size(), now_ns, [&](std::size_t i) { return hashes[i]; },
-      [&](std::size_t i) { store_one(hashes[i], holder, now_ns, out); });
+      [&](std::size_t, std::uint64_t hash, BlockTable::Bucket* warmed) {
+        store_one(hash, warmed, holder, now_ns, out);
+      });
 }
 
 void PrefixIndex::remove(Member member, Tier tier, std::span<const std::uint64_t> hashes, Applied& out) {
   const Holder holder = HolderSets::holder(member, column(tier));
   in_pieces(
       hashes.size(), 0, [&](std::size_t i) { return hashes[i]; },
-      [&](std::size_t i) { remove_one(hashes[i], holder, out); });
+      [&](std::size_t, std::uint64_t hash, BlockTable::Bucket* warmed) { remove_one(hash, warmed, holder, out); });
 }
 
 void PrefixIndex::require_sound(const Columns& events) {
@@ -157,58 +220,16 @@ void PrefixIndex::apply(Member member, std::span<const EventRecord> rows, bool s
                         Applied& out) {
   in_pieces(
       rows.size(), now_ns, [&](std::size_t i) { return rows[i].identity.sequence_hash(); },
-      [&](std::size_t i) {
+      [&](std::size_t i, std::uint64_t hash, BlockTable::Bucket* warmed) {
         const EventRecord& row = rows[i];
         if (sole_only && !row.sole) return;
         const Holder holder = HolderSets::holder(member, column(row.tier));
         if (row.kind == EventKind::Stored) {
-          store_one(row.identity.sequence_hash(), holder, now_ns, out);
+          store_one(hash, warmed, holder, now_ns, out);
         } else {
-          remove_one(row.identity.sequence_hash(), holder, out);
+          remove_one(hash, warmed, holder, out);
         }
       });
-}
-
-void PrefixIndex::store_one(std::uint64_t hash, Holder holder, std::int64_t now_ns, Applied& out) {
-  const BlockTable::Entry entry = table_.find_or_make(hash);
-  const SetId to = sets_.add(entry.set(), holder);
-  if (ageing_.limits().any()) ageing_.touch(hash, holder, now_ns);
-  if (to == entry.set()) {
-    ++out.repeated;
-    if (counts_copies_) ++copies_[{hash, holder}];
-    return;
-  }
-  entry.set(to);
-  ++count(holder);
-  ++out.stored;
-}
-
-void PrefixIndex::remove_one(std::uint64_t hash, Holder holder, Applied& out) {
-  if (!copies_.empty()) {
-    if (const auto copy = copies_.find({hash, holder}); copy != copies_.end()) {
-      if (--copy->second == 0) copies_.erase(copy);
-      return;
-    }
-  }
-  const BlockTable::Entry entry = table_.find(hash);
-  if (!entry || !drop(entry, holder)) {
-    out.unknown.push_back(hash);
-    return;
-  }
-  if (ageing_.limits().any()) ageing_.forget(hash, holder);
-  ++out.removed;
-}
-
-bool PrefixIndex::drop(BlockTable::Entry entry, Holder holder) {
-  const SetId to = sets_.drop(entry.set(), holder);
-  if (to == entry.set()) return false;
-  --count(holder);
-  if (to == 0) {
-    table_.erase(entry);
-  } else {
-    entry.set(to);
-  }
-  return true;
 }
 
 void PrefixIndex::forget_copies(std::uint64_t hash, Holder holder) {

@@ -121,8 +121,8 @@ class PrefixIndex {
   template <typename Hash, typename Each>
   void in_pieces(std::size_t rows, std::int64_t now_ns, Hash hash, Each each);
   void match_locked(std::span<const std::uint64_t> hashes, bool early_exit, std::vector<std::uint32_t>& blocks) const;
-  void store_one(std::uint64_t hash, Holder holder, std::int64_t now_ns, Applied& out);
-  void remove_one(std::uint64_t hash, Holder holder, Applied& out);
+  void store_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, std::int64_t now_ns, Applied& out);
+  void remove_one(std::uint64_t hash, BlockTable::Bucket* warmed, Holder holder, Applied& out);
   bool drop(BlockTable::Entry entry, Holder holder);
   void forget_copies(std::uint64_t hash, Holder holder);
   void clear_locked(Member member, std::optional<Tier> tier);

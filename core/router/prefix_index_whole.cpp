@@ -147,7 +147,7 @@ void PrefixIndex::restore(std::span<const std::uint8_t> bytes, std::int64_t now_
     for (const HolderSets::Chunk& chunk : sets[in.take(sets.size() - 1)]) {
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
         const auto who = chunk.word() * 64 + static_cast<Member>(std::countr_zero(bits));
-        made.store_one(hash, HolderSets::holder(who, chunk.tier()), now_ns, applied);
+        made.store_one(hash, made.table_.warm(hash), HolderSets::holder(who, chunk.tier()), now_ns, applied);
       }
     }
   }
