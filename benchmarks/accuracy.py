@@ -4,7 +4,8 @@
 
 PATH holds `silicon_fit.csv`, `blis_fit.csv` and `llmservingsim/` (docs/accuracy.md says what they are). Every number
 comes from the engine that `understudy replay` runs. `--calibrate` also fits each deployment to three of its rows and
-scores the others; `--halves` fits to the first half of recorded runs and scores the second.
+scores the others; `--halves` fits to the first half of recorded runs and scores the second; `--refit` fits the numbers
+of each family anew to a part of its rows, from the same round numbers for all, and scores the rows that it did not see.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import gzip
 import json
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,22 +27,23 @@ from rich.table import Table as Grid
 from understudy.calibrate.benchmark import Benchmark
 from understudy.calibrate.experiment import engine_for
 from understudy.calibrate.fit import EngineFlags, fit
+from understudy.calibrate.least_squares import solve
 from understudy.calibrate.load import requests
 from understudy.calibrate.predict import predict_table
 from understudy.calibrate.recorded import predict_run
 from understudy.calibrate.tables import Table
 from understudy.timing.architecture import Architecture
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.efficiencies import Efficiencies
 from understudy.timing.gpus import find_gpu
-from understudy.timing.op_tables import OpTables
 from understudy.timing.physical import Physical
 from understudy.timing.presets import preset
+from understudy.timing.sources import MeasuredKernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from understudy.calibrate.experiment import Experiment
-    from understudy.timing.efficiencies import Efficiencies
 
 # What must be reached on rows that nobody has seen, and what the best peer shows on the same kind of data.
 BARS = {
@@ -81,10 +84,20 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=sorted(set(STRATA.values())), help="of --calibrate: one family, and no tables"
     )
+    parser.add_argument(
+        "--refit",
+        nargs="?",
+        const="",
+        metavar="FAMILY",
+        help="fit families (those whose name has this in it) anew to part of their rows, score the others; alone",
+    )
     args = parser.parse_args()
     console = Console(width=140, highlight=False)
     errors: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     closed = Table.read(args.data / "silicon_fit.csv")
+    if args.refit is not None:
+        console.print(_refitted(closed, args.refit))
+        return
     if args.runs:
         console.print(_runs(args.data / "llmservingsim" / "runs"))
         return
@@ -115,8 +128,8 @@ def _closed_loops(table: Table, errors: dict[tuple[str, str, str], list[float]])
         one = table.experiment(index)
         group = STRATA[one.deployment.model.name]
         for where in (f"{one.deployment.gpu.name} {one.deployment.weights}", "all"):
-            errors[group, where, "TPOT"].append(found["tpot_ms"] / one.measured["tpot_ms"] - 1)
-            errors[group, where, "TTFT"].append(found["ttft_ms"] / one.measured["ttft_ms"] - 1)
+            errors[group, where, "TPOT"].append(found["tpot_ms"] / one.measurement("tpot_ms") - 1)
+            errors[group, where, "TTFT"].append(found["ttft_ms"] / one.measurement("ttft_ms") - 1)
 
 
 def _stages(table: Table, errors: dict[tuple[str, str, str], list[float]]) -> None:
@@ -125,7 +138,7 @@ def _stages(table: Table, errors: dict[tuple[str, str, str], list[float]]) -> No
         group = "BLIS experts" if one.deployment.model.num_experts else "BLIS dense"
         for where in (one.deployment.gpu.name, "all"):
             for name, key in (("ITL", "itl_ms"), ("E2E", "e2e_ms"), ("TTFT", "ttft_ms")):
-                errors[group, where, name].append(found[key] / one.measured[key] - 1)
+                errors[group, where, name].append(found[key] / one.measurement(key) - 1)
 
 
 def _table(title: str, errors: dict[tuple[str, str, str], list[float]]) -> Grid:
@@ -243,18 +256,24 @@ def _runs(folder: Path) -> Grid:
             enable_prefix_caching=True,
             vllm_version=VERSION,
         )
-        timed = msgspec.structs.replace(
+        preset_of = msgspec.structs.replace(
             engine, timing=Physical(coefficients=deployment.coefficients(reached))
         )
         card, _, model = name.partition("/")
         profile = folder.parent / "profiles" / card / OWNERS[model] / model / "tp1"
-        tables = OpTables(profile, deployment, reached, extrapolate=True)
-        for source, timing in (("op tables", tables), ("preset", None), ("preset, lengths alone", None)):
+        tables = MeasuredKernels(
+            folder=str(profile), deployment=deployment, efficiencies=reached, extrapolate=True
+        )
+        from_tables = msgspec.structs.replace(engine, timing=tables)
+        for source, timed in (
+            ("op tables", from_tables),
+            ("preset", preset_of),
+            ("preset, lengths alone", preset_of),
+        ):
             load = _recorded(folder / name, prompts=source != "preset, lengths alone").load
             found = predict_run(
                 load,
                 timed,
-                timing=timing,
                 workers=deployment.parallel.data,
                 ranks=deployment.steps_together,
             )
@@ -328,7 +347,7 @@ def _calibrated(table: Table, only: str | None = None) -> Grid:
             if all(one is not seen for seen in chosen):
                 ours = one.predict(found)
                 for name, key in (("TPOT", "tpot_ms"), ("TTFT", "ttft_ms")):
-                    errors[group, "all", name].append(ours[key] / one.measured[key] - 1)
+                    errors[group, "all", name].append(ours[key] / one.measurement(key) - 1)
     return _table("calibrated from three rows of each deployment: the other rows", errors)
 
 
@@ -353,7 +372,7 @@ def _fit_to(chosen: list[Experiment]) -> Efficiencies:
             format="row",
             sha256="",
             load=one.loads[0],
-            means=one.measured,
+            means={name: one.measurement(name) for name in one.measured},
             engine={
                 "max_num_seqs": one.engine.max_num_seqs or 1,
                 "max_num_batched_tokens": one.engine.max_num_batched_tokens or 1,
@@ -362,6 +381,120 @@ def _fit_to(chosen: list[Experiment]) -> Efficiencies:
         for one in chosen
     ]
     return fit(benchmarks, chosen[0].deployment, chosen[0].preset(), EngineFlags()).file.efficiencies
+
+
+# --- fitted anew to a part of the rows ------------------------------------------------------------------
+
+FAMILIES = {
+    "Llama-3.1-70B fp8, Hopper": ("Llama-3.1-70B", ("H100", "H200"), "fp8", 4),
+    "Llama-3.1-70B fp8, B200": ("Llama-3.1-70B", ("B200",), "fp8", 4),
+    "Llama-3.1-70B nvfp4, B200": ("Llama-3.1-70B", ("B200",), "nvfp4", 4),
+    "gpt-oss-120b, H100": ("gpt-oss-120b", ("H100",), "mxfp4", 4),
+    "gpt-oss-120b, H200": ("gpt-oss-120b", ("H200",), "mxfp4", 2),
+    "gpt-oss-120b, B200": ("gpt-oss-120b", ("B200",), "mxfp4", 2),
+    "MiniMax-M2.5 fp8, B200": ("MiniMax-M2.5", ("B200",), "fp8", None),
+    "MiniMax-M2.5 nvfp4, B200": ("MiniMax-M2.5", ("B200",), "nvfp4", 2),
+    "MiniMax-M2.5 fp8, H100": ("MiniMax-M2.5", ("H100",), "fp8", None),
+}
+"""Model, GPUs, type of weights, and the size of tensor parallelism that is left out once."""
+SCORED = (8, 32, 128)
+"""Concurrencies that are left out."""
+ROUND = Efficiencies(
+    weights=0.7,
+    compute=0.45,
+    kv=0.7,
+    experts=0.8,
+    expert_compute=0.12,
+    routing_ns=50.0,
+    link=0.45,
+    link_latency_us=12.0,
+    step_ms=1.2,
+    layer_us=6.0,
+    sequence_us=10.0,
+    prefill_ms=1.2,
+    floor_ms_per_layer=0.5,
+    front_end_ms=6.4,
+)
+"""Where every refit starts: no family's preset, so that nothing of the rows left out comes in by the prior."""
+DENSE_NUMBERS = ("weights", "compute", "kv", "step_ms", "sequence_us", "prefill_ms", "front_end_ms")
+EXPERT_NUMBERS = ("experts", "expert_compute", "routing_ns", "kv", "step_ms", "sequence_us", "front_end_ms")
+SPREAD = 0.5
+
+
+def _refitted(table: Table, only: str) -> Grid:
+    grid = Grid(
+        title="fitted anew to a part of the rows, from round numbers: the other rows", title_justify="left"
+    )
+    names = ("family", "left out", "rows fitted", "rows scored", "TPOT median, p90", "TTFT median, p90")
+    for name in names:
+        grid.add_column(name, justify="left" if name in names[:2] else "right")
+    everything = [table.experiment(index) for index in range(len(table.rows))]
+    splits = [
+        (family, kind)
+        for family, (*_, tensor) in FAMILIES.items()
+        for kind in ("concurrencies", *(() if tensor is None else (f"TP {tensor}",)))
+        if only in family
+    ]
+    for family, kind in track(splits, "fitting"):
+        model, gpus, weights, tensor = FAMILIES[family]
+        members = [
+            one
+            for one in everything
+            if one.deployment.model.name == model
+            and one.deployment.gpu.name in gpus
+            and one.deployment.weights == weights
+        ]
+        out = [
+            one.loads[0].concurrency in SCORED
+            if kind == "concurrencies"
+            else one.deployment.parallel.tensor == tensor
+            for one in members
+        ]
+        seen = [one for one, left_out in zip(members, out, strict=True) if not left_out]
+        others = [one for one, left_out in zip(members, out, strict=True) if left_out]
+        found = _fit_family(seen)
+        with ThreadPoolExecutor() as pool:
+            ours = list(pool.map(lambda one, found=found: one.predict(found), others))
+        cells = []
+        for key in ("tpot_ms", "ttft_ms"):
+            off = [abs(a[key] / b.measurement(key) - 1) for a, b in zip(ours, others, strict=True)]
+            cells.append(f"{np.median(off):.1%}, {np.quantile(off, 0.9):.1%}")
+        grid.add_row(family, kind, str(len(seen)), str(len(others)), *cells)
+    return grid
+
+
+def _fit_family(members: list[Experiment]) -> Efficiencies:
+    """The numbers of a preset, fitted to these rows: TPOT with weight 1.5, TTFT with 0.5."""
+    names = list(EXPERT_NUMBERS if members[0].deployment.model.num_experts else DENSE_NUMBERS)
+    start = ROUND
+    if members[0].deployment.gpu.name == "B200":
+        names.append("floor_ms_per_layer")
+    else:
+        start = msgspec.structs.replace(start, floor_ms_per_layer=0.0)
+    if any(one.deployment.parallel.tensor > 1 for one in members):
+        names += ["link", "link_latency_us"]
+    singles = [msgspec.structs.replace(one, loads=one.loads[:1]) for one in members]
+
+    def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        reached = msgspec.structs.replace(start, **dict(zip(names, map(float, values), strict=True)))
+        with ThreadPoolExecutor() as pool:
+            ours = list(pool.map(lambda one: one.predict(reached), singles))
+        return np.array(
+            [
+                weight * np.log(found[key] / one.measurement(key))
+                for found, one in zip(ours, members, strict=True)
+                for key, weight in (("tpot_ms", 1.5), ("ttft_ms", 0.5))
+            ]
+        )
+
+    solution = solve(
+        residuals,
+        np.array([getattr(start, name) for name in names]),
+        prior=np.full(len(names), SPREAD),
+        noise=0.04,
+        iterations=6,
+    )
+    return msgspec.structs.replace(start, **dict(zip(names, map(float, solution.values), strict=True)))
 
 
 if __name__ == "__main__":

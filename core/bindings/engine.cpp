@@ -138,6 +138,7 @@ void bind_engine(nb::module_& m) {
           },
           "length, stop or cancelled.")
       .def_ro("output_tokens", &RequestRecord::output_tokens)
+      .def_ro("queued_ns", &RequestRecord::queued_ns, "When the engine read it: at a boundary between steps.")
       .def_ro("first_admit_ns", &RequestRecord::first_admit_ns)
       .def_ro("first_token_ns", &RequestRecord::first_token_ns)
       .def_ro("second_token_ns", &RequestRecord::second_token_ns)

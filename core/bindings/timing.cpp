@@ -5,10 +5,12 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "engine/interpolated_timing.hpp"
+#include "engine/op_table_timing.hpp"
 #include "engine/physical_timing.hpp"
 
 namespace understudy {
@@ -161,9 +163,8 @@ void bind_step_load(nb::module_& m) {
       .def_ro("decodes", &StepLoad::decodes, "Of them, those that compute the token after their last.")
       .def_ro("context_tokens", &StepLoad::context_tokens, "Lengths of those that decode, together.")
       .def_ro("longest_context", &StepLoad::longest_context, "The greatest of these.")
-      .def_prop_ro(
-          "rank_tokens", [](const StepLoad& self) { return self.rank_tokens == 0 ? self.tokens : self.rank_tokens; },
-          "Tokens of all data-parallel ranks that step together.")
+      .def_ro("rank_tokens", &StepLoad::rank_tokens,
+              "Tokens of all data-parallel ranks that step together; 0: nobody has told.")
       .def_prop_ro(
           "has_prefill", [](const StepLoad& self) { return !self.chunks.empty(); }, "Whether there are chunks.");
 }
@@ -173,9 +174,10 @@ void bind_physical(nb::module_& m) {
       "physical_timing",
       [](const std::map<std::string, double>& numbers, std::vector<std::uint64_t> captures, std::uint64_t window,
          std::uint64_t floor_above_tokens, std::optional<std::uint64_t> tokens, std::optional<std::uint64_t> requests,
-         std::optional<std::uint64_t> context_tokens, std::optional<std::uint64_t> prompt_tokens, double speedup,
-         double decode_speedup) {
+         std::optional<std::uint64_t> context_tokens, std::optional<std::uint64_t> prompt_tokens, std::uint64_t ranks,
+         double speedup, double decode_speedup) {
         StepCoefficients coefficients;
+        coefficients.ranks = ranks;
         coefficients.captures = std::move(captures);
         coefficients.window = window;
         coefficients.floor_above = floor_above_tokens;
@@ -188,8 +190,47 @@ void bind_physical(nb::module_& m) {
       },
       "numbers"_a, nb::kw_only(), "captures"_a = std::vector<std::uint64_t>(), "window"_a = 0,
       "floor_above_tokens"_a = 0, "most_tokens"_a = nb::none(), "most_requests"_a = nb::none(),
-      "most_context_tokens"_a = nb::none(), "most_prompt_tokens"_a = nb::none(), "speedup_ratio"_a = 1.0,
+      "most_context_tokens"_a = nb::none(), "most_prompt_tokens"_a = nb::none(), "ranks"_a = 1, "speedup_ratio"_a = 1.0,
       "decode_speedup_ratio"_a = 1.0);
+}
+
+using Axes = std::vector<std::pair<std::string, std::vector<double>>>;
+using Points = std::pair<Axes, std::vector<double>>;  // and a time for every combination, the last axis fastest
+
+OpTable op_table(const char* name, const Points& points, bool extrapolate) {
+  std::vector<OpTable::Axis> axes;
+  for (const auto& [axis, at] : points.first) axes.push_back({axis, at});
+  return {name, std::move(axes), points.second, extrapolate};
+}
+
+void bind_op_tables(nb::module_& m) {
+  nb::class_<OpTable>(m, "OpTable", "A time by several numbers, linear in each between the points of a table.")
+      .def(
+          "__init__",
+          [](OpTable* self, const char* name, const Points& points, bool extrapolate) {
+            new (self) OpTable(op_table(name, points, extrapolate));
+          },
+          "name"_a, "points"_a, "extrapolate"_a)
+      .def(
+          "us", [](const OpTable& self, const std::vector<double>& values) { return self.us(std::span(values)); },
+          "values"_a, "ConfigError outside of the points, unless it goes on as at its border.");
+  m.def(
+      "op_table_timing",
+      [](const OpTable& layer, const OpTable& once, const OpTable& head, const OpTable& prompts, const OpTable& decodes,
+         const OpTable& mixed, const OpTable* experts, double layers, double skew, std::uint64_t ranks,
+         std::tuple<double, double, double> comm_ms, std::vector<std::uint64_t> captures, double speedup,
+         double decode_speedup) {
+        OpTableSet tables{layer, once, head, prompts, decodes, mixed, std::nullopt};
+        if (experts != nullptr) tables.experts = *experts;
+        tables.layers = layers;
+        tables.skew = skew;
+        tables.ranks = ranks;
+        std::tie(tables.comm_ms, tables.comm_token_ms, tables.comm_rank_token_ms) = comm_ms;
+        tables.captures = std::move(captures);
+        return whole_steps(std::make_shared<OpTableTiming>(std::move(tables)), speedup, decode_speedup);
+      },
+      nb::kw_only(), "layer"_a, "once"_a, "head"_a, "prompts"_a, "decodes"_a, "mixed"_a, "experts"_a.none(), "layers"_a,
+      "skew"_a, "ranks"_a, "comm_ms"_a, "captures"_a, "speedup_ratio"_a = 1.0, "decode_speedup_ratio"_a = 1.0);
 }
 
 }  // namespace
@@ -209,6 +250,7 @@ void bind_timing(nb::module_& m) {
           "Whether the step is like those that the model was made from.");
   bind_step_load(m);
   bind_physical(m);
+  bind_op_tables(m);
   m.def(
       "polynomial_timing",
       [](double speedup, double decode_speedup) {

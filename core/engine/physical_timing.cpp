@@ -46,6 +46,7 @@ void check(const StepCoefficients& c) {
     }
   }
   if (c.expert_share > 1) throw Error(ErrorKind::ConfigError, "expert_share must be in [0, 1], got ", c.expert_share);
+  if (c.ranks < 1) throw Error(ErrorKind::ConfigError, "ranks must be at least 1, got ", c.ranks);
   if (c.mix < 1) throw Error(ErrorKind::ConfigError, "mix must be at least 1, got ", c.mix);
   if (c.softness < 1) throw Error(ErrorKind::ConfigError, "softness must be at least 1, got ", c.softness);
   if (c.window == 0 && (c.window_context_ms > 0 || c.window_attention_ms > 0)) {
@@ -91,7 +92,7 @@ PhysicalTiming::PhysicalTiming(StepCoefficients coefficients, TimingDomain domai
   for (const std::uint64_t size : of_.captures) padded_.resize(size + 1, size);
   if (!padded_.empty()) padded_[0] = 0;
   decode_base_ms_.reserve(kUsualRequests + 1);
-  for (std::uint64_t n = 0; n <= kUsualRequests; ++n) decode_base_ms_.push_back(base_ms(n, n, n, n));
+  for (std::uint64_t n = 0; n <= kUsualRequests; ++n) decode_base_ms_.push_back(base_ms(n, n, n, n * of_.ranks));
 }
 
 double PhysicalTiming::step_ms(const StepLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups) const {
@@ -107,8 +108,7 @@ double PhysicalTiming::step_ms(const StepLoad& load, std::uint64_t capacity_toke
     if (of_.window > 0) window_attention += attended(chunk, of_.window);
   }
   const std::uint64_t drafts = load.tokens - chunk_tokens - load.decodes;
-  double ms = base_ms(load.tokens, load.requests, load.requests + drafts,
-                      load.rank_tokens == 0 ? load.tokens : load.rank_tokens);
+  double ms = base_ms(load.tokens, load.requests, load.requests + drafts, of_all_ranks(load));
   const double context = context_ms(load.context_tokens, load.windowed_context);
   if (load.chunks.empty()) return (ms + context) / speedups.all;
   ms += context * of_.mix + of_.attention_ms * attention + of_.window_attention_ms * window_attention + of_.prefill_ms;
@@ -118,7 +118,7 @@ double PhysicalTiming::step_ms(const StepLoad& load, std::uint64_t capacity_toke
 
 double PhysicalTiming::decode_step_ms(const DecodeLoad& load, std::uint64_t, const Speedups& speedups) const {
   const std::uint64_t n = load.requests;
-  const double base = n < decode_base_ms_.size() ? decode_base_ms_[n] : base_ms(n, n, n, n);
+  const double base = n < decode_base_ms_.size() ? decode_base_ms_[n] : base_ms(n, n, n, n * of_.ranks);
   return (base + context_ms(load.context_tokens, load.windowed_context)) / speedups.all;
 }
 

@@ -29,6 +29,7 @@ struct StepCoefficients {
   double comm_ms = 0;                   // between tensor-parallel ranks, of a step
   double comm_token_ms = 0;             // and of a token
   double comm_rank_token_ms = 0;        // between data-parallel ranks
+  std::uint64_t ranks = 1;              // of those; where a step does not say what they compute, each as much as it
   double step_ms = 0;                   // overheads: of a step,
   double sequence_ms = 0;               // of a sequence,
   double prefill_ms = 0;                // and of prefill being there
@@ -64,6 +65,9 @@ class PhysicalTiming final : public TimingModel {
   bool covers(const DecodeLoad& load) const noexcept override;
 
  private:
+  std::uint64_t of_all_ranks(const StepLoad& load) const noexcept {
+    return load.rank_tokens == 0 ? load.tokens * of_.ranks : load.rank_tokens;
+  }
   // All but attention and the overhead of prefill: of so many tokens, and rows that the output matrix sees.
   double base_ms(std::uint64_t tokens, std::uint64_t sequences, std::uint64_t rows, std::uint64_t rank_tokens) const;
   double context_ms(std::uint64_t context, std::uint64_t windowed) const;

@@ -72,6 +72,7 @@ struct RequestRecord {
   std::string name;
   FinishReason reason = FinishReason::Length;
   std::uint32_t output_tokens = 0;
+  std::int64_t queued_ns = -1;  // when the engine read it: at a boundary between steps
   std::int64_t first_admit_ns = -1;
   std::int64_t first_token_ns = -1;
   std::int64_t second_token_ns = -1;

@@ -18,6 +18,7 @@ struct DecodeLoad {
   std::uint64_t requests = 0;
   std::uint64_t context_tokens = 0;    // sum of their lengths, that token included
   std::uint64_t windowed_context = 0;  // the same with no length counted past the model's window
+  std::uint64_t longest_context = 0;   // the greatest of them, where the model asks for it
 };
 
 // A step as Dynamo's mocker counts it: prompts, and the requests that sample.
@@ -39,7 +40,7 @@ struct StepLoad {
   std::uint64_t context_tokens = 0;    // exact sum of the lengths of these
   std::uint64_t windowed_context = 0;  // the same with no length counted past the model's window
   std::uint64_t longest_context = 0;
-  std::uint64_t rank_tokens = 0;  // of all data-parallel ranks that step together; 0: there is one
+  std::uint64_t rank_tokens = 0;  // of all data-parallel ranks that step together; 0: nobody has told
   std::vector<PrefillChunk> chunks;
 
   static StepLoad of(const DecodeLoad& decodes) {
@@ -47,6 +48,7 @@ struct StepLoad {
     load.mocker.decode_requests = load.tokens = load.requests = load.decodes = decodes.requests;
     load.mocker.decode_context_tokens = load.context_tokens = decodes.context_tokens;
     load.windowed_context = decodes.windowed_context;
+    load.longest_context = decodes.longest_context;
     return load;
   }
   // One prompt of which `history` tokens are there, and nothing else.
@@ -72,7 +74,7 @@ struct StepLoad {
     longest_context = std::max(longest_context, context);
   }
   bool only_decodes() const noexcept { return chunks.empty() && tokens == decodes; }
-  DecodeLoad as_decodes() const noexcept { return {decodes, context_tokens, windowed_context}; }
+  DecodeLoad as_decodes() const noexcept { return {decodes, context_tokens, windowed_context, longest_context}; }
 };
 
 }  // namespace understudy

@@ -40,8 +40,10 @@ class TimingModel {
   }
   // Context of which layers with a sliding window read no more.
   virtual std::uint64_t window() const noexcept { return kNoWindow; }
-  // Whether the sums of a DecodeLoad are all that it wants to know of one.
+  // Whether what a DecodeLoad says is all that it wants to know of one; and whether the longest context is part of
+  // that.
   virtual bool needs_sums_only() const noexcept { return true; }
+  virtual bool wants_longest() const noexcept { return false; }
   // Whether such steps are like those that the model was made from. What is less than something covered is covered.
   virtual bool covers(const StepLoad&) const noexcept { return true; }
   virtual bool covers(const DecodeLoad&) const noexcept { return true; }
@@ -61,13 +63,6 @@ struct StepTiming {
   std::int64_t duration_ns(const DecodeLoad& load, std::uint64_t capacity_tokens) const {
     return rounded(model->decode_step_ms(load, capacity_tokens, speedups));
   }
-  // Of requests that have all passed the window, or will end before it.
-  DecodeLoad decodes(std::uint64_t requests, std::uint64_t context_tokens) const {
-    const std::uint64_t window = model->window();
-    const bool past = window != TimingModel::kNoWindow && context_tokens > requests * window;
-    return {requests, context_tokens, past ? requests * window : context_tokens};
-  }
-
   // No step is shorter that decodes at least so much; the last digit of a double may say otherwise, hence the
   // nanosecond.
   std::int64_t least_ns(const DecodeLoad& load, std::uint64_t mean_context, std::uint64_t capacity_tokens) const {

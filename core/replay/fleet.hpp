@@ -106,6 +106,7 @@ class Fleet final : private FleetView {
   void land();
   void end_step(std::size_t worker);
   void begin_all();
+  void step_together();
   void begin_step(std::size_t worker);
   void open_step(std::size_t worker);
   void rouse(std::size_t worker, bool landing);
@@ -171,8 +172,7 @@ class Fleet final : private FleetView {
   std::size_t next_first_turn_ = 0;
   std::vector<std::size_t> sleepers_;
   std::vector<std::size_t> beginning_;
-  std::int64_t slowest_ns_ = 0;  // of the ranks that begin together
-  std::uint64_t round_ = 1;      // of beginnings; there may be several at one time
+  std::uint64_t round_ = 1;  // of beginnings; there may be several at one time
   std::int64_t round_ns_ = -1;
   std::vector<KvDelivery> deliveries_;  // on their way
   std::vector<std::size_t> free_deliveries_;

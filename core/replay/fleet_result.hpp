@@ -30,6 +30,7 @@ struct TierSummary {
 
 struct FleetResult {
   std::vector<std::int64_t> arrival_ns;
+  std::vector<std::int64_t> queued_ns;
   std::vector<std::int64_t> first_admit_ns;
   std::vector<std::int64_t> first_token_ns;
   std::vector<std::int64_t> second_token_ns;
@@ -84,6 +85,7 @@ struct RecordColumn {
 inline constexpr int kNeverHappened = -1;
 
 inline constexpr std::tuple kRecordColumns{
+    RecordColumn{"queued_ns", &FleetResult::queued_ns, &RequestRecord::queued_ns, kNeverHappened},
     RecordColumn{"first_admit_ns", &FleetResult::first_admit_ns, &RequestRecord::first_admit_ns, kNeverHappened},
     RecordColumn{"first_token_ns", &FleetResult::first_token_ns, &RequestRecord::first_token_ns, kNeverHappened},
     RecordColumn{"second_token_ns", &FleetResult::second_token_ns, &RequestRecord::second_token_ns, kNeverHappened},

@@ -206,7 +206,6 @@ void Fleet::begin_all() {
   std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of(index); });
   ++round_;
   round_ns_ = now_ns_;
-  slowest_ns_ = 0;
   for (const std::size_t index : beginning_) {
     if (stepping_) {
       begin_step(index);
@@ -219,14 +218,25 @@ void Fleet::begin_all() {
   for (const std::size_t index : beginning_) {
     if (stepping_ && workers_[index].engine->asleep() && workers_[index].engine->landed(now_ns_)) want_begin(index);
   }
-  for (const std::size_t rank : beginning_) {
-    if (!config_.ranks || !workers_[rank].engine->in_step()) continue;
-    forget(workers_[rank].next);
-    workers_[rank].next = queue_.push(now_ns_ + slowest_ns_, EventClass::StepEnd, order_of(rank), rank);
-  }
+  if (config_.ranks) step_together();
   if (!config_.check) return;
   for (const Pool& pool : pools_) {
     if (pool.tiers) pool.tiers->check();
+  }
+}
+
+// Ranks that have begun now: their experts see the tokens of all, and all take as long as the slowest.
+void Fleet::step_together() {
+  std::erase_if(beginning_, [this](std::size_t rank) { return !workers_[rank].engine->in_step(); });
+  std::uint64_t tokens = 0;
+  for (const std::size_t rank : beginning_) tokens += workers_[rank].engine->step_tokens();
+  std::int64_t slowest_ns = 0;
+  for (const std::size_t rank : beginning_) {
+    slowest_ns = std::max(slowest_ns, workers_[rank].engine->retime_step(tokens));
+  }
+  for (const std::size_t rank : beginning_) {
+    forget(workers_[rank].next);
+    workers_[rank].next = queue_.push(now_ns_ + slowest_ns, EventClass::StepEnd, order_of(rank), rank);
   }
 }
 
@@ -256,7 +266,6 @@ void Fleet::open_step(std::size_t index) {
     record_finished(index);
   } else {
     duration_ns = engine.begin_step(now_ns_);
-    slowest_ns_ = std::max(slowest_ns_, duration_ns);
   }
   if (engine.stuck()) require_progress(worker);
   if (engine.asleep()) {

@@ -510,6 +510,34 @@ def physical_timing(
     most_requests: int | None = None,
     most_context_tokens: int | None = None,
     most_prompt_tokens: int | None = None,
+    ranks: int = 1,
+    speedup_ratio: float = 1.0,
+    decode_speedup_ratio: float = 1.0,
+) -> StepTiming: ...
+
+class OpTable:
+    def __init__(
+        self,
+        name: str,
+        points: tuple[Sequence[tuple[str, Sequence[float]]], Sequence[float]],
+        extrapolate: bool,
+    ) -> None: ...
+    def us(self, values: Sequence[float]) -> float: ...
+
+def op_table_timing(
+    *,
+    layer: OpTable,
+    once: OpTable,
+    head: OpTable,
+    prompts: OpTable,
+    decodes: OpTable,
+    mixed: OpTable,
+    experts: OpTable | None,
+    layers: float,
+    skew: float,
+    ranks: int,
+    comm_ms: tuple[float, float, float],
+    captures: Sequence[int],
     speedup_ratio: float = 1.0,
     decode_speedup_ratio: float = 1.0,
 ) -> StepTiming: ...
@@ -676,6 +704,8 @@ class RequestRecord:
     def reason(self) -> str: ...
     @property
     def output_tokens(self) -> int: ...
+    @property
+    def queued_ns(self) -> int: ...
     @property
     def first_admit_ns(self) -> int: ...
     @property
@@ -881,6 +911,8 @@ class FleetResult:
     def links(self) -> list[LinkUsage]: ...
     @property
     def arrival_ns(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def queued_ns(self) -> npt.NDArray[np.int64]: ...
     @property
     def first_admit_ns(self) -> npt.NDArray[np.int64]: ...
     @property

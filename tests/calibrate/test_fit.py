@@ -49,7 +49,7 @@ def test_least_squares_finds_a_line_and_says_how_well() -> None:
 
     found = solve(residuals, np.array([1.0, 1.0]), prior=np.array([5.0, 5.0]), noise=0.001)
     assert found.values == pytest.approx([3, 0.5], rel=0.01)
-    assert (found.deviations < 0.05).all()
+    assert (found.deviations() < 0.05).all()
 
 
 def test_what_the_residuals_do_not_depend_on_stays_at_its_prior() -> None:
@@ -57,7 +57,24 @@ def test_what_the_residuals_do_not_depend_on_stays_at_its_prior() -> None:
         lambda values: np.log(values[:1] / 2), np.array([1.0, 7.0]), prior=np.array([1.0, 0.3]), noise=0.01
     )
     assert found.values == pytest.approx([2, 7], rel=0.01)
-    assert found.deviations[1] == pytest.approx(0.3)
+    assert found.deviations()[1] == pytest.approx(0.3)
+
+
+def test_an_error_that_residuals_have_in_common_does_not_average_out() -> None:
+    def residuals(values: Any) -> Any:
+        return np.full(100, np.log(values[0] / 2))
+
+    found = solve(residuals, np.array([1.0]), prior=np.array([1.0]), noise=0.02)
+    assert found.deviations() == pytest.approx([0.003], rel=0.01)
+    assert found.deviations(np.full((100, 1), 0.02)) == pytest.approx([0.0302], rel=0.01)
+
+
+def test_a_prior_that_outweighs_the_data_is_in_the_uncertainty() -> None:
+    # One residual that hardly depends on the number: it stays near its start, as far off as it may be.
+    found = solve(
+        lambda values: 0.01 * np.log(values / 3), np.array([1.0]), prior=np.array([0.5]), noise=0.02
+    )
+    assert found.deviations() == pytest.approx([0.5], rel=0.05)
 
 
 @pytest.mark.parametrize("writer", DETAILED)
@@ -225,6 +242,10 @@ def change_vllm(tmp_path: Path, **changes: Any) -> Path:
         ({"ttfts": [9000.0, 1, 1, 1, 1]}, "must be seconds, not ms"),
         ({"start_times": [0, 1, 2, 3, 1e9]}, "more than a week; its unit"),
         ({"input_lens": ...}, "input_lens is missing"),
+        ({"itls": [None] * 5}, "itls must be a list for each of 5 requests"),
+        ({"itls": [[0.1, -0.2]] * 5}, r"itls\[0\]\[1\] must be at least 0, got -0.2"),
+        ({"completed": 9}, "completed=9, and input_lens has 5 entries; the file is cut off"),
+        ({"mean_ttft_ms": 0.02}, r"mean_ttft_ms is 0\.02, and its list has a mean of .* units are mixed"),
     ],
 )
 def test_a_bad_result_of_vllm_is_refused_with_key_and_remedy(
@@ -328,6 +349,8 @@ def test_a_bad_line_of_our_own_is_refused(tmp_path: Path, change: dict[str, Any]
     ("row", "match"),
     [
         ("0,100,8,30,8", r"rows\.csv:2: isl must be at least"),
+        ("800,100,0.5,30,8", r"rows\.csv:2: conc must be a whole number of at least 1, got 0.5"),
+        ("800,100,8,30,nan", r"rows\.csv:2: mean_tpot_ms must be a number"),
         ("800,100,eight,30,8", r"rows\.csv:2: conc must be a number, got 'eight'"),
         ("800,100,8,30,", r"rows\.csv:2: mean_tpot_ms or tpot_ms is missing"),
     ],

@@ -137,6 +137,18 @@ def test_a_prediction_does_not_look_at_what_was_measured(tmp_path: Path) -> None
     assert plain == told
 
 
+@pytest.mark.parametrize("cell", ["", "nan", "fast", "-3", "inf"])
+def test_a_row_whose_measurement_nobody_can_read_is_predicted_and_not_compared_with(
+    tmp_path: Path, cell: str
+) -> None:
+    found = Table.read(table(tmp_path / "in.csv", {**ROW, "ttft_ms": cell, "tpot_ms": "9.5"})).experiment(0)
+    assert found.measurement("tpot_ms") == 9.5
+    with pytest.raises(
+        InvalidArgument, match=r"in\.csv:2: ttft_ms must be a number above 0 .*leave the row out"
+    ):
+        found.measurement("ttft_ms")
+
+
 def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
     source = table(tmp_path / "in.csv", ROW)
     for name in ("one.csv", "two.csv"):
@@ -175,6 +187,8 @@ def test_a_bad_row_is_refused_with_its_file_line_and_column(
         {"kv_cache_dtype": "", "max_num_seqs": "", "max_num_batched_tokens": "", "tp_size": ""},
         {"key": "x_1024x128_c4_cfg1#2", "conc": ""},
         {"quant": "auto"},
+        {"max_num_seqs": "nan", "moe_ep_size": "NaN", "tp_size": "None", "max_num_batched_tokens": " - "},
+        {"model_path": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "unheard_of": "7"},
         {"quant": "", "precision": "BFloat16"},
         {"quant": "FP8-Dynamic", "kv_cache_dtype": "fp8_e4m3"},
         {"system": "NVIDIA H200", "model_path": "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic"},

@@ -49,6 +49,33 @@ def physical(rng: Random) -> _core.StepTiming:
     return coefficients.build(**limits)
 
 
+def op_tables(rng: Random) -> _core.StepTiming:
+    """Step times of measured kernels: linear between points in every direction; uneven contexts cost more, or less."""
+
+    def table(name: str, **axes: list[float]) -> _core.OpTable:
+        points = 1
+        for at in axes.values():
+            points *= len(at)
+        us = [rng.uniform(1, 900) for _ in range(points)]
+        return _core.OpTable(name, (list(axes.items()), us), True)
+
+    tokens, lengths, many = [1.0, 4.0, 64.0], [1.0, 16.0, 40.0, 300.0], [1.0, 2.0, 8.0]
+    return _core.op_table_timing(
+        layer=table("dense", tokens=tokens),
+        once=table("dense", tokens=tokens),
+        head=table("per_sequence", sequences=many),
+        prompts=table("attention", chunk=tokens, history=lengths),
+        decodes=table("attention", n=many, context=lengths),
+        mixed=table("attention", chunk=tokens, history=lengths, n=many, context=lengths),
+        experts=rng.choice([None, table("moe", tokens=tokens)]),
+        layers=3,
+        skew=rng.choice([0.0, 0.05, 0.6]),
+        ranks=1,
+        comm_ms=(0.1, 0.01, 0.002),
+        captures=(1, 2, 4, 8),
+    )
+
+
 # ── The engine: state and events after every stop ──
 
 
@@ -60,7 +87,7 @@ def play_engine(seed: int, profile: Profile, *, leaping: bool, **config: str) ->
     prefill_ms, decode_ms = rng.choice([(1.0, 1.0), (3.0, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
     timing = constant(prefill_ms, decode_ms)
     if rng.random() < 0.4:
-        timing = rng.choice([_core.polynomial_timing(), physical(rng)])
+        timing = rng.choice([_core.polynomial_timing(), physical(rng), physical(rng), op_tables(rng)])
     engine = engine_for(scenario["config"], profile, timing)
     engine.set_leaping(leaping)
     stretch = rng.choice([0, 1, 3, 20, 80]) * 1_000_000
@@ -216,6 +243,36 @@ def test_a_request_lets_go_of_its_whole_chain_from_the_tail_so_that_lineage_and_
         assert runs[0].facts["digest"] == runs[1].facts["digest"]
         evictions += runs[0].timeline.evictions
     assert evictions > 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_leap_takes_the_sum_of_its_steps_whatever_the_model(asynchronous: bool) -> None:
+    leapt = 0
+    for seed in range(120):
+        rng = Random(f"sums {seed}")
+        timing = rng.choice([physical, op_tables])(rng)
+        engines = []
+        for leaping in (True, False):
+            engine = engine_for(
+                {"block_size": 4, "num_blocks": 400, "max_num_seqs": 9, "async_scheduling": asynchronous},
+                timing=timing,
+            )
+            engine.set_leaping(leaping)
+            engines.append(engine)
+        for index in range(rng.randint(1, 6)):
+            spec = request_spec(str(index), [[1000 * index + 1, rng.randint(1, 60)]], rng.randint(1, 60))
+            for engine in engines:
+                submit_spec(engine, spec, index, 4)
+        leaps, steps = engines
+        leaps.advance(10**12)
+        # Step by step, each is asked for its own time.
+        end_ns = 0
+        while not steps.idle:
+            end_ns += steps.begin_step(end_ns)
+            steps.end_step(end_ns)
+        assert (leaps.now_ns, leaps.step_ns, leaps.steps) == (end_ns, end_ns, steps.steps), seed
+        leapt += leaps.steps
+    assert leapt > 1000
 
 
 def test_a_prompt_that_waits_for_budget_only_is_admitted_after_the_step_that_used_it_up() -> None:

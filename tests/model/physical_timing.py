@@ -16,6 +16,7 @@ class Step:
     contexts: list[int] = field(default_factory=list)
     chunks: list[tuple[int, int]] = field(default_factory=list)
     other_ranks_tokens: int = 0
+    """0: nobody has told."""
 
 
 def padded(tokens: int, captures: tuple[int, ...]) -> int:
@@ -33,7 +34,7 @@ def window_pairs(tokens: int, history: int, window: int) -> float:
 def step_ms(c: StepCoefficients, step: Step) -> float:
     tokens = len(step.contexts) + sum(new for new, _ in step.chunks)
     sequences = len(step.contexts) + len(step.chunks)
-    everybody = tokens + step.other_ranks_tokens
+    everybody = tokens + step.other_ranks_tokens if step.other_ranks_tokens else tokens * c.ranks
     batch = padded(tokens, c.captures)
 
     def soft(a: float, b: float) -> float:

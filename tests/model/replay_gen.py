@@ -33,6 +33,7 @@ REQUEST_COLUMNS = (
 
 COLUMNS = (
     *REQUEST_COLUMNS,
+    "queued_ns",
     "itl_ns",
     "itl_count",
     "sample_time_ns",

@@ -10,6 +10,8 @@ from replay.building import MS, ONE_MS, conversations, play, sessions, single_tu
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.run.offline import run_offline
+from understudy.timing.coefficients import StepCoefficients
+from understudy.timing.physical import Physical
 from understudy.workload import ClosedLoop, OpenLoop
 
 if TYPE_CHECKING:
@@ -137,3 +139,32 @@ def test_a_rank_that_was_idle_waits_for_the_step_of_the_others() -> None:
     run = run_offline(workload, engine, workers=2, ranks=True, timing=TenForPrompts())
     assert run.timeline.first_token_ns.tolist() == [10 * MS, 20 * MS]
     assert run.timeline.last_token_ns.tolist() == [20 * MS, 21 * MS]
+
+
+class TokensOfAll:
+    """A step takes a millisecond for each token of all ranks; far too long, where nobody says how many they are."""
+
+    def step_ms(self, step: StepLoad) -> float:
+        return float(step.rank_tokens or 1000)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_of_ranks_has_the_tokens_of_all_of_them(asynchronous: bool) -> None:
+    engine = VllmConfig(block_size=16, async_scheduling=asynchronous)
+    workload = single_turns([10, 30], [2, 3])
+    run = run_offline(workload, engine, workers=2, ranks=True, timing=TokensOfAll())
+    # Both prompts together, one token of each, and at last one of the second alone.
+    assert run.timeline.first_token_ns.tolist() == [40 * MS, 40 * MS]
+    assert run.timeline.last_token_ns.tolist() == [42 * MS, 43 * MS]
+    assert run.facts["times"]["outside_domain_share"] == 0
+
+
+def test_experts_of_ranks_that_are_not_alike_are_timed_by_what_all_compute() -> None:
+    coefficients = StepCoefficients(expert_token_ms=1.0, local_experts=1, captures=(), ranks=2)
+    engine = VllmConfig(block_size=16, async_scheduling=False, timing=Physical(coefficients=coefficients))
+    workload = single_turns([10, 30], [1, 1])
+    together = run_offline(workload, engine, workers=2, ranks=True).timeline
+    assert together.first_token_ns.tolist() == [40 * MS, 40 * MS]
+    # By itself, a rank takes the other to be as busy.
+    alone = run_offline(workload, engine, workers=2).timeline
+    assert alone.first_token_ns.tolist() == [20 * MS, 60 * MS]

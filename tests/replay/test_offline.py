@@ -87,6 +87,7 @@ def test_several_workers_fare_alike_in_both_ways_of_playing() -> None:
     together = run_offline(joined, engine, workers=3).timeline
     alone = run_offline(joined.take(range(rows + 1)), engine, workers=3).timeline
     for name in (
+        "queued_ns",
         "first_admit_ns",
         "first_token_ns",
         "finish_ns",

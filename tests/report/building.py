@@ -20,6 +20,7 @@ class Row:
 
     tokens_ms: list[float] = field(default_factory=list)
     arrival_ms: float = 0
+    queued_ms: float | None = None  # at once, unless told otherwise
     admit_ms: float | None = None
     finish_ms: float | None = None
     prompt_tokens: int = 10
@@ -59,6 +60,12 @@ def timeline(*rows: Row, **overrides: Any) -> Timeline:
     ]
     columns: dict[str, Any] = {
         "arrival_ns": times([row.arrival_ms for row in rows]),
+        "queued_ns": times(
+            [
+                row.arrival_ms if row.queued_ms is None and admit is not None else row.queued_ms
+                for row, admit in zip(rows, admits, strict=True)
+            ]
+        ),
         "first_admit_ns": times(admits),
         "first_token_ns": times([t[0] if t else None for t in tokens]),
         "second_token_ns": times([t[1] if len(t) > 1 else None for t in tokens]),
@@ -142,6 +149,7 @@ def crowd(
     served = status == 0
     return Timeline(
         arrival_ns=arrival,
+        queued_ns=np.where(admit >= 0, arrival, -1),
         first_admit_ns=admit,
         first_token_ns=first,
         second_token_ns=second,

@@ -246,6 +246,7 @@ BY_TIER: dict[str, Callable[[Tier], float]] = {
 ELSEWHERE = {
     # By numbers made by hand, in test_metrics.py and test_tiers.py; what the core counts, in tests/tiers.
     "queue_ms",
+    "ttft_queued_ms",  # test_queued.py
     "tiers.held_mean",
     "tiers.held_max",
     *(metric.key for metric in TIER_METRICS if metric.key.startswith(("tiers.links[]", "tiers.counts."))),

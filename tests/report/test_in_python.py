@@ -28,7 +28,7 @@ def test_a_notebook_shows_a_table_and_escapes_names() -> None:
     html = Report.build(timeline(Row([10, 20])), {"workload": "<script>"})._repr_html_()
     assert "&lt;script&gt;" in html
     assert "Time to first token" in html
-    assert html.count("<td>") == 6 * 6
+    assert html.count("<td>") == 7 * 6
 
 
 @pytest.mark.parametrize("columns", [crowd(50), tiered()])

@@ -79,7 +79,7 @@ def test_every_number_is_defined_and_every_definition_has_its_number() -> None:
 def test_requests_become_one_line_each(tmp_path: Path) -> None:
     report = Report.build(
         timeline(
-            Row([10, 11, 12, 110], arrival_ms=2, admit_ms=5, prompt_tokens=40, cached_first=16),
+            Row([10, 11, 12, 110], arrival_ms=2, queued_ms=4, admit_ms=5, prompt_tokens=40, cached_first=16),
             Row(arrival_ms=3, status=Status.REJECTED, worker=-1, requested=7),
             reject_reasons={1: "needs 9 blocks, a worker has 4"},
             request_ids=["a", "b"],
@@ -98,6 +98,7 @@ def test_requests_become_one_line_each(tmp_path: Path) -> None:
         "reason": None,
         "worker": 0,
         "arrival_ms": 2,
+        "queued_ms": 4,
         "first_admit_ms": 5,
         "first_token_ms": 10,
         "second_token_ms": 11,
@@ -105,6 +106,7 @@ def test_requests_become_one_line_each(tmp_path: Path) -> None:
         "finish_ms": 110,
         "queue_ms": 3,
         "ttft_ms": 8,
+        "ttft_queued_ms": 6,
         "ttst_ms": 1,
         "tpot_ms": 100 / 3,
         "e2e_ms": 108,

@@ -19,8 +19,9 @@ def report(*rows: Row, slo: Slo | None = None, **overrides: Any) -> Report:
 
 
 def test_latencies_of_one_request() -> None:
-    r = report(Row([10, 11, 12, 110], arrival_ms=2, admit_ms=5))
+    r = report(Row([10, 11, 12, 110], arrival_ms=2, queued_ms=4, admit_ms=5))
     assert (r.ttft_ms.mean, r.ttst_ms.mean, r.e2e_ms.mean, r.queue_ms.mean) == (8, 1, 108, 3)
+    assert r.ttft_queued_ms.mean == 6
     assert r.tpot_ms.mean == pytest.approx(100 / 3)
     assert (r.itl_ms.count, r.itl_ms.p50, r.itl_ms.max) == (3, 1, 98)
     # Gaps 1, 1, 98: p75 is rank ceil(2.25) = 3. A rank that is rounded instead, round(2 · 0.75) = 2, agrees here.

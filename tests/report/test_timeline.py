@@ -64,6 +64,7 @@ ONE = Row([10, 20], arrival_ms=1)
         ({"second_token_ns": [-1]}, r"second_token_ns\[0\] does not agree"),
         ({"output_tokens": [1]}, r"second_token_ns\[0\] does not agree"),
         ({"first_admit_ns": [-1]}, r"first_admit_ns\[0\] of a request with tokens"),
+        ({"queued_ns": [-1]}, r"queued_ns\[0\] of a request that was admitted"),
         ({"cached_tokens_first": [11]}, r"cached_tokens_first\[0\] is above"),
         ({"cached_tokens_first": [5]}, r"cached_tokens_total\[0\] is below"),
         ({"itl_ns": [-1], "itl_count": [1]}, r"itl_ns\[0\] must not be negative"),

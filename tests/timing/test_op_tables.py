@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from understudy._core import StepLoad
+from understudy._core import StepLoad, StepTiming
 from understudy.cli import main
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture
@@ -52,11 +52,11 @@ def folder(path: Path, skew: str = "enabled: false") -> Path:
     return tables
 
 
-def tables(path: Path, model: str = "Llama-3.1-8B", *, extrapolate: bool = False) -> OpTables:
+def tables(path: Path, model: str = "Llama-3.1-8B", *, extrapolate: bool = False) -> StepTiming:
     shape, gpu = Architecture.find(model), find_gpu("RTX 4090")
     deployment = Deployment(model=shape, gpu=gpu, weights="bf16", parallel=Parallelism())
     reached = preset(shape, gpu, "bf16", "bf16").efficiencies
-    return OpTables(path, deployment, reached, extrapolate=extrapolate)
+    return OpTables(path, deployment, reached, extrapolate=extrapolate).build()
 
 
 def test_decodes_take_what_the_tables_say(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_step_outside_the_tables_is_refused_unless_told_to_extrapolate(tmp_pat
     for step, what in (
         (StepLoad(decodes=1, context_tokens=5000), "kv_decode=1024"),
         (StepLoad(decodes=9, context_tokens=900), "n_decode=8"),
-        (StepLoad(chunks=[(600, 0)]), "ends at 512"),
+        (StepLoad(chunks=[(600, 0)]), "prefill_chunk=512"),
     ):
         with pytest.raises(ConfigError, match=f"{what}.*extrapolate"):
             tables(path).step_ms(step)
@@ -141,7 +141,7 @@ def test_a_replay_takes_a_folder_of_tables_and_says_so(
     assert "Times from op tables:" in " ".join(capsys.readouterr().out.split())
     trace.write_text('{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [1, 2]}\n')
     for flags, says in (
-        ([*on_gpu, "--timing", measured], "op tables: dense ends at 512, a step has 600"),
+        ([*on_gpu, "--timing", measured], "op tables: attention ends at prefill_chunk=512, a step has 600"),
         (["--timing", measured], "needs --gpu and --model"),
         ([*on_gpu, "--extrapolate"], "--extrapolate is for op tables"),
     ):

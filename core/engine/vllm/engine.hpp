@@ -143,6 +143,9 @@ class VllmEngine final : public Engine {
   // InvalidArgument when transfers have come further than `now_ns`: they cannot be started in their past.
   void require_time(std::int64_t now_ns) const;
   std::int64_t begin_step(std::int64_t now_ns) override;
+  // The open step, once it is known what all ranks that step together compute: how long it takes.
+  std::int64_t retime_step(std::uint64_t rank_tokens);
+  std::uint64_t step_tokens() const noexcept { return open_load().tokens; }  // that the open step computes
   const StepEffects& end_step(std::int64_t end_ns) override;
   // A step as recordings of the scheduler count them: a schedule, and the update that follows it. Asynchronously that
   // is of the batch before, so that no time passes in between. Not to be mixed with begin_step and end_step.
@@ -241,6 +244,7 @@ class VllmEngine final : public Engine {
 
   // requests.cpp
   void somebody_came_or_went();
+  void read_input(std::int64_t now_ns);
   void retire(EngineRequest& request, bool aborted, std::int64_t now_ns);
   void complete(RequestSlot slot, std::int64_t now_ns);
   RequestRecord take_record(RequestSlot slot, FinishReason reason, std::int64_t now_ns);
@@ -319,6 +323,7 @@ class VllmEngine final : public Engine {
   std::uint64_t check_offload() const;
 
   // step.cpp
+  const StepLoad& open_load() const noexcept { return config_.async_scheduling ? open_.load : load_; }
   void greet(std::int64_t now_ns);
   std::int64_t try_schedule(std::int64_t now_ns);
   bool found_work(std::int64_t now_ns);
@@ -374,6 +379,7 @@ class VllmEngine final : public Engine {
   RequestId next_id_ = 0;
   std::vector<RequestSlot> running_;
   WaitingQueue waiting_;
+  std::vector<RequestSlot> unread_;  // who came since the engine last looked
   std::size_t parked_ = 0;
 
   // vLLM's offload: who was skipped, or (by release) who holds blocks; and blocks that steps in flight still write.

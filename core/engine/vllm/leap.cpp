@@ -14,7 +14,7 @@ bool VllmEngine::Leap::possible() const {
   // Requests learn of their tokens where a leap ends, not after each step.
   if (e.config_.check || e.bursts_.on() || e.config_.speculation.tokens > 0) return false;
   if (e.in_step_ || e.running_.empty() || e.running_.size() > e.config_.max_num_batched_tokens) return false;
-  if (!sums_tell_time()) return false;
+  if (!e.timing_.model->needs_sums_only()) return false;
   if (e.offload_ && !possible_offloading()) return false;
   if (e.config_.async_scheduling) return possible_ahead();
   if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
@@ -24,20 +24,6 @@ bool VllmEngine::Leap::possible() const {
   }
   return std::ranges::all_of(e.running_,
                              [&](RequestSlot id) { return decodes(id) || (e.tiers_ && e.tiers_->waiting(id)); });
-}
-
-// Whether the time of a step is known from the sum of all contexts until the first of those who run ends: each of them
-// has passed the model's window, or ends before it.
-bool VllmEngine::Leap::sums_tell_time() const {
-  const VllmEngine& e = engine_;
-  if (!e.timing_.model->needs_sums_only()) return false;
-  const std::uint64_t window = e.timing_.model->window();
-  if (window == TimingModel::kNoWindow) return true;
-  const bool past = e.requests_[e.running_.front()].known >= window;
-  return std::ranges::all_of(e.running_, [&](RequestSlot id) {
-    const EngineRequest& request = e.requests_[id];
-    return past ? request.known >= window : std::uint64_t{request.known} + e.outputs_left(request) <= window;
-  });
 }
 
 // Under vLLM's offload: a step of decodes asks nothing of the host, and nobody is looked up.
@@ -101,24 +87,20 @@ bool VllmEngine::Leap::has_room(std::uint64_t blocks) const {
 }
 
 std::int64_t VllmEngine::Leap::step_of_all_ns() const {
-  std::uint64_t alive = 0;
-  std::uint64_t context = 0;
-  const auto count = [&](RequestSlot id) {
-    ++alive;
-    context += engine_.requests_[id].known;
-  };
+  DecodeSums sums(*engine_.timing_.model);
   if (engine_.config_.async_scheduling) {
-    for (const Scheduled& turn : engine_.planned_.turns) count(turn.slot);
+    for (const Scheduled& turn : engine_.planned_.turns) sums.add(engine_.requests_[turn.slot].known);
   } else {
     for (const RequestSlot id : engine_.running_) {
-      if (!engine_.tiers_ || !engine_.tiers_->waiting(id)) count(id);
+      if (!engine_.tiers_ || !engine_.tiers_->waiting(id)) sums.add(engine_.requests_[id].known);
     }
   }
-  return engine_.timing_.duration_ns(engine_.timing_.decodes(alive, context), engine_.capacity_tokens_);
+  return engine_.timing_.duration_ns(sums.load(), engine_.capacity_tokens_);
 }
 
 // Begins as a step does.
 bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish) {
+  engine_.read_input(engine_.now_ns_);
   engine_.landing_wait_.on = false;
   if (engine_.tiers_) {
     engine_.tiers_->hub().run_until(engine_.now_ns_);
@@ -156,7 +138,8 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
   until_ns_ = until_ns;
   stop_on_finish_ = stop_on_finish;
   base_ = engine_.token_log_.next_step();
-  steps_ = counted_ = alive_ = context_ = 0;
+  steps_ = counted_ = 0;
+  sums_ = DecodeSums(*engine_.timing_.model);
   ordinary_ = false;
   filled_.clear();
   members_ = engine_.running_;
@@ -168,7 +151,7 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
   rejoining_.clear();
   const std::vector<Scheduled>& planned = engine_.planned_.turns;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
-    const bool in = ahead_ ? alive_ < planned.size() && planned[alive_].slot == members_[order]
+    const bool in = ahead_ ? sums_.requests() < planned.size() && planned[sums_.requests()].slot == members_[order]
                            : !engine_.tiers_ || !engine_.tiers_->waiting(members_[order]);
     if (in) {
       join(order);
@@ -191,7 +174,7 @@ void VllmEngine::Leap::plan_next() {
     member.last_step = engine_.scheduled_steps_;
     next.turns.push_back({members_[order], 1, member.computed - 1, true, member.id});
   }
-  next.load = StepLoad::of(engine_.timing_.decodes(alive_, context_));
+  next.load = StepLoad::of(sums_.load());
   next.duration_ns = Batch::kUnknown;
 }
 
@@ -206,8 +189,8 @@ void VllmEngine::Leap::play_steps() {
   while (running() > 0) {
     if (engine_.token_log_.crowded()) engine_.fold_token_log();
     // A step ahead, nothing is planned once everybody waits.
-    if (engine_.tiers_ && (interrupted() || (ahead_ && alive_ == 0) || !resume_paused())) return;
-    if (alive_ == 0) {
+    if (engine_.tiers_ && (interrupted() || (ahead_ && sums_.requests() == 0) || !resume_paused())) return;
+    if (sums_.requests() == 0) {
       if (wait_for_landing()) continue;
       begun_ns_ = engine_.now_ns_;  // what follows is no new step
       return;
@@ -230,27 +213,25 @@ bool VllmEngine::Leap::interrupted() {
 }
 
 std::int64_t VllmEngine::Leap::step_ns() const {
-  return engine_.timing_.duration_ns(engine_.timing_.decodes(alive_, context_), engine_.capacity_tokens_);
+  return engine_.timing_.duration_ns(sums_.load(), engine_.capacity_tokens_);
 }
 
 // Up to the next turn, or until something has landed. False: time is up.
 bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   // Copies, which stay in registers.
-  const std::uint64_t alive = alive_;
+  DecodeSums sums = sums_;
   std::uint64_t steps = steps_;
-  std::uint64_t context = context_;
   std::int64_t now_ns = engine_.now_ns_;
   const std::int64_t from_ns = now_ns;
   const StepTiming& timing = engine_.timing_;
-  const bool covered = timing.model->covers(timing.decodes(alive, context + (until_step - steps) * alive));
+  const bool covered = timing.model->covers(sums.after(until_step - steps));
   bool in_time = true;
   bool stop = false;
   std::exception_ptr failure;  // of a timing model of the user's
   while (steps < until_step && !stop) {
-    const DecodeLoad load = timing.decodes(alive, context);
     std::int64_t duration_ns = 0;
     try {
-      duration_ns = timing.duration_ns(load, engine_.capacity_tokens_);
+      duration_ns = timing.duration_ns(sums.load(), engine_.capacity_tokens_);
     } catch (...) {
       failure = std::current_exception();
       break;
@@ -258,11 +239,11 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
     const std::int64_t end_ns = now_ns + duration_ns;
     in_time = now_ns < until_ns_ && end_ns <= until_ns_;
     if (!in_time) break;
-    if (!covered && !timing.model->covers(load)) engine_.totals_.uncovered_ns += duration_ns;
+    if (!covered && !timing.model->covers(sums.load())) engine_.totals_.uncovered_ns += duration_ns;
     now_ns = engine_.now_ns_ = end_ns;
     ++steps;
     engine_.token_log_.end_step(end_ns);
-    context += alive;
+    sums.grow();
     if (engine_.tiers_ && engine_.tiers_->hub().due(end_ns)) {
       stop = interrupted() || !paused_.empty();
       if (engine_.offload_links_ && engine_.offload_links_->has_done()) {
@@ -278,7 +259,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   engine_.totals_.steps += steps - steps_;
   engine_.totals_.step_ns += now_ns - from_ns;
   steps_ = steps;
-  context_ = context;
+  sums_ = sums;
   if (failure) std::rethrow_exception(failure);
   return in_time;
 }
@@ -303,10 +284,10 @@ bool VllmEngine::Leap::play_turns() {
       if (ahead_) out_[order] = out_[order] == kRejoining ? kOut : kPausing;
       return out_[order] == kOut;
     });
-    if (alive_ == 0 && wait_for_landing()) return true;
+    if (sums_.requests() == 0 && wait_for_landing()) return true;
     begun_ns_ = engine_.now_ns_;  // what follows is no new step
     end_ns = engine_.now_ns_ + step_ns();
-    if (alive_ == 0 || end_ns > until_ns_ || engine_.head_may_move()) return false;
+    if (sums_.requests() == 0 || end_ns > until_ns_ || engine_.head_may_move()) return false;
     begun_ns_ = -1;
     engine_.announcer_.show(engine_.now_ns_);  // what went on the host
   }
@@ -360,7 +341,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   }
   ++engine_.totals_.steps;
   engine_.token_log_.end_step(end_ns);
-  engine_.count_time(engine_.timing_.decodes(alive_, context_), end_ns - engine_.begun_ns_);
+  engine_.count_time(sums_.load(), end_ns - engine_.begun_ns_);
   if (ahead_ && engine_.offload_) {
     count_schedules();
     for (const std::uint32_t order : done_) request(order).last_step = engine_.processed_steps_;
@@ -379,14 +360,17 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
     if (last_[order] + 1 != steps_) continue;
     finished = true;
     catch_up(order);
-    context_ -= request(order).known - 1;  // what it added to the context of this step
-    --alive_;
+    sums_.remove(request(order).known - 1);  // what it added to the context of this step
     engine_.retire(request(order), false, end_ns);
     out_[order] = kOut;
     engine_.complete(members_[order], end_ns);
   }
   filled_.clear();
-  context_ += alive_;
+  if (finished) find_longest(steps_ - 1);
+  sums_.grow();
+  for (const std::uint32_t order : due_) {
+    if (computes(order) && known_by(order, steps_) == sums_.window()) sums_.pass_window();
+  }
   if (ahead_) pause_and_rejoin();
   if (finished) engine_.refusal_.stands = false;
   if (engine_.offload_links_) {

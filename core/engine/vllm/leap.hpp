@@ -6,18 +6,20 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
 
 // The engine asks whether a leap is possible and lets it play; nothing else of it is known outside. Its members are the
-// requests that run. A member has a turn when its step begins a block, fills one, or is its last; a step without turns
-// changes the clock and the context, and nothing else. A member whose next block has to wait for a copy pauses, while
-// the others go on. Asynchronously a step schedules the token after the one that it computes: who pauses has the token
-// of the step at hand, and who goes on is computed from the next one on.
+// requests that run. A member has a turn when its step begins a block, fills one, is its last, or the last that reads
+// less than the model's window; a step without turns changes the clock and the context, and nothing else. A member
+// whose next block has to wait for a copy pauses, while the others go on. Asynchronously a step schedules the token
+// after the one that it computes: who pauses has the token of the step at hand, and who goes on is computed from the
+// next one on.
 class VllmEngine::Leap {
  public:
-  explicit Leap(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size) {}
+  explicit Leap(VllmEngine& engine) : engine_(engine), size_(engine.config_.block_size), sums_(*engine.timing_.model) {}
 
   // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
   bool possible() const;
@@ -46,7 +48,6 @@ class VllmEngine::Leap {
   bool possible_ahead() const;
   bool plans_next_token(const Scheduled& turn, RequestSlot slot) const;
   bool plans_all_but_waiting() const;
-  bool sums_tell_time() const;
   bool possible_offloading() const;
   void start(std::int64_t until_ns, bool stop_on_finish);
   void play_steps();
@@ -59,6 +60,10 @@ class VllmEngine::Leap {
   bool decodes(RequestSlot id) const noexcept;
   bool computes(std::uint32_t order) const noexcept { return out_[order] == kIn || out_[order] == kPausing; }
   std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const;
+  // What it reads in that step.
+  std::uint64_t known_by(std::uint32_t order, std::uint64_t step) const {
+    return request(order).known + (step - since_[order]);
+  }
   // Tokens that blocks with a name may hold, once the step is scheduled.
   std::uint32_t filled_by(std::uint32_t order, std::uint64_t step) const {
     return computed_by(order, step) + (ahead_ && out_[order] != kRejoining ? 0 : 1);
@@ -70,6 +75,7 @@ class VllmEngine::Leap {
   void catch_up(std::uint32_t order);
   void pause(std::uint32_t order);
   void pause_and_rejoin();
+  void find_longest(std::uint64_t step);
   bool resume_paused();
   bool serve(std::uint32_t order);
   void name_filled(std::uint32_t order, std::uint32_t full);
@@ -81,7 +87,7 @@ class VllmEngine::Leap {
   bool end_step(std::uint64_t fresh);
   bool wait_for_landing();
   std::int64_t step_ns() const;
-  std::size_t running() const { return alive_ + paused_.size(); }
+  std::size_t running() const { return sums_.requests() + paused_.size(); }
 
   VllmEngine& engine_;
   const std::uint32_t size_;    // of a block
@@ -95,8 +101,7 @@ class VllmEngine::Leap {
   std::uint64_t base_ = 0;     // the first step, in the token log
   std::uint64_t steps_ = 0;    // completed
   std::uint64_t counted_ = 0;  // of them, those of which the engine's counts know
-  std::uint64_t alive_ = 0;    // members that decode
-  std::uint64_t context_ = 0;
+  DecodeSums sums_;            // of members that decode
   bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token
   std::vector<RequestSlot> members_;
   std::vector<std::uint64_t> since_;  // how many steps its request knows of

@@ -26,15 +26,19 @@ void VllmEngine::Leap::join(std::uint32_t order) {
   since_[order] = steps_;
   last_[order] = steps_ + engine_.outputs_left(request(order)) - 1;
   out_[order] = kIn;
-  context_ += request(order).known;
-  ++alive_;
+  sums_.add(request(order).known);
 }
 
 VllmEngine::Leap::Turn VllmEngine::Leap::turn_of(std::uint32_t order, std::uint64_t from) const {
   const std::uint32_t into = computed_by(order, from) % size_;
   // A step ahead, the block that is filled has its name when the next is begun: in one turn.
   const std::uint64_t block = into == 0 ? from : from + (size_ - (ahead_ ? 0 : 1) - into);
-  return {std::min(block, last_[order]), order};
+  const std::uint64_t known = known_by(order, from);
+  const std::uint64_t window = sums_.window();
+  // In the last step that reads less than the window.
+  const std::uint64_t passes =
+      window == TimingModel::kNoWindow || known >= window ? last_[order] : from + (window - 1 - known);
+  return {std::min({block, last_[order], passes}), order};
 }
 
 void VllmEngine::Leap::push_turn(std::uint32_t order, std::uint64_t from) {
@@ -66,8 +70,8 @@ void VllmEngine::Leap::pause(std::uint32_t order) {
     request(order).ahead = 0;
   }
   out_[order] = kOut;
-  context_ -= request(order).known;
-  --alive_;
+  sums_.remove(request(order).known);
+  find_longest(steps_);
   paused_.push_back(order);
 }
 
@@ -84,6 +88,16 @@ void VllmEngine::Leap::pause_and_rejoin() {
     push_turn(order, steps_);
   }
   rejoining_.clear();
+}
+
+// Of those that decode, in that step: somebody has left.
+void VllmEngine::Leap::find_longest(std::uint64_t step) {
+  if (!engine_.timing_.model->wants_longest()) return;
+  std::uint64_t longest = 0;
+  for (std::uint32_t order = 0; order < members_.size(); ++order) {
+    if (computes(order)) longest = std::max(longest, known_by(order, step));
+  }
+  sums_.set_longest(longest);
 }
 
 // The blocks of its turn: one that it begins, one that it fills. False: it must wait for the first.

@@ -34,6 +34,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   request.known = request.spec.prompt_tokens;
   slots_.emplace(request.id, slot);
   waiting_.push(slot, false);
+  unread_.push_back(slot);
   if (offload_) offload_->came(request);
   somebody_came_or_went();
   return request.id;
@@ -98,6 +99,12 @@ void VllmEngine::somebody_came_or_went() {
   stuck_ = false;
   fruitless_preemptions_ = 0;
   token_log_.touch();
+}
+
+// Between two steps the engine reads its input: who came while the last one ran is queued now.
+void VllmEngine::read_input(std::int64_t now_ns) {
+  for (const RequestSlot slot : unread_) requests_[slot].record.queued_ns = now_ns;
+  unread_.clear();
 }
 
 // What the request leaves, which has ended: its slot is free.

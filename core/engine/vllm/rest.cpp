@@ -1,5 +1,6 @@
 // Resting: steps that concern nobody outside are not played before somebody has to know.
 #include <algorithm>
+#include <functional>
 
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/leap.hpp"
@@ -40,16 +41,25 @@ std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
   if (!leaping_ || !tiers_ || tiers_->has_ready() || !leap_->possible()) return std::nullopt;
   const std::uint64_t steps = plain_steps();
   if (steps < kFewestAtRest) return std::nullopt;
-  const std::uint64_t alive = running_.size();
-  std::uint64_t context = 0;
-  for (const RequestSlot id : running_) context += requests_[id].known;
+  DecodeSums sums(*timing_.model);
+  std::vector<std::uint64_t> passing;  // after how many steps somebody's context is the window
+  for (const RequestSlot id : running_) {
+    const std::uint64_t known = requests_[id].known;
+    sums.add(known);
+    if (known < sums.window() && sums.window() - known < steps) passing.push_back(sums.window() - known);
+  }
+  std::ranges::sort(passing, std::greater<>());
   // Where nobody can foresee what a step takes, or it may take nothing, steps are played in their order.
-  if (timing_.least_ns(timing_.decodes(alive, context), context / alive, capacity_tokens_) <= 0) return std::nullopt;
+  const std::uint64_t mean = sums.load().context_tokens / sums.requests();
+  if (timing_.least_ns(sums.load(), mean, capacity_tokens_) <= 0) return std::nullopt;
   landing_wait_.on = false;
+  read_input(now_ns);
   now_ns_ = now_ns;
   std::int64_t end_ns = now_ns;
-  for (std::uint64_t step = 0; step < steps; ++step, context += alive) {
-    end_ns += timing_.duration_ns(timing_.decodes(alive, context), capacity_tokens_);
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    end_ns += timing_.duration_ns(sums.load(), capacity_tokens_);
+    sums.grow();
+    for (; !passing.empty() && passing.back() == step + 1; passing.pop_back()) sums.pass_window();
   }
   return end_ns;
 }

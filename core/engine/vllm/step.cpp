@@ -57,6 +57,7 @@ void VllmEngine::greet(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   require_time(now_ns);
   begun_ns_ = now_ns;
+  read_input(now_ns);
   landing_wait_.visited = false;
   log_.clear();
   if (tiers_ && !leap_->has_begun(now_ns)) {
@@ -108,6 +109,16 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   if (load.mocker.prefill_requests > 0) sample(running_.size());
   now_ns_ = now_ns + duration_ns;
   if (observer_) observer_(false);
+}
+
+std::int64_t VllmEngine::retime_step(std::uint64_t rank_tokens) {
+  StepLoad& load = config_.async_scheduling ? open_.load : load_;
+  const std::int64_t alone_ns = timing_.duration_ns(load, capacity_tokens_);
+  load.rank_tokens = rank_tokens;
+  const std::int64_t later_ns = timing_.duration_ns(load, capacity_tokens_) - alone_ns;
+  count_time(load, later_ns);
+  now_ns_ += later_ns;
+  return now_ns_ - begun_ns_;
 }
 
 const StepEffects& VllmEngine::end_step(std::int64_t end_ns) {

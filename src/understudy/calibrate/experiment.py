@@ -11,6 +11,7 @@ import numpy as np
 from understudy.calibrate.simulate import Outcome, simulate
 from understudy.engines.config import VllmConfig
 from understudy.engines.profiles import NEWEST
+from understudy.errors import InvalidArgument
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Physical
 from understudy.timing.presets import preset
@@ -25,14 +26,17 @@ _BLOCK_SIZE = 16
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run, and what of it was measured: means of milliseconds by name, as far as they are known."""
+    """What was run, and what of it was measured."""
 
     name: str
     deployment: Deployment
     engine: VllmConfig
     loads: tuple[Load, ...]
     """Draws of the same random load: their outcomes are averaged."""
-    measured: dict[str, float]
+    measured: dict[str, str]
+    """Means of milliseconds by name, as far as they are there, as they are written: `measurement` reads them."""
+    where: str = ""
+    """File and line, for errors."""
     client_output_tokens: float | None = None
     """Tokens that the client counted in an answer, where it did not count those that the engine made."""
 
@@ -41,6 +45,20 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         return preset(
             self.deployment.model, self.deployment.gpu, self.deployment.weights, self.deployment.kv
         ).efficiencies
+
+    def measurement(self, name: str) -> float:
+        """What was measured. InvalidArgument where nothing is, or nothing that can be compared with."""
+        text = self.measured.get(name, "")
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise InvalidArgument(
+                f"{self.where}: {name} must be a number above 0 to compare with, got {text or 'nothing'}; correct the "
+                "cell, or leave the row out"
+            )
+        return value
 
     def outcomes(self, reached: Efficiencies) -> list[Outcome]:
         """Each load replayed with these efficiencies."""

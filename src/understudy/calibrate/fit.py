@@ -40,6 +40,22 @@ _TIGHT = 0.1
 """The same for numbers that hardly anything but the prior tells."""
 _NOISE = 0.02
 """Of equal benchmarks: what is left when everything is right."""
+REPEATED = {"ttft_ms": 0.04, "tpot_ms": 0.02, "e2e_ms": 0.02}
+"""By how much a benchmark comes out otherwise when it is run again, all of its requests together."""
+NOT_FITTED = {
+    "attention": 0.15,
+    "layer_us": 0.25,
+    "sequence_us": 0.25,
+    "prefill_ms": 0.25,
+    "front_end_ms": 0.25,
+    "weights": 0.1,
+    "compute": 0.1,
+    "routing_ns": 0.25,
+    "link": 0.2,
+    "link_latency_us": 0.2,
+}
+"""How far numbers may be from the preset that a fit leaves there."""
+_LINK = ("link", "link_latency_us")
 _DETERMINED = 0.6
 """A number is determined where the data left less than this share of the prior's uncertainty."""
 
@@ -63,11 +79,14 @@ class Fit(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-def numbers_to_fit(deployment: Deployment, benchmarks: Sequence[Benchmark]) -> dict[str, float]:
+def numbers_to_fit(
+    deployment: Deployment, benchmarks: Sequence[Benchmark], *, detailed: bool | None = None
+) -> dict[str, float]:
     """Which efficiencies these benchmarks may tell, and how far each may move (of its logarithm)."""
     sizes = {one.engine.get("tensor_parallel_size", deployment.parallel.tensor) for one in benchmarks}
     prompts = {round(float(np.median(one.load.workload.prompt_tokens)), -2) for one in benchmarks}
-    detailed = any(one.detailed for one in benchmarks)
+    if detailed is None:
+        detailed = any(one.detailed for one in benchmarks)
     experts = bool(deployment.model.num_experts)
     wanted = {"weights": _PRIOR, "compute": _PRIOR, "kv": _PRIOR, "step_ms": _PRIOR}
     if experts:
@@ -132,6 +151,7 @@ def fit(
     )
     reached = efficiencies(solution.values)
     outcomes = tuple(run.play(reached) for run in runs)
+    deviations = solution.deviations(_in_common(runs, reached, wanted, solution.residuals))
     fitted = tuple(
         FittedNumber(
             name=name,
@@ -140,7 +160,7 @@ def fit(
             preset=getattr(start, name),
             determined=bool(deviation < _DETERMINED * wanted[name]),
         )
-        for name, deviation in zip(names, solution.deviations, strict=True)
+        for name, deviation in zip(names, deviations, strict=True)
     )
     inputs = tuple(score(run.benchmark, outcome) for run, outcome in zip(runs, outcomes, strict=True))
     file = TimingFile(
@@ -159,6 +179,28 @@ def fit(
     )
     notes = tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes)
     return Fit(file, outcomes, notes)
+
+
+def _in_common(runs: Sequence[Run], reached: Efficiencies, wanted: dict[str, float], left: Vector) -> Vector:
+    """What many residuals have wrong together, a standard deviation a column: a benchmark that was as a whole a little
+    fast or slow, and the numbers that are not fitted, which may be off as well."""
+    columns: list[Vector] = []
+    start = 0
+    for run in runs:
+        for measure in run.measures():
+            column = np.zeros(len(left))
+            size = len(measure)
+            column[start : start + size] = measure
+            columns.append(column)
+            start += size
+    alone = all(run.deployment.parallel.tensor * run.deployment.parallel.data == 1 for run in runs)
+    for name, spread in NOT_FITTED.items():
+        value = getattr(reached, name)
+        if name in wanted or value <= 0 or (name in _LINK and alone):
+            continue
+        moved = msgspec.structs.replace(reached, **{name: value * float(np.exp(spread))})
+        columns.append(np.concatenate([run.residuals(run.play(moved)) for run in runs]) - left)
+    return np.stack(columns, axis=1)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -201,7 +243,7 @@ class Run(msgspec.Struct, frozen=True):
         )
 
     def residuals(self, outcome: Outcome) -> Vector:
-        """Logarithms of simulated over measured, weighted.
+        """Logarithms of simulated over measured, weighted; by measure.
 
         Of a file with every request, these are means of groups, by when requests came and by how long they are: one
         request more or less in a batch moves single times by a step, and groups of them hardly.
@@ -214,21 +256,34 @@ class Run(msgspec.Struct, frozen=True):
                     if value > 0
                 ]
             )
-        prompts = self.benchmark.load.workload.prompt_tokens
-        groups = [
-            *np.array_split(np.arange(len(prompts)), min(_GROUPS_BY_TIME, len(prompts))),
-            *np.array_split(np.argsort(prompts, kind="stable"), min(_GROUPS_BY_LENGTH, len(prompts))),
-        ]
-        weights = _DETAILED_WEIGHT / np.sqrt(len(groups))
+        weights = _DETAILED_WEIGHT / np.sqrt(len(self._groups))
         return np.array(
             [
                 weights
                 * weight
                 * _off(getattr(self.benchmark, name)[group], getattr(outcome, name)[group], name)
                 for name, weight in _WEIGHTS.items()
-                for group in groups
+                for group in self._groups
             ]
         )
+
+    def measures(self) -> list[Vector]:
+        """What a standard deviation of one measure of the whole benchmark does to the residuals that it is part of."""
+        if not self.benchmark.detailed:
+            names = [name for name, value in self.benchmark.means.items() if value > 0]
+            return [np.array([_WEIGHTS[name] * REPEATED[name]]) for name in names]
+        weights = _DETAILED_WEIGHT / np.sqrt(len(self._groups))
+        return [
+            np.full(len(self._groups), weights * weight * REPEATED[name]) for name, weight in _WEIGHTS.items()
+        ]
+
+    @property
+    def _groups(self) -> list[NDArray[np.intp]]:
+        prompts = self.benchmark.load.workload.prompt_tokens
+        return [
+            *np.array_split(np.arange(len(prompts)), min(_GROUPS_BY_TIME, len(prompts))),
+            *np.array_split(np.argsort(prompts, kind="stable"), min(_GROUPS_BY_LENGTH, len(prompts))),
+        ]
 
 
 _GROUPS_BY_TIME = 8

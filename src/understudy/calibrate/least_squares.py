@@ -16,18 +16,42 @@ if TYPE_CHECKING:
 
 _ROBUST = 0.1
 """Residuals beyond this count linearly: one bad measurement does not bend the rest."""
-_DIFFERENCE = 0.03
-"""Of finite differences, in the logarithm."""
+_DIFFERENCE = 0.06
+"""Of finite differences to both sides, in the logarithm."""
 _LONGEST_STEP = 0.5
+_WIDER = 1.5
+"""Than linear theory has it: a schedule is not linear. Found by benchmarks/coverage.py; no wider than the prior."""
 
 
 class Solution(msgspec.Struct, frozen=True):
-    """Numbers that fit best, their standard deviations in the logarithm, and what is left."""
+    """Numbers that fit best, and what it takes to say how well: residuals there, and their slopes in the logarithms."""
 
     values: Vector
-    deviations: Vector
     residuals: Vector
+    slope: Vector
+    prior: Vector
+    noise: float
     evaluations: int
+
+    def deviations(self, systematic: Vector | None = None) -> Vector:
+        """Standard deviations of the logarithms of the numbers.
+
+        Three things make an estimate wrong: noise of each residual by itself, as large as what the fit leaves; a
+        prior that pulls, as far from the truth as it says it may be; and errors that many residuals have in common:
+        columns of `systematic`, each what one standard deviation of such an error does to all of them.
+        """
+        weights = _weights(self.residuals)
+        left = np.linalg.inv(
+            self.slope.T @ (weights[:, None] * self.slope) / self.noise**2 + np.diag(1 / self.prior**2)
+        )
+        moved = left @ (self.slope.T * weights) / self.noise**2  # the numbers, by the residuals
+        spread = max(self.noise, float(np.sqrt(np.average(self.residuals**2, weights=weights))))
+        pulled = np.eye(len(self.values)) - moved @ self.slope
+        parts = [spread * moved / np.sqrt(weights), pulled * self.prior]
+        if systematic is not None and systematic.size:
+            parts.append(moved @ systematic)
+        found: Vector = _WIDER * np.sqrt(sum((part**2).sum(axis=1) for part in parts))
+        return np.minimum(found, np.maximum(self.prior, found / _WIDER))
 
 
 def solve(
@@ -48,19 +72,16 @@ def solve(
     at = origin.copy()
     left = residuals(np.exp(at))
     evaluations = 1
-    weight_of_prior = (noise / prior) ** 2
     damping = 0.01
-    best = _cost(left, at - origin, weight_of_prior)
-    slope = np.zeros((len(left), len(at)))
     for iteration in range(iterations):
-        for column in range(len(at)):
-            moved = at.copy()
-            moved[column] += _DIFFERENCE
-            slope[:, column] = (residuals(np.exp(moved)) - left) / _DIFFERENCE
-        evaluations += len(at)
+        found = _slopes(residuals, at, left)
+        evaluations += 2 * len(at)
+        # What moves by chance with every change cannot be told from the data: the prior holds the more.
+        weight_of_prior = (noise**2 + found.chance**2) / prior**2
+        best = _cost(left, at - origin, weight_of_prior)
         weights = _weights(left)
-        normal = slope.T @ (weights[:, None] * slope) + np.diag(weight_of_prior)
-        downhill = -slope.T @ (weights * left) - weight_of_prior * (at - origin)
+        normal = found.slope.T @ (weights[:, None] * found.slope) + np.diag(weight_of_prior)
+        downhill = -found.slope.T @ (weights * left) - weight_of_prior * (at - origin)
         gain = 0.0
         for _ in range(4):
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
@@ -75,12 +96,43 @@ def solve(
             damping *= 4
         if progress is not None:
             progress(iteration + 1)
-        if gain < 1e-4 * best:
+        if gain < 1e-3 * best:
             break
-    weights = _weights(left)
-    spread = max(noise, float(np.sqrt(np.average(left**2, weights=weights))))
-    normal = slope.T @ (weights[:, None] * slope) / spread**2 + np.diag(1 / prior**2)
-    return Solution(np.exp(at), np.sqrt(np.diag(np.linalg.inv(normal))), left, evaluations)
+    found = _slopes(residuals, at, left)
+    return Solution(
+        values=np.exp(at),
+        residuals=left,
+        slope=found.slope,
+        prior=prior,
+        noise=float(np.hypot(noise, found.chance)),
+        evaluations=evaluations + 2 * len(at),
+    )
+
+
+class _Slopes(msgspec.Struct, frozen=True):
+    slope: Vector
+    chance: float
+    """By how much a residual moves with any change at all, since another request is in a batch: what differences on
+    both sides do not agree on."""
+
+
+def _slopes(residuals: Callable[[Vector], Vector], at: Vector, left: Vector) -> _Slopes:
+    """How residuals, which are `left` at the logarithms `at`, change with each of these."""
+    slope = np.zeros((len(left), len(at)))
+    bent = np.zeros_like(slope)
+    for column in range(len(at)):
+        sides = []
+        for way in (1, -1):
+            moved = at.copy()
+            moved[column] += way * _DIFFERENCE
+            sides.append(residuals(np.exp(moved)))
+        slope[:, column] = (sides[0] - sides[1]) / (2 * _DIFFERENCE)
+        bent[:, column] = sides[0] + sides[1] - 2 * left
+    chance = float(np.sqrt(np.mean(bent**2) / 6))
+    # Of a slope, what chance alone would give tells nothing.
+    size = (slope**2).mean(axis=0)
+    slope *= np.clip(1 - chance**2 / (2 * _DIFFERENCE**2) / np.maximum(size, 1e-30), 0, 1)
+    return _Slopes(slope, chance)
 
 
 def _weights(left: Vector) -> Vector:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _MEASURES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 _POINTS = 200
 _LEGEND = (("base", "measured"), ("s1", "simulated"))
+_STYLE = ".whole svg { min-width: 0; }"
+"""Both axes of a scatter say the same: on a narrow screen it shrinks, and is not cut off."""
 
 
 def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
@@ -43,7 +45,7 @@ def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[O
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; img-src data:\">\n"
         f'<link rel="icon" href="data:,">\n<title>{escape(title)} · calibrated · Understudy</title>\n'
-        f"<style>{STYLE}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
+        f"<style>{STYLE}{_STYLE}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
         f'<header><div><h1>{escape(title)}</h1><div class="facts"><span>weights <b>{escape(file.weights)}</b></span>'
         f"<span>KV <b>{escape(file.kv)}</b></span><span>fitted <b>{escape(file.date)}</b> to "
         f"<b>{len(file.inputs)}</b> benchmark{'' if len(file.inputs) == 1 else 's'}</span></div></div>"
@@ -137,7 +139,11 @@ def _scatter(file: str, name: str, measured: Times, simulated: Times) -> Card:
     )
     legend = (("base", "equal"), ("s1", "a request"))
     return Card(
-        f"{name} of each request", f"{file}: simulated (up) over measured (across)", plot.svg(), legend
+        f"{name} of each request",
+        f"{file}: simulated (up) over measured (across)",
+        plot.svg(),
+        legend,
+        "half whole",
     )
 
 

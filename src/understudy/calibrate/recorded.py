@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from understudy.engines.config import VllmConfig
-    from understudy.engines.timing import TimingModel
 
 _FIELDS = ("request_id", "arrival_s", "input_tokens", "output_tokens")
 COLUMNS = ("request_id", "ttft_ms", "tpot_ms", "e2e_ms")
@@ -92,38 +91,27 @@ def predict_run(
     engine: VllmConfig,
     *,
     workers: int = 1,
-    timing: TimingModel | None = None,
     ranks: bool = False,
 ) -> list[tuple[str, float, float, float]]:
     """Name, TTFT, TPOT and whole time of each request in ms, in order, from when the engine sees it.
 
-    `timing` is a model in place of the engine's; `ranks` says that workers step together.
+    `ranks` says that workers step together.
 
     A busy engine reads what has come when a step ends: until then a request is not seen. TPOT of one token is 0.
     """
-    ends: dict[int, list[int]] = {worker: [] for worker in range(workers)}
     run = run_offline(
         load.workload,
         engine,
         workers=workers,
         routing="round_robin" if workers == 1 else "least_loaded",
-        timing=timing,
         ranks=ranks,
-        on_step_end=lambda worker, now_ns: ends[worker].append(now_ns),
     )
     columns = run.timeline
     if columns.reject_reasons:
         row, reason = next(iter(columns.reject_reasons.items()))
         raise InvalidArgument(f"request {(columns.request_ids or [])[row]}: {reason}")
-    seen = columns.arrival_ns.copy()
-    for worker, times in ends.items():
-        steps = np.array(times, dtype=np.int64)
-        rows = np.flatnonzero((columns.worker == worker) & (columns.first_admit_ns > columns.arrival_ns))
-        at = np.searchsorted(steps, columns.arrival_ns[rows])
-        known = at < len(steps)
-        seen[rows[known]] = np.minimum(steps[at[known]], columns.first_admit_ns[rows[known]])
-    ttft = (columns.first_token_ns - seen) / 1e6
-    e2e = (columns.last_token_ns - seen) / 1e6
+    ttft = (columns.first_token_ns - columns.queued_ns) / 1e6
+    e2e = (columns.last_token_ns - columns.queued_ns) / 1e6
     gaps = np.maximum(columns.output_tokens - 1, 1)
     tpot = (columns.last_token_ns - columns.first_token_ns) / 1e6 / gaps
     names = load.workload.request_ids or []

@@ -43,6 +43,8 @@ _LEAST_LENGTH = 0.8
 _PROMPTS_PER_SLOT = 10
 _MAX_STAGE_S = 600.0
 _MOST = 10_000_000
+_NOTHING = ("nan", "none", "null", "na", "n/a", "<na>", "-")
+"""What is written for an empty cell."""
 
 
 class Table:
@@ -100,7 +102,7 @@ class _Row:
     def text(self, name: str, *others: str, default: str | None = None) -> str:
         """The cell of the first of these columns that has something in it."""
         for column in (name, *others):
-            if value := (self.cells.get(column) or "").strip():
+            if value := self._cell(column):
                 return value
         if default is None:
             raise InvalidArgument(f"{self.where}: {name} is empty")
@@ -110,7 +112,7 @@ class _Row:
         return self._number(name, self.text(name))
 
     def count(self, name: str, default: int | None = None) -> int:
-        if default is not None and not (self.cells.get(name) or "").strip():
+        if default is not None and not self._cell(name):
             return default
         value = self.number(name)
         if value != int(value) or value > _MOST:
@@ -122,15 +124,14 @@ class _Row:
     def numbers(self, name: str) -> list[float]:
         return [self._number(name, part) for part in re.split(r"[\s,;|\[\]]+", self.text(name)) if part]
 
-    def measured(self, *names: str) -> dict[str, float]:
-        """What was measured, where it was: predictions do not depend on it."""
-        found = {}
-        for name in names:
-            try:
-                found[name] = self.number(name)
-            except InvalidArgument:
-                continue
-        return found
+    def measured(self, *names: str) -> dict[str, str]:
+        """What the cells of measurements say, where there are any: predictions do not depend on it."""
+        return {name: self._cell(name) for name in names if self._cell(name)}
+
+    def _cell(self, name: str) -> str:
+        """What is in it; nothing where a spreadsheet says that nothing is."""
+        text = (self.cells.get(name) or "").strip()
+        return "" if text.lower() in _NOTHING else text
 
     def _number(self, name: str, text: str) -> float:
         try:
@@ -175,6 +176,7 @@ def _closed_loop(row: _Row) -> Experiment:
         ),
         loads=loads,
         measured=row.measured("ttft_ms", "tpot_ms"),
+        where=row.where,
     )
 
 
@@ -244,5 +246,6 @@ def _stages(row: _Row) -> Experiment:
         ),
         loads=(load,),
         measured=row.measured("ttft_ms", "itl_ms", "e2e_ms"),
+        where=row.where,
         client_output_tokens=row.number("client_output_tokens") if counted else float(max_tokens),
     )

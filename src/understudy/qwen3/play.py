@@ -94,6 +94,7 @@ class Played:
     copies: list[float] = field(default_factory=list)
     """When the end of each copy was seen, in the order in which they began."""
     arrival_ms: dict[str, float] = field(default_factory=dict)
+    queued_ms: dict[str, float] = field(default_factory=dict)
     admitted_ms: dict[str, float] = field(default_factory=dict)
     first_ms: dict[str, float] = field(default_factory=dict)
     second_ms: dict[str, float] = field(default_factory=dict)
@@ -262,6 +263,7 @@ class _Player:
         while self._queue and self._queue[-1][0] <= now_ms:
             at_ms, request = self._queue.pop()
             self.played.arrival_ms[request.id] = at_ms
+            self.played.queued_ms[request.id] = now_ms
             self.found.add(now_ms)
             self._engine.submit(request)
 

@@ -179,6 +179,7 @@ def _timeline(workload: Workload, played: Played, engine: Engine, sizes: dict[st
     samples = np.array(played.samples, np.int64).reshape(-1, 5)
     return Timeline(
         arrival_ns=arrived,
+        queued_ns=np.where(status == Status.REJECTED, -1, times(played.queued_ms)),
         first_admit_ns=times(played.admitted_ms),
         first_token_ns=times(played.first_ms),
         second_token_ns=times(played.second_ms),

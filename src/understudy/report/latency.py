@@ -24,6 +24,7 @@ class Latencies:
 
     queue_ms: Float64Column
     ttft_ms: Float64Column
+    ttft_queued_ms: Float64Column
     ttst_ms: Float64Column
     tpot_ms: Float64Column
     e2e_ms: Float64Column
@@ -39,6 +40,7 @@ class Latencies:
         return cls(
             queue_ms=_gap_ms(timeline.arrival_ns, timeline.first_admit_ns, admitted),
             ttft_ms=_gap_ms(timeline.arrival_ns, timeline.first_token_ns, one_token),
+            ttft_queued_ms=_gap_ms(timeline.queued_ns, timeline.first_token_ns, one_token),
             ttst_ms=_gap_ms(timeline.first_token_ns, timeline.second_token_ns, two_tokens),
             tpot_ms=decode_ms / np.maximum(timeline.output_tokens - 1, 1),
             e2e_ms=_gap_ms(timeline.arrival_ns, timeline.served_ns, done),

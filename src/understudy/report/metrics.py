@@ -26,6 +26,13 @@ DISTRIBUTIONS = (
         "First output token − arrival, per request with at least one token.",
     ),
     Metric(
+        "ttft_queued_ms",
+        "TTFT from queue",
+        "ms",
+        "First output token − when the engine read the request (at once when idle, else at the end of the step that "
+        "ran), per request with at least one token.",
+    ),
+    Metric(
         "ttst_ms",
         "Time to second token (TTST)",
         "ms",

@@ -98,6 +98,7 @@ class Report:
     """Facts about the run: whatever it was built with, usually workload, config, digest and wall_time_s."""
 
     ttft_ms: Statistics
+    ttft_queued_ms: Statistics
     ttst_ms: Statistics
     itl_ms: Statistics
     tpot_ms: Statistics
@@ -152,6 +153,7 @@ class Report:
             columns=timeline,
             run=_facts(run or {}),
             ttft_ms=Statistics.of(present(latencies.ttft_ms)),
+            ttft_queued_ms=Statistics.of(present(latencies.ttft_queued_ms)),
             ttst_ms=Statistics.of(present(latencies.ttst_ms)),
             itl_ms=Statistics.of(timeline.itl_ns / NS_PER_MS, timeline.itl_count),
             tpot_ms=Statistics.of(present(latencies.tpot_ms)),

@@ -26,6 +26,7 @@ COLUMN_GAP = 2
 
 SHORT_LABELS = {
     "ttft_ms": "TTFT (ms)",
+    "ttft_queued_ms": "TTFT queued (ms)",
     "ttst_ms": "TTST (ms)",
     "itl_ms": "ITL (ms)",
     "tpot_ms": "TPOT (ms)",

@@ -32,8 +32,8 @@ def digests(timeline: Timeline, kv: KvLog | None = None) -> dict[str, Any]:
     """`digest`, over the whole timeline, and `digests`, of its parts, so that runs that differ show in what.
 
     Covered is every declared column and number (requests, gaps, samples; with tiers loads, residency and links), not
-    the wording of rejections. Events are no part of it, since a run may not have kept them: where `kv` has them, they
-    are a part of their own.
+    the wording of rejections, nor columns that say so. Events are no part of it, since a run may not have kept them:
+    where `kv` has them, they are a part of their own.
     """
     parts = {
         "requests": _hash(_columns(timeline, "request")),
@@ -73,7 +73,7 @@ def _bytes(item: NDArray[Any] | int | float | str) -> bytes:
 
 def _columns(record: Timeline | TierColumns, per: str) -> Iterator[Item]:
     for declared in columns_of(type(record)):
-        if declared.about.per == per:
+        if declared.about.per == per and declared.about.digested:
             for array in declared.arrays(record):
                 yield declared.name, array
 

@@ -40,6 +40,8 @@ class About:
     source: Literal["core", "workload"] = "core"
     core_name: str | None = None
     """In the core, or in the workload, where it is called otherwise."""
+    digested: bool = True
+    """False for what came later and follows from the rest: runs keep the digests that they had before it."""
 
 
 @dataclass(frozen=True, slots=True)

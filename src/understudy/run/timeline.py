@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
 UInt8Column = NDArray[np.uint8]
 
-_TIMES = ("arrival_ns", "first_admit_ns", "first_token_ns", "second_token_ns", "last_token_ns", "finish_ns")
+_TIMES = (
+    "arrival_ns",
+    "queued_ns",
+    "first_admit_ns",
+    "first_token_ns",
+    "second_token_ns",
+    "last_token_ns",
+    "finish_ns",
+)
 _COUNTS = ("prompt_tokens", "requested_output_tokens", "output_tokens", "cached_tokens_first", "preemptions")
 _SIZES = ("num_workers", "blocks_per_worker", "block_size")
 
@@ -61,6 +69,15 @@ class Timeline:
             "request",
             "time ns",
             "When the request became ready; −1 for a turn whose session never got so far.",
+        ),
+    ]
+    queued_ns: Annotated[
+        Int64Column,
+        About(
+            "request",
+            "time ns",
+            "When its engine read it: at once when idle, else at the end of the step that ran (vLLM's `queued_ts`).",
+            digested=False,
         ),
     ]
     first_admit_ns: Annotated[
@@ -287,6 +304,7 @@ class Timeline:
             refuse(name, has_time != (self.output_tokens >= tokens), "does not agree with output_tokens")
         admitted = self.first_admit_ns != NEVER
         refuse("first_admit_ns", (self.output_tokens > 0) & ~admitted, "of a request with tokens is missing")
+        refuse("queued_ns", admitted & (self.queued_ns == NEVER), "of a request that was admitted is missing")
         too_much = self.cached_tokens_first > self.prompt_tokens
         refuse("cached_tokens_first", too_much, "is above prompt_tokens")
         too_little = self.cached_tokens_total < self.cached_tokens_first

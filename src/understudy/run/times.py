@@ -45,7 +45,8 @@ def seen_by_client(timeline: Timeline, outside_ns: int) -> Timeline:
     # A request that was never admitted ends where it arrived.
     ended = np.where(timeline.first_admit_ns >= 0, later("finish_ns", outside_ns), timeline.finish_ns)
     before_ns = round(outside_ns * BEFORE_ENGINE)
-    return replace(timeline, first_admit_ns=later("first_admit_ns", before_ns), finish_ns=ended, **shifted)
+    shifted |= {name: later(name, before_ns) for name in ("queued_ns", "first_admit_ns")}
+    return replace(timeline, finish_ns=ended, **shifted)
 
 
 def described_times(

@@ -282,7 +282,7 @@ class _Player:
 
     def _timeline(self, fleet: Fleet, base_ns: int) -> Timeline:
         rows = len(self._workload)
-        names = ("arrival", "first_admit", "first_token", "second_token", "last_token", "finish")
+        names = ("arrival", "queued", "first_admit", "first_token", "second_token", "last_token", "finish")
         times = {name: np.full(rows, -1, dtype=np.int64) for name in names}
         counts = {
             name: np.zeros(rows, dtype=np.int64)
@@ -308,6 +308,7 @@ class _Player:
         workload = self._workload
         return Timeline(
             arrival_ns=times["arrival"],
+            queued_ns=times["queued"],
             first_admit_ns=times["first_admit"],
             first_token_ns=times["first_token"],
             second_token_ns=times["second_token"],

@@ -54,6 +54,8 @@ class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """And each token that the step is padded to."""
     comm_rank_token_ms: float = 0.0
     """Between data-parallel ranks, each token of all of them."""
+    ranks: int = 1
+    """How many there are; where a step does not say what all of them compute, each is taken to be as busy."""
     step_ms: float = 0.0
     """Overhead of a step."""
     sequence_ms: float = 0.0
@@ -78,12 +80,13 @@ class StepCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         self, speedup_ratio: float = 1.0, decode_speedup_ratio: float = 1.0, **domain: int | None
     ) -> StepTiming:
         """The native model of these numbers; `domain` as in `_core.physical_timing`."""
-        whole = ("captures", "window", "floor_above_tokens")
+        whole = ("captures", "window", "floor_above_tokens", "ranks")
         above = self.floor_above_tokens
         return physical_timing(
             {field: getattr(self, field) for field in self.__struct_fields__ if field not in whole},
             captures=self.captures,
             window=self.window,
+            ranks=self.ranks,
             floor_above_tokens=max(self.captures, default=0) if above is None else above,
             speedup_ratio=speedup_ratio,
             decode_speedup_ratio=decode_speedup_ratio,

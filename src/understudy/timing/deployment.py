@@ -93,10 +93,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def coefficients(self, reached: Efficiencies) -> StepCoefficients:
         """What each part of a step costs a rank with these efficiencies.
 
-        A rank knows its own tokens only: the others that share its experts are taken to be as busy.
+        Ranks that share experts see the tokens of all; one that steps by itself takes the others to be as busy.
         """
         model, gpu, tp = self.model, self.gpu, self.parallel.tensor
-        ranks = self.parallel.data
         linear, experts = weight_type(model.linear_type(self.weights)), weight_type(self.weights)
         read = 1e3 / (gpu.bandwidth_gbps * 1e9)  # ms a byte
         linear_flop = 1e3 / (gpu.tflops(linear.peak) * 1e12 * reached.compute)
@@ -115,10 +114,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             token_ms=2 * linear_parameters * linear_flop,
             expert_ms=held * experts.bytes * read / reached.experts / self._local_experts if held else 0.0,
             local_experts=self._local_experts,
-            expert_share=1 - (1 - model.experts_per_token / model.num_experts) ** ranks
-            if model.num_experts
-            else 0.0,
-            expert_token_ms=2 * active * expert_flop * ranks,
+            expert_share=model.experts_per_token / model.num_experts if model.num_experts else 0.0,
+            expert_token_ms=2 * active * expert_flop,
             head_ms=model.head_parameters * 2 / tp * read / reached.weights,
             head_sequence_ms=2 * model.head_parameters / tp * head_flop,
             context_ms=full_layers * kv,
@@ -129,7 +126,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             window_attention_ms=model.window_layers * pair,
             comm_ms=comm_step,
             comm_token_ms=comm_token,
-            comm_rank_token_ms=expert_comm * ranks,
+            comm_rank_token_ms=expert_comm,
+            ranks=self.parallel.data,
             step_ms=reached.step_ms + reached.layer_us * model.num_layers / 1e3,
             sequence_ms=reached.sequence_us / 1e3,
             prefill_ms=reached.prefill_ms,

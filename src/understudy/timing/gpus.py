@@ -119,8 +119,8 @@ def find_gpu(name: str) -> Gpu:
     for gpu in GPUS.values():
         key = "".join(letter for letter in gpu.name.lower() if letter.isalnum())
         if key in bare or key.removeprefix("rtx") == bare:
-            if gpu.origin == _NVLINK and ("pcie" in bare or "nvl" in bare):
-                break  # of that name, with less bandwidth and fewer flops
+            if gpu.origin == _NVLINK and any(word in bare for word in ("pcie", "nvl", "40gb")):
+                break  # of that name, with less bandwidth, fewer flops or half the memory
             return gpu
     raise ConfigError(
         f"gpu {name!r} is not known; known are {', '.join(GPUS)}; any other by its data sheet: "

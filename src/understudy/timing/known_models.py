@@ -187,6 +187,8 @@ MODELS = {
 }
 """By the name of their repository, without its owner and without endings such as -Instruct."""
 
+_DISTILLED = re.compile(r"^deepseek-r1-(\d{4}-)?distill-")
+"""Other models that were taught by one; their shapes are their own."""
 _LATENT = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "minicpm3", "glm-5")
 
 _SHORT = {
@@ -199,8 +201,11 @@ _SHORT = {
     "mixtral": "Mixtral-8x7B",
     "mixtral22b": "Mixtral-8x22B",
     "llama7b": "Llama-2-7B",
+    "vicuna7b": "Llama-2-7B",
+    "vicuna13b": "Llama-2-13B",
     "llama13b": "Llama-2-13B",
     "qwen7b": "Qwen2.5-7B",
+    "qwen3coder30ba3b": "Qwen3-30B-A3B",
     "qwen8b": "Qwen3-8B",
     "qwen72b": "Qwen2.5-72B",
     "qwen14b": "Qwen3-14B",
@@ -218,6 +223,7 @@ _SHORT = {
 def known_model(model: str) -> Architecture:
     """A model of the table. ConfigError for one that is not there, by name for latent attention."""
     name = plain_name(model)
+    name = _DISTILLED.sub("", name)
     if name.startswith(_LATENT):
         raise ConfigError(
             f"model {model!r} has latent attention (MLA), which has no timing yet; give measured times instead"

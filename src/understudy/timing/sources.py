@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class MeasuredKernels(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="op_tables"
 ):
-    """Steps from op tables, interpolated; asked once a step."""
+    """Steps from op tables, interpolated."""
 
     folder: str
     deployment: Deployment
@@ -43,11 +43,8 @@ class MeasuredKernels(
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
         """The native model. ConfigError names the file and the column that is missing."""
-        return python_timing(self.model(), speedup_ratio, decode_speedup_ratio)
-
-    def model(self) -> OpTables:
-        """The model in Python."""
-        return OpTables(Path(self.folder), self.deployment, self.efficiencies, extrapolate=self.extrapolate)
+        tables = OpTables(Path(self.folder), self.deployment, self.efficiencies, extrapolate=self.extrapolate)
+        return tables.build(speedup_ratio, decode_speedup_ratio)
 
 
 class Aiconfigurator(

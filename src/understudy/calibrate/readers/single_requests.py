@@ -30,16 +30,15 @@ def of_requests(
     check_clock(where, clock_key, start_s)
     check_times(where, ttft_ms, e2e_ms)
     tpot: Times = np.where(outputs > 1, (e2e_ms - ttft_ms) / np.maximum(outputs - 1, 1), np.nan)
+    means = {"ttft_ms": float(ttft_ms.mean()), "e2e_ms": float(e2e_ms.mean())}
+    if np.isfinite(tpot).any():
+        means["tpot_ms"] = float(np.nanmean(tpot))
     return Benchmark(
         file=source[0],
         sha256=source[1],
         format=kind,
         load=requests(inputs, outputs, arrival_s=start_s - start_s.min()),
-        means={
-            "ttft_ms": float(ttft_ms.mean()),
-            "tpot_ms": float(np.nanmean(tpot)),
-            "e2e_ms": float(e2e_ms.mean()),
-        },
+        means=means,
         ttft_ms=ttft_ms,
         tpot_ms=tpot,
         e2e_ms=e2e_ms,

@@ -48,6 +48,11 @@ def _row(source: tuple[str, str], where: str, row: dict[str, str], least: float)
         wanted = " or ".join(_NAMES[missing[0]])
         raise InvalidArgument(f"{where}: {wanted} is missing; lengths, concurrency and both times are needed")
     found = {name: value for name, value in values.items() if value is not None}
+    for name in ("isl", "osl", "conc"):
+        if found[name] < 1 or found[name] != int(found[name]):
+            raise InvalidArgument(
+                f"{where}: {name} must be a whole number of at least 1, got {found[name]:g}"
+            )
     concurrency = int(found["conc"])
     draw = np.random.default_rng(0)
     rows = max(_PROMPTS_PER_SLOT * concurrency, 1)

@@ -48,11 +48,21 @@ def _detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -
     outputs = fields.numbers("output_lens", rows, least=1)
     ttft_ms = fields.numbers("ttfts", rows, least=0) * 1e3
     gaps = fields.need("itls")
-    if not isinstance(gaps, list) or len(gaps) != rows:
+    if not isinstance(gaps, list) or len(gaps) != rows or not all(isinstance(gap, list) for gap in gaps):
         raise InvalidArgument(f"{fields.where}: itls must be a list for each of {rows} requests")
-    spans = np.array([fields.as_number(f"itls[{row}]", sum(gap), 0) for row, gap in enumerate(gaps)]) * 1e3
+    spans = 1e3 * np.array(
+        [
+            sum(fields.as_number(f"itls[{row}][{at}]", value, 0) for at, value in enumerate(gap))
+            for row, gap in enumerate(gaps)
+        ]
+    )
     e2e_ms = ttft_ms + spans
     check_times(fields.where, ttft_ms, e2e_ms)
+    completed = fields.content.get("completed")
+    if isinstance(completed, int) and completed != rows:
+        raise InvalidArgument(
+            f"{fields.where}: completed={completed}, and input_lens has {rows} entries; the file is cut off or mixed"
+        )
     if (ttft_ms > 3_600_000).any():
         raise InvalidArgument(f"{fields.where}: ttfts holds more than an hour: they must be seconds, not ms")
     concurrency = fields.content.get("max_concurrency")
@@ -68,17 +78,32 @@ def _detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -
             "save it with a newer vLLM, or run it with --max-concurrency"
         )
     tpot: Times = np.where(outputs > 1, spans / np.maximum(outputs - 1, 1), np.nan)
+    means = _means(ttft_ms, tpot, e2e_ms)
+    _check_units(fields, means)
     return Benchmark(
         file=source[0],
         sha256=source[1],
         format="vllm bench serve, detailed",
         load=load,
-        means=_means(ttft_ms, tpot, e2e_ms),
+        means=means,
         ttft_ms=ttft_ms,
         tpot_ms=tpot,
         e2e_ms=e2e_ms,
         engine=engine,
     )
+
+
+def _check_units(fields: Fields, means: dict[str, float]) -> None:
+    """Lists are in seconds and means in milliseconds: where both are there, they say the same."""
+    for key, name in (("mean_ttft_ms", "ttft_ms"), ("mean_tpot_ms", "tpot_ms")):
+        said, found = fields.content.get(key), means.get(name, 0.0)
+        if not isinstance(said, int | float) or said <= 0 or found <= 0:
+            continue
+        if not 0.1 < found / said < 10:
+            raise InvalidArgument(
+                f"{fields.where}: {key} is {said:g}, and its list has a mean of {found:g} ms: units are mixed, or the "
+                "file is; save the benchmark again"
+            )
 
 
 def _plain(

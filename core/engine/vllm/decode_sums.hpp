@@ -1,0 +1,54 @@
+// What requests that decode together read, step after step: in each of them every context grows by a token.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/timing.hpp"
+
+namespace understudy {
+
+class DecodeSums {
+ public:
+  explicit DecodeSums(const TimingModel& model) : window_(model.window()) {}
+
+  const DecodeLoad& load() const noexcept { return load_; }
+  std::uint64_t requests() const noexcept { return load_.requests; }
+  std::uint64_t window() const noexcept { return window_; }
+
+  void add(std::uint64_t context) noexcept {
+    ++load_.requests;
+    load_.context_tokens += context;
+    load_.windowed_context += std::min(context, window_);
+    load_.longest_context = std::max(load_.longest_context, context);
+    below_ += context < window_ ? 1 : 0;
+  }
+  // The longest stays as it was: `set_longest` where that matters.
+  void remove(std::uint64_t context) noexcept {
+    --load_.requests;
+    load_.context_tokens -= context;
+    load_.windowed_context -= std::min(context, window_);
+    below_ -= context < window_ ? 1 : 0;
+  }
+  void set_longest(std::uint64_t context) noexcept { load_.longest_context = context; }
+
+  // A step passes. `pass_window` for each whose context is the window from then on.
+  void grow() noexcept {
+    load_.context_tokens += load_.requests;
+    load_.windowed_context += below_;
+    ++load_.longest_context;
+  }
+  void pass_window() noexcept { --below_; }
+  // After so many steps, if nobody passes the window.
+  DecodeLoad after(std::uint64_t steps) const noexcept {
+    return {load_.requests, load_.context_tokens + steps * load_.requests, load_.windowed_context + steps * below_,
+            load_.longest_context + steps};
+  }
+
+ private:
+  DecodeLoad load_;
+  std::uint64_t window_;
+  std::uint64_t below_ = 0;  // contexts shorter than the window
+};
+
+}  // namespace understudy
