@@ -13,6 +13,7 @@ import numpy as np
 from understudy._core import Tier
 from understudy.engines.config import scheduling_in_words
 from understudy.errors import ConfigError, WrongState
+from understudy.run.tier_columns import BELOW
 from understudy.run.timeline import FinishReason, Status, Timeline
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
@@ -201,7 +202,30 @@ class _Player:
             "lateness_ms": {name: round(value, 3) for name, value in late.items()},
             "played_s": round(time.perf_counter() - began_s, 3),
         }
+        if fleet.servers[0].worker.cores[0].has_tiers:
+            facts["tier_use"] = self._tier_use(fleet)
         return OnlineRun(self._timeline(fleet, base_ns), facts)
+
+    def _tier_use(self, fleet: Fleet) -> dict[str, Any]:
+        """What the tiers below the device gave, and what went down to them and came up."""
+        records = [request.record for request in self._diary.requests.values() if request.record is not None]
+        prompts = int(self._workload.prompt_tokens.sum())
+        below = [sum(record.below_first[place] for record in records) for place in range(len(BELOW))]
+        totals = [core.engine.tier_totals for server in fleet.servers for core in server.worker.cores]
+        return {
+            **{
+                tier.name.lower(): {
+                    "hit_tokens_first": tokens,
+                    "hit_ratio_first": round(tokens / prompts, 6) if prompts else 0.0,
+                }
+                for tier, tokens in zip(BELOW, below, strict=True)
+            },
+            "parked_ms": round(sum(record.parked_ns for record in records) / 1e6, 3),
+            **{
+                name: sum(getattr(one, name) for one in totals)
+                for name in ("offloaded_blocks", "onboards", "onboarded_blocks")
+            },
+        }
 
     def _listen(
         self, other: Callable[[int, int, EventBatch], None] | None
