@@ -19,6 +19,8 @@ _ROBUST = 0.1
 _DIFFERENCE = 0.06
 """Of finite differences to both sides, in the logarithm."""
 _LONGEST_STEP = 0.5
+_TRIES = 7
+"""Of ever shorter steps, before there is none that helps: where batches change at every step, long ones may not."""
 _WIDER = 1.5
 """Than linear theory has it: a schedule is not linear. Found by benchmarks/coverage.py; no wider than the prior."""
 
@@ -83,7 +85,7 @@ def solve(
         normal = found.slope.T @ (weights[:, None] * found.slope) + np.diag(weight_of_prior)
         downhill = -found.slope.T @ (weights * left) - weight_of_prior * (at - origin)
         gain = 0.0
-        for _ in range(4):
+        for _ in range(_TRIES):
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
             tried = at + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
             then = residuals(np.exp(tried))
@@ -93,7 +95,8 @@ def solve(
                 gain, at, left, best = best - cost, tried, then, cost
                 damping = max(damping / 3, 1e-4)
                 break
-            damping *= 4
+            damping *= 6
+        damping = min(damping, 1.0)
         if progress is not None:
             progress(iteration + 1)
         if gain < 1e-3 * best:
