@@ -647,11 +647,11 @@ class EngineConfig:
         long_prefill_token_threshold_adaptive: bool = False,
         events: bool = False,
         kv_trace: bool = False,
-        stay_sample: float = 0.0,
         check: bool = False,
         max_loras: int | None = None,
         preempted_first: bool = True,
         offload: VllmOffload | None = None,
+        stay_sample: float = 0.0,
     ) -> None: ...
 
 _KvTraceRow: TypeAlias = tuple[int, bool, int, int, int, int]  # ns, eviction, blocks, free, active, inactive
