@@ -225,11 +225,13 @@ void Fleet::begin_all() {
   }
 }
 
-// Ranks that have begun now: their experts see the tokens of all, and all take as long as the slowest.
+// Ranks that have begun now: their experts see the tokens of all, each padded to the largest, as vLLM does it; and all
+// take as long as the slowest.
 void Fleet::step_together() {
   std::erase_if(beginning_, [this](std::size_t rank) { return !workers_[rank].engine->in_step(); });
   std::uint64_t tokens = 0;
-  for (const std::size_t rank : beginning_) tokens += workers_[rank].engine->step_tokens();
+  for (const std::size_t rank : beginning_) tokens = std::max(tokens, workers_[rank].engine->step_tokens());
+  tokens *= workers_.size();
   std::int64_t slowest_ns = 0;
   for (const std::size_t rank : beginning_) {
     slowest_ns = std::max(slowest_ns, workers_[rank].engine->retime_step(tokens));
