@@ -8,6 +8,7 @@ here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -59,19 +60,24 @@ class Column:
         return value if self.parts > 1 else (value,)
 
 
-_known: dict[type, tuple[Column, ...]] = {}
-
-
 def columns_of(record: type) -> tuple[Column, ...]:
     """The columns that a class declares, in order."""
-    if record not in _known:
-        _known[record] = _declared(record)
-    return _known[record]
+    return _declared(record)[0]
 
 
-def _declared(record: type) -> tuple[Column, ...]:
+def totals_of(record: type) -> tuple[str, ...]:
+    """The whole numbers that a class declares, in order."""
+    return _declared(record)[1]
+
+
+@cache
+def _declared(record: type) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    # Once for each class: to evaluate annotations takes milliseconds.
     found = []
+    totals = []
     for name, hint in get_type_hints(record, include_extras=True).items():
+        if hint is int:
+            totals.append(name)
         if get_origin(hint) is not Annotated:
             continue
         array, about = get_args(hint)
@@ -82,7 +88,7 @@ def _declared(record: type) -> tuple[Column, ...]:
                 f"{record.__name__}.{name}: a column is an array of one numpy type, not {array}"
             )
         found.append(Column(name, dtype, about, len(parts)))
-    return tuple(found)
+    return tuple(found), tuple(totals)
 
 
 def _scalar_of(hint: Any) -> type[np.generic] | None:
@@ -90,11 +96,6 @@ def _scalar_of(hint: Any) -> type[np.generic] | None:
     if isinstance(hint, type) and issubclass(hint, np.generic):
         return hint
     return next((found for part in get_args(hint) if (found := _scalar_of(part)) is not None), None)
-
-
-def totals_of(record: type) -> tuple[str, ...]:
-    """The whole numbers that a class declares, in order."""
-    return tuple(name for name, hint in get_type_hints(record).items() if hint is int)
 
 
 def take_columns(record: type, core: object, workload: object, order: Int64Column | None) -> dict[str, Any]:
