@@ -267,6 +267,7 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   BlockIndex map = pool.map;
   tags_.resize(out.size());
   std::uint32_t* const tags = tags_.data();
+  for (const SlotId id : out.first(std::min(kAhead, out.size()))) slots[id].warm();
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
     if (slots[out[i]].state != SlotState::Inactive) continue;

@@ -54,18 +54,31 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
   }
   std::size_t done = 0;
   tags_.resize(slots.size());
+  // Copies, which stay in registers.
+  Slot* const all = slots_.get();
+  SlotDetail* const details = pool.config.keeps_details ? details_.get() : nullptr;
+  std::uint32_t* const tags = tags_.data();
+  const SlotId first = pool.first;
+  const std::uint32_t count = pool.count;
   try {
     for (; done < slots.size(); ++done) {
-      const SlotId id = global(pool, slots[done]);
-      Slot& slot = slots_[id];
+      const SlotId local = slots[done];
+      if (local >= count) refuse_unknown(pool, local);
+      const SlotId id = first + local;
+      Slot& slot = all[id];
       if (slot.state != SlotState::Mutable) {
-        throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable (or is named twice)");
+        throw Error(ErrorKind::WrongState, "block ", local, " is not mutable (or is named twice)");
       }
-      if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", slots[done], " has other holders");
+      if (slot.refs != 1) throw Error(ErrorKind::WrongState, "block ", local, " has other holders");
+      const BlockIdentity& identity = identities[done];
       slot.state = SlotState::Staged;
-      set_identity(pool, id, identities[done]);
-      tags_[done] = BlockIndex::tag(identities[done].lineage);
-      if (done < kAhead) pool.map.warm(tags_[done]);
+      slot.lineage = identity.lineage;
+      if (details != nullptr) {
+        details[id].local_hash = identity.local_hash;
+        details[id].parent_hash = identity.parent_hash;
+      }
+      tags[done] = BlockIndex::tag(identity.lineage);
+      if (done < kAhead) pool.map.warm(tags[done]);
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {
@@ -142,22 +155,30 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
   events_.begin_call();
   std::uint64_t fresh = 0;  // hashes that were not there: nearly all of them
   const bool quiet = is_quiet(pool);
+  // Copies, which stay in registers.
+  Slot* const all = slots_.get();
+  BlockIndex map = pool.map;
+  const std::uint32_t* const tags = tags_.data();
+  const SlotId first = pool.first;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (i + kAhead < slots.size()) pool.map.warm(tags_[i + kAhead]);
+    if (i + kAhead < slots.size()) map.warm(tags[i + kAhead]);
     const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + i * block_size_;
-    const SlotId id = pool.first + slots[i];
+    const SlotId id = first + slots[i];
     if (block_tokens != nullptr && emits_token_ids()) std::copy_n(block_tokens, block_size_, tokens_at(id));
-    if (const SlotId head = pool.map.find_or_insert(tags_[i], id); head != kNoSlot) {
-      slots[i] = register_copy(pool, id, head, block_tokens) - pool.first;
+    if (const SlotId head = map.find_or_insert(tags[i], id); head != kNoSlot) {
+      pool.map = map;
+      slots[i] = register_copy(pool, id, head, block_tokens) - first;
+      map = pool.map;
       continue;
     }
     ++fresh;
     if (quiet) {
-      slots_[id].state = SlotState::Primary;
+      all[id].state = SlotState::Primary;
     } else {
       note_registered(pool, id, block_tokens);
     }
   }
+  pool.map = map;
   if (quiet) next_generation_ += fresh;
   pool.contested = pool.contested || pool.in(SlotState::Claimed) > 0;
   pool.moved(fresh, SlotState::Staged, SlotState::Primary);

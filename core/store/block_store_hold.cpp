@@ -1,4 +1,6 @@
 // Holding blocks and letting them go.
+#include <algorithm>
+
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
 
@@ -71,6 +73,7 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
   std::size_t empties = 0;  // those that are not cached are among so many first of the freed ones
   std::size_t num_freed = 0;
   freed_.resize(slots.size());
+  for (std::size_t i = 0; i < std::min(kAhead, slots.size()); ++i) warm_slot(pool, at(i));
   try {
     for (; last < slots.size(); ++last) {
       if (last + kAhead < slots.size()) warm_slot(pool, at(last + kAhead));
