@@ -22,30 +22,49 @@ void append(std::vector<GapCount>& out, const GapCount& gap) {
   }
 }
 
-// By gap, least significant digit first: there is one a step.
+// By gap, least significant digit first: there is one a step. Digits are counted in one pass over all.
 void sort_packed(std::vector<std::uint64_t>& packed, std::uint64_t longest_ns) {
+  constexpr std::size_t kDigits = (kCountBits + kDigitBits - 1) / kDigitBits;
+  constexpr std::size_t kValues = std::size_t{1} << kDigitBits;
+  const auto digit = [](std::uint64_t gap, std::size_t place) {
+    return (gap >> (kCountBits + place * kDigitBits)) % kValues;
+  };
+  std::size_t places = 0;
+  while (longest_ns >> (places * kDigitBits) != 0) ++places;
+  std::array<std::array<std::uint32_t, kValues>, kDigits> starts{};
+  for (const std::uint64_t gap : packed) {
+    for (std::size_t place = 0; place < places; ++place) ++starts[place][digit(gap, place)];
+  }
   std::vector<std::uint64_t> sorted(packed.size());
-  for (unsigned shift = 0; longest_ns >> shift != 0; shift += kDigitBits) {
-    std::array<std::size_t, std::size_t{1} << kDigitBits> start{};
-    const auto digit = [shift, &start](std::uint64_t gap) { return (gap >> kCountBits >> shift) % start.size(); };
-    for (const std::uint64_t gap : packed) ++start[digit(gap)];
-    std::size_t sum = 0;
-    for (std::size_t& count : start) sum += std::exchange(count, sum);
-    for (const std::uint64_t gap : packed) sorted[start[digit(gap)]++] = gap;
+  for (std::size_t place = 0; place < places; ++place) {
+    std::array<std::uint32_t, kValues>& start = starts[place];
+    std::uint32_t sum = 0;
+    for (std::uint32_t& count : start) sum += std::exchange(count, sum);
+    for (const std::uint64_t gap : packed) sorted[start[digit(gap, place)]++] = gap;
     packed.swap(sorted);
   }
 }
 
 }  // namespace
 
+// Which of two is next is a matter of chance: nothing here has to guess.
 std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b) {
-  std::vector<GapCount> out;
-  out.reserve(a.size() + b.size());
+  std::vector<GapCount> out(a.size() + b.size());
+  GapCount* next = out.data();
   std::size_t i = 0;
   std::size_t j = 0;
-  while (i < a.size() && j < b.size()) append(out, a[i].gap_ns <= b[j].gap_ns ? a[i++] : b[j++]);
-  for (; i < a.size(); ++i) append(out, a[i]);
-  for (; j < b.size(); ++j) append(out, b[j]);
+  while (i < a.size() && j < b.size()) {
+    const GapCount x = a[i];
+    const GapCount y = b[j];
+    const bool from_a = x.gap_ns <= y.gap_ns;
+    const bool from_b = y.gap_ns <= x.gap_ns;
+    *next++ = {from_a ? x.gap_ns : y.gap_ns, (from_a ? x.count : 0) + (from_b ? y.count : 0)};
+    i += from_a ? 1 : 0;
+    j += from_b ? 1 : 0;
+  }
+  next = std::copy(a.begin() + static_cast<std::ptrdiff_t>(i), a.end(), next);
+  next = std::copy(b.begin() + static_cast<std::ptrdiff_t>(j), b.end(), next);
+  out.resize(static_cast<std::size_t>(next - out.data()));
   return out;
 }
 
@@ -84,14 +103,19 @@ void TokenLog::fold_gaps() {
   if (zero_gaps_ > 0) add(0, zero_gaps_);
 
   sort_packed(packed, longest_ns);
-  std::vector<GapCount> short_gaps;
+  std::vector<GapCount> fresh;
+  fresh.reserve(packed.size());
   for (const std::uint64_t gap : packed) {
-    append(short_gaps,
+    append(fresh,
            {static_cast<std::int64_t>(gap >> kCountBits), static_cast<std::int64_t>(gap % std::uint64_t{kShort})});
   }
-  std::sort(others.begin(), others.end(), [](const GapCount& a, const GapCount& b) { return a.gap_ns < b.gap_ns; });
-  const std::vector<GapCount> fresh = merge_gaps(short_gaps, others);
-  folded_ = folded_.empty() ? fresh : merge_gaps(folded_, fresh);
+  if (!others.empty()) {
+    std::sort(others.begin(), others.end(), [](const GapCount& a, const GapCount& b) { return a.gap_ns < b.gap_ns; });
+    std::vector<GapCount> long_gaps;
+    for (const GapCount& gap : others) append(long_gaps, gap);
+    fresh = merge_gaps(fresh, long_gaps);
+  }
+  folded_ = folded_.empty() ? std::move(fresh) : merge_gaps(folded_, fresh);
   gap_changes_.clear();
   odd_gaps_.clear();
   zero_gaps_ = 0;
