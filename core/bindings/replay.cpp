@@ -204,8 +204,8 @@ Identities trace_identities(Column<std::uint32_t> stream, nb::handle trace_block
   return Identities(std::move(out));
 }
 
-template <typename T>
-nb::object to_numpy(const std::vector<T>& column) {
+template <typename T, typename Allocator>
+nb::object to_numpy(const std::vector<T, Allocator>& column) {
   return to_array(column);
 }
 

@@ -14,15 +14,14 @@ namespace understudy {
 
 // A request as its backend knows it; an engine's own request is one, and more.
 struct KvRequest {
+  RequestSpec spec;
+  std::vector<BlockIdentity> blocks;  // their names, as far as somebody asked; a backend may do without
   RequestId id = 0;
   RequestSlot slot = 0;
-  RequestSpec spec;
-  std::uint32_t known = 0;  // prompt and the outputs that the scheduler has received
-
-  std::vector<SlotId> table;          // the blocks that it holds, in order
-  std::vector<BlockIdentity> blocks;  // their names, as far as somebody asked; a backend may do without
-  std::uint32_t keyed = 0;            // leading blocks of `table` that others can find
-  std::uint32_t keyed_before = 0;     // the same, before the allocation of the step at hand
+  std::uint32_t known = 0;         // prompt and the outputs that the scheduler has received
+  std::uint32_t keyed = 0;         // leading blocks of `table` that others can find
+  std::uint32_t keyed_before = 0;  // the same, before the allocation of the step at hand
+  std::vector<SlotId> table;       // the blocks that it holds, in order
 
   std::uint32_t outputs() const noexcept { return known - spec.prompt_tokens; }
 };

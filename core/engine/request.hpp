@@ -42,19 +42,19 @@ class GivenIdentities final : public IdentitySource {
   Identities blocks_;
 };
 
+// What no step asks for stands first, so that the rest is near what follows in a request.
 struct RequestSpec {
-  std::string name;  // breaks ties under the priority policy
-  std::uint32_t prompt_tokens = 0;
-  std::uint32_t max_tokens = 0;
-  std::uint32_t eos_at = 0;  // its output token of this number (from 1) is EOS; 0: only a limit ends it
-  std::int64_t priority = 0;
-  std::uint32_t adapter = 0;  // of LoRA; 0: the model itself
-  double arrival_time = 0;
+  std::string name;                                  // breaks ties under the priority policy
   std::shared_ptr<const IdentitySource> identities;  // null: nothing of it is ever found again
-
   // With speculation: how many drafts are accepted in the step whose first output has number p (from 0), at p modulo
   // its length; null: by rates.
   std::shared_ptr<const std::vector<std::uint32_t>> accepts;
+  std::int64_t priority = 0;
+  double arrival_time = 0;
+  std::uint32_t adapter = 0;  // of LoRA; 0: the model itself
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t max_tokens = 0;
+  std::uint32_t eos_at = 0;  // its output token of this number (from 1) is EOS; 0: only a limit ends it
 
   // How many output tokens it ends with, unless max_model_len cuts it. The scheduler knows only `max_tokens`.
   std::uint32_t outputs() const noexcept { return eos_at > 0 && eos_at < max_tokens ? eos_at : max_tokens; }

@@ -14,7 +14,7 @@ constexpr std::int64_t kShort = std::int64_t{1} << kCountBits;
 constexpr unsigned kDigitBits = 10;  // three digits make a second
 
 // Adds a gap that is no shorter than the last.
-void append(std::vector<GapCount>& out, const GapCount& gap) {
+void append(Gaps& out, const GapCount& gap) {
   if (!out.empty() && out.back().gap_ns == gap.gap_ns) {
     out.back().count += gap.count;
   } else {
@@ -48,8 +48,8 @@ void sort_packed(std::vector<std::uint64_t>& packed, std::uint64_t longest_ns) {
 }  // namespace
 
 // Which of two is next is a matter of chance: nothing here has to guess.
-std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b) {
-  std::vector<GapCount> out(a.size() + b.size());
+Gaps merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b) {
+  Gaps out(a.size() + b.size());
   GapCount* next = out.data();
   std::size_t i = 0;
   std::size_t j = 0;
@@ -68,7 +68,7 @@ std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const Ga
   return out;
 }
 
-std::vector<GapCount> TokenLog::take_gaps() {
+Gaps TokenLog::take_gaps() {
   fold_gaps();
   return std::exchange(folded_, {});
 }
@@ -82,7 +82,7 @@ void TokenLog::fold(std::uint64_t first_needed) {
 
 void TokenLog::fold_gaps() {
   std::vector<std::uint64_t> packed;
-  std::vector<GapCount> others;
+  Gaps others;
   std::uint64_t longest_ns = 0;
   const auto add = [&](std::int64_t gap_ns, std::int64_t count) {
     if (gap_ns < kShort && count < kShort) {
@@ -103,7 +103,7 @@ void TokenLog::fold_gaps() {
   if (zero_gaps_ > 0) add(0, zero_gaps_);
 
   sort_packed(packed, longest_ns);
-  std::vector<GapCount> fresh;
+  Gaps fresh;
   fresh.reserve(packed.size());
   for (const std::uint64_t gap : packed) {
     append(fresh,
@@ -111,7 +111,7 @@ void TokenLog::fold_gaps() {
   }
   if (!others.empty()) {
     std::sort(others.begin(), others.end(), [](const GapCount& a, const GapCount& b) { return a.gap_ns < b.gap_ns; });
-    std::vector<GapCount> long_gaps;
+    Gaps long_gaps;
     for (const GapCount& gap : others) append(long_gaps, gap);
     fresh = merge_gaps(fresh, long_gaps);
   }

@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "base/huge_allocator.hpp"
+
 namespace understudy {
 
 struct EngineSample {
@@ -31,9 +33,10 @@ struct GapCount {
   std::int64_t gap_ns;
   std::int64_t count;
 };
+using Gaps = std::vector<GapCount, HugeAllocator<GapCount>>;  // there is one for nearly every step
 
 // The sum of two lists of gaps that ascend without repeats; so does the result.
-std::vector<GapCount> merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b);
+Gaps merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b);
 
 // Exact and small: all requests of a step get their tokens at its end, so a gap between two tokens is most often the
 // length of a step, and how many requests saw that gap is a running sum of changes.
@@ -57,7 +60,7 @@ class TokenLog {
     }
   }
   // Every gap since the last call and how often it occurred, ascending and without repeats. O(steps).
-  std::vector<GapCount> take_gaps();
+  Gaps take_gaps();
 
   // Steps are forgotten that concern nobody: it is time to say from which one on they do. What is left is as large as
   // that, and as the number of different gaps.
@@ -87,7 +90,7 @@ class TokenLog {
   std::vector<std::int64_t> ends_;  // of the steps from first_kept_ on
   std::uint64_t first_kept_ = 0;
   std::size_t crowd_ = kCrowd;
-  std::vector<GapCount> folded_;           // gaps that were counted; the next three are still to be
+  Gaps folded_;                            // gaps that were counted; the next three are still to be
   std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn
   std::int64_t zero_gaps_ = 0;             // within bursts

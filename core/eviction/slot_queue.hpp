@@ -1,6 +1,7 @@
 // A double-ended queue of slots that can also lose any one of them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -71,6 +72,10 @@ class SlotQueue {
       at = at + 1 == end ? 0 : at + 1;
     }
     front_ = at;
+    // Who asks for one block at a time comes for these next.
+    for (std::size_t next = at; next < std::min(at + kNext, end); ++next) {
+      if (ring[next] < kFresh) slots_[ring[next]].warm();
+    }
   }
 
   std::vector<SlotId> first(std::size_t limit, FreshSlots fresh) const {
@@ -89,6 +94,7 @@ class SlotQueue {
 
  private:
   static constexpr SlotId kFresh = kNoSlot - 1;
+  static constexpr std::size_t kNext = 4;
 
   static std::size_t places(std::size_t slots) noexcept { return 2 * slots + 4; }
   std::size_t after(std::size_t at) const noexcept { return at + 1 == ring_.size() ? 0 : at + 1; }

@@ -77,7 +77,7 @@ class Fleet final : private FleetView {
     std::uint64_t ready_round = 0;                 // of beginnings: the last it came too late for
     std::vector<RequestRecord> finished;           // and not recorded
     EventTable events;                             // that it has told so far, if they are kept
-    std::vector<GapCount> gaps;                    // when it is done
+    Gaps gaps;                                     // when it is done
   };
 
   void make_engine(std::size_t index);
@@ -147,7 +147,7 @@ class Fleet final : private FleetView {
   void add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<EventTable> told);
   void add_links(const Links& links);
   FleetResult finish_columns();
-  void add_gaps(std::vector<GapCount> gaps);
+  void add_gaps(Gaps gaps);
   void merge_last_gaps();
 
   FleetConfig config_;
@@ -182,7 +182,7 @@ class Fleet final : private FleetView {
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;
-  std::vector<std::vector<GapCount>> gaps_;  // of workers that have ended
+  std::vector<Gaps> gaps_;  // of workers that have ended
   FleetResult result_;
   std::atomic<std::size_t> ended_ = 0;
   std::atomic<bool> stop_ = false;

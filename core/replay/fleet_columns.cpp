@@ -159,7 +159,9 @@ FleetResult Fleet::finish_columns() {
   }
   add_links(hub_.links());
   while (gaps_.size() > 1) merge_last_gaps();
-  for (const GapCount& gap : gaps_.front()) {  // there is a worker
+  result_.gap_ns.reserve(gaps_.front().size());  // there is a worker
+  result_.gap_count.reserve(gaps_.front().size());
+  for (const GapCount& gap : gaps_.front()) {
     result_.gap_ns.push_back(gap.gap_ns);
     result_.gap_count.push_back(gap.count);
   }
@@ -167,13 +169,13 @@ FleetResult Fleet::finish_columns() {
 }
 
 // Lists of gaps that get shorter by more than half: what many workers saw is counted once, as they end.
-void Fleet::add_gaps(std::vector<GapCount> gaps) {
+void Fleet::add_gaps(Gaps gaps) {
   gaps_.push_back(std::move(gaps));
   while (gaps_.size() > 1 && gaps_[gaps_.size() - 2].size() <= 2 * gaps_.back().size()) merge_last_gaps();
 }
 
 void Fleet::merge_last_gaps() {
-  std::vector<GapCount> merged = merge_gaps(gaps_[gaps_.size() - 2], gaps_.back());
+  Gaps merged = merge_gaps(gaps_[gaps_.size() - 2], gaps_.back());
   gaps_.pop_back();
   gaps_.back() = std::move(merged);
 }

@@ -56,8 +56,8 @@ struct FleetResult {
   TierTotals tier_totals;
   std::vector<LinkUsage> links;
 
-  std::vector<std::int64_t> gap_ns;  // ascending, with how often each occurred
-  std::vector<std::int64_t> gap_count;
+  std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_ns;  // ascending, with how often each occurred
+  std::vector<std::int64_t, HugeAllocator<std::int64_t>> gap_count;
   std::vector<EngineSample> samples;
   std::vector<std::int32_t> sample_worker;
 

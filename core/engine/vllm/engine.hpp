@@ -188,7 +188,7 @@ class VllmEngine final : public Engine {
 
   EngineSnapshot snapshot() const override;
   const EngineTotals& totals() const noexcept { return totals_; }
-  std::vector<GapCount> take_gaps() override { return token_log_.take_gaps(); }
+  Gaps take_gaps() override { return token_log_.take_gaps(); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 
   // ── Events: with config().events, rows of both streams since the last call ──

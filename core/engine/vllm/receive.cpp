@@ -12,6 +12,7 @@ void VllmEngine::receive(const std::vector<Scheduled>& turns, std::int64_t end_n
   bool finished = false;
   if (offload_) free_deferred(!turns.empty());
   for (const Scheduled& turn : turns) {
+    if (&turn != &turns.back()) requests_[(&turn)[1].slot].warm();
     if (!turn.samples || !live(turn) || !receive_token(turn, step)) continue;
     EngineRequest& request = requests_[turn.slot];
     if (request.status != RequestStatus::Running) queue_of(turn.slot).remove(turn.slot);

@@ -59,6 +59,7 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
   std::size_t cursor = 0;
   while (cursor < running_.size() && can_add()) {
     const RequestSlot id = running_[cursor];
+    if (cursor + 1 < running_.size()) requests_[running_[cursor + 1]].warm();
     EngineRequest& request = requests_[id];
     const std::uint32_t tokens = tiers_ && tiers_->waiting(id) ? 0 : next_tokens(request);
     if (tokens == 0) {
