@@ -9,7 +9,7 @@ import argparse
 import gc
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from understudy.qwen3.config import find_config
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.link import measure_link
-from understudy.qwen3.pages import LinkTimes, PinnedPages
+from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.play import Played, VirtualClock, measure, play
-from understudy.qwen3.record import Record
 from understudy.qwen3.scheduler import Scheduler
-from understudy.qwen3.steptime import FittedStepTime, kind_of
 from understudy.qwen3.twin import again, twin_of
 from understudy.qwen3.workloads import RAMP, Traffic, fresh, workload
+from understudy.timing.recorded.fit import FittedStepTime, kind_of
+from understudy.timing.recorded.record import Record
+
+if TYPE_CHECKING:
+    from understudy.timing.recorded.load import LinkTimes
 
 WORKLOADS: dict[str, tuple[Traffic | tuple[Traffic, ...], bool]] = {
     "fit": (RAMP, False),
@@ -41,7 +44,7 @@ HOST_DEVICE_BLOCKS, HOST_BLOCKS = 2600, 6000
 def residuals(name: str, played: Played, model: FittedStepTime) -> None:
     """How far the model is from each kind of step."""
     for kind in ("decode", "mixed", "eager"):
-        rows = [(step, ms) for step, ms in Record.of(played).loads() if kind_of(step) == kind]
+        rows = [(step, ms) for step, ms in Record.of(played.steps).loads() if kind_of(step) == kind]
         if not rows:
             continue
         guesses = np.array([model.step_ms(step) for step, _ in rows])
@@ -92,7 +95,7 @@ def main() -> None:
         real.scheduler.manager.blocks.clear_inactive()
         measured = measure(real, fresh(rows))
         if model is None:
-            record = Record.of(measured, link, model=args.model)
+            record = Record.of(measured.steps, link, model=args.model)
             model = record.fit()
             if args.record is not None:
                 record.write(args.record)

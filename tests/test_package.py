@@ -137,7 +137,10 @@ def test_the_stub_describes_the_core_name_by_name_and_parameter_by_parameter() -
         ("understudy.cli", ["numpy", "rich", "msgspec", "understudy._core"]),
         ("understudy.kv", ["torch", "rich", "msgspec"]),
         ("understudy.tokens", ["torch", "rich", "msgspec"]),
-        ("understudy.qwen3.record", ["torch", "rich"]),  # recorded steps time simulated engines anywhere
+        (
+            "understudy.timing.recorded.record",
+            ["torch", "rich"],
+        ),  # recorded steps time simulated engines anywhere
     ],
 )
 def test_importing_a_module_does_not_drag_in(module: str, unwanted: list[str]) -> None:

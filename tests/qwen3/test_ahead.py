@@ -40,7 +40,7 @@ from understudy.qwen3.weights import random_weights
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.qwen3.shapes import Shape
+    from understudy.timing.recorded.shapes import Shape
 
 WEIGHTS = random_weights(TINY, 7, CPU)
 

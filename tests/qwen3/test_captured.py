@@ -21,7 +21,8 @@ from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.batch import Batch, Chunk, Decode, Flat, are_uneven
 from understudy.qwen3.forward import forward
 from understudy.qwen3.reference import ReferenceBackend
-from understudy.qwen3.shapes import (
+from understudy.qwen3.weights import random_weights
+from understudy.timing.recorded.shapes import (
     BESIDE_ROWS,
     CHUNK_ROWS,
     DECODE_ROWS,
@@ -32,7 +33,6 @@ from understudy.qwen3.shapes import (
     shape_of,
     shapes_up_to,
 )
-from understudy.qwen3.weights import random_weights
 
 DEVICE = torch.device("cuda") if torch.cuda.is_available() else CPU
 

@@ -16,8 +16,8 @@ from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.batch import Chunk, Decode
 from understudy.qwen3.forward import batch_decode, batch_prefill, forward, unified_step
 from understudy.qwen3.reference import ReferenceBackend
-from understudy.qwen3.shapes import Shape
 from understudy.qwen3.weights import random_weights
+from understudy.timing.recorded.shapes import Shape
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from qwen3.test_against_transformers import logits_of, twin_of

@@ -21,9 +21,9 @@ from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.forward import forward
 from understudy.qwen3.kernels import decode, matvec, norm, prefill
 from understudy.qwen3.reference import ReferenceBackend
-from understudy.qwen3.shapes import Parts
 from understudy.qwen3.triton_backend import TritonBackend
 from understudy.qwen3.weights import random_weights
+from understudy.timing.recorded.shapes import Parts
 
 if TYPE_CHECKING:
     from understudy.qwen3.backend import Backend

@@ -32,7 +32,7 @@ from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Output, Request
 from understudy.qwen3.scheduler import Scheduler
-from understudy.qwen3.shapes import Shape
+from understudy.timing.recorded.shapes import Shape
 from understudy.tokens import TokenBlocks
 
 

@@ -10,17 +10,17 @@ import pytest
 from understudy.cli import main
 from understudy.errors import ConfigError
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.load import load_of
 from understudy.qwen3.play import VirtualClock, play
-from understudy.qwen3.record import Record
 from understudy.qwen3.twin import twin_of
 from understudy.qwen3.workloads import RAMP, workload
+from understudy.timing.recorded.load import load_of
+from understudy.timing.recorded.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from understudy.kv import KvLayout
-    from understudy.qwen3.load import StepLoad
+    from understudy.timing.recorded.load import StepLoad
 
 HEADER = {"num_blocks": 400, "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 256}
 
@@ -48,7 +48,7 @@ def steps(tmp_path: Path) -> Path:
     played = play(engine, workload(RAMP[:4], 60, 5000, longest=3000), clock)
     engine.close()
     path = tmp_path / "steps.jsonl"
-    Record.of(played, None, **HEADER).write(path)
+    Record.of(played.steps, None, **HEADER).write(path)
     return path
 
 

@@ -13,14 +13,14 @@ from understudy.errors import InvalidArgument
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.load import StepLoad, load_of
-from understudy.qwen3.pages import LinkTimes, PinnedPages
-from understudy.qwen3.play import VirtualClock, load_of_row, play
+from understudy.qwen3.pages import PinnedPages
+from understudy.qwen3.play import VirtualClock, play
 from understudy.qwen3.request import Request
 from understudy.qwen3.scheduler import Scheduler
-from understudy.qwen3.shapes import shape_of
-from understudy.qwen3.steptime import FittedStepTime, kind_of
 from understudy.qwen3.twin import again, twin_of
+from understudy.timing.recorded.fit import FittedStepTime, kind_of
+from understudy.timing.recorded.load import LinkTimes, StepLoad, load_of, load_of_row
+from understudy.timing.recorded.shapes import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -251,8 +251,8 @@ def _record(args: argparse.Namespace) -> int:
     from understudy.qwen3.link import measure_link
     from understudy.qwen3.pages import PinnedPages
     from understudy.qwen3.play import measure
-    from understudy.qwen3.record import Record
     from understudy.qwen3.workloads import RAMP, workload
+    from understudy.timing.recorded.record import Record
 
     check_outputs({"--record": args.record}, {})
     engine = _engine(args)
@@ -267,7 +267,7 @@ def _record(args: argparse.Namespace) -> int:
             manager.blocks.clear_inactive()
             played = measure(engine, rows)
         record = Record.of(
-            played,
+            played.steps,
             link,
             model=args.model,
             num_blocks=manager.max_request_blocks,

@@ -62,8 +62,8 @@ def replay_twin_of(
     if other := sorted(set(given) - set(_TWIN_FLAGS)):
         raise ConfigError(f"--{other[0].replace('_', '-')} is no setting of --engine qwen3")
     needs_torch()
-    from understudy.qwen3.record import Record
     from understudy.qwen3.replay import TwinOptions, replay_twin
+    from understudy.timing.recorded.record import Record
 
     options = TwinOptions(
         num_blocks=given.get("num_gpu_blocks"),

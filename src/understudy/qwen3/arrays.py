@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy.qwen3.batch import Chunk, Decode
-    from understudy.qwen3.shapes import Shape
+    from understudy.timing.recorded.shapes import Shape
 
 
 class StepArrays:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from understudy.errors import InvalidArgument
-from understudy.qwen3.shapes import is_uneven
+from understudy.timing.recorded.shapes import is_uneven
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

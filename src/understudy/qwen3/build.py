@@ -26,8 +26,8 @@ from understudy.qwen3.memory import blocks_that_fit
 from understudy.qwen3.ranks import RankedExecutor, RankSettings
 from understudy.qwen3.sampling import Draw
 from understudy.qwen3.scheduler import Scheduler
-from understudy.qwen3.shapes import CHUNK_ROWS
 from understudy.qwen3.weights import Weights, load_weights, random_weights
+from understudy.timing.recorded.shapes import CHUNK_ROWS
 
 if TYPE_CHECKING:
     from understudy.tiers.settings import TiersConfig

@@ -11,7 +11,7 @@ from understudy.kv import KvView
 from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.forward import Reduce, alone, forward
 from understudy.qwen3.sampling import Draw, Logprobs, Sampled, sample
-from understudy.qwen3.shapes import is_short
+from understudy.timing.recorded.shapes import is_short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from understudy.qwen3.backend import Backend
     from understudy.qwen3.buffer import KvBuffer
     from understudy.qwen3.graphs import StepGraphs
-    from understudy.qwen3.shapes import Shape
     from understudy.qwen3.weights import Weights
+    from understudy.timing.recorded.shapes import Shape
 
 
 @dataclass(slots=True)

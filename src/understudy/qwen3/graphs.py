@@ -9,7 +9,7 @@ import torch
 from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.batch import are_uneven
 from understudy.qwen3.forward import Reduce, forward
-from understudy.qwen3.shapes import Shape, shape_of, shapes_up_to
+from understudy.timing.recorded.shapes import Shape, shape_of, shapes_up_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
-from understudy.qwen3.shapes import MOST_CHUNKS
+from understudy.timing.recorded.shapes import MOST_CHUNKS
 
 if TYPE_CHECKING:
     from understudy.kv import KvCacheManager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.qwen3.pages import LinkTimes
+from understudy.timing.recorded.load import LinkTimes
 from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from understudy.qwen3.load import LinkTimes as LinkTimes
+from understudy.timing.recorded.load import LinkTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

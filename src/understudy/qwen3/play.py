@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy.errors import InvalidArgument, WrongState
-from understudy.qwen3.load import load_of, shared_tokens
+from understudy.qwen3.load import shared_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from understudy.kv import KvView
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.host import Copy
-    from understudy.qwen3.load import StepLoad
     from understudy.qwen3.plan import Plan
     from understudy.qwen3.request import FinishReason, Request
 
@@ -133,13 +132,6 @@ class Played:
     def mean_tpot_ms(self) -> float:
         """Each request counted once."""
         return sum(self.tpot_ms) / len(self.tpot_ms)
-
-
-def load_of_row(row: dict[str, Any]) -> StepLoad:
-    """What a timing model sees of a recorded step."""
-    chunks = ((tokens, history) for _, tokens, history in row["chunks"])
-    contexts = (context for _, context in row["decodes"])
-    return load_of(chunks, contexts, row["shared"], ahead=row["ahead"])
 
 
 def play(

@@ -11,22 +11,23 @@ from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.kv import KvLayout
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.play import VirtualClock, load_of_row, play
+from understudy.qwen3.play import VirtualClock, play
 from understudy.qwen3.request import Request
 from understudy.qwen3.twin import twin_of
 from understudy.report import Report
 from understudy.run.digest import digests
 from understudy.run.timeline import FinishReason, Status, Timeline
 from understudy.server.online import prompt_of
+from understudy.timing.recorded.load import load_of_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.play import Played
-    from understudy.qwen3.record import Record
-    from understudy.qwen3.steptime import FittedStepTime
     from understudy.report import Slo
+    from understudy.timing.recorded.fit import FittedStepTime
+    from understudy.timing.recorded.record import Record
     from understudy.workload import Workload
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from understudy.qwen3.backend import rotary_tables
 from understudy.qwen3.kernels import decode, matvec, prefill, rotary
 from understudy.qwen3.kernels.norm import add_norm, gate
-from understudy.qwen3.shapes import parts_of
+from understudy.timing.recorded.shapes import parts_of
 
 if TYPE_CHECKING:
     from understudy.qwen3.batch import Batch

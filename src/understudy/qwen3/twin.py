@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from understudy.kv import KvLayout
     from understudy.qwen3.limits import SchedulerConfig
-    from understudy.qwen3.load import StepLoad
-    from understudy.qwen3.pages import LinkTimes
     from understudy.qwen3.play import Played
+    from understudy.timing.recorded.load import LinkTimes, StepLoad
 
 
 class StepTime(Protocol):

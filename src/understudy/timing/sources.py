@@ -14,10 +14,10 @@ from understudy.timing.deployment import Deployment  # noqa: TC001  (msgspec rea
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
 from understudy.timing.op_tables import OpTables
 from understudy.timing.physical import Origin
+from understudy.timing.recorded.record import Record
 
 if TYPE_CHECKING:
     from understudy._core import StepTiming
-    from understudy.qwen3.record import Record
 
 
 class MeasuredKernels(
@@ -107,8 +107,6 @@ class RecordedSteps(
 
     def record(self) -> Record:
         """The file."""
-        from understudy.qwen3.record import Record  # it reads without PyTorch
-
         return Record.read(Path(self.path))
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from understudy.qwen3.shapes import Parts
+    from understudy.timing.recorded.shapes import Parts
 
 BLOCK = 64
 """Tokens that a program reads at a time."""

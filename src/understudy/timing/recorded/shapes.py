@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DECODE_ROWS = (1, 2, 4, 8, *range(16, 257, 16))
+DECODE_ROWS: tuple[int, ...] = (1, 2, 4, 8, *range(16, 257, 16))
 """Decodes of a step without prompts."""
-CHUNK_ROWS = (64, *range(128, 2049, 128))
+CHUNK_ROWS: tuple[int, ...] = (64, *range(128, 2049, 128))
 """Tokens of prompts in a step; a larger one keeps the device busy for longer than it takes to launch its kernels."""
 BESIDE_ROWS = (0, 16, 64, 128, 256)
 """Decodes beside prompts."""

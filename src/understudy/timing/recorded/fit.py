@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.errors import InvalidArgument
-from understudy.qwen3.shapes import Shape, is_short, is_uneven, parts_of, shape_of
+from understudy.timing.recorded.shapes import Shape, is_short, is_uneven, parts_of, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError, InvalidArgument
-from understudy.qwen3.load import LinkTimes
-from understudy.qwen3.play import load_of_row
-from understudy.qwen3.steptime import FittedStepTime
+from understudy.timing.recorded.fit import FittedStepTime
+from understudy.timing.recorded.load import LinkTimes, load_of_row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from understudy.qwen3.load import StepLoad
-    from understudy.qwen3.play import Played
+    from understudy.timing.recorded.load import StepLoad
 
 KIND = "understudy qwen3 steps"
 
@@ -36,9 +34,9 @@ class Record:
                 file.write(json.dumps(row) + "\n")
 
     @classmethod
-    def of(cls, played: Played, link: LinkTimes | None = None, **about: Any) -> Record:
+    def of(cls, steps: list[dict[str, Any]], link: LinkTimes | None = None, **about: Any) -> Record:
         """What was just played."""
-        return cls(played.steps, link, about)
+        return cls(steps, link, about)
 
     @classmethod
     def read(cls, path: Path) -> Record:

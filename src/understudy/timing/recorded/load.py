@@ -1,0 +1,63 @@
+"""A step as timing models see it, whoever computes or simulates it; and the times of a link."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from understudy import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class StepLoad(_core.StepLoad):
+    """That of a simulated engine, with what the real one knows besides: any timing model may be asked about it."""
+
+    def __init__(
+        self,
+        *,
+        chunks: Sequence[tuple[int, int]] = (),
+        decodes: int = 0,
+        context_tokens: int = 0,
+        longest_context: int = 0,
+        shared_tokens: int = 0,
+        ahead: bool = False,
+    ) -> None:
+        super().__init__(
+            chunks=chunks, decodes=decodes, context_tokens=context_tokens, longest_context=longest_context
+        )
+        self.shared_tokens = shared_tokens
+        """Of the contexts, those on pages that another decode of the step reads too: they are read once."""
+        self.ahead = ahead
+        """It was prepared while the one before it ran."""
+
+
+class LinkTimes(NamedTuple):
+    """Milliseconds that it takes the host to set off a copy and each page of it, and the link to carry a page."""
+
+    copy_ms: float
+    page_ms: float
+    down_ms: float
+    up_ms: float
+
+
+def load_of(
+    chunks: Iterable[tuple[int, int]], contexts: Iterable[int], shared_tokens: int = 0, *, ahead: bool = False
+) -> StepLoad:
+    """From each chunk's tokens and history, and each decode's context."""
+    lengths = list(contexts)
+    return StepLoad(
+        chunks=list(chunks),
+        decodes=len(lengths),
+        context_tokens=sum(lengths),
+        longest_context=max(lengths, default=0),
+        shared_tokens=shared_tokens,
+        ahead=ahead,
+    )
+
+
+def load_of_row(row: dict[str, Any]) -> StepLoad:
+    """What a timing model sees of a recorded step."""
+    chunks = ((tokens, history) for _, tokens, history in row["chunks"])
+    contexts = (context for _, context in row["decodes"])
+    return load_of(chunks, contexts, row["shared"], ahead=row["ahead"])
