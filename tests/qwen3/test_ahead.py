@@ -25,7 +25,7 @@ from qwen3.building import (
 )
 from qwen3.test_scheduler import engine_with, request
 from understudy.kv import KvCacheManager, KvLayout
-from understudy.qwen3 import graphs, shapes
+from understudy.qwen3 import graphs
 from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.executor import Computed, TorchExecutor
@@ -36,6 +36,7 @@ from understudy.qwen3.request import Request
 from understudy.qwen3.sampling import SamplingParams
 from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.weights import random_weights
+from understudy.timing.recorded import shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
