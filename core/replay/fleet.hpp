@@ -174,6 +174,7 @@ class Fleet final : private FleetView {
   std::vector<std::size_t> beginning_;
   std::uint64_t round_ = 1;  // of beginnings; there may be several at one time
   std::int64_t round_ns_ = -1;
+  std::uint64_t rounds_before_ = 1;     // before the first of this time
   std::vector<KvDelivery> deliveries_;  // on their way
   std::vector<std::size_t> free_deliveries_;
   std::int64_t gathered_ns_ = -1;

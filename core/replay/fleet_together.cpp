@@ -204,6 +204,7 @@ void Fleet::begin_all() {
     workers_[beginning_.back()].begin = EventQueue::kNone;
   }
   std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of(index); });
+  if (round_ns_ != now_ns_) rounds_before_ = round_;
   ++round_;
   round_ns_ = now_ns_;
   for (const std::size_t index : beginning_) {
@@ -307,15 +308,18 @@ void Fleet::watch_hub() {
 // ── Each as far as nothing can reach it ──
 
 // The worker is where it has to be for a request to come, or for a router to look. Where steps take no time, others may
-// have begun theirs now, and so has this one, unless it was not ready then.
+// have begun theirs now, once or more often, and so has this one, as often as it was ready.
 void Fleet::join(std::size_t index) {
   Worker& worker = workers_[index];
   Engine& engine = *worker.engine;
   absorb(worker, engine.advance(now_ns_, false));
-  if (round_ns_ == now_ns_ && worker.ready_round < round_ && !engine.in_step() && !engine.idle() && !engine.asleep() &&
-      worker.finished.empty()) {
+  if (round_ns_ != now_ns_) return;
+  for (std::uint64_t missed = std::max(worker.ready_round, rounds_before_); missed < round_; ++missed) {
+    if (engine.in_step() || engine.idle() || engine.asleep() || !worker.finished.empty()) return;
     engine.begin_step(now_ns_);
+    absorb(worker, engine.advance(now_ns_, false));
   }
+  worker.ready_round = round_;
 }
 
 // It may have finished a request now, and not before.
@@ -361,7 +365,11 @@ bool Fleet::gather_events() {
   bool due = false;
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     Worker& worker = workers_[index];
-    if (!stepping_) join(index);
+    if (!stepping_) {
+      join(index);
+      // Idle, or in the middle of a step: what has landed by now is told now.
+      if (WorkerTiers* tiers = worker.engine->tiers()) tiers->hub().run_until(now_ns_);
+    }
     worker.engine->take_events(gathered_);
     due = tell_router(index, order_of(index), worker.events) || due;
   }

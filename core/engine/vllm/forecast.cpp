@@ -29,6 +29,7 @@ std::optional<DecodeLoad> VllmEngine::load_if_undisturbed(std::uint64_t steps) c
     const EngineRequest& request = requests_[id];
     if (request.spec.max_tokens == 0) return std::nullopt;
     if (!ahead && request.computed + (in_step_ ? 0 : 1) != request.known) return std::nullopt;
+    if (request.computed < request.spec.prompt_tokens) return std::nullopt;  // the last token of a prompt is no decode
     if (tiers_ && tiers_->waiting(id)) return std::nullopt;
     load.context_tokens += request.known;
     load.windowed_context += std::min<std::uint64_t>(request.known, window);
@@ -59,16 +60,21 @@ std::int64_t VllmEngine::no_finish_before() const {
   }
   // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
   std::int64_t least_ns = kNever;
+  const std::int64_t first_ns = timing_.least_ns({1, 0, 0}, 1, capacity_tokens_);
   const auto consider = [&](RequestSlot id) {
     const EngineRequest& request = requests_[id];
     const DecodeLoad alone{1, request.known, std::min<std::uint64_t>(request.known, window)};
     const std::int64_t step_ns = request.spec.max_tokens == 0 ? 0 : timing_.least_ns(alone, 1, capacity_tokens_);
     std::uint64_t steps = steps_to_finish(request);
-    // The step that ends a prompt may take no time for the token that it gives.
+    // The step that ends a prompt (or what is computed again) need not read it as a decode does, and may take no time
+    // for the token that it gives.
     if (request.computed < request.spec.prompt_tokens && !timing_.charges_first_token && --steps == 0) {
       least_ns = from_ns;
-    } else {
+    } else if (in_step_) {
       least_ns = std::min(least_ns, after(steps, step_ns));
+    } else {
+      const std::int64_t last_ns = after(steps - 1, step_ns);
+      least_ns = std::min(least_ns, last_ns + std::min({step_ns, first_ns, kNever - last_ns}));
     }
   };
   for (const RequestSlot id : running_) consider(id);

@@ -18,9 +18,10 @@ bool VllmEngine::Leap::possible() const {
   if (e.offload_ && !possible_offloading()) return false;
   if (e.config_.async_scheduling) return possible_ahead();
   if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
-  if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running() &&
-      e.running_.size() < e.config_.max_num_batched_tokens) {
-    return false;
+  if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) {
+    // Who waits for room leaves of the budget what the head of the queue may be given.
+    const auto waits = [&](RequestSlot id) { return e.tiers_ && e.tiers_->waiting(id); };
+    if (e.running_.size() < e.config_.max_num_batched_tokens || std::ranges::any_of(e.running_, waits)) return false;
   }
   return std::ranges::all_of(e.running_,
                              [&](RequestSlot id) { return decodes(id) || (e.tiers_ && e.tiers_->waiting(id)); });
