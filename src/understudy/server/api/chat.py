@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.server.api.completions import FINGERPRINT, FINGERPRINT_FIELD, prompt_logprobs, times_field
-from understudy.server.api.generation import DONE
+from understudy.server.api.completions import FINGERPRINT, FINGERPRINT_FIELD, end_of_stream, prompt_logprobs
 from understudy.server.api.logprobs import chat_logprobs
 from understudy.server.api.texts import json_text
 
@@ -101,16 +100,7 @@ class ChatStyle:
 
     def close(self, generation: Generation) -> bytes:
         """The usage, if it was asked for, and the end."""
-        if not generation.sampling.include_usage:
-            return DONE
-        usage = msgspec.json.encode(generation.usage(last=False, nulls=False, created=0))
-        return b'%b],"usage":%b,"system_fingerprint":"%b"%b}\n\n%b' % (
-            self._common,
-            usage,
-            FINGERPRINT,
-            times_field(generation),
-            DONE,
-        )
+        return end_of_stream(self._common, generation, created=0)
 
     def whole(self, generation: Generation) -> bytes:
         """Everything at once, every key present but those of tools."""

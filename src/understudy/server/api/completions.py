@@ -84,16 +84,7 @@ class CompletionStyle:
 
     def close(self, generation: Generation) -> bytes:
         """The usage, if it was asked for, and the end."""
-        if not generation.sampling.include_usage:
-            return DONE
-        usage = msgspec.json.encode(generation.usage(last=False, nulls=False))
-        return b'%b],"usage":%b,"system_fingerprint":"%b"%b}\n\n%b' % (
-            self._common,
-            usage,
-            FINGERPRINT,
-            times_field(generation),
-            DONE,
-        )
+        return end_of_stream(self._common, generation)
 
     def whole(self, generation: Generation) -> bytes:
         """Everything at once, every key present."""
@@ -146,10 +137,14 @@ FINGERPRINT_FIELD = b',"system_fingerprint":"%b"' % FINGERPRINT
 """Of the last chunk of a choice, where no usage follows."""
 
 
-def times_field(generation: Generation) -> bytes:
-    """The times of a request behind the usage of its stream, those that are known."""
+def end_of_stream(common: bytes, generation: Generation, created: int | None = None) -> bytes:
+    """The usage, with the times that are known, if it was asked for, and the end. `created`: see `Generation.usage`."""
+    if not generation.sampling.include_usage:
+        return DONE
+    usage = msgspec.json.encode(generation.usage(last=False, nulls=False, created=created))
     known = {name: value for name, value in (generation.metrics() or {}).items() if value is not None}
-    return b',"metrics":' + msgspec.json.encode(known) if known else b""
+    times = b',"metrics":' + msgspec.json.encode(known) if known else b""
+    return b'%b],"usage":%b,"system_fingerprint":"%b"%b}\n\n%b' % (common, usage, FINGERPRINT, times, DONE)
 
 
 def prompt_logprobs(generation: Generation, choice: Choice) -> list[Any] | None:
