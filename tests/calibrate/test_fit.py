@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +14,7 @@ from understudy.calibrate.least_squares import solve
 from understudy.calibrate.load import random_lengths
 from understudy.calibrate.readers import read_benchmarks
 from understudy.cli import main
-from understudy.errors import ConfigError, InvalidArgument
+from understudy.errors import ConfigError
 from understudy.run.times import times_in_words
 from understudy.timing.presets import preset
 from understudy.timing.timing_file import TimingFile
@@ -216,147 +215,3 @@ def test_a_file_that_is_no_timing_file_is_refused(tmp_path: Path, content: str, 
 def test_times_in_words_are_as_exact_as_they_are_good_for() -> None:
     times = {"from": "a benchmark", "outside_domain_share": 0.0, "front_end_ms": 4.480771}
     assert times_in_words(times).endswith("TTFT and E2E count 4.48 ms between client and engine")
-
-
-# --- bad benchmarks -------------------------------------------------------------------------------------
-
-
-def change_vllm(tmp_path: Path, **changes: Any) -> Path:
-    load = files.open_load(5)
-    path = files.vllm_detailed(tmp_path / "bench.json", load, files.measure(load, START))
-    content = json.loads(path.read_text())
-    content.update(changes)
-    path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"failed": 2}, "failed=2: requests that failed .* repeat the benchmark"),
-        ({"errors": ["", "timeout", "", "", ""]}, "failed=1"),
-        ({"output_lens": [5]}, "output_lens has 1 entries for 5 requests; the file is cut off"),
-        ({"input_lens": [0, 1, 1, 1, 1]}, r"input_lens\[0\] must be at least 1, got 0"),
-        ({"start_times": ..., "max_concurrency": None}, "start_times are missing"),
-        ({"ttfts": [-1, 1, 1, 1, 1]}, r"ttfts\[0\] must be at least 0"),
-        ({"ttfts": [9000.0, 1, 1, 1, 1]}, "must be seconds, not ms"),
-        ({"start_times": [0, 1, 2, 3, 1e9]}, "more than a week; its unit"),
-        ({"input_lens": ...}, "input_lens is missing"),
-        ({"itls": [None] * 5}, "itls must be a list for each of 5 requests"),
-        ({"itls": [[0.1, -0.2]] * 5}, r"itls\[0\]\[1\] must be at least 0, got -0.2"),
-        ({"completed": 9}, "completed=9, and input_lens has 5 entries; the file is cut off"),
-        ({"mean_ttft_ms": 0.02}, r"mean_ttft_ms is 0\.02, and its list has a mean of .* units are mixed"),
-    ],
-)
-def test_a_bad_result_of_vllm_is_refused_with_key_and_remedy(
-    tmp_path: Path, changes: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(InvalidArgument, match=match):
-        read_benchmarks(change_vllm(tmp_path, **changes))
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        ("", "is empty"),
-        ('{"model_id": "x", "total_in', "may be cut off"),
-        ('{"colour": "blue"}', r"no benchmark that is known \(its keys: colour\)"),
-        ("[1, 2]", "expected keys and values"),
-        ('{"ttft_ms": {}, "run": {}}', "--requests-jsonl"),
-        ('{"total_input_tokens": 5, "mean_ttft_ms": 1, "completed": 0}', "completed must be at least 1"),
-        (
-            '{"total_input_tokens": 5, "total_output_tokens": 5, "completed": 1, "mean_ttft_ms": 1, "mean_tpot_ms": 1}',
-            "request_rate is missing",
-        ),
-        ('{"benchmarks": []}', "benchmarks is empty"),
-        (
-            '{"benchmarks": [{"requests": {"successful": [{"prompt_tokens": 5, "output_tokens": 5}]}}]}',
-            "request_start is missing",
-        ),
-        ('{"input_config": {}, "time_to_first_token": {"unit": "ms", "avg": 1}}', "no concurrency"),
-    ],
-)
-def test_a_file_without_lengths_or_arrivals_or_of_no_known_format_is_refused(
-    tmp_path: Path, content: str, match: str
-) -> None:
-    path = tmp_path / "bench.json"
-    path.write_text(content)
-    with pytest.raises(InvalidArgument, match=match):
-        read_benchmarks(path)
-
-
-def test_records_of_aiperf_with_mixed_units_cancelled_requests_or_a_clock_that_runs_backwards(
-    tmp_path: Path,
-) -> None:
-    load = files.open_load(3)
-    path = files.aiperf_records(tmp_path / "p.jsonl", load, files.measure(load, START))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-
-    def refused(match: str, **metadata: Any) -> None:
-        changed = json.loads(json.dumps(lines))
-        changed[1]["metadata"].update(metadata)
-        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
-        with pytest.raises(InvalidArgument, match=match):
-            read_benchmarks(path)
-
-    refused("was cancelled or failed", was_cancelled=True)
-    refused("clock runs backwards", request_end_ns=5)
-    lines[1]["metrics"]["time_to_first_token"]["unit"] = "fortnights"
-    refused("unit 'fortnights' is not known")
-    path.write_text(path.read_text() + '{"metadata": {')
-    with pytest.raises(InvalidArgument, match="cut off"):
-        read_benchmarks(path)
-
-
-def test_requests_of_guidellm_that_failed_are_refused_and_those_cut_off_at_the_end_are_told(
-    tmp_path: Path,
-) -> None:
-    load = files.open_load(3)
-    path = files.guidellm(tmp_path / "bench.json", load, files.measure(load, START))
-    content = json.loads(path.read_text())
-    groups = content["benchmarks"][0]["requests"]
-    groups["incomplete"] = [{"prompt_tokens": 5}]
-    path.write_text(json.dumps(content))
-    [found] = read_benchmarks(path)
-    assert found.notes[0].startswith("1 requests were cut off when the benchmark ended")
-    groups["errored"] = [{"prompt_tokens": 5}]
-    path.write_text(json.dumps(content))
-    with pytest.raises(InvalidArgument, match=r"bench\.json.*errored has 1 requests.*repeat"):
-        read_benchmarks(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"output_tokens": 0}, r"requests\.jsonl:2: output_tokens must be at least 1"),
-        ({"prompt_tokens": 0}, r"requests\.jsonl:2: prompt_tokens must be at least 1"),
-        ({"status": "rejected"}, r"requests\.jsonl:2: status is 'rejected'"),
-        ({"e2e_ms": 0.001}, "clock runs backwards or units are mixed"),
-        ({"ttft_ms": "12 ms"}, r"requests\.jsonl:2: ttft_ms must be a number"),
-    ],
-)
-def test_a_bad_line_of_our_own_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:
-    load = files.open_load(3)
-    path = files.own_requests(tmp_path / "requests.jsonl", load, files.measure(load, START))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[1].update(change)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(InvalidArgument, match=match):
-        read_benchmarks(path)
-
-
-@pytest.mark.parametrize(
-    ("row", "match"),
-    [
-        ("0,100,8,30,8", r"rows\.csv:2: isl must be at least"),
-        ("800,100,0.5,30,8", r"rows\.csv:2: conc must be a whole number of at least 1, got 0.5"),
-        ("800,100,8,30,nan", r"rows\.csv:2: mean_tpot_ms must be a number"),
-        ("800,100,eight,30,8", r"rows\.csv:2: conc must be a number, got 'eight'"),
-        ("800,100,8,30,", r"rows\.csv:2: mean_tpot_ms or tpot_ms is missing"),
-    ],
-)
-def test_a_bad_row_of_summaries_is_refused(tmp_path: Path, row: str, match: str) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(f"isl,osl,conc,mean_ttft_ms,mean_tpot_ms\n{row}\n")
-    with pytest.raises(InvalidArgument, match=match):
-        read_benchmarks(path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from understudy.calibrate.load import constant_stages, random_lengths, requests
-from understudy.calibrate.predict import predict_table
+from understudy.calibrate.predict import Prediction, predict_table
 from understudy.calibrate.recorded import predict_run, read_run
 from understudy.calibrate.simulate import simulate
 from understudy.calibrate.tables import Table
@@ -78,7 +78,7 @@ def table(path: Path, *rows: dict[str, str]) -> Path:
 
 
 def predicted(rows: Table) -> list[dict[str, float]]:
-    return [result for result in predict_table(rows) if isinstance(result, dict)]
+    return [result.means for result in predict_table(rows) if isinstance(result, Prediction)]
 
 
 def run_file(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -193,14 +193,27 @@ def test_a_bad_row_is_refused_with_its_file_line_and_column(
         {"quant": "FP8-Dynamic", "kv_cache_dtype": "fp8_e4m3"},
         {"system": "NVIDIA H200", "model_path": "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic"},
         {"ttft_ms": "nan", "tpot_ms": "-1"},
+        {"quant": "float8_e4m3fn", "kv_cache_dtype": "fp8_e5m2", "tp_size": "2"},
+        {"quant": "W8A8", "kv_cache_dtype": "BFloat16", "system": "A100-SXM4-80GB"},
+        {"quant": "nvfp4", "system": "H200", "kv_cache_dtype": "auto"},
+        {"quant": "", "model_path": "nvidia/Llama-3.1-8B-Instruct-NVFP4", "system": "gb200_sxm"},
+        {"model_path": "Qwen/Qwen3-32B", "quant": "fp8", "system": "rtx_pro_6000_server"},
+        {
+            "model_path": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+            "quant": "fp16",
+            "tp_size": "2",
+            "system": "a100",
+        },
+        {"model_path": "MiniMaxAI/MiniMax-M2.5", "quant": "nvfp4", "tp_size": "2", "system": "b200_sxm"},
+        {"system": "L40S", "conc": "1", "isl": "1", "osl": "2"},
         {"model_path": "openai/gpt-oss-20b", "quant": "w4a16_mxfp4"},
         {"model_path": "Qwen/Qwen3-30B-A3B-Instruct-2507", "moe_tp_size": "1", "moe_ep_size": "2"},
     ],
 )
 def test_rows_with_gaps_and_other_spellings_are_predicted(tmp_path: Path, change: dict[str, str]) -> None:
     found = predict_table(Table.read(table(tmp_path / "in.csv", {**ROW, "osl": "16", **change})))[0]
-    assert isinstance(found, dict), found
-    assert found["ttft_ms"] > found["tpot_ms"] > 0
+    assert isinstance(found, Prediction), found
+    assert found.means["ttft_ms"] > found.means["tpot_ms"] > 0
 
 
 def test_experts_of_more_gpus_than_a_rank_has_are_those_of_several_ranks(tmp_path: Path) -> None:
@@ -234,6 +247,17 @@ def test_a_bad_row_does_not_harm_the_others(tmp_path: Path, capsys: pytest.Captu
     assert [line.split(",")[0] for line in (tmp_path / "out.csv").read_text().splitlines()] == ["key", "a"]
 
 
+def test_answers_of_one_token_have_no_time_between_tokens(tmp_path: Path) -> None:
+    found = predicted(Table.read(table(tmp_path / "in.csv", {**ROW, "osl": "1"})))[0]
+    assert (found["tpot_ms"], found["ttft_ms"]) == (0.0, found["e2e_ms"])
+
+
+def test_a_table_is_known_by_its_ending_in_capitals_too(tmp_path: Path) -> None:
+    source = table(tmp_path / "IN.CSV", {**ROW, "osl": "4"})
+    assert main(["predict", str(source), "-o", str(tmp_path / "out.csv")]) == 0
+    assert (tmp_path / "out.csv").read_text().startswith("key,ttft_ms,tpot_ms\na,")
+
+
 def test_a_table_without_a_column_or_a_row_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="column system is missing"):
         Table.read(
@@ -253,7 +277,7 @@ def test_times_of_a_recorded_run_count_from_when_the_engine_sees_the_request(tmp
         {"request_id": "b", "arrival_s": 5.014, "input_tokens": 10, "output_tokens": 2},
     ]
     load = read_run(run_file(tmp_path / "run.jsonl", rows))
-    found = {name: rest for name, *rest in predict_run(load, TEN_MS)}
+    found = {name: rest for name, *rest in predict_run(load, TEN_MS).requests}
     assert found["a"] == [10.0, 10.0, 100.0]
     # It comes at 14, is seen at 20, when the first step that it can be in is the one from 30 to 40.
     assert found["b"] == [20.0, 10.0, 30.0]
@@ -275,11 +299,23 @@ def test_prompts_of_a_recorded_run_share_what_their_tokens_share(tmp_path: Path)
     load = read_run(run_file(tmp_path / "run.jsonl", rows))
     timing = Physical(coefficients=StepCoefficients(token_ms=1.0, captures=()))
     engine = VllmConfig(timing=timing, block_size=16)
-    ttft = {name: ttft for name, ttft, *_ in predict_run(load, engine)}
+    ttft = {name: ttft for name, ttft, *_ in predict_run(load, engine).requests}
     assert ttft == {"a": 40.0, "b": 41.0 - 32, "c": 41.0}  # two whole blocks of the first are found again
     del rows[1]["input_token_ids"]
     with pytest.raises(InvalidArgument, match="request 'b' has no input_token_ids, though others have them"):
         read_run(run_file(tmp_path / "run.jsonl", rows))
+
+
+def test_a_recorded_run_may_be_in_any_order_and_begin_with_a_mark(tmp_path: Path) -> None:
+    rows = [
+        {"request_id": i, "arrival_s": 100.0 + i / 50, "input_tokens": 300 + i, "output_tokens": 5}
+        for i in range(6)
+    ]
+    inputs = [run_file(tmp_path / "sorted.jsonl", rows), run_file(tmp_path / "mixed.jsonl", rows[::-1])]
+    inputs[1].write_text("\ufeff" + inputs[1].read_text())
+    first, second = (predict_run(read_run(path), TEN_MS).requests for path in inputs)
+    assert [name for name, *_ in second] == ["5", "4", "3", "2", "1", "0"]
+    assert sorted(first) == sorted(second)
 
 
 def test_a_recorded_run_is_predicted_from_the_command_line(

@@ -19,7 +19,8 @@ from understudy.report.table import timing_model
 def test_a_report_at_a_prompt_is_one_line() -> None:
     shown = repr(Report.build(timeline(Row([10, 20, 30])), {"workload": "t.jsonl"}))
     assert shown == (
-        "<Report t.jsonl: 1 of 1 requests in 0.0 s, TTFT p50 10 ms, p99 10 ms, 100 output tokens/s, 0 verdicts>"
+        "<Report t.jsonl: 1 of 1 requests in 0.0 s, TTFT p50 10 ms, p99 10 ms, 100 output tokens/s, 0 verdicts; "
+        "times from a source that its report does not name>"
     )
     assert "\n" not in repr(Report.build(crowd(300)))
 

@@ -116,10 +116,44 @@ def test_a_model_of_which_only_the_kv_cache_is_known_is_refused_by_name() -> Non
         ("mixtral7b", "Mixtral-8x7B"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
         ("codellama-34b", "CodeLlama-34B"),
+        ("scout-17b-16e", "Llama-4-Scout-17B-16E"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "Llama-3.1-70B"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "Qwen2.5-32B"),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "Qwen3-8B"),
+        ("Qwen/QwQ-32B", "Qwen2.5-32B"),
+        ("lmsys/vicuna-7b-v1.5", "Llama-2-7B"),
+        ("microsoft/Phi-3-mini-128k-instruct", "Phi-3-mini"),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "Mistral-Small-24B"),
+        ("amd/gpt-oss-120b-w-mxfp4-a-fp8", "gpt-oss-120b"),
     ],
 )
 def test_a_model_is_found_by_the_names_that_people_use(name: str, found: str) -> None:
     assert Architecture.find(name).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "bf16"),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "fp8"),
+        ("amd/Llama-3.1-70B-Instruct-FP8-KV", "fp8"),
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16", "int4"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "int4"),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "nvfp4"),
+        ("nvidia/MiniMax-M2.5-NVFP4", "nvfp4"),
+        ("MiniMaxAI/MiniMax-M2.5", "fp8"),
+        ("openai/gpt-oss-120b", "mxfp4"),
+        ("nvidia/gpt-oss-120b-FP4", "mxfp4"),
+        ("unsloth/gpt-oss-20b-BF16", "bf16"),
+    ],
+)
+def test_a_name_that_tells_the_type_of_the_weights_is_believed(name: str, weights: str) -> None:
+    assert Architecture.find(name).weights == weights
+
+
+def test_a_name_that_tells_a_type_without_timing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="weight type 'w8a16' is not known"):
+        Architecture.find("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a16")
 
 
 def test_a_config_says_the_same_as_the_table(tmp_path: Path) -> None:
@@ -133,6 +167,13 @@ def test_a_config_says_the_same_as_the_table(tmp_path: Path) -> None:
         for field in found.__struct_fields__:
             if field not in known:
                 assert getattr(found, field) == getattr(wanted, field), field
+
+
+def test_a_kind_of_model_that_is_built_like_others_is_read(tmp_path: Path) -> None:
+    for kind in ("llama", "qwen3", "mistral"):
+        assert read(tmp_path, **LLAMA_8B, model_type=kind).num_layers == 32
+    seeing = {"model_type": "gemma3", "text_config": {**LLAMA_8B, "model_type": "gemma3_text"}}
+    assert read(tmp_path, **seeing).hidden_size == 4096
 
 
 def test_the_type_of_the_weights_is_read(tmp_path: Path) -> None:
@@ -159,6 +200,15 @@ def test_the_type_of_the_weights_is_read(tmp_path: Path) -> None:
         ({"num_experts": 8}, "num_experts_per_tok is missing"),
         ({"num_experts": 8, "num_experts_per_tok": 9}, "9 experts of 8"),
         ({"is_encoder_decoder": True}, "encoder"),
+        ({"model_type": "opt"}, r"config\.json: model_type 'opt' is not known.*give a copy of the file"),
+        ({"model_type": "bert"}, "model_type 'bert' is not known"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent attention"),
+        ({"hidden_size": "wide"}, "hidden_size must be an int"),
+        ({"sliding_window": 4096, "max_window_layers": -1}, "max_window_layers must be an int"),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 0},
+            "expert_size must be an int",
+        ),
     ],
 )
 def test_a_config_with_missing_or_contradictory_shapes_is_refused_by_its_key(
@@ -166,6 +216,20 @@ def test_a_config_with_missing_or_contradictory_shapes_is_refused_by_its_key(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         read(tmp_path, **{**LLAMA_8B, **change})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-ai/DeepSeek-R1-0528",
+        "nvidia/DeepSeek-V3.2-NVFP4",
+        "moonshotai/Kimi-K2.5",
+        "zai-org/GLM-5-FP8",
+    ],
+)
+def test_latent_attention_is_refused_under_every_variant_of_a_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"latent attention \(MLA\)"):
+        Architecture.find(name)
 
 
 def test_an_unknown_model_and_one_with_latent_attention_are_refused_by_name() -> None:

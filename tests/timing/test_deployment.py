@@ -116,7 +116,9 @@ def test_a_division_that_cannot_be_is_refused(model: str, parallel: dict[str, in
 def test_types_have_the_names_that_engines_use_and_others_are_refused() -> None:
     assert weight_type("torch.bfloat16").name == "bf16"
     assert weight_type("AWQ").name == "int4"
-    assert kv_type("fp8_e4m3") == "fp8"
+    for name in ("FP8-Block", "float8_e4m3fn", "fp8_e5m2", "w8a8", "int8", "mxfp8"):
+        assert weight_type(name).name == "fp8"
+    assert kv_type("fp8_e4m3") == kv_type("fp8_inc") == kv_type("float8") == "fp8"
     assert kv_type("auto") == "bf16"
     with pytest.raises(ConfigError, match="weight type 'int3' is not known; known are bf16, fp8"):
         weight_type("int3")
@@ -132,14 +134,33 @@ def test_gpus_are_found_by_usual_names_and_others_by_their_data_sheet() -> None:
         "A100-SXM4-80GB": "A100",
         "RTX4090": "RTX 4090",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000",
+        "GB200 NVL72": "B200",
     }.items():
         assert find_gpu(name) is GPUS[wanted]
+    for name in (
+        "GH200",
+        "H100 NVL",
+        "A100-PCIE-40GB",
+        "b300_sxm",
+        "h20_sxm",
+        "L40",
+        "",
+    ):  # others, or nobody's
+        with pytest.raises(ConfigError, match="is not known; known are H100"):
+            find_gpu(name)
     with pytest.raises(ConfigError, match=r"'MI300X' is not known.*--gpu-bandwidth-gbps"):
         find_gpu("MI300X")
     sheet = sheet_gpu(bandwidth_gbps=5300, tflops=1307, memory_gb=192)
     assert preset(Architecture.find("Llama-3.1-8B"), sheet, "bf16", "bf16").trust == "uncalibrated"
     with pytest.raises(ConfigError, match="bandwidth_gbps must be finite and above 0"):
         sheet_gpu(bandwidth_gbps=0, tflops=1, memory_gb=1)
+
+
+def test_weights_in_a_type_that_the_gpu_cannot_multiply_compute_in_bf16() -> None:
+    h100, b200, a100 = GPUS["H100"], GPUS["B200"], GPUS["A100"]
+    assert (h100.tflops("fp4"), h100.tflops("fp8"), h100.tflops("bf16")) == (989, 1979, 989)
+    assert (b200.tflops("fp4"), b200.tflops("fp8")) == (9000, 4500)
+    assert a100.tflops("fp8") == a100.tflops("bf16") == 312
 
 
 def test_a_preset_says_how_far_to_trust_it() -> None:

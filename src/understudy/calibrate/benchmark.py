@@ -95,6 +95,15 @@ def check_clock(where: str, key: str, seconds: Times) -> None:
         )
 
 
+def check_units(where: str, key: str, said: float, found: float, beside: str) -> None:
+    """Refuse a time that another of the same file contradicts by more than chance can: one unit is not as it says."""
+    if said > 0 and found > 0 and not 0.1 < found / said < 10:
+        raise InvalidArgument(
+            f"{where}: {key} is {said:g}, and {beside} {found:g} ms: units are mixed, or the file is; save the "
+            "benchmark again"
+        )
+
+
 def check_times(where: str, ttft_ms: Times, e2e_ms: Times) -> None:
     """Refuse times that run backwards: a request ends before its first token, or comes before it was sent."""
     for name, bad in (

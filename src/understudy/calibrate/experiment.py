@@ -14,7 +14,7 @@ from understudy.engines.profiles import NEWEST
 from understudy.errors import InvalidArgument
 from understudy.timing.capacity import kv_blocks
 from understudy.timing.physical import Physical
-from understudy.timing.presets import preset
+from understudy.timing.presets import Preset, preset
 
 if TYPE_CHECKING:
     from understudy.calibrate.load import Load
@@ -40,11 +40,10 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     client_output_tokens: float | None = None
     """Tokens that the client counted in an answer, where it did not count those that the engine made."""
 
-    def preset(self) -> Efficiencies:
+    def preset(self) -> Preset:
         """The efficiencies that nothing but its deployment tells."""
-        return preset(
-            self.deployment.model, self.deployment.gpu, self.deployment.weights, self.deployment.kv
-        ).efficiencies
+        what = self.deployment
+        return preset(what.model, what.gpu, what.weights, what.kv)
 
     def measurement(self, name: str) -> float:
         """What was measured. InvalidArgument where nothing is, or nothing that can be compared with."""

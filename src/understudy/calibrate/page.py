@@ -48,7 +48,8 @@ def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[O
         f"<style>{STYLE}{_STYLE}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
         f'<header><div><h1>{escape(title)}</h1><div class="facts"><span>weights <b>{escape(file.weights)}</b></span>'
         f"<span>KV <b>{escape(file.kv)}</b></span><span>fitted <b>{escape(file.date)}</b> to "
-        f"<b>{len(file.inputs)}</b> benchmark{'' if len(file.inputs) == 1 else 's'}</span></div></div>"
+        f"<b>{len(file.inputs)}</b> benchmark{'' if len(file.inputs) == 1 else 's'}</span>"
+        f"<span>times from {escape(file.timing().described_origin())}</span></div></div>"
         '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button></header>\n'
         f'<div class="cards">{"".join(cards)}{_numbers(file)}</div>\n'
         f"<footer>Times at the client, where the benchmark measured them there. Understudy {__version__}.</footer>\n"

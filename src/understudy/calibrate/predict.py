@@ -1,10 +1,12 @@
-"""Predictions for a table of experiments: each row's load through the engine, with presets or a calibrated file."""
+"""Predictions for a table of experiments: each row's load through the engine, with the preset of its deployment."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from understudy.errors import InvalidArgument, UnderstudyError
 
@@ -14,18 +16,26 @@ if TYPE_CHECKING:
     from understudy.calibrate.tables import Table
 
 
+class Prediction(msgspec.Struct, frozen=True):
+    """Mean times of a row by name, in milliseconds, and in words where they come from."""
+
+    means: dict[str, float]
+    origin: str
+
+
 def predict_table(
     table: Table, *, threads: int | None = None, progress: Callable[[int], None] | None = None
-) -> list[dict[str, float] | UnderstudyError]:
-    """Mean times of every row, in order; the error of a row that cannot be predicted, which does not harm the others.
+) -> list[Prediction | UnderstudyError]:
+    """Every row, in order; the error of a row that cannot be predicted, which does not harm the others.
 
     `progress` hears how many are done.
     """
 
-    def predict(index: int) -> dict[str, float] | UnderstudyError:
+    def predict(index: int) -> Prediction | UnderstudyError:
         try:
             one = table.experiment(index)
-            return one.predict(one.preset())
+            start = one.preset()
+            return Prediction(one.predict(start.efficiencies), f"preset, {start.trust}: {start.origin}")
         except UnderstudyError as error:
             where = f"{table.path}:{index + 2}"
             return error if str(error).startswith(where) else InvalidArgument(f"{where}: {error}")

@@ -6,11 +6,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from understudy.calibrate.load import Load, requests
 from understudy.errors import InvalidArgument
 from understudy.run.offline import run_offline
+from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +31,7 @@ def read_run(path: Path) -> Load:
     """
     rows: list[dict[str, Any]] = []
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     rows.append(_read(f"{path}:{number}", line))
@@ -86,16 +88,21 @@ def _read(where: str, line: str) -> dict[str, Any]:
     return row
 
 
+class PredictedRun(msgspec.Struct, frozen=True):
+    """Name, TTFT, TPOT and whole time of each request in ms, in order, and in words where these times come from."""
+
+    requests: list[tuple[str, float, float, float]]
+    origin: str
+
+
 def predict_run(
     load: Load,
     engine: VllmConfig,
     *,
     workers: int = 1,
     ranks: bool = False,
-) -> list[tuple[str, float, float, float]]:
-    """Name, TTFT, TPOT and whole time of each request in ms, in order, from when the engine sees it.
-
-    `ranks` says that workers step together.
+) -> PredictedRun:
+    """Times of each request from when the engine sees it. `ranks` says that workers step together.
 
     A busy engine reads what has come when a step ends: until then a request is not seen. TPOT of one token is 0.
     """
@@ -115,4 +122,5 @@ def predict_run(
     gaps = np.maximum(columns.output_tokens - 1, 1)
     tpot = (columns.last_token_ns - columns.first_token_ns) / 1e6 / gaps
     names = load.workload.request_ids or []
-    return list(zip(names, ttft.tolist(), tpot.tolist(), e2e.tolist(), strict=True))
+    requests = list(zip(names, ttft.tolist(), tpot.tolist(), e2e.tolist(), strict=True))
+    return PredictedRun(requests, times_in_words(run.facts["times"]))

@@ -30,8 +30,9 @@ class Outcome(msgspec.Struct, frozen=True):
     output_tokens: NDArray[np.int32]
 
     def mean(self, name: str) -> float:
-        """Over the requests that have it."""
-        return float(np.nanmean(getattr(self, name)))
+        """Over the requests that have it; 0 where none does, as TPOT of answers of one token."""
+        times = getattr(self, name)
+        return float(np.nanmean(times)) if np.isfinite(times).any() else 0.0
 
 
 def simulate(

@@ -123,6 +123,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
 def _check(args: argparse.Namespace, paths: list[Path]) -> int:
     from understudy.calibrate.fit import Run, score
     from understudy.calibrate.page import page
+    from understudy.cli.progress import progress_bar
     from understudy.errors import ConfigError
     from understudy.outputs import create
     from understudy.timing.timing_file import TimingFile
@@ -135,8 +136,12 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
     check_outputs({"--html": args.html}, {**inputs, "--timing": args.timing})
     file = TimingFile.read(args.timing)
     benchmarks = _read(args, paths)
-    runs = [Run.of(one, file.deployment, _flags(args)) for one in benchmarks]
-    outcomes = [run.play(file.efficiencies) for run in runs]
+    flags, outcomes = _flags(args), []
+    with progress_bar("replaying", len(benchmarks), "benchmarks") as progress:
+        for one in benchmarks:
+            outcomes.append(Run.of(one, file.deployment, flags).play(file.efficiencies))
+            if progress is not None:
+                progress(len(outcomes))
     scores = [score(one, outcome) for one, outcome in zip(benchmarks, outcomes, strict=True)]
     if args.html is not None:
         with create(args.html) as out:
@@ -185,6 +190,7 @@ def _print(
             *map(_percent, (one.ttft_percent, one.tpot_percent, one.e2e_percent)),
         )
     console.print(table)
+    console.print(f"times from {file.timing().described_origin()}", style="dim")
     if not numbers:
         return
     table = Table(title="numbers", title_justify="left")

@@ -26,7 +26,7 @@ INPUTS is a table of experiments, one a row (docs/accuracy.md has its columns): 
 system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id, model,
 hardware, tp, …). Columns of measurements are not looked at. Or it is a recorded run, a JSON line a request:
 request_id, arrival_s, input_tokens, output_tokens (and input_token_ids, where known); its times count from when the
-engine sees a request.
+engine sees a request. Where the times come from is told on standard error.
 """
 
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     file = Path(args.timing) if args.timing is not None and Path(args.timing).is_file() else None
     check_outputs({"--output": args.output}, {"INPUTS": args.inputs, "--timing": file})
     described = deployment_flags.is_described(args)
-    if args.inputs.suffix == ".csv":
+    if args.inputs.suffix.lower() == ".csv":
         if args.model or args.gpu or args.timing:
             raise ConfigError(
                 "--model, --gpu and --timing belong to a recorded run; the rows of a table name their own"
@@ -82,8 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(args: argparse.Namespace) -> int:
     import sys
+    from collections import Counter
 
-    from understudy.calibrate.predict import predict_table
+    from understudy.calibrate.predict import Prediction, predict_table
     from understudy.calibrate.tables import Table
     from understudy.cli.progress import progress_bar
 
@@ -91,15 +92,18 @@ def _table(args: argparse.Namespace) -> int:
     with progress_bar("predicting", len(table.rows), "experiments") as progress:
         results = predict_table(table, threads=args.threads, progress=progress)
     name, *measures = table.columns_out
-    rows = [
-        (row[name], *(result[measure] for measure in measures))
+    found = [
+        (row[name], result)
         for row, result in zip(table.rows, results, strict=True)
-        if isinstance(result, dict)
+        if isinstance(result, Prediction)
     ]
-    refused = [result for result in results if not isinstance(result, dict)]
-    if not rows:
+    refused = [result for result in results if not isinstance(result, Prediction)]
+    if not found:
         raise refused[0]
+    rows = [(key, *(result.means[measure] for measure in measures)) for key, result in found]
     _write(args.output, table.columns_out, rows)
+    for origin, count in Counter(result.origin for _, result in found).most_common():
+        print(f"times of {count} row{'' if count == 1 else 's'} from {origin}", file=sys.stderr)
     for error in refused:
         print(f"understudy predict: {error}", file=sys.stderr)
     if refused:
@@ -108,6 +112,8 @@ def _table(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, file: Path | None) -> int:
+    import sys
+
     import msgspec
 
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
@@ -133,13 +139,14 @@ def _run(args: argparse.Namespace, file: Path | None) -> int:
         if named is not None:
             timing = VllmConfig.from_dict({"timing": named}).timing
     engine = deployment_flags.engine_of(args, deployment)
-    rows = predict_run(
+    found = predict_run(
         read_run(args.inputs),
         msgspec.structs.replace(engine, timing=timing),
         workers=deployment.parallel.data,
         ranks=deployment.steps_together,
     )
-    _write(args.output, COLUMNS, rows)
+    _write(args.output, COLUMNS, found.requests)
+    print(f"times from {found.origin}", file=sys.stderr)
     return 0
 
 

@@ -91,9 +91,7 @@ class Comparison:
         """Where the times of the reports come from, a line for each source; of reports that do not say it, that."""
         sources: dict[str, list[str]] = {}
         for name, report in zip(self.names, self.reports, strict=True):
-            times = report["run"].get("times")
-            words = "a source that its report does not name" if times is None else times_in_words(times)
-            sources.setdefault(words, []).append(name)
+            sources.setdefault(times_in_words(report["run"].get("times")), []).append(name)
         if len(sources) == 1:
             return [f"Times from {words}" for words in sources]
         return [f"Times of {', '.join(names)} from {words}" for words, names in sources.items()]

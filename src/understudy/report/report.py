@@ -19,6 +19,7 @@ from understudy.report.series import worker_means
 from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.tiers import TiersReport
 from understudy.run.timeline import FinishReason, Status
+from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -272,11 +273,12 @@ class Report:
         return request_frame(self)
 
     def __repr__(self) -> str:
-        """One line with the numbers that matter."""
+        """One line with the numbers that matter, and where they come from."""
         return (
             f"<Report {self.run.get('workload', '')}: {self.requests.completed:,} of {self.requests.total:,} requests "
             f"in {self.duration_s:,.1f} s, TTFT p50 {self.ttft_ms.p50:,.0f} ms, p99 {self.ttft_ms.p99:,.0f} ms, "
-            f"{self.throughput.output_tokens_per_s:,.0f} output tokens/s, {len(self.verdicts)} verdicts>"
+            f"{self.throughput.output_tokens_per_s:,.0f} output tokens/s, {len(self.verdicts)} verdicts; "
+            f"times from {times_in_words(self.run.get('times'))}>"
         )
 
     def _repr_html_(self) -> str:

@@ -59,9 +59,8 @@ class ReportTable:
             yield Padding(said, (0, 1), expand=False)
         for note in self.report.run.get("notes", ()):
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
-        if "times" in self.report.run:
-            words = times_in_words(self.report.run["times"])
-            yield Padding(Text.assemble(("Times from  ", "dim"), words), (0, 1), expand=False)
+        words = times_in_words(self.report.run.get("times"))
+        yield Padding(Text.assemble(("Times from  ", "dim"), words), (0, 1), expand=False)
         if "digest" in self.report.run:
             digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
             yield Padding(digest, (0, 1), expand=False)

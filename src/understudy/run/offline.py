@@ -214,7 +214,7 @@ def run_offline(
             }
         ),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
-        "times": described_times(pools, timing, step_ns=result.step_ns, uncovered_ns=result.uncovered_ns),
+        "times": described_times(pools, timing, result),
         **digests(timeline, kv if events else None),
     }
     decisions = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from understudy.engines.timing import TimingModel
     from understudy.run.pools import WorkerPool
@@ -49,12 +49,29 @@ def seen_by_client(timeline: Timeline, outside_ns: int) -> Timeline:
     return replace(timeline, finish_ns=ended, **shifted)
 
 
+class StepTimes(Protocol):
+    """Who took steps: how long all of them were, and those outside of what the timing model was made from."""
+
+    @property
+    def step_ns(self) -> int:
+        """Of all of them."""
+
+    @property
+    def uncovered_ns(self) -> int:
+        """Of those outside."""
+
+
+def outside_share(taken: Iterable[StepTimes]) -> float:
+    """The share of the time of these steps that stands on steps like none before."""
+    totals = [(one.uncovered_ns, one.step_ns) for one in taken]
+    outside, whole = (sum(column) for column in zip(*totals, strict=True))
+    return outside / whole if whole else 0.0
+
+
 def described_times(
     pools: Sequence[WorkerPool],
     timing: TimingModel | None,
-    *,
-    step_ns: int,
-    uncovered_ns: int,
+    steps: StepTimes,
 ) -> dict[str, Any]:
     """For the report: in words where times come from, and which share of them stands on steps like none before."""
     if timing is not None:
@@ -64,13 +81,15 @@ def described_times(
         origins = list(dict.fromkeys(pool.engine.timing.described_origin() for pool in pools))
     return {
         "from": "; ".join(origins),
-        "outside_domain_share": uncovered_ns / step_ns if step_ns else 0.0,
+        "outside_domain_share": outside_share([steps]),
         "front_end_ms": front_end_ns(pools, timing) / 1e6,
     }
 
 
-def times_in_words(times: dict[str, Any]) -> str:
-    """One line of it."""
+def times_in_words(times: dict[str, Any] | None) -> str:
+    """One line of it; None is of a report that does not say it, which is told as well."""
+    if times is None:
+        return "a source that its report does not name"
     words = str(times["from"])
     if times["outside_domain_share"] > 0:
         words += (

@@ -15,6 +15,7 @@ from understudy.engines.config import scheduling_in_words
 from understudy.errors import ConfigError, WrongState
 from understudy.run.tier_columns import BELOW
 from understudy.run.timeline import FinishReason, Status, Timeline
+from understudy.run.times import outside_share
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
 from understudy.server.loop import run
@@ -196,7 +197,9 @@ class _Player:
             "engine": self._engine.described(),
             "times": {
                 "from": self._engine.timing.described_origin(),
-                "outside_domain_share": 0.0,
+                "outside_domain_share": outside_share(
+                    core.engine for server in fleet.servers for core in server.worker.cores
+                ),
                 "front_end_ms": 0.0,
             },
             "lateness_ms": {name: round(value, 3) for name, value in late.items()},

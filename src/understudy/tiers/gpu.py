@@ -174,7 +174,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Deployment(
             model=shape,
             gpu=self._gpu(),
-            weights=self.weight_dtype or shape.weights,
+            weights=shape.weights if self.weight_dtype in (None, "auto") else str(self.weight_dtype),
             kv="bf16" if kv_dtype in (None, "auto") else str(kv_dtype),
             parallel=Parallelism(
                 tensor=self.tensor_parallel_size,

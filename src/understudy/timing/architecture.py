@@ -13,6 +13,39 @@ from understudy.errors import ConfigError
 from understudy.kv.counts import count
 from understudy.timing.weight_types import weight_type
 
+_DECODERS = {
+    *("llama", "llama4", "mistral", "mistral3", "ministral", "mixtral", "gpt_oss", "minimax_m2", "deepseek"),
+    *("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"),
+    *("gemma", "gemma2", "gemma3", "phi3", "phimoe", "granite", "granitemoe", "glm", "glm4", "glm4_moe"),
+    *(
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "internlm",
+        "internlm2",
+        "internlm3",
+        "cohere",
+        "cohere2",
+        "stablelm",
+    ),
+    *(
+        "yi",
+        "baichuan",
+        "exaone",
+        "exaone4",
+        "solar",
+        "aquila",
+        "seed_oss",
+        "smollm3",
+        "mimo",
+        "arcee",
+        "apertus",
+    ),
+    *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "dots1", "bailing_moe"),
+}
+"""Kinds of models (`model_type`) whose layers are attention and a gated MLP, or experts of such."""
+
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of attention and of a gated MLP, or of experts, between an embedding and a head."""
@@ -143,9 +176,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 def plain_name(model: str) -> str:
     """A model's name without owner, variant and precision: meta-llama/Llama-3.1-8B-Instruct-FP8 is llama-3.1-8b."""
     name = model.rpartition("/")[2].lower()
-    kinds = r"fp8|nvfp4|mxfp4|fp4|bf16|fp16|awq|gptq|int4|dynamic|kv|quantized\.\w+"
-    ending = rf"-(instruct|base|chat|thinking|it|hf|{kinds}|\d{{4}})(?=-|$)"
-    return re.sub(rf"^meta-|{ending}|-v0\.\d$", "", name)
+    kinds = (
+        r"w-mxfp4-a-fp8|fp8|nvfp4|mxfp4|fp4|bf16|fp16|awq|gptq|int4|int8|w4a16|w8a8|dynamic|block|kv|"
+        r"quantized\.\w+"
+    )
+    ending = rf"-(instruct|base|chat|thinking|it|hf|\d+k|{kinds}|\d{{4}})(?=-|$)"
+    return re.sub(rf"^meta-|{ending}|-v[01]\.\d$", "", name)
 
 
 def _name_of(path: Path, content: dict[str, Any]) -> str:
@@ -195,6 +231,12 @@ class _Reader:
 
     def _refuse(self) -> None:
         config = self.config
+        kind = str(config.get("model_type", "llama")).removesuffix("_text")
+        if kind not in _DECODERS and config.get("kv_lora_rank") is None:
+            raise ConfigError(
+                f"{self.where}: model_type {kind!r} is not known, and neither is what its layers compute; if they are "
+                "those of a known one (llama, qwen3_moe, …), give a copy of the file that says so"
+            )
         if config.get("kv_lora_rank") is not None:
             raise ConfigError(
                 f"{self.where}: kv_lora_rank: latent attention (MLA) has no timing yet; give measured times instead"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
@@ -30,12 +31,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise ConfigError(f"gpu.{name} must be finite and above 0, got {value}")
 
     def tflops(self, peak: str) -> float:
-        """The peak for products of a type (bf16, fp8, fp4); a type that the GPU lacks computes at the next it has."""
-        if peak == "fp4" and self.fp4_tflops is not None:
-            return self.fp4_tflops
-        if peak in ("fp4", "fp8") and self.fp8_tflops is not None:
-            return self.fp8_tflops
-        return self.bf16_tflops
+        """The peak for products of a type (bf16, fp8, fp4); in one that the GPU lacks, weights are kept and not
+        multiplied: they compute in bf16."""
+        own = {"fp8": self.fp8_tflops, "fp4": self.fp4_tflops}.get(peak)
+        return self.bf16_tflops if own is None else own
 
 
 _NVLINK = "NVIDIA's data sheet (SXM), dense"
@@ -113,14 +112,18 @@ GPUS = {
 """By name. What a driver shows of the memory is more or less than what is sold; blocks follow from what it shows."""
 
 
+_OTHERS = re.compile(r"pcie|nvl(?!\d)|40gb|gh200")
+"""GPUs of those names with other bandwidth, flops or memory. (Of GB200 NVL72 the GPUs are B200.)"""
+
+
 def find_gpu(name: str) -> Gpu:
     """A GPU by any usual name of it (h100_sxm, NVIDIA H100 80GB HBM3, RTX4090); ConfigError lists those known."""
     bare = "".join(letter for letter in name.lower() if letter.isalnum())
     for gpu in GPUS.values():
         key = "".join(letter for letter in gpu.name.lower() if letter.isalnum())
         if key in bare or key.removeprefix("rtx") == bare:
-            if gpu.origin == _NVLINK and any(word in bare for word in ("pcie", "nvl", "40gb")):
-                break  # of that name, with less bandwidth, fewer flops or half the memory
+            if gpu.origin == _NVLINK and _OTHERS.search(bare):
+                break
             return gpu
     raise ConfigError(
         f"gpu {name!r} is not known; known are {', '.join(GPUS)}; any other by its data sheet: "

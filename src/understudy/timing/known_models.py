@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture, plain_name
+from understudy.timing.weight_types import type_in_name
 
 
 def _dense(
@@ -187,7 +190,7 @@ MODELS = {
 }
 """By the name of their repository, without its owner and without endings such as -Instruct."""
 
-_DISTILLED = re.compile(r"^deepseek-r1-(\d{4}-)?distill-")
+_DISTILLED = re.compile(r"^deepseek-r1-(distill-)?(?=llama|qwen)")
 """Other models that were taught by one; their shapes are their own."""
 _LATENT = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "minicpm3", "glm-5")
 
@@ -195,7 +198,7 @@ _SHORT = {
     "llama8b": "Llama-3.1-8B",
     "llama70b": "Llama-3.1-70B",
     "llama405b": "Llama-3.1-405B",
-    **dict.fromkeys(("llama4scout", "llama4scout17b", "scout"), "Llama-4-Scout-17B-16E"),
+    **dict.fromkeys(("llama4scout", "llama4scout17b", "scout", "scout17b16e"), "Llama-4-Scout-17B-16E"),
     "llama4maverick": "Llama-4-Maverick-17B-128E",
     "mixtral7b": "Mixtral-8x7B",
     "mixtral": "Mixtral-8x7B",
@@ -211,19 +214,25 @@ _SHORT = {
     "qwen14b": "Qwen3-14B",
     "qwen32b": "Qwen3-32B",
     "mistral24b": "Mistral-Small-24B",
-    "mistralsmall": "Mistral-Small-24B",
+    **dict.fromkeys(("mistralsmall", "mistralsmall3124b", "mistralsmall3224b"), "Mistral-Small-24B"),
     "mistralnemo12b": "Mistral-Nemo",
     "gptoss": "gpt-oss-120b",
     "codellama": "CodeLlama-34B",
-    "granite8b": "Granite-3.1-8B",
+    **dict.fromkeys(("granite8b", "granite308b", "granite328b", "granite338b"), "Granite-3.1-8B"),
+    "qwq32b": "Qwen2.5-32B",
+    "phi3mini": "Phi-3-mini",
 }
 """Names that tables of measurements use."""
 
 
 def known_model(model: str) -> Architecture:
-    """A model of the table. ConfigError for one that is not there, by name for latent attention."""
+    """A model of the table, in the type of weights that the name tells, if it tells one.
+
+    ConfigError for one that is not there, by name for latent attention.
+    """
     name = plain_name(model)
-    name = _DISTILLED.sub("", name)
+    if _DISTILLED.match(name):  # those of Qwen are of its second generation, unless it says the third
+        name = re.sub(r"^qwen-", "qwen2.5-", _DISTILLED.sub("", name))
     if name.startswith(_LATENT):
         raise ConfigError(
             f"model {model!r} has latent attention (MLA), which has no timing yet; give measured times instead"
@@ -235,7 +244,13 @@ def known_model(model: str) -> Architecture:
         raise ConfigError(
             f"model {model!r} is neither a known name nor the path of a config.json; known are {', '.join(MODELS)}"
         )
-    return known
+    kind = type_in_name(model)
+    if kind in (None, known.weights) or (kind, known.weights) == (
+        "nvfp4",
+        "mxfp4",
+    ):  # its only type of 4 bits
+        return known
+    return msgspec.structs.replace(known, weights=kind)
 
 
 def _bare(name: str) -> str:

@@ -1,14 +1,15 @@
 """Step times from op tables: microseconds of kernels by shape, as a profiler wrote them, interpolated.
 
-Reads the layout of LLMServingSim's profiles, one folder a size of tensor parallelism:
+Reads the layout of LLMServingSim's profiles, one folder a size of tensor parallelism (tp1, tp2; or the one above them):
 
     dense.csv         layer, tokens, time_us                of a layer's linear and elementwise kernels
     attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us      of a layer
     per_sequence.csv  layer, sequences, time_us             of the head and of sampling, once a step
     moe.csv           tokens, activated_experts, time_us    of a layer's experts, where it has some
 
-each plain or gzipped; `meta.yaml` in the folder above says how uneven contexts were found to cost. The tables hold
-kernels alone, launched one by one; an engine that schedules ahead hides the rest behind them, so nothing is added.
+each plain or gzipped; `meta.yaml` in the folder above says whose they are and how uneven contexts were found to cost.
+The tables hold kernels alone, launched one by one; an engine that schedules ahead hides the rest behind them, so
+nothing is added.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +28,7 @@ import yaml
 from understudy._core import OpTable, op_table_timing
 from understudy.errors import ConfigError
 from understudy.timing.coefficients import CAPTURES
+from understudy.timing.known_models import known_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from understudy._core import StepTiming
+    from understudy.timing.architecture import Architecture
     from understudy.timing.deployment import Deployment
     from understudy.timing.efficiencies import Efficiencies
 
@@ -53,15 +58,18 @@ class OpTables:
     ) -> None:
         """Read them. Communication between GPUs is the physical model's, with `reached`."""
         model = deployment.model
+        folder = _of_size(folder, deployment.parallel.tensor)
+        meta = _meta(folder)
+        _check_model(folder, meta, model)
         dense = _read(folder, "dense", ("layer", "tokens", "time_us"))
         sequences = _read(folder, "per_sequence", ("layer", "sequences", "time_us"))
         attention = _read(folder, "attention", (*_ATTENTION, "time_us"))
-        points = {tuple(int(float(value)) for value in row[:4]): float(row[4]) for row in attention}
+        points = {tuple(map(int, row[:4])): row[4] for row in attention}
         powers = {at: us for at, us in points.items() if all(_is_power(number) for number in at)}
         experts = None
         if model.num_experts:
             moe = _read(folder, "moe", ("tokens", "activated_experts", "time_us"))
-            table = {(int(row[0]), int(row[1])): float(row[2]) for row in moe}
+            table = {(int(row[0]), int(row[1])): row[2] for row in moe}
             experts = _table("moe", ("tokens",), _experts_by_tokens(table, deployment), extrapolate)
         coefficients = deployment.coefficients(msgspec.structs.replace(reached, routing_ns=0.0))  # in moe.csv
         self._parts: dict[str, Any] = {
@@ -85,7 +93,7 @@ class OpTables:
             ),
             "experts": experts,
             "layers": model.num_layers,
-            "skew": _skew(folder),
+            "skew": _skew(folder, meta),
             "ranks": deployment.parallel.data,
             "comm_ms": (coefficients.comm_ms, coefficients.comm_token_ms, coefficients.comm_rank_token_ms),
             "captures": CAPTURES,
@@ -123,6 +131,8 @@ def _experts_by_tokens(
     for tokens in sorted({at[0] for at in table}):
         met = max(local * (1 - (1 - share) ** tokens), 1.0)
         points[tokens] = grid.us([max(tokens / parallel.expert, 1.0), met])
+    if len(points) < 2:
+        raise ConfigError("op tables: moe has rows of one number of tokens; two or more are needed")
     *_, before, last = sorted(points)
     # Twice as many tokens still meet experts that are all there is to meet: they go on as before.
     points[2 * last] = points[last] + (points[last] - points[before]) / (last - before) * last
@@ -136,47 +146,97 @@ def _filled(table: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]
     for count in experts:
         known = [(at, table[at, count]) for at in tokens if (at, count) in table]
         for at in tokens:
-            full.setdefault((at, count), next(value for size, value in known if size >= at))
+            larger = next((value for size, value in known if size >= at), None)
+            if larger is None:
+                raise ConfigError(
+                    f"op tables: moe has no row of tokens={at} with activated_experts={count}, nor of more tokens"
+                )
+            full.setdefault((at, count), larger)
     return full
 
 
-def _summed(rows: list[list[str]], once: tuple[str, ...], *, inside: bool) -> dict[tuple[int, ...], float]:
+def _summed(rows: list[_Row], once: tuple[str, ...], *, inside: bool) -> dict[tuple[int, ...], float]:
     """Time by size over all kinds of rows that are (or are not) in `once`; some run twice a layer."""
     points: dict[tuple[int, ...], float] = {}
     for name, size, value in rows:
         if (name in once) == inside:
             at = (int(size),)
-            points[at] = points.get(at, 0.0) + float(value) * (2 if name in _TWICE else 1)
+            points[at] = points.get(at, 0.0) + value * (2 if name in _TWICE else 1)
     return points or {(1,): 0.0}
 
 
-def _skew(folder: Path) -> float:
-    """Of decodes with uneven contexts: how far to go from the time at the mean context to that at the longest."""
+def _of_size(folder: Path, tensor: int) -> Path:
+    """The tables of this size of tensor parallelism: the folder, or the one in it that is named so (tp2)."""
+    if (folder / f"tp{tensor}").is_dir():
+        return folder / f"tp{tensor}"
+    named = folder.name.removeprefix("tp")
+    if named != folder.name and named.isdigit() and int(named) != tensor:
+        raise ConfigError(
+            f"op tables: {folder} is of tensor_parallel_size={named}, and {tensor} are asked for; give the folder of "
+            f"tp{tensor}, or that above it"
+        )
+    sizes = sorted(path.name for path in folder.glob("tp[0-9]*") if path.is_dir())
+    if sizes and not (folder / "dense.csv").exists() and not (folder / "dense.csv.gz").exists():
+        raise ConfigError(f"op tables: {folder} has {', '.join(sizes)}, and no tp{tensor}")
+    return folder
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    """What `meta.yaml` above the folder says, where there is one."""
     path = folder.parent / "meta.yaml"
     if not path.exists():
-        return 0.0
+        return {}
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))["skew_fit"]
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"op tables: {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"op tables: {path}: expected settings by name at the top level")
+    return found
+
+
+def _check_model(folder: Path, meta: dict[str, Any], model: Architecture) -> None:
+    """Refuse tables of another model, where they say of which they are and it is one that is known."""
+    try:
+        theirs = known_model(str(meta["model"]))
+    except (KeyError, ConfigError):
+        return
+    names = (
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "kv_heads",
+        "head_dim",
+        "num_experts",
+        "intermediate_size",
+    )
+    if any(getattr(theirs, name) != getattr(model, name) for name in names):
+        raise ConfigError(
+            f"op tables: {folder.parent / 'meta.yaml'}: model is {meta['model']}, and {model.name} has another shape; "
+            "give that model, or its tables"
+        )
+
+
+def _skew(folder: Path, meta: dict[str, Any]) -> float:
+    """Of decodes with uneven contexts: how far to go from the time at the mean context to that at the longest."""
+    try:
+        found = meta.get("skew_fit", {})
         if not found.get("enabled"):
             return 0.0
         return float(found["per_tp"][int(folder.name.removeprefix("tp"))]["alpha_default"])
-    except (
-        OSError,
-        UnicodeDecodeError,
-        yaml.YAMLError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:
-        raise ConfigError(f"op tables: {path}: skew_fit: {error!r}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"op tables: {folder.parent / 'meta.yaml'}: skew_fit: {error!r}") from error
 
 
 def _is_power(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def _read(folder: Path, name: str, columns: tuple[str, ...]) -> list[list[str]]:
+_Row = list[Any]
+"""Cells in the order that was asked for: `layer` is text, the others are numbers."""
+
+
+def _read(folder: Path, name: str, columns: tuple[str, ...]) -> list[_Row]:
     found = next(
         (path for path in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if path.exists()), None
     )
@@ -184,21 +244,36 @@ def _read(folder: Path, name: str, columns: tuple[str, ...]) -> list[list[str]]:
         raise ConfigError(f"op tables: {folder} has no {name}.csv (or .csv.gz)")
     try:
         raw = found.read_bytes()
-        text = (gzip.decompress(raw) if found.suffix == ".gz" else raw).decode("utf-8")
-        reader = csv.reader(io.StringIO(text))
-        header = next(reader, [])
-        missing = [column for column in columns if column not in header]
-        if missing:
-            raise ConfigError(f"op tables: {found}: column {missing[0]} is missing")
-        order = [header.index(column) for column in columns]
-        rows = [[row[at] for at in order] for row in reader if row]
-        for number, row in enumerate(rows, 2):
-            if not (float(row[-1]) >= 0):
-                raise ConfigError(f"op tables: {found}:{number}: time_us must not be negative, got {row[-1]}")
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, IndexError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"op tables: {found}: {error}") from error
+        text = (gzip.decompress(raw) if found.suffix == ".gz" else raw).decode("utf-8-sig")
+        lines = list(csv.reader(io.StringIO(text)))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"op tables: {found}: {error}; it may be cut off") from error
+    header = lines[0] if lines else []
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise ConfigError(f"op tables: {found}: column {missing[0]} is missing")
+    order = [header.index(column) for column in columns]
+    rows = [
+        [_cell(f"{found}:{number}", column, row, at) for column, at in zip(columns, order, strict=True)]
+        for number, row in enumerate(lines[1:], 2)
+        if row
+    ]
     if not rows:
         raise ConfigError(f"op tables: {found} has no row below its header")
     return rows
+
+
+def _cell(where: str, column: str, row: list[str], at: int) -> str | float:
+    if at >= len(row):
+        raise ConfigError(f"op tables: {where}: {column} is missing; the file may be cut off")
+    if column == "layer":
+        return row[at]
+    try:
+        value = float(row[at])
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(
+            f"op tables: {where}: {column} must be a number that is not negative, got {row[at]}"
+        )
+    return value

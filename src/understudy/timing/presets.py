@@ -170,7 +170,7 @@ _RTX_PRO_6000 = _Dense(
     "describe the machine (16 GB/s, 20 µs a hop)",
 )
 
-_DENSE: dict[tuple[str, str], _Dense] = {
+DENSE: dict[tuple[str, str], _Dense] = {
     **dict.fromkeys((("H100", "*"), ("H200", "*")), _HOPPER),
     **dict.fromkeys((("H100", "bf16"), ("H200", "bf16")), _HOPPER_BF16),
     ("B200", "*"): _B200_FP8,
@@ -195,7 +195,7 @@ _SEEN = {
 }
 """Pairs of GPU and type of weights that were measured."""
 
-_EXPERTS: dict[tuple[str, str, str], _Experts] = {
+EXPERTS: dict[tuple[str, str, str], _Experts] = {
     ("gpt-oss-120b", "mxfp4", "H100"): _Experts(
         read=0.881,
         compute=0.174,
@@ -309,10 +309,10 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
     """Those of another model, of this GPU or of its sibling if it can be; else read as much better or worse as this
     GPU reads other weights."""
     near = (gpu.name, _SIBLINGS.get(gpu.name))
-    same = [name for where in near for name in _EXPERTS if name[1] == kind and name[2] == where]
+    same = [name for where in near for name in EXPERTS if name[1] == kind and name[2] == where]
     source = same[0] if same else _NEAREST[kind]
-    known = _EXPERTS[source]
-    there = _DENSE.get((source[2], kind)) or _DENSE[source[2], "*"]
+    known = EXPERTS[source]
+    there = DENSE.get((source[2], kind)) or DENSE[source[2], "*"]
     others: dict[str, float] = {
         name: known.others[name] for name in ("layer_us", "routing_ns") if name in known.others
     }
@@ -334,7 +334,7 @@ def _same_shape(model: Architecture, name: str) -> bool:
 def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
     """The efficiencies to start from. A GPU that is not among the presets gets Hopper's, and says so."""
     kind, cache = weight_type(weights).name, kv_type(kv)
-    known = _DENSE.get((gpu.name, kind)) or _DENSE.get((gpu.name, "*"))
+    known = DENSE.get((gpu.name, kind)) or DENSE.get((gpu.name, "*"))
     dense = known or _HOPPER
     trust: Trust = dense.trust if known else "uncalibrated"
     origin = dense.origin if known else f"{gpu.name}: {gpu.origin}; shares of them as on Hopper"
@@ -352,8 +352,8 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
             reached, mixed_kv_factor=round(1 + (reached.mixed_kv_factor - 1) * packed, 3)
         )
     if model.num_experts:
-        name = next((one for one, *_ in _EXPERTS if _same_shape(model, one)), model.name)
-        experts = _EXPERTS.get((name, kind, gpu.name))
+        name = next((one for one, *_ in EXPERTS if _same_shape(model, one)), model.name)
+        experts = EXPERTS.get((name, kind, gpu.name))
         if experts is None:
             trust, experts = "uncalibrated", _nearest_experts(kind, gpu, dense)
             origin = f"{origin}; experts of {model.name} in {kind}: {experts.origin}"

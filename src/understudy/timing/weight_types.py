@@ -28,19 +28,26 @@ WEIGHT_TYPES = {
 }
 
 _WEIGHT_NAMES = {
-    **dict.fromkeys(("bfloat16", "float16", "fp16", "half"), "bf16"),
-    **dict.fromkeys(("fp8_e4m3", "float8_e4m3fn", "e4m3", "fp8_block", "fp8_static", "fp8_dynamic"), "fp8"),
-    **dict.fromkeys(("w8a8", "fp8_w8a8", "fp8_per_tensor", "modelopt", "fp8_ootb"), "fp8"),
+    **dict.fromkeys(("bfloat16", "float16", "fp16", "half", "w16a16"), "bf16"),
+    **dict.fromkeys(("float8", "e4m3", "e5m2", "fp8e4m3", "fp8e5m2", "fp8_e4m3", "fp8_e5m2"), "fp8"),
+    **dict.fromkeys(("float8_e4m3", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "mxfp8"), "fp8"),
+    **dict.fromkeys(("fp8_block", "fp8_static", "fp8_dynamic", "fp8_per_tensor", "fp8_per_channel"), "fp8"),
+    **dict.fromkeys(
+        ("w8a8", "fp8_w8a8", "w8a8_fp8", "modelopt", "modelopt_fp8", "fbgemm_fp8", "fp8_ootb"), "fp8"
+    ),
+    # Whole numbers of 8 bits weigh as much, and are multiplied as fast.
+    **dict.fromkeys(("int8", "w8a8_int8", "int8_w8a8"), "fp8"),
     **dict.fromkeys(("awq", "gptq", "w4a16", "int4_wo", "awq_marlin", "gptq_marlin"), "int4"),
-    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), "mxfp4"),
-    "fp4": "nvfp4",
-    "modelopt_fp4": "nvfp4",
+    **dict.fromkeys(("int4_awq", "awq_int4", "int4_gptq", "gptq_int4", "w4a16_awq", "w4a16_gptq"), "int4"),
+    **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "w4a8_mxfp4", "mxfp4_moe"), "mxfp4"),
+    **dict.fromkeys(("fp4", "modelopt_fp4", "w4a4_nvfp4", "nvfp4_block", "w4a4"), "nvfp4"),
 }
 
 KV_TYPES = {"bf16": 2, "fp8": 1}
 _KV_NAMES = {
     **dict.fromkeys(("bfloat16", "float16", "fp16", "half", "auto"), "bf16"),
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2"), "fp8"),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2", "fp8_inc"), "fp8"),
+    **dict.fromkeys(("float8", "float8_e4m3", "e4m3", "e5m2", "fp8e4m3", "fp8e5m2"), "fp8"),
 }
 
 
@@ -60,6 +67,21 @@ def kv_type(name: str) -> str:
     if plain not in KV_TYPES:
         raise ConfigError(f"KV type {name!r} is not known; known are {', '.join(KV_TYPES)}")
     return plain
+
+
+def type_in_name(model: str) -> str | None:
+    """The type of weights that a model's name tells, such as fp8 of Llama-3.1-70B-Instruct-FP8; None: it tells none.
+
+    ConfigError where it tells one that is not known (…-quantized.w8a16).
+    """
+    name = model.rpartition("/")[2].lower()
+    _, quantised, kind = name.partition("quantized.")
+    if quantised:
+        return weight_type(kind).name
+    return next(
+        (weight_type(part).name for part in name.split("-") if part in _WEIGHT_NAMES or part in WEIGHT_TYPES),
+        None,
+    )
 
 
 def _plain(name: str) -> str:

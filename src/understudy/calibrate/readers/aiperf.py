@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.calibrate.benchmark import Benchmark, Fields
+from understudy.calibrate.benchmark import Benchmark, Fields, check_units
 from understudy.calibrate.load import requests
 from understudy.calibrate.readers.single_requests import of_requests
 from understudy.errors import InvalidArgument
@@ -53,11 +53,12 @@ def _record(where: str, row: dict[str, Any]) -> tuple[float, float, float, float
         raise InvalidArgument(
             f"{where}: request_end_ns comes before request_start_ns: the clock runs backwards"
         )
-    latency = (
-        _milliseconds(metrics, "request_latency")
-        if metrics.content.get("request_latency")
-        else (end - start) / 1e6
-    )
+    latency = took = (end - start) / 1e6
+    if metrics.content.get("request_latency"):
+        latency = _milliseconds(metrics, "request_latency")
+        check_units(
+            where, "metrics.request_latency", latency, took, "from request_start_ns to request_end_ns it took"
+        )
     return (
         start / 1e9,
         _count(metrics, "input_sequence_length"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.calibrate.benchmark import Benchmark, Fields
+from understudy.calibrate.benchmark import Benchmark, Fields, check_units
 from understudy.calibrate.readers.single_requests import of_requests
 from understudy.errors import InvalidArgument
 
@@ -74,6 +74,9 @@ def _request(where: str, row: object) -> tuple[float, float, float, float, float
         if timings.content.get("last_token_iteration") is not None
         else fields.number("request_latency", least=0)
     )
+    if timings.content.get("first_token_iteration") is not None:
+        first_ms = (timings.number("first_token_iteration") - start) * 1e3
+        check_units(where, "time_to_first_token_ms", ttft_ms, first_ms, "its timings say")
     return start, fields.count("prompt_tokens"), fields.count("output_tokens"), ttft_ms, latency_s * 1e3
 
 

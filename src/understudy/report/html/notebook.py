@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from understudy.report.metrics import DISTRIBUTIONS
 from understudy.report.text import duration, fixed
+from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -15,7 +16,7 @@ _SHOWN = ("mean", "p50", "p90", "p99", "max")
 
 
 def summary(report: Report) -> str:
-    """Latencies by statistic, headline counts and the verdicts."""
+    """Latencies by statistic, where they come from, headline counts and the verdicts."""
     head = "".join(f"<th>{name}</th>" for name in _SHOWN)
     rows = "".join(
         f"<tr><td>{escape(metric.name)} ({escape(metric.unit)})</td>"
@@ -29,5 +30,6 @@ def summary(report: Report) -> str:
         f"<b>{escape(str(report.run.get('workload', 'Replay')))}</b>: {report.requests.completed:,} of "
         f"{report.requests.total:,} requests in {duration(report.duration_s)}"
         f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        f"<p>times from {escape(times_in_words(report.run.get('times')))}</p>"
         + (f"<ul>{verdicts}</ul>" if verdicts else "")
     )

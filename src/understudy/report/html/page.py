@@ -81,10 +81,11 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         facts.append(f"in <b>{duration(wall_time_s)}</b>, {significant(speed)} × real time")
     if report.steps:
         facts.append(f"<b>{report.steps:,}</b> steps")
-    if "times" in report.run:
-        facts.append(f"times from {escape(times_in_words(report.run['times']))}")
+    facts.append(f"times from {escape(times_in_words(report.run.get('times')))}")
     if baseline is not None:
         facts.append(f"compared with <b>{escape(str(baseline.run.get('workload', 'a baseline')))}</b>")
+        if (others := times_in_words(baseline.run.get("times"))) != times_in_words(report.run.get("times")):
+            facts.append(f"its times from {escape(others)}")
     if "digest" in report.run:
         facts.append(f"digest <code>{escape(str(report.run['digest']))}</code>")
     spans = "".join(f"<span>{fact}</span>" for fact in facts)

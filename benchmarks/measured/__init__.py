@@ -1,0 +1,1 @@
+"""Simulated times beside measured ones: the parts of benchmarks/accuracy.py."""
