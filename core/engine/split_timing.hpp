@@ -56,6 +56,16 @@ class PolynomialTiming final : public SplitTiming {
                          : std::fmin(1.0, static_cast<double>(context_tokens) / static_cast<double>(capacity_tokens));
     return std::fmax(1.0, -25.74 * u * u + 54.01 * u + 5.74);
   }
+  bool foresee_ms(const DecodeLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups,
+                  std::span<double> out) const override {
+    const double speedup = speedups.all * speedups.decode;
+    std::uint64_t context = load.context_tokens;
+    for (double& ms : out) {
+      ms = decode_ms(load.requests, context, 0, capacity_tokens) / speedup;
+      context += load.requests;
+    }
+    return load.requests > 0;
+  }
   // It rises with utilisation all the way to 1.
   double least_decode_ms(std::uint64_t requests, std::uint64_t context_tokens, std::uint64_t mean_context,
                          std::uint64_t capacity_tokens) const override {

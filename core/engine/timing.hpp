@@ -1,9 +1,12 @@
 // How long a step takes.
 #pragma once
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/errors.hpp"
 #include "engine/step_load.hpp"
@@ -16,8 +19,10 @@ struct Speedups {
   double decode = 1.0;  // further, of what is charged for decoding alone
 };
 
+inline bool is_duration(double ms) noexcept { return ms >= 0 && ms <= 4e12; }
+
 inline double checked_ms(double ms) {
-  if (!(ms >= 0) || ms > 4e12) {
+  if (!is_duration(ms)) {
     throw Error(ErrorKind::InvalidArgument, "the timing model returned ", ms, " ms for a step");
   }
   return ms;
@@ -33,6 +38,12 @@ class TimingModel {
   // The same as step_ms of StepLoad::of(load).
   virtual double decode_step_ms(const DecodeLoad& load, std::uint64_t capacity_tokens,
                                 const Speedups& speedups) const = 0;
+  // The same for as many steps in which all of these decode, each with a context a token longer in every step. False,
+  // and nothing is said: this model wants to be asked of one step at a time.
+  virtual bool foresee_ms(const DecodeLoad&, std::uint64_t /*capacity_tokens*/, const Speedups&,
+                          std::span<double> /*out*/) const {
+    return false;
+  }
   // What every step takes that decodes at least this with a mean context of at least that, or 0 where nobody can tell.
   virtual double least_ms(const DecodeLoad&, std::uint64_t /*mean_context*/, std::uint64_t /*capacity_tokens*/,
                           const Speedups&) const {
@@ -63,6 +74,19 @@ struct StepTiming {
   std::int64_t duration_ns(const DecodeLoad& load, std::uint64_t capacity_tokens) const {
     return rounded(model->decode_step_ms(load, capacity_tokens, speedups));
   }
+  // What the next steps take in which all of these decode; returns of how many that is known now, from the first on: at
+  // least one, at most `out.size()` (itself at most kMostAtOnce).
+  static constexpr std::size_t kMostAtOnce = 32;
+  std::size_t foresee(const DecodeLoad& first, std::uint64_t capacity_tokens, std::span<std::int64_t> out) const {
+    std::array<double, kMostAtOnce> ms;
+    if (out.size() > 1 && model->foresee_ms(first, capacity_tokens, speedups, std::span(ms).first(out.size()))) {
+      std::size_t known = 0;
+      for (; known < out.size() && (known == 0 || is_duration(ms[known])); ++known) out[known] = rounded(ms[known]);
+      return known;
+    }
+    out[0] = duration_ns(first, capacity_tokens);
+    return 1;
+  }
   // No step is shorter that decodes at least so much; the last digit of a double may say otherwise, hence the
   // nanosecond.
   std::int64_t least_ns(const DecodeLoad& load, std::uint64_t mean_context, std::uint64_t capacity_tokens) const {
@@ -71,7 +95,12 @@ struct StepTiming {
   }
 
  private:
-  static std::int64_t rounded(double ms) { return std::llround(checked_ms(ms) * 1e6); }
+  // As llround does, which is a call: what is behind the point is exact.
+  static std::int64_t rounded(double ms) {
+    const double ns = checked_ms(ms) * 1e6;
+    const auto whole = static_cast<std::int64_t>(ns);
+    return whole + (ns - static_cast<double>(whole) >= 0.5 ? 1 : 0);
+  }
 };
 
 }  // namespace understudy

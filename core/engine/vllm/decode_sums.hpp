@@ -2,7 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <span>
 
 #include "engine/timing.hpp"
 
@@ -38,7 +42,20 @@ class DecodeSums {
     load_.windowed_context += below_;
     ++load_.longest_context;
   }
+  void grow(std::uint64_t steps) noexcept { load_ = after(steps); }
   void pass_window() noexcept { --below_; }
+  // What so many steps take, if nobody passes the window.
+  std::int64_t duration_ns(std::uint64_t steps, const StepTiming& timing, std::uint64_t capacity_tokens) const {
+    std::int64_t sum_ns = 0;
+    std::array<std::int64_t, StepTiming::kMostAtOnce> durations_ns;
+    for (std::uint64_t done = 0; done < steps;) {
+      const auto some = std::span(durations_ns).first(std::min<std::uint64_t>(steps - done, durations_ns.size()));
+      const std::size_t known = timing.foresee(after(done), capacity_tokens, some);
+      sum_ns += std::accumulate(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(known), std::int64_t{0});
+      done += known;
+    }
+    return sum_ns;
+  }
   // After so many steps, if nobody passes the window.
   DecodeLoad after(std::uint64_t steps) const noexcept {
     return {load_.requests, load_.context_tokens + steps * load_.requests, load_.windowed_context + steps * below_,

@@ -24,6 +24,7 @@
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
 #include "engine/vllm/burst_sampler.hpp"
+#include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/live_request.hpp"
 #include "engine/vllm/offload_connector.hpp"
 #include "engine/vllm/offload_links.hpp"
@@ -348,7 +349,7 @@ class VllmEngine final : public Engine {
 
   // forecast.cpp
   std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
-  std::optional<DecodeLoad> load_if_undisturbed(std::uint64_t steps) const;
+  std::optional<DecodeSums> load_if_undisturbed(std::uint64_t steps) const;
 
   // rest.cpp
   static constexpr std::uint64_t kFewestAtRest = 2;

@@ -6,6 +6,12 @@
 
 namespace understudy {
 
+namespace {
+
+constexpr std::uint64_t kForeseen = 128;  // steps: to time more of them costs more than to look again
+
+}  // namespace
+
 // Every one of them ends with a token of the request, or with several if it speculates.
 std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const noexcept {
   const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
@@ -15,7 +21,7 @@ std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const no
 
 // If all that run get a token in each of so many steps, unless somebody comes (there is room for what they add, and
 // nobody else who could take it): what a step of theirs decodes now.
-std::optional<DecodeLoad> VllmEngine::load_if_undisturbed(std::uint64_t steps) const {
+std::optional<DecodeSums> VllmEngine::load_if_undisturbed(std::uint64_t steps) const {
   if (running_.empty() || num_waiting() > 0 || parked_ > 0 || loading_ > 0 || bursts_.on() ||
       config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
     return std::nullopt;
@@ -23,21 +29,19 @@ std::optional<DecodeLoad> VllmEngine::load_if_undisturbed(std::uint64_t steps) c
   const bool ahead = config_.async_scheduling;  // by a step, and a token
   if (ahead && !leap_->plans_next_tokens()) return std::nullopt;
   std::uint64_t blocks = 0;
-  const std::uint64_t window = timing_.model->window();
-  DecodeLoad load{running_.size(), 0, 0};
+  DecodeSums sums(*timing_.model);
   for (const RequestSlot id : running_) {
     const EngineRequest& request = requests_[id];
     if (request.spec.max_tokens == 0) return std::nullopt;
     if (!ahead && request.computed + (in_step_ ? 0 : 1) != request.known) return std::nullopt;
     if (request.computed < request.spec.prompt_tokens) return std::nullopt;  // the last token of a prompt is no decode
     if (tiers_ && tiers_->waiting(id)) return std::nullopt;
-    load.context_tokens += request.known;
-    load.windowed_context += std::min<std::uint64_t>(request.known, window);
+    sums.add(request.known);
     const std::uint64_t room = request.table.size() * std::uint64_t{config_.block_size};
     const std::uint64_t end = request.known + steps + (ahead ? 1 : 0);
     if (end > room) blocks += (end - room + config_.block_size - 1) / config_.block_size;
   }
-  return leap_->has_room(blocks) ? std::optional(load) : std::nullopt;
+  return leap_->has_room(blocks) ? std::optional(sums) : std::nullopt;
 }
 
 std::int64_t VllmEngine::no_finish_before() const {
@@ -54,9 +58,18 @@ std::int64_t VllmEngine::no_finish_before() const {
   };
   const std::uint64_t window = timing_.model->window();
   std::uint64_t fewest = kNever;
-  for (const RequestSlot id : running_) fewest = std::min(fewest, steps_to_finish(requests_[id]));
-  if (const std::optional<DecodeLoad> load = load_if_undisturbed(fewest)) {
-    return after(fewest, timing_.least_ns(*load, load->context_tokens / load->requests, capacity_tokens_));
+  std::uint64_t passes = window;  // after how many somebody's context is the window
+  for (const RequestSlot id : running_) {
+    const EngineRequest& request = requests_[id];
+    fewest = std::min(fewest, steps_to_finish(request));
+    if (request.known < window) passes = std::min<std::uint64_t>(passes, window - request.known);
+  }
+  if (std::optional<DecodeSums> sums = load_if_undisturbed(fewest)) {
+    const std::uint64_t mean = sums->load().context_tokens / sums->requests();
+    const std::int64_t least_ns = timing_.least_ns(sums->load(), mean, capacity_tokens_);
+    if (least_ns <= 0 || fewest > kForeseen || fewest > passes) return after(fewest, least_ns);
+    if (in_step_) sums->grow();
+    return from_ns + sums->duration_ns(fewest - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
   }
   // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
   std::int64_t least_ns = kNever;

@@ -1,8 +1,10 @@
 #include "engine/vllm/leap.hpp"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <functional>
+#include <span>
 
 namespace understudy {
 
@@ -141,7 +143,7 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
   base_ = engine_.token_log_.next_step();
   steps_ = counted_ = 0;
   sums_ = DecodeSums(*engine_.timing_.model);
-  ordinary_ = false;
+  ordinary_ = out_of_time_ = false;
   filled_.clear();
   members_ = engine_.running_;
   since_.assign(members_.size(), 0);
@@ -226,20 +228,25 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   const std::int64_t from_ns = now_ns;
   const StepTiming& timing = engine_.timing_;
   const bool covered = timing.model->covers(sums.after(until_step - steps));
-  bool in_time = true;
   bool stop = false;
   std::exception_ptr failure;  // of a timing model of the user's
-  while (steps < until_step && !stop) {
-    std::int64_t duration_ns = 0;
-    try {
-      duration_ns = timing.duration_ns(sums.load(), engine_.capacity_tokens_);
-    } catch (...) {
-      failure = std::current_exception();
-      break;
+  std::array<std::int64_t, StepTiming::kMostAtOnce> durations_ns;
+  std::size_t known = 0;  // of them
+  for (std::size_t next = 0; steps < until_step && !stop; ++next) {
+    if (next == known) {
+      const std::size_t most = std::min<std::uint64_t>(until_step - steps, durations_ns.size());
+      try {
+        known = timing.foresee(sums.load(), engine_.capacity_tokens_, std::span(durations_ns).first(most));
+      } catch (...) {
+        failure = std::current_exception();
+        break;
+      }
+      next = 0;
     }
+    const std::int64_t duration_ns = durations_ns[next];
     const std::int64_t end_ns = now_ns + duration_ns;
-    in_time = now_ns < until_ns_ && end_ns <= until_ns_;
-    if (!in_time) break;
+    out_of_time_ = now_ns >= until_ns_ || end_ns > until_ns_;
+    if (out_of_time_) break;
     if (!covered && !timing.model->covers(sums.load())) engine_.totals_.uncovered_ns += duration_ns;
     now_ns = engine_.now_ns_ = end_ns;
     ++steps;
@@ -262,13 +269,14 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   steps_ = steps;
   sums_ = sums;
   if (failure) std::rethrow_exception(failure);
-  return in_time;
+  return !out_of_time_;
 }
 
 // A step in which somebody has a turn. False: it is for an ordinary one, or nothing may follow.
 bool VllmEngine::Leap::play_turns() {
   std::int64_t end_ns = engine_.now_ns_ + step_ns();
-  if (engine_.now_ns_ >= until_ns_ || end_ns > until_ns_) return false;
+  out_of_time_ = engine_.now_ns_ >= until_ns_ || end_ns > until_ns_;
+  if (out_of_time_) return false;
   const std::uint64_t fresh = gather_due();
   // A hit that the head of the queue has been waiting for, or a preemption.
   if (ordinary_ || fresh > engine_.kv_->available()) return false;

@@ -6,7 +6,6 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/engine.hpp"
 
 namespace understudy {
@@ -30,6 +29,9 @@ class VllmEngine::Leap {
   // nothing lands before it.
   bool has_begun(std::int64_t now_ns) const noexcept { return begun_ns_ == now_ns; }
   void forget_begun() noexcept { begun_ns_ = -1; }
+
+  // The last one ended because its next step would end after its time.
+  bool out_of_time() const noexcept { return out_of_time_; }
 
   // What one decode step of all that run takes, now.
   std::int64_t step_of_all_ns() const;
@@ -98,6 +100,7 @@ class VllmEngine::Leap {
   bool names_on_receipt_ = false;  // as the backend says
   std::int64_t until_ns_ = 0;
   bool stop_on_finish_ = false;
+  bool out_of_time_ = false;
   std::uint64_t base_ = 0;     // the first step, in the token log
   std::uint64_t steps_ = 0;    // completed
   std::uint64_t counted_ = 0;  // of them, those of which the engine's counts know

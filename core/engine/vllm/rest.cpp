@@ -1,6 +1,5 @@
 // Resting: steps that concern nobody outside are not played before somebody has to know.
 #include <algorithm>
-#include <functional>
 
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/leap.hpp"
@@ -48,7 +47,7 @@ std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
     sums.add(known);
     if (known < sums.window() && sums.window() - known < steps) passing.push_back(sums.window() - known);
   }
-  std::ranges::sort(passing, std::greater<>());
+  std::ranges::sort(passing);
   // Where nobody can foresee what a step takes, or it may take nothing, steps are played in their order.
   const std::uint64_t mean = sums.load().context_tokens / sums.requests();
   if (timing_.least_ns(sums.load(), mean, capacity_tokens_) <= 0) return std::nullopt;
@@ -56,12 +55,14 @@ std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
   read_input(now_ns);
   now_ns_ = now_ns;
   std::int64_t end_ns = now_ns;
-  for (std::uint64_t step = 0; step < steps; ++step) {
-    end_ns += timing_.duration_ns(sums.load(), capacity_tokens_);
-    sums.grow();
-    for (; !passing.empty() && passing.back() == step + 1; passing.pop_back()) sums.pass_window();
+  std::uint64_t done = 0;
+  for (const std::uint64_t step : passing) {
+    end_ns += sums.duration_ns(step - done, timing_, capacity_tokens_);
+    sums.grow(step - done);
+    sums.pass_window();
+    done = step;
   }
-  return end_ns;
+  return end_ns + sums.duration_ns(steps - done, timing_, capacity_tokens_);
 }
 
 const StepEffects& VllmEngine::catch_up(std::int64_t now_ns, bool landing) {

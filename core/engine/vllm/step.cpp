@@ -218,7 +218,12 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, bool lazily) {
       }
       const bool leaps = leaping_ && leap_->possible();
       if (lazily && leaps && now_ns_ + leap_->step_of_all_ns() > until_ns) return;
-      if (!leaps || !leap_->play(until_ns, stop_on_finish)) begin_step(now_ns_);
+      if (!leaps || !leap_->play(until_ns, stop_on_finish)) {
+        begin_step(now_ns_);
+      } else if (leap_->out_of_time() && !tiers_) {  // what follows is the step that it had no time for
+        if (lazily || now_ns_ >= until_ns) return;
+        begin_step(now_ns_);
+      }
       if (stuck_ && in_step_ && batch().empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
         announcer_.release(now_ns_);
