@@ -77,7 +77,7 @@ void TokenLog::fold(std::uint64_t first_needed) {
   fold_gaps();
   ends_.erase(ends_.begin(), ends_.begin() + static_cast<std::ptrdiff_t>(first_needed - first_kept_));
   first_kept_ = first_needed;
-  crowd_ = std::max({kCrowd, 2 * ends_.size(), folded_.size()});
+  crowd_ = std::max({keeps_gaps_ ? kCrowd : kCrowdWithoutGaps, 2 * ends_.size(), folded_.size()});
 }
 
 void TokenLog::fold_gaps() {

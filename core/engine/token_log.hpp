@@ -46,8 +46,14 @@ class TokenLog {
   std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step - first_kept_]; }
   void end_step(std::int64_t end_ns) { ends_.push_back(end_ns); }
 
+  // Gaps are kept from now on; without this call there are none to take.
+  void keep_gaps() noexcept {
+    keeps_gaps_ = true;
+    crowd_ = kCrowd;
+  }
   // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
   void count_gaps(std::span<const TokenRun> runs, std::uint64_t tokens) {
+    if (!keeps_gaps_) return;
     zero_gaps_ += static_cast<std::int64_t>(tokens);
     for (const TokenRun& run : runs) zero_gaps_ -= run.count;
     if (gap_changes_.size() <= ends_.size()) gap_changes_.resize(ends_.size() + 1);
@@ -84,12 +90,14 @@ class TokenLog {
   void coarsen_grid(std::int64_t now_ns);
 
   static constexpr std::size_t kCrowd = 65536;
+  static constexpr std::size_t kCrowdWithoutGaps = 1024;  // nothing to merge: to forget steps costs little
 
   void fold_gaps();
 
   std::vector<std::int64_t> ends_;  // of the steps from first_kept_ on
   std::uint64_t first_kept_ = 0;
-  std::size_t crowd_ = kCrowd;
+  bool keeps_gaps_ = false;
+  std::size_t crowd_ = kCrowdWithoutGaps;
   Gaps folded_;                            // gaps that were counted; the next three are still to be
   std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn

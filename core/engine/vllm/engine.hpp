@@ -189,6 +189,7 @@ class VllmEngine final : public Engine {
 
   EngineSnapshot snapshot() const override;
   const EngineTotals& totals() const noexcept { return totals_; }
+  void keep_gaps() override { token_log_.keep_gaps(); }
   Gaps take_gaps() override { return token_log_.take_gaps(); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 
