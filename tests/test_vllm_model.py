@@ -12,7 +12,8 @@ import pytest
 from model.scenario_gen import random_scenario
 from model.vllm_config import PROFILES, RECORDED, V0_18, V0_23, V0_27, V0_31, Config, Profile
 from model.vllm_format import RequestSpec, Scenario, StepRecord, expand_prompt
-from model.vllm_scheduler import VllmModel, run_scenario
+from model.vllm_runs import run_scenario
+from model.vllm_scheduler import VllmModel
 
 GOLDEN = Path(__file__).parent / "golden" / "vllm"
 NAMES = sorted(path.stem for path in (GOLDEN / "scenarios").glob("*.json"))

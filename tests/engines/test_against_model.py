@@ -16,8 +16,7 @@ from engines.building import engine_for, engine_profile, request_spec, submit_sp
 from model.kvbm_scheduler import KvbmModel, model_for
 from model.scenario_gen import random_scenario, with_adapters, with_bursts, with_caps, with_ends
 from model.vllm_config import PROFILES, RECORDED, V0_31, Profile
-from model.vllm_scheduler import Plan
-from model.vllm_scheduler import run_scenario as run_model
+from model.vllm_runs import run_scenario as run_model
 from understudy.engines import recorder
 from understudy.engines import scenario as engine_scenario
 from understudy.engines.scenario import blocks_of
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from model.vllm_format import RequestSpec, Scenario
+    from model.vllm_requests import Plan
 
 SOAK = int(os.environ.get("UNDERSTUDY_SOAK_OPS", "0"))
 SEEDS = 30  # for each profile

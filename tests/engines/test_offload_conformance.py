@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from model.vllm_offload import RELEASES, named, run_offload
+from model.vllm_connector import RELEASES
+from model.vllm_offload import named, run_offload
 from understudy.engines.conformance import compare_offload
 from understudy.engines.offload_profiles import RECORDED, V0_32, offload_profile
 from understudy.engines.recordings import find_recordings

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.vllm_offload import RELEASES, named, run_offload
+from model.vllm_connector import RELEASES
+from model.vllm_offload import named, run_offload
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
 from understudy.engines.profiles import profile_named

@@ -10,12 +10,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .vllm_scheduler import Plan, VllmModel
+from .vllm_scheduler import VllmModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .vllm_config import Profile
+    from .vllm_requests import Plan
 
 DEPTH = 2
 

@@ -10,12 +10,13 @@ from understudy.tokens import Identities, Identity, TokenBlocks, lineage_hash
 
 from .kv_manager import Block, KvManager
 from .vllm_config import RECORDED, Config, Profile
-from .vllm_scheduler import Request, VllmModel
+from .vllm_scheduler import VllmModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .vllm_format import KvEvent
+    from .vllm_requests import Request
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .vllm_config import Config
 from .vllm_format import output_token
-from .vllm_scheduler import Plan, Request, VllmModel
+from .vllm_requests import Plan, Request
+from .vllm_scheduler import VllmModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -107,13 +108,7 @@ class SpecModel(VllmModel):
             if not self._allocate(request, count, hits, admission=True):
                 return
             self.waiting.pop(0)
-            self.running.append(request)
-            (plan.new if request.status == "new" else plan.resumed).append(request)
-            request.status = "running"
-            request.computed = hit_tokens
-            plan.cached[request] = hit_tokens
-            plan.scheduled[request] = count
-            plan.budget -= count
+            self._start(request, hit_tokens, count, plan)
             if padded:
                 plan.padded.add(request)
                 plan.drafts[request] = count - 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .links import ModelLink, ModelTransfer, completions
 from .tier_store import Copy, Load, Park, Store, TierSettings, Told, Waiting
-from .vllm_scheduler import Request, VllmModel
+from .vllm_scheduler import VllmModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .vllm_blocks import Block
     from .vllm_config import Profile
+    from .vllm_requests import Request
 
 
 class CopiesDown(VllmModel):

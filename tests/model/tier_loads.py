@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .vllm_blocks import Block
-    from .vllm_scheduler import Request
+    from .vllm_requests import Request
 
 
 Outcome = Literal["miss", "slow", "retry", "parked"]

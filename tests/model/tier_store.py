@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from .vllm_blocks import Block
-    from .vllm_scheduler import Request
+    from .vllm_requests import Request
 
 Told = tuple[str, int, int]  # (stored or removed, tier, key)
 

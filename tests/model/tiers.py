@@ -12,7 +12,7 @@ from .tier_loads import LoadsUp
 
 if TYPE_CHECKING:
     from .vllm_blocks import Block
-    from .vllm_scheduler import Plan, Request
+    from .vllm_requests import Plan, Request
 
 
 class TieredModel(LoadsUp):
@@ -80,7 +80,7 @@ class TieredModel(LoadsUp):
             if count == 0:
                 cursor += 1
                 continue
-            keyed_before = request.keyed
+            keyed_before, blocks_before = request.keyed, len(request.table)
             while (room := self.grow(request, count)) == "short":
                 victim = self._choose_victim()
                 if self.running.index(victim) < cursor:
@@ -93,8 +93,7 @@ class TieredModel(LoadsUp):
             if room == "wait":
                 continue
             plan.keyed_before[request] = keyed_before
-            plan.scheduled[request] = count
-            plan.budget -= count
+            self._give(request, count, request.table[blocks_before:], plan)
 
     def grow(self, request: Request, count: int) -> str:
         total = request.computed + count
@@ -145,15 +144,9 @@ class TieredModel(LoadsUp):
             request.keyed = len(hits)
             self._store_full_blocks(request, hit_tokens + count)
             self.waiting.pop(0)
-            self.running.append(request)
-            (plan.new if request.status == "new" else plan.resumed).append(request)
-            request.status = "running"
-            request.computed = hit_tokens
+            self._start(request, hit_tokens, count, plan)
             self.count_origins(request, hits)
             self.slow_loads += outcome == "slow"
-            plan.cached[request] = hit_tokens
-            plan.scheduled[request] = count
-            plan.budget -= count
 
     def count_origins(self, request: Request, hits: list[Block]) -> None:
         for block in hits:

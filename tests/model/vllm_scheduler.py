@@ -1,94 +1,24 @@
 """A slow, obvious model of the vLLM v1 scheduler: the oracle for the simulated engine.
 
 One worker, one full-attention KV cache group, text prompts; speculation as bursts of tokens, without a draft
-model. No clock: `VllmModel.step` does one engine step, and `run_scenario` turns a scenario file into the
-lines of its golden file.
+model. No clock: `VllmModel.step` does one engine step. `run_scenario` (vllm_runs.py) turns a scenario file into
+the lines of its golden file.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from .vllm_blocks import Block, BlockPool
+from .vllm_blocks import BlockPool
 from .vllm_config import RECORDED, Config, Profile
-from .vllm_format import KvEvent, RequestSpec, Scenario, StepRecord, expand_prompt, output_token
+from .vllm_format import KvEvent, RequestSpec, StepRecord, expand_prompt, output_token
+from .vllm_requests import BurstModel, Plan, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-
-@dataclass(eq=False)
-class Request:
-    """A request and what the scheduler knows of it."""
-
-    id: str
-    index: int
-    tokens: list[int]  # prompt, then the outputs received so far
-    max_tokens: int
-    priority: int
-    arrival_time: float
-    eos_at: int | None = None
-    lora: int = 0
-    passed_over: bool = False  # waits for a place for its adapter
-    prompt_tokens: int = field(init=False)
-    computed: int = 0  # tokens that have, or are being given, KV
-    table: list[Block] = field(default_factory=list)
-    keyed: int = 0  # leading blocks of the table known to be in the prefix index
-    ahead: int = 0  # tokens sampled but not yet received (asynchronous scheduling only)
-    status: Literal["new", "running", "preempted", "finished"] = "new"
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.tokens)
-
-    def outputs(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
-
-    def has_ended(self, max_model_len: int) -> bool:
-        """Whether the last token received was its last."""
-        by_limit = self.outputs() >= self.max_tokens or len(self.tokens) >= max_model_len
-        return by_limit or self.outputs() == self.eos_at
-
-
-@dataclass(eq=False)
-class Plan:
-    """What one schedule decided."""
-
-    budget: int
-    prefill_cap: int | None = None  # of the tokens of one request
-    scheduled: dict[Request, int] = field(default_factory=dict)
-    samples: set[Request] = field(default_factory=set)  # those of `scheduled` that will yield a token
-    new: list[Request] = field(default_factory=list)
-    resumed: list[Request] = field(default_factory=list)
-    cached: dict[Request, int] = field(default_factory=dict)
-    preempted: list[Request] = field(default_factory=list)
-    keyed_before: dict[Request, int] = field(default_factory=dict)  # `keyed` before this step's allocation
-    ends: dict[Request, int] = field(default_factory=dict)  # tokens with KV once it is computed
-
-
-class BurstModel:
-    """How many tokens a sampling step yields: one, and draft tokens until the first that is not accepted."""
-
-    def __init__(self, rates: Sequence[float], seed: int) -> None:
-        self.rates = rates
-        self.state = seed
-
-    def draw(self, remaining: int) -> int:
-        tokens = 1
-        for rate in self.rates:
-            if self._uniform() >= rate:
-                break
-            tokens += 1
-        return min(tokens, remaining)
-
-    def _uniform(self) -> float:  # SplitMix64
-        mask = 2**64 - 1
-        self.state = (self.state + 0x9E3779B97F4A7C15) & mask
-        z = self.state
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        return ((z ^ (z >> 31)) >> 11) / 2**53
+    from .vllm_blocks import Block
 
 
 class VllmModel:
@@ -196,18 +126,29 @@ class VllmModel:
             if count == 0:
                 cursor += 1
                 continue
-            keyed_before = request.keyed
+            keyed_before, blocks_before = request.keyed, len(request.table)
             while not self._allocate(request, count, hits=[], admission=False):
                 victim = self._choose_victim()
+                if self._spared(victim):
+                    return
                 if self.running.index(victim) < cursor:
                     cursor -= 1
                 self._preempt(victim, plan)
                 if victim is request:
                     return
             plan.keyed_before[request] = keyed_before
-            plan.scheduled[request] = count
-            plan.budget -= count
+            self._give(request, count, request.table[blocks_before:], plan)
             cursor += 1
+
+    def _give(self, request: Request, count: int, fresh: list[Block], plan: Plan) -> None:
+        """Give a request so many tokens of the step; `fresh` are the blocks that it got for them."""
+        plan.scheduled[request] = count
+        plan.new_blocks[request] = list(fresh)
+        plan.budget -= count
+
+    def _spared(self, victim: Request) -> bool:  # noqa: ARG002
+        """Whether a victim may not be preempted now, which ends phase 1."""
+        return False
 
     def _next_tokens(self, request: Request, plan: Plan) -> int:
         """How many tokens a running request may compute now; 0: it is passed over."""
@@ -304,15 +245,18 @@ class VllmModel:
                 return
             self.phantom_hit_blocks += phantoms
             self.waiting.pop(0)
-            self.running.append(request)
-            (plan.new if request.status == "new" else plan.resumed).append(request)
-            request.status = "running"
-            request.passed_over = False
             adapters |= {request.lora} - {0}
-            request.computed = hit_tokens
-            plan.cached[request] = hit_tokens
-            plan.scheduled[request] = count
-            plan.budget -= count
+            self._start(request, hit_tokens, count, plan)
+
+    def _start(self, request: Request, cached: int, count: int, plan: Plan) -> None:
+        """It has its blocks: from now on it runs."""
+        self.running.append(request)
+        (plan.new if request.status == "new" else plan.resumed).append(request)
+        request.status = "running"
+        request.passed_over = False
+        request.computed = cached
+        plan.cached[request] = cached
+        self._give(request, count, request.table, plan)
 
     def _find(self, request: Request) -> list[Block]:
         if not request.lora:
@@ -429,45 +373,5 @@ class VllmModel:
         assert keyed == {(key, block_id) for key, found in self.pool.index.items() for block_id in found}
 
 
-def _abort(model: VllmModel, scenario: Scenario, when: str) -> list[str]:
-    """Abort who is due and there; returns them."""
-    step = model.steps
-    due = [
-        abort["id"] for abort in scenario.get("aborts", []) if (abort["step"], abort["when"]) == (step, when)
-    ]
-    there = [name for name in due if model.has(name)]
-    for name in there:
-        model.cancel(name)
-    return there
-
-
 def _ids(requests: Sequence[Request]) -> list[str]:
     return [request.id for request in requests]
-
-
-def run_scenario(
-    scenario: Scenario, profile: Profile = RECORDED, model: VllmModel | None = None
-) -> Iterator[dict[str, Any]]:
-    """The lines of the scenario's golden file after the header: one a step, then the totals."""
-    model = model or VllmModel(scenario["config"], profile)
-    requests = scenario["requests"]
-    to_come = list(enumerate(requests))
-    totals = dict.fromkeys(
-        ["finished", "preemptions", "scheduled_tokens", "cached_tokens", "stored_blocks", "removed_blocks"], 0
-    )
-    while totals["finished"] < len(requests) and model.steps < scenario["max_steps"]:
-        for index, spec in to_come:
-            if spec["arrival_step"] <= model.steps:
-                model.add(spec, index)
-        to_come = [(index, spec) for index, spec in to_come if spec["arrival_step"] > model.steps]
-        aborted = _abort(model, scenario, "before")
-        record = model.step(lambda: aborted.extend(_abort(model, scenario, "mid")))  # noqa: B023
-        totals["finished"] += len(record["finished"]) + len(aborted)
-        totals["preemptions"] += len(record["preempted"])
-        totals["scheduled_tokens"] += sum(record["scheduled"].values())
-        totals["cached_tokens"] += sum(record["cached"].values())
-        for event in record["kv_events"]:
-            totals[f"{event['type']}_blocks"] += event["n"]
-        yield {**record, "aborted": aborted} if "aborts" in scenario else dict(record)
-    reason = "done" if totals["finished"] == len(requests) else "max_steps"
-    yield {"end": {"reason": reason, "steps": model.steps, **totals}}

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.vllm_offload import RELEASES, OffloadModel
+from model.vllm_connector import RELEASES
+from model.vllm_offload import OffloadModel
 from understudy._core import Engine, TierConfig, TokenBlocks, WayConfig, constant_timing
 from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import offload_profile
 
 if TYPE_CHECKING:
-    from model.vllm_offload import Job
+    from model.vllm_connector import Job
 
 BLOCK = 4
 STEP_NS = 1_000_000
