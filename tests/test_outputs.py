@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
-from understudy.outputs import check_outputs, create
+from understudy.outputs import check_outputs, create, files_named
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -93,3 +94,24 @@ def test_a_folder_is_no_file_and_a_missing_one_no_place(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "file"):
         with pytest.raises(ConfigError, match="folder"):
             check_outputs({"--json": path}, {})
+
+
+def test_settings_name_files_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, steps = tmp_path / "router.py", tmp_path / "steps"
+    script.touch()
+    steps.touch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kv").touch()
+    settings = {
+        "routing": f"{script}:Mine",
+        "policy": "kv",  # a name of ours, though there is such a file
+        "pools": [{"engine": VllmConfig(), "timing": {"path": "steps"}}, None, 3],
+        "trace": Path("kv"),
+        "missing": str(tmp_path / "none"),
+        "text": "x" * 5000 + "/y",
+    }
+    assert files_named(settings) == {
+        "routing": script,
+        "pools.0.timing.path": Path("steps"),
+        "trace": Path("kv"),
+    }

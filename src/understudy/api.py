@@ -22,7 +22,7 @@ from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Polynomial
 from understudy.errors import ConfigError
 from understudy.events.synthesize import TokenSource
-from understudy.outputs import check_outputs
+from understudy.outputs import check_outputs, files_named
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
 from understudy.run.offline import run_offline
@@ -100,7 +100,10 @@ def replay(
         lines = [path for path in (events, raw_events) if path is not None]
         if not lines or any(fspath(path).endswith(".npz") for path in lines):
             raise ConfigError("synthesize_tokens puts tokens into lines of events: name a .jsonl for them")
-    check_outputs(outputs, {} if isinstance(workload, Workload) else {"workload": workload})
+    inputs = files_named(
+        {"engine": engine, "timing": timing, "tiers": tiers, "pools": pools, **trace_options}
+    )
+    check_outputs(outputs, inputs if isinstance(workload, Workload) else {"workload": workload, **inputs})
     name = "workload"
     if not isinstance(workload, Workload):
         name = Path(workload).name

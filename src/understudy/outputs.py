@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from stat import S_IMODE
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     FilePath = str | os.PathLike[str]
 
@@ -21,6 +22,7 @@ STDOUT = "-"
 """As the name of an output: standard output."""
 
 _numbers = count()
+_PATHS = ("path", "timing", "tokenizer", "model")  # settings whose value is read where there is such a file
 
 
 @contextmanager
@@ -71,6 +73,28 @@ def check_outputs(outputs: Mapping[str, FilePath | None], inputs: Mapping[str, F
         taken[name] = path
 
 
+def files_named(settings: Any, name: str = "") -> dict[str, Path]:
+    """The files that settings name, by where they stand: what a run reads is more than its trace.
+
+    A name without a folder or an ending (`kv`) is that of a policy, unless its field may be a path.
+    """
+    if isinstance(settings, str | os.PathLike):
+        text = os.fspath(settings)
+        path = Path(text.rpartition(":")[0] if ".py:" in text else text)
+        is_path = len(path.parts) > 1 or path.suffix or name.endswith(_PATHS) or not isinstance(settings, str)
+        return {name: path} if is_path and _is_file(path) else {}
+    if names := getattr(settings, "__struct_fields__", None):
+        settings = {field: getattr(settings, field) for field in names}
+    elif isinstance(settings, list | tuple):
+        settings = {str(place): value for place, value in enumerate(settings)}
+    if not isinstance(settings, Mapping):
+        return {}
+    found: dict[str, Path] = {}
+    for key, value in settings.items():
+        found |= files_named(value, f"{name}.{key}" if name else str(key))
+    return found
+
+
 def is_stdout(path: FilePath) -> bool:
     """Whether an output of that name goes to standard output."""
     return os.fspath(path) == STDOUT
@@ -91,6 +115,13 @@ def _same_file(one: FilePath, other: FilePath) -> bool:
     try:
         return os.path.samefile(one, other)  # by another name: a hard link, or one in capitals
     except OSError:
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name that a file could have
         return False
 
 

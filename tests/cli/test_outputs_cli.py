@@ -16,7 +16,16 @@ from workload.building import row, trace_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-FLAGS = ("--json", "--requests-jsonl", "--html", "--events", "--raw-events", "--kv-trace", "--record-steps")
+OTHERS = (
+    "--requests-jsonl",
+    "--html",
+    "--events",
+    "--raw-events",
+    "--kv-trace",
+    "--record-steps",
+    "--decisions",
+)
+FLAGS = ("--json", *OTHERS)
 
 
 @pytest.fixture
@@ -35,6 +44,51 @@ def test_no_flag_overwrites_what_is_read(
         assert main(["replay", str(trace), "--config", str(config), flag, str(path)]) == 2
         assert f"{flag} would overwrite {path}" in capsys.readouterr().err
         assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--routing", "FILE.py:Mine"],
+        ["--format", "openai", "--tokenizer", "FILE"],
+        ["--timing", "FILE"],
+        ["--set", "engine.timing={kind: interpolated, path: FILE}"],
+        ["--planner-profile-data", "FILE"],
+        ["--model", "FILE.json", "--g2", "10"],
+    ],
+    ids=lambda flags: " ".join(flags),
+)
+def test_nor_any_other_file_that_a_run_reads(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    for name in ("file", "file.py", "file.json"):
+        (tmp_path / name).write_text("{}")
+    given = [flag.replace("FILE", str(tmp_path / "file")) for flag in flags]
+    path = next(
+        tmp_path / name for name in ("file.py", "file.json", "file") if any(name in flag for flag in given)
+    )
+    assert main(["replay", str(trace), *given, "--json", str(path)]) == 2
+    assert "would overwrite" in capsys.readouterr().err
+    assert path.read_text() == "{}"
+
+
+def test_emitted_events_overwrite_no_trace(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trace.read_bytes()
+    assert main(["events", "emit", str(trace), "--out", str(trace)]) == 2
+    assert "--out would overwrite" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+    for act in (["emit", str(trace), "--out"], ["tap", "tcp://127.0.0.1:1", "--record"]):
+        assert main(["events", *act, str(tmp_path / "nowhere" / "file")]) == 2
+        assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_a_converted_trace_overwrites_no_tokenizer(tmp_path: Path, trace: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    assert main(["convert", str(trace), str(path), "--format", "openai", "--tokenizer", str(path)]) == 2
+    assert path.read_text() == "{}"
 
 
 def test_two_outputs_of_one_name_are_refused_before_the_run(

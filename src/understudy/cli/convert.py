@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.errors import InvalidArgument
     from understudy.workload import read_trace, write_mooncake
 
-    check_outputs({"OUT": args.out}, {"TRACE": trace_flags.path_read(args)})
+    check_outputs({"OUT": args.out}, {"TRACE": trace_flags.path_read(args), "--tokenizer": args.tokenizer})
     workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
     if not len(workload):
         raise InvalidArgument(f"{args.trace} holds no request: nothing to convert")

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.outputs import check_outputs, create, files_named
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
@@ -155,6 +157,8 @@ def _emit(args: argparse.Namespace) -> int:
     if args.workers is not None:
         flags["workers"] = args.workers
     settings = ReplaySettings.read(args.config, flags, args.set)
+    inputs = {"TRACE": args.trace, "--config": args.config, **files_named(settings)}
+    check_outputs({"--out": args.out}, inputs)
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
     workload = read_trace(args.trace, args.format, **reading)
     played = run_offline(
@@ -187,7 +191,7 @@ def _send(args: argparse.Namespace, rules: Any, workers: int, batches: Iterator[
 
     sequences = [0] * workers
     if args.out is not None:
-        with args.out.open("wb") as file:
+        with create(args.out) as file:
             for time_ns, rank, events in batches:
                 payload = encode_batch(WireBatch(time_ns / 1e9, events, rank), rules)
                 frames = live_frames(args.topic.encode(), sequences[rank], payload)
@@ -279,7 +283,9 @@ def _tap(args: argparse.Namespace) -> int:
     from understudy.events.verify import spoken_line
     from understudy.events.wire import decode_batch, parse_frames
 
+    check_outputs({"--record": args.record}, {})
     with ExitStack() as stack:
+        # Not beside it: what was heard stays when the listener is ended.
         record = stack.enter_context(args.record.open("wb")) if args.record is not None else None
         for frames in _messages(args, args.endpoint):
             try:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli import engine_flags, gpu_flags, router_flags, tier_flags, trace_flags
-from understudy.outputs import check_outputs, is_stdout
+from understudy.outputs import check_outputs, files_named, is_stdout
 
 if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
     from understudy.report import Report
-    from understudy.run.settings import ReplaySettings
 
 EXAMPLES = """\
 examples:
@@ -167,13 +166,14 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument("--step-times are those of --engine qwen3")
     if args.speedup is not None and not args.online:
         raise InvalidArgument("--speedup is of --online; offline, --speed-up plays timestamps faster")
+    outputs = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OUTPUTS}
+    outputs = {flag: path for flag, path in outputs.items() if path is not None}
+    check_outputs(outputs, _inputs(args))  # known before the run, not after it
     flags = {**_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
     if not settings.tiers.tiers:
         tier_flags.refuse_idle_flags(args)
-    outputs = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OUTPUTS}
-    outputs = {flag: path for flag, path in outputs.items() if path is not None}
-    check_outputs(outputs, _inputs(args, settings))  # known before the run, not after it
+    check_outputs(outputs, files_named(settings))
     started = time.perf_counter()
     workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
@@ -236,16 +236,13 @@ def run(args: argparse.Namespace) -> int:
 _OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")
 
 
-def _inputs(args: argparse.Namespace, settings: ReplaySettings) -> dict[str, Path | str | None]:
-    """The files that a run reads, by what the user calls them."""
-    model = settings.tiers.model
-    return {
-        "TRACE": trace_flags.path_read(args),
-        "--config": args.config,
-        "model": model if model is not None and Path(model).is_file() else None,
-        "engine.timing": getattr(settings.engine.timing, "path", None),
-        "--step-times": args.step_times,
+def _inputs(args: argparse.Namespace) -> dict[str, Path | None]:
+    """The files that flags name; settings may name more."""
+    flags = {
+        f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in _OUTPUTS
     }
+    del flags["--trace"]
+    return {"TRACE": trace_flags.path_read(args), **files_named(flags)}
 
 
 def _print(report: Report, args: argparse.Namespace, outputs: dict[str, Path]) -> None:

@@ -44,12 +44,11 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the workload and write it."""
-    from understudy.errors import ConfigError
+    from understudy.outputs import check_outputs
     from understudy.workload.families import FanOut, QuickTurns
     from understudy.workload.write import write_mooncake
 
-    if not args.output.parent.is_dir():
-        raise ConfigError(f"{args.output}: there is no such folder")
+    check_outputs({"--output": args.output}, {})
     if args.kind == "fanout":
         spec = FanOut(seed=args.seed) if args.count is None else FanOut(seed=args.seed, contexts=args.count)
         workload = spec.build()

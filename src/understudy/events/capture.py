@@ -13,7 +13,7 @@ from understudy.events.wire import live_frames, parse_frames
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
-    from typing import BinaryIO
+    from typing import IO
 
 
 class Captured(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class Captured(msgspec.Struct, frozen=True):
         return live_frames(bytes.fromhex(self.topic), self.sequence, bytes.fromhex(self.payload))
 
 
-def write_message(file: BinaryIO, frames: Sequence[bytes], publisher: str = "") -> None:
+def write_message(file: IO[bytes], frames: Sequence[bytes], publisher: str = "") -> None:
     """Append a message. MalformedBatch when the frames are none."""
     topic, sequence, payload = parse_frames(frames)
     file.write(msgspec.json.encode(Captured(topic.hex(), sequence, payload.hex(), publisher)) + b"\n")

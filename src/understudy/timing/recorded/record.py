@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError, InvalidArgument
+from understudy.outputs import create
 from understudy.timing.recorded.fit import FittedStepTime
 from understudy.timing.recorded.load import LinkTimes, load_of_row
 
@@ -29,9 +30,9 @@ class Record:
     def write(self, path: Path) -> None:
         """A line a step."""
         header = {"kind": KIND, **self.about, "link": None if self.link is None else self.link._asdict()}
-        with path.open("w", encoding="utf-8") as file:
+        with create(path) as file:
             for row in (header, *self.steps):
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(row).encode() + b"\n")
 
     @classmethod
     def of(cls, steps: list[dict[str, Any]], link: LinkTimes | None = None, **about: Any) -> Record:
