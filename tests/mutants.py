@@ -133,6 +133,13 @@ MUTANTS = [
         "tests/tiers/test_causality.py",
     ),
     Mutant(
+        "policies of the user's hear of one worker after the other",
+        "core/replay/fleet.cpp",
+        "return workers_.size() > 1 && std::ranges::any_of(",
+        "return workers_.empty() && std::ranges::any_of(",
+        "tests/replay/test_users_policies.py",
+    ),
+    Mutant(
         "a worker rests over the step that fills a block",
         "core/engine/vllm/rest.cpp",
         ": size - 1 - into;",
