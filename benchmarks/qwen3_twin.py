@@ -1,12 +1,17 @@
-"""The real engine and its twin: fit step times on one workload, predict others (CUDA).
+"""The real engine and its twin: fit step times on one workload, predict others.
 
-python benchmarks/qwen3_twin.py --model Qwen3-4B --requests 240 --out twin.json --record steps.jsonl
+    python benchmarks/qwen3_twin.py --save measured.json.gz --out twin.json         measure (CUDA), then compare
+    python benchmarks/qwen3_twin.py --load measured.json.gz --out twin.json         compare once more, on any machine
+
+Every workload is played twice, there and back (the fit first and last), because the same engine takes a few percent
+longer at one time than at another: the fit is made on both of its rounds, and the twin stands beside the mean of two.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import gzip
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +23,7 @@ from understudy.qwen3 import EngineOptions, build_engine
 from understudy.qwen3.config import find_config
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
+from understudy.qwen3.limits import SchedulerConfig
 from understudy.qwen3.link import measure_link
 from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.play import Played, VirtualClock, measure, play
@@ -25,10 +31,14 @@ from understudy.qwen3.scheduler import Scheduler
 from understudy.qwen3.twin import again, twin_of
 from understudy.qwen3.workloads import RAMP, Traffic, fresh, workload
 from understudy.timing.recorded.fit import FittedStepTime, kind_of
+from understudy.timing.recorded.load import LinkTimes
 from understudy.timing.recorded.record import Record
 
 if TYPE_CHECKING:
-    from understudy.timing.recorded.load import LinkTimes
+    from understudy.qwen3.request import Request
+
+    Measured = dict[str, list[Played]]
+    """Of every workload, its rounds."""
 
 WORKLOADS: dict[str, tuple[Traffic | tuple[Traffic, ...], bool]] = {
     "fit": (RAMP, False),
@@ -38,13 +48,74 @@ WORKLOADS: dict[str, tuple[Traffic | tuple[Traffic, ...], bool]] = {
     "host memory": (Traffic(8.0, 200, 120, 24, 3072), True),
 }
 """By name: the traffic, and whether it is played on few device pages with host memory below."""
-HOST_DEVICE_BLOCKS, HOST_BLOCKS = 2600, 6000
+BLOCKS, HOST_DEVICE_BLOCKS, HOST_BLOCKS = 20_000, 2600, 6000
+LIMITS = SchedulerConfig(max_positions=16384)
+KEPT = ("steps", "polls", "copies", "arrival_ms", "first_ms", "last_ms", "tokens", "cached")
+"""Of what was played, what a comparison needs."""
 
 
-def residuals(name: str, played: Played, model: FittedStepTime) -> None:
+def requests_of(name: str, requests: int, vocab: int) -> list[tuple[float, Request]]:
+    """The same ones in every round, and in the twin."""
+    count = requests * (2 if name == "fit" else 1)
+    return workload(WORKLOADS[name][0], count, vocab, seed=list(WORKLOADS).index(name))
+
+
+def measure_all(model: str, requests: int, rounds: int) -> tuple[Measured, LinkTimes]:
+    """Play every workload on the engine, in one order and then in the other."""
+    vocab = find_config(model).vocab_size
+    options = EngineOptions(random_weights=1, max_model_len=LIMITS.max_positions, num_blocks=BLOCKS)
+    plain = build_engine(model, options)
+    assert plain.scheduler.config == LIMITS
+    buffer = plain.executor.buffer  # type: ignore[attr-defined]
+    small = KvCacheManager(HOST_DEVICE_BLOCKS, plain.scheduler.manager.layout)
+    assert small.padding_block == plain.scheduler.manager.padding_block
+    tier = HostTier(small, PinnedPages(HOST_BLOCKS, buffer))
+    link = measure_link(tier)
+    print(
+        f"a copy takes the host {link.copy_ms:.3f} ms and {link.page_ms:.4f} ms a page, the link {link.down_ms:.4f} ms "
+        f"a page down and {link.up_ms:.4f} ms up"
+    )
+    hosted = Engine(Scheduler(small, LIMITS, host=tier), plain.executor)
+    measure(plain, workload(RAMP, requests // 4, vocab, seed=9))  # warm
+    gc.freeze()
+    played: Measured = {name: [] for name in WORKLOADS}
+    for number in range(rounds):
+        for name in list(WORKLOADS)[:: -1 if number % 2 else 1]:
+            real = hosted if WORKLOADS[name][1] else plain
+            real.scheduler.manager.blocks.clear_inactive()
+            tier.blocks.clear_inactive()
+            played[name].append(measure(real, requests_of(name, requests, vocab)))
+            last = played[name][-1]
+            print(
+                f"{name}, round {number + 1}: {len(last.steps)} steps, TTFT {last.mean_ttft_ms:.2f} ms, "
+                f"TPOT {last.mean_tpot_ms:.3f} ms",
+                flush=True,
+            )
+    hosted.scheduler.manager.close()
+    plain.close()
+    return played, link
+
+
+def save(path: Path, played: Measured, link: LinkTimes, model: str, requests: int) -> None:
+    """All that a comparison needs."""
+    rounds = {name: [{key: getattr(p, key) for key in KEPT} for p in of] for name, of in played.items()}
+    whole = {"model": model, "requests": requests, "link": link._asdict(), "played": rounds}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(json.dumps(whole).encode()))
+
+
+def load(path: Path) -> tuple[Measured, LinkTimes, str, int]:
+    """What `save` wrote."""
+    whole = json.loads(gzip.decompress(path.read_bytes()))
+    played = {name: [Played(**p) for p in rounds] for name, rounds in whole["played"].items()}
+    return played, LinkTimes(**whole["link"]), whole["model"], whole["requests"]
+
+
+def residuals(name: str, rounds: list[Played], model: FittedStepTime) -> None:
     """How far the model is from each kind of step."""
     for kind in ("decode", "mixed", "eager"):
-        rows = [(step, ms) for step, ms in Record.of(played.steps).loads() if kind_of(step) == kind]
+        steps = [step for played in rounds for step in played.steps]
+        rows = [(step, ms) for step, ms in Record.of(steps).loads() if kind_of(step) == kind]
         if not rows:
             continue
         guesses = np.array([model.step_ms(step) for step, _ in rows])
@@ -54,11 +125,55 @@ def residuals(name: str, played: Played, model: FittedStepTime) -> None:
             f"  {name}: {len(rows)} {kind} steps of {times.mean():.2f} ms, error {np.median(errors):.1%} (median), "
             f"{np.quantile(errors, 0.95):.1%} (95th), {guesses.sum() / times.sum() - 1:+.2%} in all"
         )
-        for place in np.argsort(guesses / times)[:2]:
-            step = rows[place][0]
-            print(
-                f"    {times[place]:.1f} ms, not {guesses[place]:.1f}: {list(step.chunks)}, {step.decodes} decodes"
-            )
+
+
+def compare(
+    name: str, model: str, requests: int, rounds: list[Played], time: FittedStepTime, link: LinkTimes
+) -> dict[str, Any]:
+    """The twin's run beside the measured ones, and the twin with each round's own durations."""
+    config, host = find_config(model), WORKLOADS[name][1]
+    rows = requests_of(name, requests, config.vocab_size)
+    clock = VirtualClock()
+    twin = twin_of(
+        LIMITS,
+        HOST_DEVICE_BLOCKS if host else BLOCKS,
+        config.layout(16),
+        time,
+        clock,
+        host=(HOST_BLOCKS, link) if host else None,
+    )
+    predicted = play(twin, fresh(rows), clock)
+    equal = True
+    for measured in rounds:
+        imposing, recorded = again(measured, twin)
+        imposed = play(imposing, fresh(rows), recorded)
+        imposing.close()
+        equal &= measured.decisions == imposed.decisions and measured.cached == imposed.cached
+    twin.close()
+    ttft = [played.mean_ttft_ms for played in rounds]
+    tpot = [played.mean_tpot_ms for played in rounds]
+    off = [predicted.mean_ttft_ms / np.mean(ttft) - 1, predicted.mean_tpot_ms / np.mean(tpot) - 1]
+    cached = [sum(played.cached.values()) for played in (*rounds, predicted)]
+    print(
+        f"{name:16s} TTFT {_each(ttft)} ms, twin {off[0]:+.1%}  TPOT {_each(tpot)} ms, twin {off[1]:+.1%}  "
+        f"cached tokens {_each(cached[:-1], '.0f')}, twin {cached[-1]}  given the durations, decisions and cached "
+        f"tokens equal: {equal}",
+        flush=True,
+    )
+    return {
+        "workload": name,
+        "steps": [len(played.steps) for played in rounds],
+        "ttft_ms": [*ttft, predicted.mean_ttft_ms],
+        "tpot_ms": [*tpot, predicted.mean_tpot_ms],
+        "cached_tokens": cached,
+        "equal_given_durations": equal,
+        "ttft_all": [sorted(t for p in rounds for t in p.ttft_ms), sorted(predicted.ttft_ms)],
+        "tpot_all": [sorted(t for p in rounds for t in p.tpot_ms), sorted(predicted.tpot_ms)],
+    }
+
+
+def _each(values: list[float] | list[int], how: str = ".2f") -> str:
+    return " and ".join(format(value, how) for value in values)
 
 
 def main() -> None:
@@ -66,86 +181,43 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="Qwen3-4B")
-    parser.add_argument("--requests", type=int, default=240)
-    parser.add_argument("--out", type=Path, default=Path("out/twin.json"))
-    parser.add_argument("--record", type=Path, help="write the steps of the fit")
-    args = parser.parse_args()
-    vocab = find_config(args.model).vocab_size
-    options = EngineOptions(random_weights=1, max_model_len=16384, num_blocks=20_000)
-    plain = build_engine(args.model, options)
-    buffer = plain.executor.buffer  # type: ignore[attr-defined]
-    small = KvCacheManager(HOST_DEVICE_BLOCKS, plain.scheduler.manager.layout)
-    assert small.padding_block == plain.scheduler.manager.padding_block
-    carrier = PinnedPages(HOST_BLOCKS, buffer)
-    tier = HostTier(small, carrier)
-    link = measure_link(tier)
-    print(
-        f"a copy takes the host {link.copy_ms:.3f} ms and {link.page_ms:.4f} ms a page, the link {link.down_ms:.4f} ms "
-        f"a page down and {link.up_ms:.4f} ms up"
+    parser.add_argument(
+        "--requests", type=int, default=240, help="of each workload; the fit has twice as many"
     )
-    hosted = Engine(Scheduler(small, plain.scheduler.config, host=tier), plain.executor)
-    measure(plain, workload(RAMP, args.requests // 4, vocab, seed=9))  # warm
-    gc.freeze()
-
-    model: FittedStepTime | None = None
-    table: list[dict[str, Any]] = []
-    for seed, (name, (traffic, host)) in enumerate(WORKLOADS.items()):
-        real = hosted if host else plain
-        rows = workload(traffic, args.requests * (2 if name == "fit" else 1), vocab, seed=seed)
-        real.scheduler.manager.blocks.clear_inactive()
-        measured = measure(real, fresh(rows))
-        if model is None:
-            record = Record.of(measured.steps, link, model=args.model)
-            model = record.fit()
-            if args.record is not None:
-                record.write(args.record)
-        residuals(name, measured, model)
-        table.append(compare(name, real, rows, measured, model, (HOST_BLOCKS, link) if host else None))
+    parser.add_argument("--rounds", type=int, default=2, help="of every workload (2)")
+    parser.add_argument("--save", type=Path, help="write what was measured")
+    parser.add_argument("--load", type=Path, help="compare what was measured before")
+    parser.add_argument("--no-compare", action="store_true", help="measure and save, no more")
+    parser.add_argument("--out", type=Path, default=Path("out/twin.json"), help="the comparison")
+    parser.add_argument("--record", type=Path, help="write the steps of the fit, for `replay --step-times`")
+    args = parser.parse_args()
+    if args.load is None:
+        model, requests = args.model, args.requests
+        played, link = measure_all(model, requests, args.rounds)
+        if args.save is not None:
+            save(args.save, played, link, model, requests)
+    else:
+        played, link, model, requests = load(args.load)
+    record = Record.of(
+        [step for round_ in played["fit"] for step in round_.steps],
+        link,
+        model=model,
+        num_blocks=BLOCKS - 1,
+        block_size=16,
+        max_num_seqs=LIMITS.max_num_seqs,
+        max_num_batched_tokens=LIMITS.max_batched_tokens,
+    )
+    if args.record is not None:
+        record.write(args.record)
+    if args.no_compare:
+        return
+    time = record.fit()
+    table = []
+    for name, rounds in played.items():
+        residuals(name, rounds, time)
+        table.append(compare(name, model, requests, rounds, time, link))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(table))
-    hosted.scheduler.manager.close()
-    plain.close()
-
-
-def compare(
-    name: str,
-    real: Engine,
-    rows: list[Any],
-    measured: Played,
-    model: FittedStepTime,
-    host: tuple[int, LinkTimes] | None,
-) -> dict[str, Any]:
-    """The twin's run beside the measured one."""
-    clock = VirtualClock()
-    manager = real.scheduler.manager
-    twin = twin_of(real.scheduler.config, manager.total_blocks, manager.layout, model, clock, host=host)
-    predicted = play(twin, fresh(rows), clock)
-    twin.close()
-    imposing, recorded = again(measured, real)
-    imposed = play(imposing, fresh(rows), recorded)
-    imposing.close()
-    ttft = predicted.mean_ttft_ms / measured.mean_ttft_ms - 1
-    tpot = predicted.mean_tpot_ms / measured.mean_tpot_ms - 1
-    equal = measured.decisions == imposed.decisions and measured.cached == imposed.cached
-    cached = [sum(played.cached.values()) for played in (measured, predicted)]
-    print(
-        f"{name:16s} {len(measured.steps):5d} steps  TTFT {measured.mean_ttft_ms:8.2f} ms, twin {ttft:+.1%}  "
-        f"TPOT {measured.mean_tpot_ms:6.2f} ms, twin {tpot:+.1%}  cached tokens {cached[0]}, twin {cached[1]} "
-        f"(each equal: {measured.cached == predicted.cached})  decisions equal given durations: {equal}",
-        flush=True,
-    )
-    return {
-        "workload": name,
-        "steps": len(measured.steps),
-        "ttft_ms": [measured.mean_ttft_ms, predicted.mean_ttft_ms],
-        "tpot_ms": [measured.mean_tpot_ms, predicted.mean_tpot_ms],
-        "cached_tokens": cached,
-        "cached_equal": measured.cached == predicted.cached,
-        "decisions_equal_given_durations": equal,
-        "ttft_all": [sorted(played.ttft_ms) for played in (measured, predicted)],
-        "tpot_all": [sorted(played.tpot_ms) for played in (measured, predicted)],
-        "rows": [{k: v for k, v in step.items() if k != "until_ms"} for step in measured.steps],
-    }
 
 
 if __name__ == "__main__":

@@ -76,6 +76,19 @@ def test_only_decodes_without_prompts_are_captured_for_uneven_contexts() -> None
     assert Batch.build((), decodes, CPU).uneven
 
 
+def test_beside_prompts_many_contexts_are_always_read_in_parts() -> None:
+    """A long one among them is not waited for, and one graph serves even contexts too."""
+    arrays = StepArrays(
+        [Shape(64, 64), Shape(64, 16), Shape(0, 64)], padding_block=0, max_pages=4, device=CPU
+    )
+    assert arrays.batch(Shape(64, 64)).uneven
+    assert not arrays.batch(Shape(64, 16)).uneven  # so few are read in parts anyway
+    assert not arrays.batch(Shape(0, 64)).uneven
+    for shape in shapes_up_to(2048, 256):
+        long_ones = parts_of(max(shape.decode_rows, 1), uneven=shape.in_parts)
+        assert long_ones.most > 1 or shape.chunk_rows == 0  # which has another for them
+
+
 def test_what_is_too_large_has_no_shape() -> None:
     assert shape_of(CHUNK_ROWS[-1] + 1, 1, 0) is None
     assert shape_of(64, MOST_CHUNKS + 1, 0) is None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qwen3.building import OPEN, TINY, alone, ends, executor_of, generate, manager_of, prompt_of, whole
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, PolicyError
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
@@ -227,6 +228,81 @@ def test_the_simulators_settings_make_a_real_host() -> None:
     assert tier is not None
     assert tier.blocks.num_blocks == 5
     assert HostTier.from_config(TiersConfig(), manager, executor_of(TINY, manager).buffer) is None
+
+
+@pytest.mark.parametrize(
+    ("offload", "tier", "word"),
+    [
+        ({"mode": "evict"}, {}, "offload: mode: .* write_through alone"),
+        ({"min_reuse": 2}, {}, "offload: min_reuse: .* in a filter"),
+        ({"demand_first": True}, {}, "offload: demand_first"),
+        ({"onboard_failure_rate": 0.1}, {}, "offload: onboard_failure_rate"),
+        ({}, {"latency_ms": 1.0}, "g2: latency_ms"),
+        ({}, {"link": {"down_gbps": 5}}, "g2: link: the real link"),
+    ],
+)
+def test_no_setting_of_the_simulator_is_ignored(
+    offload: dict[str, object], tier: dict[str, object], word: str
+) -> None:
+    settings = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 4, **tier}], "offload": offload})
+    manager = manager_of(TINY, 8)
+    with pytest.raises(ConfigError, match=word):
+        HostTier.from_config(settings, manager, executor_of(TINY, manager).buffer)
+
+
+class EverySecond:
+    """An offload policy: the first of two blocks is worth a copy."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def select(self, lineages: list[int], reuse: object) -> list[bool]:
+        self.asked.append(len(lineages))
+        assert np.asarray(reuse).tolist() == [0] * len(lineages)
+        return [place % 2 == 0 for place in range(len(lineages))]
+
+
+class Terse(EverySecond):
+    def select(self, lineages: list[int], reuse: object) -> list[bool]:
+        return super().select(lineages, reuse)[1:]
+
+
+def host_of(offload: dict[str, object]) -> tuple[Engine, HostTier]:
+    settings = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 64}], "offload": offload})
+    manager = manager_of(TINY, 40)
+    executor = executor_of(TINY, manager)
+    tier = HostTier.from_config(settings, manager, executor.buffer)
+    assert tier is not None
+    engine = Engine(Scheduler(manager, SchedulerConfig(64, 8, 512), host=tier), executor)
+    OPEN.append(engine)
+    return engine, tier
+
+
+def test_a_policy_of_the_simulator_says_what_goes_down() -> None:
+    engine, tier = host_of({"filter": EverySecond})
+    generate(engine, PROMPTS[0], max_tokens=1)
+    tier.note_ended()
+    assert isinstance(tier.worth, EverySecond)
+    assert tier.worth.asked == [10]
+    assert tier.offloaded_blocks == 5
+    whole(engine)
+
+
+def test_a_policy_that_does_not_answer_for_each_is_told_so() -> None:
+    engine, _ = host_of({"filter": Terse})
+    engine.submit(Request("r", PROMPTS[0], 1))
+    with pytest.raises(PolicyError, match="9 times for 10 blocks"):
+        engine.run()
+
+
+def test_a_copy_down_has_no_more_pages_than_it_may() -> None:
+    engine, tier = host_of({"offload_batch_size": 4})
+    sizes: list[int] = []
+    tier.on_copy = lambda copy: sizes.append(len(copy.identities))
+    generate(engine, PROMPTS[0], max_tokens=1)
+    assert sizes == [4, 4, 2]
+    tier.note_ended()
+    assert tier.offloaded_blocks == 10
 
 
 def test_pages_that_lie_end_to_end_on_both_sides_are_one_transfer() -> None:

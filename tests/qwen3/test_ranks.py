@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from dataclasses import replace
@@ -93,10 +94,13 @@ def test_ranks_that_cannot_be_are_refused(more: dict[str, Any], word: str, tmp_p
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs CUDA")
-def test_a_rank_on_a_gpu_sums_through_nccl_and_answers_as_an_engine_without_ranks(tmp_path: Path) -> None:
-    """As many ranks as there are GPUs of up to two; sized by the device's memory."""
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_rank_on_a_gpu_sums_through_nccl_and_answers_as_an_engine_without_ranks(
+    tmp_path: Path, graphs: bool
+) -> None:
+    """As many ranks as there are GPUs of up to two; sized by the device's memory, with sums inside of graphs or not."""
     ranks = min(2, torch.cuda.device_count())
-    how = replace(options(), device="cuda", num_blocks=None, memory_utilization=0.3, cuda_graphs=False)
+    how = replace(options(), device="cuda", num_blocks=None, memory_utilization=0.3, cuda_graphs=graphs)
     prompts = [prompt_of(seed, 9 + 8 * seed) for seed in range(3)]
     executor = RankedExecutor(RankSettings(TINY, ranks, how))
     assert executor.num_blocks > 64
@@ -105,6 +109,39 @@ def test_a_rank_on_a_gpu_sums_through_nccl_and_answers_as_an_engine_without_rank
         answers = generate(engine, *prompts)
         assert generate(engine, *prompts) == answers  # warm
         executor.close()
-    single = build_engine(folder_of(TINY, tmp_path), replace(how, num_blocks=64))
+    single = build_engine(folder_of(TINY, tmp_path), replace(how, num_blocks=64, cuda_graphs=False))
     assert answers == generate(single, *prompts)
     single.close()
+
+
+class Answering:
+    """The other end of a pipe, whose messages are there already."""
+
+    def __init__(self, *told: object) -> None:
+        self.ours, self.theirs = multiprocessing.Pipe()
+        for message in told:
+            self.theirs.send(message)
+
+
+def ranked(*ends: Answering, deadline_s: float = 0.05) -> RankedExecutor:
+    executor = RankedExecutor.__new__(RankedExecutor)
+    executor.settings = RankSettings(TINY, len(ends), options(deadline_s=deadline_s))
+    executor._pipes, executor._processes, executor._broken = [end.ours for end in ends], [], ""
+    return executor
+
+
+def test_a_rank_that_says_it_is_still_at_it_is_waited_for_and_one_that_is_silent_is_not() -> None:
+    """Capturing every graph takes longer than a step may."""
+    ends = [Answering(None, None, 7), Answering(5)]
+    assert ranked(*ends)._answers("did not start") == [7, 5]
+    ends = [Answering(7), Answering(None, None)]
+    with pytest.raises(RankFailed, match=r"rank 1 did not start within 0\.05 s"):
+        ranked(*ends)._answers("did not start")
+
+
+def test_every_manager_of_a_size_pads_with_the_same_block() -> None:
+    """Ranks capture graphs before they have heard of the manager."""
+    for layout in (TINY.layout(4), TINY.layout(4).shard(2)):
+        manager = KvCacheManager(20, layout, prefix_caching=False, events=True)
+        with manager as one, KvCacheManager(20, layout) as other:
+            assert one.padding_block == other.padding_block

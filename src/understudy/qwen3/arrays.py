@@ -81,7 +81,7 @@ class StepArrays:
             chunk_tokens=shape.chunk_rows,
             num_decodes=shape.decode_rows,
             histories=(),
-            uneven=shape.uneven,
+            uneven=shape.in_parts,
         )
 
     def fill(

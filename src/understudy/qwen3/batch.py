@@ -112,7 +112,7 @@ class Batch:
     chunk_tokens: int
     num_decodes: int
     histories: tuple[int, ...]  # of each chunk, tokens before it
-    uneven: bool = False  # one decode has a far longer context than the others
+    uneven: bool = False  # a decode may have a far longer context than the others
 
     @classmethod
     def build(

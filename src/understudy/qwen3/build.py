@@ -89,20 +89,8 @@ def build_engine(
     buffer = KvBuffer(blocks, layout, getattr(torch, config.dtype), device)
     graphs = None
     if device.type == "cuda" and options.cuda_graphs:
-        with torch.inference_mode():
-            graphs = StepGraphs(
-                weights,
-                buffer,
-                backend,
-                alone,
-                padding_block=manager.padding_block,
-                max_decodes=options.max_num_seqs,
-                max_tokens=options.max_batched_tokens,
-                max_pages=-(-config.max_positions // options.page_size),
-                progress=None
-                if progress is None
-                else lambda done, of: progress("capturing graphs", done, of),
-            )
+        told = None if progress is None else lambda done, of: progress("capturing graphs", done, of)
+        graphs = StepGraphs.of(config, options, weights, buffer, backend, alone, told)
     executor = TorchExecutor(weights, buffer, backend, graphs=graphs)
     if device.type == "cuda":
         _warm(executor, options, manager.padding_block, CHUNK_ROWS[-1] if graphs else 0, progress)
@@ -135,7 +123,7 @@ def _ranked(model: str, config: Qwen3Config, options: EngineOptions, device: tor
         RankSettings(
             config,
             ranks,
-            replace(options, device=device.type, cuda_graphs=False, tiers=None),
+            replace(options, device=device.type, tiers=None),
             folder=None if options.random_weights is not None else _folder(model),
         )
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from understudy.kv import KvCacheManager
 from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.batch import are_uneven
 from understudy.qwen3.forward import Reduce, forward
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from understudy.qwen3.backend import Backend
     from understudy.qwen3.batch import Batch, Chunk, Decode
     from understudy.qwen3.buffer import KvBuffer
+    from understudy.qwen3.build import EngineOptions
+    from understudy.qwen3.config import Qwen3Config
     from understudy.qwen3.weights import Weights
 
 
@@ -66,6 +69,33 @@ class StepGraphs:
             if progress is not None:
                 progress(number + 1, len(shapes))
 
+    @classmethod
+    @torch.inference_mode()
+    def of(
+        cls,
+        config: Qwen3Config,
+        options: EngineOptions,
+        weights: Weights,
+        buffer: KvBuffer,
+        backend: Backend,
+        reduce: Reduce,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> StepGraphs:
+        """Every step within an engine's limits. Any manager of the buffer's size pads with the same block."""
+        with KvCacheManager(buffer.num_blocks, buffer.layout) as manager:
+            padding_block = manager.padding_block
+        return cls(
+            weights,
+            buffer,
+            backend,
+            reduce,
+            padding_block=padding_block,
+            max_decodes=options.max_num_seqs,
+            max_tokens=options.max_batched_tokens,
+            max_pages=-(-config.max_positions // options.page_size),
+            progress=progress,
+        )
+
     def shape_of(self, chunks: Sequence[Chunk], decodes: Sequence[Decode]) -> Shape | None:
         """What such a step is padded to, or None when it was not captured."""
         tokens = sum(len(chunk.tokens) for chunk in chunks)
@@ -110,7 +140,8 @@ class StepGraphs:
         compute()  # compiles kernels outside of the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads (of a group of ranks) may ask the device something meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             compute()
         self._pool = graph.pool()
         return graph

@@ -8,18 +8,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy.errors import CapacityExhausted, ConfigError
+from understudy.errors import CapacityExhausted, ConfigError, PolicyError
 from understudy.kv import BlockManager, Tier
 from understudy.qwen3.pages import PinnedPages
+from understudy.tiers.settings import OffloadSettings, TierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from understudy.kv import BlockGuard, KvCacheManager, MutableBlocks, RegisteredBlocks
+    from understudy.kv import BlockGuard, EvictionPolicy, KvCacheManager, MutableBlocks, RegisteredBlocks
     from understudy.qwen3.buffer import KvBuffer
     from understudy.qwen3.pages import Carrier
+    from understudy.tiers.policy import OffloadPolicy
     from understudy.tiers.settings import TiersConfig
     from understudy.tokens import Identities
+
+_SIMULATED = {
+    "latency_ms": "real memory has its own; leave it out",
+    "link": "the real link carries what it can; leave its settings out",
+}
+_ELSEWHERE = {
+    "mode": "the real engine copies pages as they are sealed: write_through alone",
+    "min_reuse": "a page that has just been sealed has had no hits; say what is worth a copy in a filter",
+    "demand_first": "pages come up and go down on streams of their own; leave it out",
+    "onboard_failure_rate": "real copies do not fail by chance; leave it out",
+}
+"""Settings of the simulator that the real engine does not have, and why."""
 
 
 @dataclass(slots=True)
@@ -43,9 +57,21 @@ class HostTier:
     behind it.
     """
 
-    def __init__(self, manager: KvCacheManager, carrier: Carrier, *, policy: str = "lru") -> None:
+    def __init__(
+        self,
+        manager: KvCacheManager,
+        carrier: Carrier,
+        *,
+        policy: str | EvictionPolicy = "lru",
+        worth: OffloadPolicy | None = None,
+        copy_blocks: int | None = None,
+    ) -> None:
         self.manager = manager
         self.carrier = carrier
+        self.worth = worth
+        """Says which sealed pages are worth a copy; without it all are."""
+        self.copy_blocks = copy_blocks
+        """Pages of one copy down, at most."""
         self.blocks = BlockManager(
             carrier.num_blocks,
             block_size=manager.layout.page_size,
@@ -70,29 +96,49 @@ class HostTier:
             return None
         if lower := sorted(below.keys() - {"g2"}):
             raise ConfigError(f"{lower[0]}: the real engine has host memory (g2) alone below the device")
-        host, page_bytes = below["g2"], manager.layout.page_bytes
+        host, offload, page_bytes = below["g2"], config.offload, manager.layout.page_bytes
         if host.blocks == "unlimited":
             raise ConfigError("g2: blocks: unlimited cannot be had of real memory; give a number, or bytes")
-        if not isinstance(host.eviction, str):
-            raise ConfigError("g2: eviction must be the name of a policy in the real engine")
-        if config.offload.mode != "write_through" or config.offload.filter is not None:
-            raise ConfigError(
-                "offload: the real engine copies what is sealed: mode write_through, without a filter"
-            )
+        for name, why in _SIMULATED.items():
+            if getattr(host, name) != getattr(TierSettings(tier="g2", blocks=1), name):
+                raise ConfigError(f"g2: {name}: {why}")
+        for name, why in _ELSEWHERE.items():
+            if getattr(offload, name) != getattr(OffloadSettings(), name):
+                raise ConfigError(f"offload: {name}: {why}")
         num_blocks = host.blocks if host.blocks is not None else int(str(host.bytes)) // page_bytes
         if num_blocks < 1:
             raise ConfigError(f"g2: {host.bytes} bytes hold no page of {page_bytes} bytes")
-        return cls(manager, PinnedPages(num_blocks, buffer), policy=host.eviction)
+        return cls(
+            manager,
+            PinnedPages(num_blocks, buffer),
+            policy=host.eviction if isinstance(host.eviction, str) else host.eviction(),
+            worth=None if offload.filter is None else offload.filter(),
+            copy_blocks=offload.offload_batch_size,
+        )
 
     # ── Down ──
 
     def offer(self, sealed: Identities) -> int:
-        """Have those copied that the host lacks; returns how many. What finds no room is left out and counted."""
+        """Have those copied that the host lacks and that are worth it; returns how many.
+
+        What finds no room is left out and counted. PolicyError when the policy does not answer for each.
+        """
         missing = np.flatnonzero(~self.blocks.has_blocks(sealed))
         on_their_way = {h for copy in self._leaving for h in copy.identities.lineage_hashes}
         wanted = [i for i in missing.tolist() if sealed[i].lineage_hash not in on_their_way]
-        if not wanted:
-            return 0
+        if self.worth is not None and wanted:
+            wanted = self._chosen(self.worth, sealed, wanted)
+        most = self.copy_blocks or max(1, len(wanted))
+        return sum(self._copy_down(sealed, wanted[at : at + most]) for at in range(0, len(wanted), most))
+
+    def _chosen(self, worth: OffloadPolicy, sealed: Identities, wanted: list[int]) -> list[int]:
+        names = [sealed[index].lineage_hash for index in wanted]
+        kept = list(worth.select(names, np.zeros(len(names), np.uint32)))  # just sealed: nobody has hit them
+        if len(kept) != len(names):
+            raise PolicyError(f"the offload policy answered {len(kept)} times for {len(names)} blocks")
+        return [index for index, keep in zip(wanted, kept, strict=True) if keep]
+
+    def _copy_down(self, sealed: Identities, wanted: list[int]) -> int:
         names = sealed[wanted[0] : wanted[-1] + 1]
         if len(names) != len(wanted):  # some between them are there
             names = sealed[wanted[0] : wanted[0] + 1]

@@ -18,10 +18,13 @@ from understudy.errors import UnderstudyError, WrongState
 from understudy.qwen3.backend import make_backend
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.executor import Computed, Step, TorchExecutor
+from understudy.qwen3.graphs import StepGraphs
 from understudy.qwen3.memory import blocks_that_fit
 from understudy.qwen3.weights import load_weights, random_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from understudy.qwen3.backend import Backend
     from understudy.qwen3.build import EngineOptions
     from understudy.qwen3.config import Qwen3Config
@@ -111,7 +114,7 @@ class RankedExecutor:
                 raise self._fail(f"rank {rank} has died") from error
 
     def _answers(self, what: str) -> list[object]:
-        """One of each rank, within the deadline; all are given up when one fails."""
+        """One of each rank; all are given up when one fails, or none is heard of within the deadline."""
         answers: dict[int, object] = {}
         while len(answers) < len(self._pipes):
             open_ones = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
@@ -128,7 +131,8 @@ class RankedExecutor:
                     raise self._fail(f"rank {rank} has died") from error
                 if isinstance(answer, str):
                     raise self._fail(f"rank {rank}: {answer}")
-                answers[rank] = answer
+                if answer is not None:  # else it is still at it
+                    answers[rank] = answer
         return [answers[rank] for rank in range(len(self._pipes))]
 
     def _fail(self, why: str) -> RankFailed:
@@ -145,7 +149,7 @@ def _serve(settings: RankSettings, rank: int, pipe: Connection[Any, Any], meetin
         weights = _weights(settings, rank, device)
         backend = make_backend(settings.config.shard(settings.ranks), device, settings.options.backend)
         pipe.send(_blocks(settings, weights, backend, device))
-        executor = _executor(settings, weights, backend, pipe.recv(), device)
+        executor = _executor(settings, weights, backend, pipe.recv(), device, lambda *_: pipe.send(None))
         pipe.send(True)
     except EOFError:  # another rank could not start
         return
@@ -198,14 +202,23 @@ def _blocks(settings: RankSettings, weights: Weights, backend: Backend, device: 
 
 
 def _executor(
-    settings: RankSettings, weights: Weights, backend: Backend, num_blocks: int, device: torch.device
+    settings: RankSettings,
+    weights: Weights,
+    backend: Backend,
+    num_blocks: int,
+    device: torch.device,
+    progress: Callable[[int, int], None],
 ) -> TorchExecutor:
-    config = settings.config
-    layout = config.layout(settings.options.page_size).shard(settings.ranks)
+    config, options = settings.config, settings.options
+    layout = config.layout(options.page_size).shard(settings.ranks)
     buffer = KvBuffer(num_blocks, layout, getattr(torch, config.dtype), device)
 
     def total(x: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(x)
         return x
 
-    return TorchExecutor(weights, buffer, backend, reduce=total)
+    graphs = None
+    if device.type == "cuda" and options.cuda_graphs:
+        # All ranks capture the same shapes in the same order, and so the sums in them meet.
+        graphs = StepGraphs.of(config, options, weights, buffer, backend, total, progress)
+    return TorchExecutor(weights, buffer, backend, reduce=total, graphs=graphs)

@@ -6,13 +6,20 @@ import torch
 import triton
 import triton.language as tl
 
+from understudy.qwen3.kernels.early import launch, let_next, wait
+
 
 @triton.jit
-def _norm(x, residual, weight, out, total, eps, width: tl.constexpr, block: tl.constexpr, adds: tl.constexpr):  # type: ignore[no-untyped-def]
+def _norm(  # type: ignore[no-untyped-def]
+    x, residual, weight, out, total, eps, width: tl.constexpr, block: tl.constexpr, adds: tl.constexpr,
+    early: tl.constexpr,
+):  # fmt: skip
+    let_next(early)
     row = tl.program_id(0).to(tl.int64) * width
     cols = tl.arange(0, block)
     inside = cols < width
     scale = tl.load(weight + cols, mask=inside, other=0.0)
+    wait(early)
     value = tl.load(x + row + cols, mask=inside, other=0.0)
     if adds:
         value = (
@@ -25,7 +32,9 @@ def _norm(x, residual, weight, out, total, eps, width: tl.constexpr, block: tl.c
 
 
 @triton.jit
-def _gate(gate_up, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gate(gate_up, out, width, block: tl.constexpr, early: tl.constexpr):  # type: ignore[no-untyped-def]
+    let_next(early)
+    wait(early)
     row = tl.program_id(1).to(tl.int64)
     cols = tl.program_id(0) * block + tl.arange(0, block)
     inside = cols < width
@@ -45,7 +54,7 @@ def add_norm(
     block = triton.next_power_of_2(width)
     _norm[(residual.shape[0],)](
         residual if x is None else x, residual, weight, out, total, eps, width, block, x is not None,
-        num_warps=8 if block >= 2048 else 4,
+        num_warps=8 if block >= 2048 else 4, **launch(),
     )  # fmt: skip
     return out, total
 
@@ -55,5 +64,5 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     block = 1024
-    _gate[(triton.cdiv(width, block), rows)](gate_up, out, width, block)
+    _gate[(triton.cdiv(width, block), rows)](gate_up, out, width, block, **launch())
     return out

@@ -107,12 +107,16 @@ def _mixed_terms(step: StepLoad) -> list[float]:
     behind = sum(chunk * history for chunk, history in step.chunks)
     own = sum(chunk * chunk for chunk, _ in step.chunks) / 2
     longest = max((sum(chunk) for chunk in step.chunks), default=0)
-    beside = 0 if shape is None else shape.decode_rows
+    if shape is None:
+        uneven = is_uneven(step.decodes, step.context_tokens, step.longest_context)
+        parts = parts_of(max(step.decodes, 1), uneven=uneven)
+    else:
+        parts = parts_of(max(shape.decode_rows, 1), uneven=shape.in_parts)
     return [
         *(1.0, float(min(rows, 256)), float(max(rows - 256, 0)), float(behind), float(own), float(longest)),
         *(float(len(step.chunks)), float(step.decodes), float(step.context_tokens - _shared(step))),
         float(_shared(step)),
-        step.longest_context / parts_of(max(beside, 1)).most,
+        step.longest_context / parts.most,
     ]  # fmt: skip
 
 

@@ -33,6 +33,11 @@ class Shape(NamedTuple):
         return self.chunk_rows + self.decode_rows
 
     @property
+    def in_parts(self) -> bool:
+        """Whether it reads contexts in parts however many they are: beside prompts always, which take far longer."""
+        return self.uneven or (self.chunk_rows > 0 and self.decode_rows >= UNEVEN_ROWS)
+
+    @property
     def slots(self) -> int:
         """Prompts that it has room for."""
         return MOST_CHUNKS if self.chunk_rows else 0
@@ -75,7 +80,7 @@ def parts_of(rows: int, kv_heads: int = 8, multiprocessors: int = 132, *, uneven
 
 
 def shape_of(chunk_tokens: int, chunks: int, decodes: int, *, uneven: bool = False) -> Shape | None:
-    """The smallest that holds such a step, or None when none does. Beside prompts nobody is `uneven`."""
+    """The smallest that holds such a step, or None when none does. Beside prompts one is for `uneven` contexts too."""
     if chunks == 0:
         return None if decodes == 0 else _found(Shape(0, _least(DECODE_ROWS, decodes), uneven))
     if chunks > MOST_CHUNKS:
