@@ -18,7 +18,6 @@ from understudy.qwen3.load import shared_tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from understudy.kv import KvView
     from understudy.qwen3.engine import Engine
     from understudy.qwen3.host import Copy
     from understudy.qwen3.plan import Plan
@@ -178,6 +177,31 @@ def measure(engine: Engine, workload: Sequence[tuple[float, Request]]) -> Played
         gc.enable()
 
 
+@dataclass(slots=True)
+class _Noted:
+    plan: Plan
+    at_ms: float
+    launch_ms: float
+    until_ms: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        plan, step = self.plan, self.plan.step
+        rows = zip(plan.chunks, step.chunks, strict=True)
+        pairs = zip(plan.decodes, step.decodes, strict=True)
+        row = {
+            "at_ms": self.at_ms,
+            "ms": None if self.until_ms is None else self.until_ms - self.at_ms,
+            "launch_ms": self.launch_ms,
+            "shared": shared_tokens([decode.view for decode in step.decodes]),
+            "ahead": step.ahead,
+            "chunks": [
+                [r.id, len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)] for r, chunk in rows
+            ],
+            "decodes": [[request.id, decode.view.seq_len] for request, decode in pairs],
+        }
+        return row if self.until_ms is None else {**row, "until_ms": self.until_ms}
+
+
 class _Player:
     def __init__(
         self,
@@ -194,7 +218,7 @@ class _Player:
         self._launch_ms = 0.0
         self.follow: Callable[[str, float], tuple[float, Request] | None] | None = None
         self.sample: Callable[[], tuple[int, int, int, int]] | None = None
-        self._views: list[list[KvView]] = []
+        self._noted: list[_Noted] = []
 
     def run(self, landing: Callable[[], float | None] | None) -> None:
         engine, queue, clock = self._engine, self._queue, self._clock
@@ -207,28 +231,13 @@ class _Player:
             now_ms = clock.now_ms
             self._launch_ms = now_ms - self._began_ms if outputs and engine.running else 0.0
             self._tell(outputs, now_ms)
-        for step, views in zip(self.played.steps, self._views, strict=True):  # not while the clock runs
-            step["shared"] = shared_tokens(views)
+        self.played.steps = [noted.row() for noted in self._noted]
 
     def note(self, plan: Plan) -> None:
-        """A step has been computed."""
-        rows = zip(plan.chunks, plan.step.chunks, strict=True)
-        chunks = [[r.id, len(chunk.tokens), chunk.view.seq_len - len(chunk.tokens)] for r, chunk in rows]
-        pairs = zip(plan.decodes, plan.step.decodes, strict=True)
-        self.played.steps.append(
-            {
-                "at_ms": self._began_ms,
-                "ms": None,
-                "launch_ms": self._launch_ms,
-                "shared": 0,
-                "ahead": plan.step.ahead,
-                "chunks": chunks,
-                "decodes": [[request.id, decode.view.seq_len] for request, decode in pairs],
-            }
-        )
+        """A step has been computed. The device waits for the next one: what the step was is written down later."""
+        self._noted.append(_Noted(plan, self._began_ms, self._launch_ms))
         if self.sample is not None:
             self.played.samples.append((round(self._began_ms * 1e6), *self.sample()))
-        self._views.append([decode.view for decode in plan.step.decodes])
         self._launch_ms = 0.0
         self.found.add(self._began_ms)
         for request in plan.chunks:
@@ -249,9 +258,8 @@ class _Player:
 
     def _poll(self) -> None:
         self._began_ms = now_ms = self._clock.now_ms
-        if self.played.steps and self.played.steps[-1]["ms"] is None:
-            last = self.played.steps[-1]
-            last["ms"], last["until_ms"] = now_ms - last["at_ms"], now_ms
+        if self._noted and self._noted[-1].until_ms is None:
+            self._noted[-1].until_ms = now_ms
         while self._queue and self._queue[-1][0] <= now_ms:
             at_ms, request = self._queue.pop()
             self.played.arrival_ms[request.id] = at_ms
