@@ -184,3 +184,15 @@ def test_graphs_and_eager_steps_generate_the_same_tokens() -> None:
         answers.append(cold)
         engine.close()
     assert answers[0] == answers[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="memory is sized on CUDA")
+def test_captures_leave_memory_as_it_was_sized() -> None:
+    torch.cuda.empty_cache()
+    options = EngineOptions(random_weights=3, memory_utilization=0.4, max_model_len=8192)
+    engine = build_engine("Qwen3-0.6B", options)
+    free, total = torch.cuda.mem_get_info()
+    buffer = engine.executor.buffer.pages  # type: ignore[attr-defined]
+    assert (total - free) / total <= 0.4
+    assert buffer.nbytes / total > 0.3, "and most of it is pages"
+    engine.close()
