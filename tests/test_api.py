@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import understudy
@@ -15,7 +17,16 @@ from replay.building import single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
 from understudy.errors import ConfigError
+from understudy.kv import EvictionPolicy
+from understudy.router import KvRouting
 from understudy.tiers import TiersConfig
+from understudy.workload import ClosedLoop, read_trace, register_format, synthesise
+from understudy.workload.families import FanOut, QuickTurns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRACE = Path(__file__).parents[1] / "examples" / "demo_trace.jsonl"
 
 AFTER_ROOMS = """
 import understudy.run.offline, understudy.report.report, understudy.cli
@@ -59,9 +70,70 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
         ({"engine": {"block_size": 3}}, "engine must be a VllmConfig"),
         ({"workers": "4"}, "workers must be a whole number"),
         ({"threads": 1.5}, "threads must be a whole number"),
+        ({"routing": None}, "routing must be round_robin, random, .* or a Router with choose"),
+        ({"routing": KvRouting}, "routing must be .* not a class of them; got <class"),
+        ({"leaping": "yes"}, "leaping must be True or False, got 'yes'"),
+        ({"check": None}, "check must be True or False, got None"),
+        ({"progress": 3}, "progress must be a function"),
+        ({"pools": 3}, "pools must be a list of WorkerPools, got 3"),
+        ({"events": 3}, "events must be the path of a file to write, got 3"),
+        ({"max_tokens": "a"}, "max_tokens must be a whole number, got 'a'"),
         ({"trace_block_size": 3}, "trace_block_size is an option of a trace file, but a Workload was given"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(how: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+    with pytest.raises(
+        ConfigError, match=message.replace("workers?", r"workers\?").replace("tiers?", r"tiers\?")
+    ):
         understudy.replay(single_turns([16]), **how)
+
+
+@pytest.mark.parametrize("workload", [None, 3, ["t.jsonl"]])
+def test_what_is_no_workload_is_refused(workload: Any) -> None:
+    with pytest.raises(ConfigError, match="workload must be a Workload or the path of a trace, got"):
+        understudy.replay(workload)
+
+
+@pytest.mark.parametrize(
+    ("make", "how", "message"),
+    [
+        (VllmConfig, {"timing": "fast"}, "timing must be one of Polynomial, Constant, .*, got 'fast'"),
+        (VllmConfig, {"timing": {"kind": "constant"}}, "timing must be one of Polynomial"),
+        (VllmConfig, {"kv_manager": "x"}, "kv_manager must be one of kvbm, native; got 'x'"),
+        (VllmConfig, {"vllm_version": 0.24}, "vllm_version must be text, as '0.26.0', got 0.24"),
+        (VllmConfig, {"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False"),
+        (VllmConfig, {"speedup_ratio": "2"}, "speedup_ratio must be a number, got '2'"),
+        (VllmConfig, {"eviction_policy": EvictionPolicy}, "must be a class of yours that makes an Evict"),
+        (KvRouting, {"temperature": -1}, "temperature must be a finite number from 0, got -1"),
+        (KvRouting, {"queue_policy": "x"}, "queue_policy must be one of fcfs, lcfs, wspt; got 'x'"),
+        (TiersConfig, {"tiers": 3}, "tiers must be a list of TierSettings"),
+        (TiersConfig, {"tiers": [3]}, "tiers must be a list of TierSettings"),
+        (synthesise, {"spec": {"sessions": 3}}, "synthesise makes a workload of a SyntheticSpec"),
+        (read_trace, {"path": 3}, "path must be that of a trace, got 3"),
+        (register_format, {"name": "x", "reader": None}, "the reader must be a function from a path"),
+        (FanOut, {"seed": -1}, "seed must be at least 0"),
+        (FanOut, {"question_tokens": 3}, r"question_tokens must be \(least, most\), got 3"),
+        (QuickTurns, {"think_ms": (5, 1)}, "the most of think_ms must be at least 5, got 1"),
+    ],
+)
+def test_wrong_values_are_refused_where_they_are_given(
+    make: Callable[..., Any], how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**how).build()  # of workloads: the others raise before
+
+
+def test_numpys_integers_are_integers_wherever_a_number_is_asked_for(tmp_path: Path) -> None:
+    load = ClosedLoop(np.int64(2))  # type: ignore[arg-type]
+    report = understudy.replay(
+        single_turns([16, 16]),
+        VllmConfig(num_gpu_blocks=np.int32(64)),  # type: ignore[arg-type]
+        workers=np.int64(2),  # type: ignore[arg-type]
+        seed=np.uint8(3),  # type: ignore[arg-type]
+        load=load,
+        max_tokens=np.int16(5),  # type: ignore[arg-type]
+    )
+    report.to_json(tmp_path / "report.json")
+    assert '"workers": 2' in (tmp_path / "report.json").read_text()
+    assert len(FanOut(contexts=np.int64(2)).build()) == 16  # type: ignore[arg-type]
+    assert read_trace(TRACE, trace_block_size=np.int64(512)).trace_block_size == 512

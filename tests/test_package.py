@@ -218,7 +218,7 @@ def test_bad_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFi
 def test_a_typed_error_is_one_line_without_a_traceback() -> None:
     done = python("-m", "understudy", "demo", "--policy", "nonsense")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("understudy demo: policy 'nonsense' is not known")
+    assert done.stderr.startswith("understudy demo: --policy 'nonsense' is not known")
     assert done.stderr.count("\n") == 1
 
 

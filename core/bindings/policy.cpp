@@ -130,6 +130,10 @@ PolicyConfig read_policy(nb::handle policy, nb::handle thresholds) {
                 ", or pass an EvictionPolicy");
   }
   if (!thresholds.is_none()) throw Error(ErrorKind::ConfigError, "thresholds belong to policy multi_lru");
+  if (nb::isinstance<nb::type_object>(policy)) {
+    throw Error(ErrorKind::ConfigError, "policy must be a name or an EvictionPolicy, got the class ",
+                nb::cast<std::string>(policy.attr("__name__")), ": pass an instance of it");
+  }
   for (const char* method : {"on_freed", "on_taken", "select"}) {
     if (!nb::hasattr(policy, method)) {
       throw Error(ErrorKind::ConfigError, "policy must be a name or an EvictionPolicy; this one has no ", method, "()");

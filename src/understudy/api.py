@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from os import fspath
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from understudy.workload.reuse import hit_curve, unlimited_hit_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from os import PathLike
 
     from understudy.engines.timing import TimingModel
     from understudy.router import KvRouting, Router
@@ -82,6 +81,8 @@ def replay(
     `report.without_tiers`.
     """
     started = time.perf_counter()
+    if not isinstance(workload, Workload | str | PathLike):
+        raise ConfigError(f"workload must be a Workload or the path of a trace, got {workload!r}")
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
     for option in trace_options:
@@ -94,6 +95,9 @@ def replay(
         "record_steps": record_steps,
         "decisions": decisions,
     }
+    for name, path in outputs.items():
+        if not isinstance(path, str | PathLike | None):
+            raise ConfigError(f"{name} must be the path of a file to write, got {path!r}")
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers compares fleets of one engine; leave it out, or pools")
     if synthesize_tokens:
@@ -141,7 +145,7 @@ def replay(
         if run.decisions is None:
             raise ConfigError("decisions are kept by KV-aware routing only: choose routing kv")
         write_decisions(decisions, run.decisions, run.timeline)
-    limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+    limit = {} if max_tokens is None else {"max_tokens": int(max_tokens)}
     if run.kv is not None:
         tokens = TokenSource(workload, run.timeline.block_size) if synthesize_tokens else None
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace, tokens=tokens)
@@ -162,6 +166,9 @@ def replay(
     report = replace(
         report,
         best_hits=partial(unlimited_hit_ratio, workload, block_size),
+        routed_hits=partial(unlimited_hit_ratio, workload, block_size, run.timeline.worker)
+        if run.timeline.num_workers > 1
+        else None,
         every_size=partial(hit_curve, workload, block_size),
         decisions=run.decisions,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from typing import Any, TypeVar
@@ -38,6 +39,23 @@ def whole_number(name: str, value: Any, least: int = 0, most: int | None = None)
         wanted = f"at least {least:,}" if most is None or number < least else f"at most {most:,}"
         raise ConfigError(f"{name} must be {wanted}, got {number:,}")
     return number
+
+
+def port_number(name: str, value: Any, count: int = 1) -> int:
+    """`value` as a port (0: any free one) from which `count` ports can be numbered, else ConfigError."""
+    port = whole_number(name, value, 0, 65535)
+    if port and port + count - 1 > 65535:
+        raise ConfigError(
+            f"{name} must be at most {65536 - count:,} for {count:,} ports in a row, got {port:,}"
+        )
+    return port
+
+
+def positive_number(name: str, value: float, *, or_zero: bool = False) -> float:
+    """`value` if it is finite and above 0 (or 0 too), else ConfigError."""
+    if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
+        raise ConfigError(f"{name} must be a finite number {'from' if or_zero else 'above'} 0, got {value:g}")
+    return value
 
 
 def read_as(kind: type[_T], settings: Any, where: str = "") -> _T:

@@ -208,7 +208,7 @@ def test_a_file_that_is_no_timing_file_is_refused(tmp_path: Path, content: str, 
     path.write_text(content)
     with pytest.raises(ConfigError, match=match if content else "is no timing file"):
         TimingFile.read(path)
-    with pytest.raises(ConfigError, match=r"cannot read timing file .*: No such file or directory$"):
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file or directory$"):
         TimingFile.read(tmp_path / "nowhere.yaml")
 
 

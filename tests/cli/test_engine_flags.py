@@ -104,11 +104,11 @@ def test_a_number_of_0_blocks_is_no_tier(run_of: Callable[..., dict[str, Any]]) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--num-g3-blocks", "5"], "num_g3_blocks needs num_g2_blocks"),
+        (["--num-g3-blocks", "5"], "--num-g3-blocks needs num_g2_blocks"),
         (["--num-g2-blocks", "5", "--g2", "6", "--kv-bytes-per-token", "1"], "tiers are given twice"),
         (["--num-g2-blocks", "5", "--kv-cache-bytes-per-token", "1", "--model", "Qwen3-8B"], "both say"),
-        (["--g1-backend", "kvbm", "--kv-manager", "kvbm"], "g1_backend and kv_manager"),
-        (["--num-g2-blocks", "5", "--bandwidth-g1-to-g2-gbps", "0"], "bandwidth_g1_to_g2_gbps"),
+        (["--g1-backend", "kvbm", "--kv-manager", "kvbm"], "--g1-backend and kv_manager"),
+        (["--num-g2-blocks", "5", "--bandwidth-g1-to-g2-gbps", "0"], "--bandwidth-g1-to-g2-gbps"),
     ],
 )
 def test_contradictions_are_refused(

@@ -90,10 +90,10 @@ def test_a_publisher_is_heard_recorded_and_verified(
         (["emit", "TRACE"], "either --out PATH or --bind ADDRESS"),
         (["emit", "TRACE", "--out", "x", "--replay-bind", "tcp://*:0"], "--replay-bind answers for"),
         (["emit", "TRACE", "--out", "x", "--dialect", "nobody-1"], "name a producer and its version"),
-        (["emit", "TRACE", "--out", "x", "--speed-up", "-1"], "--speed-up must be at least 0"),
+        (["emit", "TRACE", "--out", "x", "--speed-up", "-1"], "--speed-up must be a finite number from 0"),
         (["verify", "nowhere.jsonl", "--stream", "raw"], "cannot read nowhere.jsonl"),
         (["verify", "TRACE", "--stream", "raw"], "line 1: not a captured message"),
-        (["tap", "nonsense"], "cannot listen to nonsense"),
+        (["tap", "nonsense"], "endpoint 'nonsense' is not known"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -108,4 +108,4 @@ def test_it_does_not_take_settings_of_the_kv_router(
 ) -> None:
     argv = ["replay", str(trace), "--routing", f"{routers}:Last"]
     assert main([*argv, "--event-delay-ms", "5"]) == 2
-    assert "router has settings of KV-aware routing" in capsys.readouterr().err
+    assert "is for routing kv" in capsys.readouterr().err

@@ -17,7 +17,15 @@ from understudy.errors import (
     UnderstudyError,
     WrongState,
 )
-from understudy.kv import BlockGuard, BlockManager, BlockStore, MutableBlocks, PoolConfig, Tier
+from understudy.kv import (
+    BlockGuard,
+    BlockManager,
+    BlockStore,
+    EvictionPolicy,
+    MutableBlocks,
+    PoolConfig,
+    Tier,
+)
 from understudy.tokens import Identities
 
 NOT_A_COUNT = [
@@ -61,6 +69,7 @@ def busy(request: pytest.FixtureRequest) -> Any:
         ({"block_size": 2**20 + 1}, "block_size must be in 1..1048576, got 1048577"),
         ({"duplicates": "merge"}, "duplicates must be allow, reject or keep, got 'merge'"),
         ({"policy": "random"}, "policy 'random' is not known; choose one of lineage, "),
+        ({"policy": EvictionPolicy}, "got the class EvictionPolicy: pass an instance of it"),
         ({"policy": 7}, r"policy must be a name or an EvictionPolicy; this one has no on_freed\(\)"),
         ({"policy": "lru", "thresholds": [1, 2, 3]}, "thresholds belong to policy multi_lru, not to lru"),
         ({"policy": AsPolicy(Lru()), "thresholds": [1, 2, 3]}, "thresholds belong to policy multi_lru"),

@@ -104,6 +104,29 @@ def test_a_cache_that_forgets_too_much_is_too_small() -> None:
     )
 
 
+def test_prefixes_that_meet_different_workers_are_scattered() -> None:
+    # Twelve contexts of 256 tokens, ten questions each, one after the other: of 120 prompts 108 begin as another did.
+    families = [[number // 10, 100 + number] for number in range(120)]
+    load = single_turns([512] * 120, 4, [50.0 * n for n in range(120)], families, trace_block_size=256)
+    engine = VllmConfig(block_size=16, num_gpu_blocks=200)
+    spread = understudy.replay(load, engine, workers=4)
+    said = found(rules.scattered_prefixes(spread))
+    # Round robin: each worker meets every context, and 72 prompts begin as another of the same worker did.
+    assert "even caches without limits hit 30.0 %, where one for all would hit 45.0 %" in said
+    assert spread.to_dict()["run"]["routed_hit_ratio"] == pytest.approx(72 * 256 / (120 * 512))
+    assert rules.cache_too_small(spread) is None  # they are large enough for what they see
+    assert rules.scattered_prefixes(understudy.replay(load, engine, workers=4, routing="kv")) is None
+    assert rules.scattered_prefixes(understudy.replay(load, engine)) is None  # one worker sees all
+    # In turn, each context meets one worker only, and is evicted before it comes again.
+    in_turn = [[number % 12, 100 + number] for number in range(120)]
+    load = single_turns([512] * 120, 4, [50.0 * n for n in range(120)], in_turn, trace_block_size=256)
+    tight = understudy.replay(load, VllmConfig(block_size=16, num_gpu_blocks=40), workers=4)
+    assert "where caches without limits, with the same routing, give 45.0 %" in found(
+        rules.cache_too_small(tight)
+    )
+    assert rules.scattered_prefixes(tight) is None
+
+
 @pytest.mark.parametrize("block_size", [4, 16, 64])
 @pytest.mark.parametrize("load", [crowd(60), conversations(15), single_turns([100, 5, 100], content=None)])
 def test_what_an_unlimited_cache_hits_is_what_the_slow_model_says(load: Workload, block_size: int) -> None:

@@ -149,7 +149,7 @@ def test_workers_come_and_go() -> None:
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="queue_threshold"):
         router(queue_threshold=-1.0)
-    with pytest.raises(ConfigError, match="fcfs, lcfs or wspt"):
+    with pytest.raises(ConfigError, match="one of fcfs, lcfs, wspt"):
         router(queue_policy="best")
 
 

@@ -69,5 +69,5 @@ def test_the_command_writes_a_trace(kind: str, tmp_path: Any, capsys: pytest.Cap
     assert main(["workload", kind, "--count", "3", "-o", str(path)]) == 0
     spec = FanOut(contexts=3) if kind == "fanout" else QuickTurns(sessions=3)
     assert (read_trace(path).prompt_tokens == spec.build().prompt_tokens).all()
-    assert "requests" in capsys.readouterr().out
+    assert "requests" in capsys.readouterr().err
     assert main(["workload", kind, "-o", str(tmp_path / "no" / "x")]) == 2

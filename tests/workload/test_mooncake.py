@@ -235,7 +235,7 @@ def test_zero_output_is_legal(tmp_path: Path) -> None:
 def test_the_trace_block_size_is_an_option(tmp_path: Path) -> None:
     assert read(tmp_path, row(input_length=5, hash_ids=[1, 2]), trace_block_size=4).trace_block_size == 4
     for wrong in (0, -1, 2.0, True, "4"):
-        with pytest.raises(ConfigError, match="trace_block_size must be an integer of at least 1"):
+        with pytest.raises(ConfigError, match=r"trace_block_size must be (at least 1|a whole number)"):
             read(tmp_path, trace_block_size=wrong)
 
 

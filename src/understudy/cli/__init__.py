@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Protocol
 
@@ -104,7 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = VERBS[args.verb].run(args)
         sys.stdout.flush()
     except UnderstudyError as error:
-        print(f"understudy {args.verb}: {error}", file=sys.stderr)
+        words = sys.argv[1:] if argv is None else argv
+        print(f"understudy {args.verb}: {by_flag(str(error), words)}", file=sys.stderr)
         return EXIT_ERROR
     except MemoryError:
         print(
@@ -126,3 +128,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     return code
+
+
+def by_flag(message: str, words: Sequence[str]) -> str:
+    """The message with the flag that was typed in place of the setting that it begins with, if one was.
+
+    A flag is the setting's name with dashes, or ends in it: `temperature` is what --router-temperature sets. An
+    assignment (--set engine.block_size=0) wins over flags, so that the setting may be its own.
+    """
+    setting = re.match(r"[a-z]\w*(?:\.\w+|: \w+(?=[ :]))*", message)
+    if setting is None or any(f"{setting[0].rpartition('.')[2]}=" in word for word in words):
+        return message
+    name = "-".join(re.findall(r"\w+", setting[0])).replace("_", "-")
+    typed = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
+    for last in (name, name.rpartition("engine-")[2]):
+        if f"--{last}" in typed:
+            return f"--{last}{message[setting.end() :]}"
+    ends = [flag for flag in typed if flag.endswith(f"-{name}")]
+    return f"{ends[0]}{message[setting.end() :]}" if len(ends) == 1 else message

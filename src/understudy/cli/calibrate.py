@@ -67,6 +67,10 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit and write, or score."""
+    from understudy.errors import ConfigError
+
+    if args.least_length is not None and not 0 < args.least_length <= 1:
+        raise ConfigError(f"--least-length must be above 0 and at most 1, got {args.least_length:g}")
     if args.benchmarks[0] == "check":
         return _check(args, [Path(name) for name in args.benchmarks[1:]])
     return _fit(args, [Path(name) for name in args.benchmarks])

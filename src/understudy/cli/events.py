@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from understudy.outputs import check_outputs, create, files_named
+from understudy.outputs import check_outputs, create, files_named, is_stdout
 
 if TYPE_CHECKING:
     import argparse
@@ -72,7 +72,9 @@ def add_parser(verbs: Verbs) -> None:
     emit.add_argument(
         "--synthesize-tokens", action="store_true", help="token ids too, made from the trace's ids"
     )
-    emit.add_argument("--out", type=Path, metavar="PATH", help="write the messages, a line each")
+    emit.add_argument(
+        "--out", type=Path, metavar="PATH", help="write the messages, a line each; -: standard output"
+    )
     emit.add_argument("--bind", metavar="ADDRESS", help="publish over ZMQ: tcp://*:PORT, a rank a port")
     emit.add_argument(
         "--replay-bind", metavar="ADDRESS", help="answer replay requests: tcp://*:PORT, a rank a port"
@@ -137,9 +139,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _emit(args: argparse.Namespace) -> int:
+    import sys
+
+    from understudy.checks import positive_number
+    from understudy.cli.progress import progress_bar
     from understudy.errors import ConfigError
     from understudy.events.dialects import dialect
     from understudy.events.emit import wire_batches
+    from understudy.events.endpoints import rank_endpoint
     from understudy.events.synthesize import TokenSource
     from understudy.run.offline import run_offline
     from understudy.run.settings import ReplaySettings
@@ -149,8 +156,8 @@ def _emit(args: argparse.Namespace) -> int:
         raise ConfigError("say where to: either --out PATH or --bind ADDRESS")
     if args.replay_bind is not None and args.bind is None:
         raise ConfigError("--replay-bind answers for what --bind sends")
-    if args.speed_up < 0:
-        raise ConfigError(f"--speed-up must be at least 0, got {args.speed_up}")
+    for name in ("speed_up", "wait_s", "linger_s"):
+        positive_number(f"--{name.replace('_', '-')}", getattr(args, name), or_zero=True)
     rules = dialect(args.dialect)
     engine = {name: getattr(args, name) for name in ("block_size", "num_gpu_blocks")}
     flags: dict[str, Any] = {"engine": {name: value for name, value in engine.items() if value is not None}}
@@ -160,17 +167,22 @@ def _emit(args: argparse.Namespace) -> int:
     inputs = {"TRACE": args.trace, "--config": args.config, **files_named(settings)}
     check_outputs({"--out": args.out}, inputs)
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
+    for address in (args.bind, args.replay_bind):
+        if address is not None:
+            rank_endpoint(address, max(settings.workers - 1, 0))  # known before the run, not after it
     workload = read_trace(args.trace, args.format, **reading)
-    played = run_offline(
-        workload,
-        settings.engine,
-        workers=settings.workers,
-        routing=settings.policy,
-        seed=settings.seed,
-        load=settings.load,
-        tiers=settings.tiers,
-        events=True,
-    )
+    with progress_bar("replaying", len(workload), "requests") as progress:
+        played = run_offline(
+            workload,
+            settings.engine,
+            workers=settings.workers,
+            routing=settings.policy,
+            seed=settings.seed,
+            load=settings.load,
+            tiers=settings.tiers,
+            events=True,
+            progress=progress,
+        )
     assert played.kv is not None
     streams: list[Any] = [played.kv.events(worker, args.stream) for worker in range(settings.workers)]
     if args.synthesize_tokens:
@@ -178,7 +190,10 @@ def _emit(args: argparse.Namespace) -> int:
         streams = [source.spoken(events) for events in streams]
     batches = wire_batches(streams, rules, block_size=settings.engine.block_size)
     sent = _send(args, rules, settings.workers, batches)
-    print(f"{sent:,} messages of {settings.workers} publishers, {rules.name}, {args.stream}")
+    print(
+        f"{sent:,} messages of {settings.workers} publishers, {rules.name}, {args.stream}",
+        file=sys.stderr if args.out is not None and is_stdout(args.out) else sys.stdout,
+    )
     return 0
 
 
@@ -195,7 +210,7 @@ def _send(args: argparse.Namespace, rules: Any, workers: int, batches: Iterator[
             for time_ns, rank, events in batches:
                 payload = encode_batch(WireBatch(time_ns / 1e9, events, rank), rules)
                 frames = live_frames(args.topic.encode(), sequences[rank], payload)
-                write_message(file, frames, f"rank {rank}")
+                write_message(cast("BinaryIO", file), frames, f"rank {rank}")
                 sequences[rank] += 1
         return sum(sequences)
     with ExitStack() as stack:
@@ -224,11 +239,18 @@ def _messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
     """Frames of live messages as they come; first what the replay socket still has."""
     import zmq
 
+    from understudy.checks import positive_number, whole_number
     from understudy.errors import ConfigError
     from understudy.events.counters import Counters
+    from understudy.events.endpoints import rank_endpoint
     from understudy.events.replay_client import ReplayClient
     from understudy.events.wire import MAX_PAYLOAD_BYTES, live_frames, parse_frames
 
+    if args.seconds is not None:
+        positive_number("--seconds", args.seconds)
+    if args.count is not None:
+        whole_number("--count", args.count, 1)
+    rank_endpoint(endpoint, 0)
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
     count = 0
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -277,12 +299,14 @@ def _tap(args: argparse.Namespace) -> int:
 
     import msgspec
 
-    from understudy.errors import MalformedBatch
+    from understudy.errors import ConfigError, MalformedBatch
     from understudy.events.capture import write_message
     from understudy.events.translate import from_wire
     from understudy.events.verify import spoken_line
     from understudy.events.wire import decode_batch, parse_frames
 
+    if args.record is not None and is_stdout(args.record):
+        raise ConfigError("--record needs a file: what is heard is printed")
     check_outputs({"--record": args.record}, {})
     with ExitStack() as stack:
         # Not beside it: what was heard stays when the listener is ended.
@@ -313,10 +337,13 @@ def _tap(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from understudy.checks import whole_number
+    from understudy.errors import InvalidArgument
     from understudy.events.capture import read_messages
     from understudy.events.dialects import dialect
     from understudy.events.verify import Verifier
 
+    whole_number("--max-breaches", args.max_breaches)
     rules = None if args.dialect is None else dialect(args.dialect)
     live = "://" in args.source
     source: Iterator[tuple[str, list[bytes]]] = (
@@ -344,5 +371,7 @@ def _verify(args: argparse.Namespace) -> int:
         sum(getattr(each, key) for each in verifiers.values()) for key in ("messages", "events", "blocks")
     )
     messages, events, blocks = told
+    if not messages:
+        raise InvalidArgument(f"{args.source}: not one message, so nothing was verified")
     print(f"{messages:,} messages, {events:,} events, {blocks:,} blocks: {breaches:,} breaches")
     return EXIT_BREACH if breaches else 0

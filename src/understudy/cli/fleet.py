@@ -89,14 +89,14 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     import json
     from pathlib import Path
 
-    import yaml
-
+    from understudy.checks import port_number, whole_number
     from understudy.cli.router_flags import live_policy
     from understudy.cli.serve import tell_idle
     from understudy.errors import ConfigError
     from understudy.server.flags import Flag
     from understudy.server.flags.serving import read_serve
     from understudy.server.fleet.fleet import FleetSettings
+    from understudy.yaml_text import read_yaml
 
     own = (
         Flag(["--workers"], "int"),
@@ -111,13 +111,13 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     values = plan.line.values
     content: dict[str, Any] = {}
     if path := values.get("fleet-config"):
-        try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"--fleet-config {path}: {error}") from error
+        content = read_yaml(Path(path))
         known = ("routing", "router", "base_port", "port", "pools")
-        if not isinstance(content, dict) or set(content) - set(known):
+        if not isinstance(content, dict):
             raise ConfigError(f"--fleet-config {path}: expected {', '.join(known)} by name")
+        for name in content:
+            if name not in known:
+                raise ConfigError(f"--fleet-config {path}: {name} is not known; known are {', '.join(known)}")
     if "pools" in content and not (isinstance(content["pools"], list) and content["pools"]):
         raise ConfigError(
             f"--fleet-config {path}: pools must be a list of one or more; leave it out for --workers equal ones"
@@ -127,12 +127,13 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     pools = []
     for pool in content.get("pools") or ({"workers": values.get("workers", 4)},):
         if not isinstance(pool, dict) or set(pool) - {"workers", "flags"}:
-            raise ConfigError("a pool has workers and flags")
-        count = pool.get("workers", 1)
-        if not isinstance(count, int) or count < 1:
-            raise ConfigError(f"workers must be 1 or more, got {count!r}")
+            raise ConfigError(f"a pool has workers and flags by name, got {pool!r}")
+        count = whole_number("workers", pool.get("workers", 1), 1)
         more: list[str] = []
-        for name, value in (pool.get("flags") or {}).items():
+        given = pool.get("flags") or {}
+        if not isinstance(given, dict):
+            raise ConfigError(f"flags of a pool must be values by name, as max-num-seqs: 64, got {given!r}")
+        for name, value in given.items():
             if isinstance(value, list):
                 more += [f"--{name}", *map(str, value)]
             else:
@@ -141,9 +142,9 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     base_port = values.get("base-port", content.get("base_port", 9000))
     settings = FleetSettings(
         pools=tuple(pools),
-        base_port=base_port,
+        base_port=port_number("base_port", base_port, sum(count for count, _ in pools)),
         host=plan.settings.host,
-        port=values.get("port", content.get("port", 8000)),
+        port=port_number("port", values.get("port", content.get("port", 8000))),
         routing=live_policy(
             values.get("routing", content.get("routing", "round_robin")),
             values.get("router") or content.get("router") or {},

@@ -60,10 +60,13 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict, and write."""
+    from understudy.checks import whole_number
     from understudy.errors import ConfigError
 
     file = Path(args.timing) if args.timing is not None and Path(args.timing).is_file() else None
     check_outputs({"--output": args.output}, {"INPUTS": args.inputs, "--timing": file})
+    if args.threads is not None:
+        whole_number("--threads", args.threads, 1)
     described = deployment_flags.is_described(args)
     if args.inputs.suffix.lower() == ".csv":
         if args.model or args.gpu or args.timing:
@@ -71,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
                 "--model, --gpu and --timing belong to a recorded run; the rows of a table name their own"
             )
         return _table(args)
+    if args.threads is not None:
+        raise ConfigError("--threads belong to a table of experiments; a recorded run is one")
     if file is not None and (args.model or args.gpu):
         raise ConfigError("--timing says which model ran on which GPU; leave out --model and --gpu")
     if file is None and not described:

@@ -114,9 +114,15 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do the work; return the exit code."""
+    from understudy.checks import whole_number
+
     needs_torch()
     if args.task == "generate":
+        whole_number("--max-tokens", args.max_tokens, 1)
         return _generate(args)
+    for name in ("requests", "context", "host_blocks"):
+        if getattr(args, name) is not None:
+            whole_number(f"--{name.replace('_', '-')}", getattr(args, name), 1)
     if args.tensor_parallel_size != 1 and (args.record is None or args.host_blocks is not None):
         raise ConfigError("of several ranks only --record without --host-blocks is measured")
     return _bench(args) if args.record is None else _record(args)

@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
     import msgspec
 
+    from understudy.checks import port_number, positive_number, whole_number
     from understudy.cli.router_flags import live_policy
     from understudy.errors import ConfigError
     from understudy.server.proxy.service import RouterService, RouterSettings
@@ -90,19 +91,19 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:
         router = {} if args.router is None else msgspec.json.decode(args.router, type=dict)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"--router: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f'--router must be JSON by name, as {{"temperature": 0.5}}: {error}') from None
     settings = RouterSettings(
         workers=tuple(WorkerAddress.parse(text.strip()) for text in args.workers.split(",") if text.strip()),
         routing=live_policy(args.routing, router),
         host=args.host,
-        port=args.port,
-        block_size=args.block_size,
+        port=port_number("--port", args.port),
+        block_size=None if args.block_size is None else whole_number("--block-size", args.block_size, 1),
         tokenizer=args.tokenizer,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        silence_s=args.silence_s,
+        max_num_batched_tokens=whole_number("--max-num-batched-tokens", args.max_num_batched_tokens, 1),
+        silence_s=positive_number("--silence-s", args.silence_s),
         awaits_workers=True,
-        seed=args.seed,
+        seed=whole_number("--seed", args.seed, 0, 2**64 - 1),
     )
 
     async def serve() -> None:

@@ -94,19 +94,19 @@ def router_settings(args: argparse.Namespace) -> dict[str, Any]:
     return flags
 
 
-def live_policy(name: str, settings: dict[str, Any]) -> str | KvRouting | Router:
+def live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
     """A policy for a live fleet: a name, kv with these settings, or `FILE.py:CLASS`. ConfigError says what is wrong."""
-    import msgspec
-
+    from understudy.checks import read_as
     from understudy.errors import ConfigError
     from understudy.router.kv import KvRouting
     from understudy.router.load import is_place, load_router
 
+    if not isinstance(name, str):
+        raise ConfigError(f"routing must be the name of a policy or FILE.py:CLASS, got {name!r}")
+    if not isinstance(settings, dict):
+        raise ConfigError(f'router must be settings by name, as {{"temperature": 0.5}}, got {settings!r}')
     if settings and name != "kv":
-        raise ConfigError(f"{', '.join(sorted(settings))} is for --routing kv, not {name}")
+        raise ConfigError(f"{', '.join(map(str, settings))} is for --routing kv, not {name}")
     if name == "kv":
-        try:
-            return msgspec.convert(settings, KvRouting)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"router: {error}") from None
+        return read_as(KvRouting, settings, "router")
     return load_router(name) if is_place(name) else name

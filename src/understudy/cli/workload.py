@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from understudy.outputs import check_outputs, is_stdout
+
 if TYPE_CHECKING:
     import argparse
 
@@ -35,7 +37,14 @@ def add_parser(verbs: Verbs) -> None:
         choices=("fanout", "turns"),
         help="fanout: several questions about one context at once; turns: quick conversations",
     )
-    verb.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help="file (.gz: zipped)")
+    verb.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="file (.gz: zipped); -: standard output",
+    )
     verb.add_argument("--count", type=int, metavar="N", help="contexts (default: 700) or sessions (400)")
     verb.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the times and lengths (default: 0)"
@@ -44,21 +53,24 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the workload and write it."""
-    from understudy.outputs import check_outputs
+    import sys
+
+    from understudy.checks import whole_number
     from understudy.workload.families import FanOut, QuickTurns
     from understudy.workload.write import write_mooncake
 
     check_outputs({"--output": args.output}, {})
-    if args.kind == "fanout":
-        spec = FanOut(seed=args.seed) if args.count is None else FanOut(seed=args.seed, contexts=args.count)
-        workload = spec.build()
-    else:
-        turns = (
-            QuickTurns(seed=args.seed)
-            if args.count is None
-            else QuickTurns(seed=args.seed, sessions=args.count)
-        )
-        workload = turns.build()
+    seed = whole_number("--seed", args.seed)
+    count = None if args.count is None else whole_number("--count", args.count, 1, 10_000_000)
+    workload = (
+        (FanOut(seed=seed) if count is None else FanOut(seed=seed, contexts=count)).build()
+        if args.kind == "fanout"
+        else (QuickTurns(seed=seed) if count is None else QuickTurns(seed=seed, sessions=count)).build()
+    )
     write_mooncake(workload, args.output)
-    print(f"written: {args.output} ({len(workload):,} requests)")
+    name = "" if is_stdout(args.output) else f"written: {args.output} "
+    print(
+        f"{name}({len(workload):,} requests; replay with --trace-block-size {workload.trace_block_size})",
+        file=sys.stderr,
+    )
     return 0

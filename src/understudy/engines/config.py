@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MOST = {"block_size": 2**20, "num_gpu_blocks": 2**30}
+_CHOICES = {
+    "scheduling_policy": ("fcfs", "priority"),
+    "preemption_mode": ("lifo", "fifo"),
+    "kv_manager": ("kvbm", "native"),
+}
 
 
 _KVBM_ORDERS = ("lineage", "lru", "multi_lru")
@@ -89,6 +94,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Tiers that came with the engine's settings, under Dynamo's names."""
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         profile = profile_named(self.vllm_version)
         for field in (
             "block_size",
@@ -146,6 +152,27 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} must not be above "
                 f"max_model_len={self.max_model_len}"
             )
+
+    def _check_kinds(self) -> None:
+        """What is checked when settings are read by name, for those that are given to the class."""
+        timing: Any = self.timing
+        if not isinstance(timing, Timing):
+            kinds = ", ".join(kind.__name__ for kind in get_args(Timing))
+            raise ConfigError(
+                f"timing must be one of {kinds} (understudy.replay takes a model of yours), got {timing!r}"
+            )
+        version: Any = self.vllm_version
+        if not isinstance(version, str):
+            raise ConfigError(f"vllm_version must be text, as '0.26.0', got {version!r}")
+        for field, choices in _CHOICES.items():
+            if (value := getattr(self, field)) not in choices:
+                raise ConfigError(f"{field} must be one of {', '.join(choices)}; got {value!r}")
+        for field in ("speedup_ratio", "decode_speedup_ratio", "watermark"):
+            if isinstance(value := getattr(self, field), bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{field} must be a number, got {value!r}")
+        for field in ("enable_prefix_caching", "enable_chunked_prefill", "enable_lora", "charge_first_token"):
+            if not isinstance(value := getattr(self, field), bool):
+                raise ConfigError(f"{field} must be True or False, got {value!r}")
 
     def _check_speculation(self) -> None:
         if not 0 <= self.aic_mtp_seed < 2**64:

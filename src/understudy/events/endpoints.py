@@ -25,7 +25,8 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
     if port == 0:
         return endpoint
     if port + rank > 65535:
-        raise ConfigError(f"endpoint {endpoint}: port {port} + rank {rank} is past 65535")
+        of_rank = f" + rank {rank}" if rank else ""
+        raise ConfigError(f"endpoint {endpoint}: port {port}{of_rank} is past 65535")
     return f"{found[1]}:{port + rank}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from inspect import isabstract
 from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
@@ -26,6 +27,10 @@ def check_policy(field: str, policy: object) -> None:
                 f"{field} {policy!r} is not known; choose one of {', '.join(BUILT_IN_POLICIES)}, or pass a class that "
                 "makes an EvictionPolicy"
             )
+    elif isabstract(policy):
+        raise ConfigError(
+            f"{field} must be a class of yours that makes an EvictionPolicy, got {policy!r} itself"
+        )
     elif not callable(policy):
         raise ConfigError(
             f"{field} must be a name or a class that makes an EvictionPolicy (every worker gets one of its own), "

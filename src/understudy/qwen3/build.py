@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
+from understudy.checks import whole_number
 from understudy.errors import ConfigError
 from understudy.kv import KvCacheManager, KvView
 from understudy.qwen3.backend import make_backend
@@ -63,6 +64,19 @@ class EngineOptions:
     deadline_s: float = 60.0
     """Within which each of them answers."""
 
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_num_seqs", "max_batched_tokens", "tensor_parallel_size"):
+            whole_number(name, getattr(self, name), 1)
+        for name in ("num_blocks", "max_model_len"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        if self.random_weights is not None:
+            whole_number("random_weights", self.random_weights)
+        if not 0 < self.memory_utilization <= 1:
+            raise ConfigError(
+                f"memory_utilization must be above 0 and at most 1, got {self.memory_utilization}"
+            )
+
 
 def build_engine(
     model: str, options: EngineOptions | None = None, progress: Progress | None = None
@@ -79,10 +93,11 @@ def build_engine(
             )
         config = replace(config, max_positions=options.max_model_len)
     device = device_of(options.device)
+    limits = SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions)
     if options.tensor_parallel_size != 1:
         return _ranked(model, config, options, device)
-    weights = _weights(model, config, options, device, progress)
     backend = make_backend(config, device, options.backend)
+    weights = _weights(model, config, options, device, progress)
     layout = config.layout(options.page_size)
     blocks = options.num_blocks or blocks_that_fit(config, weights, backend, options, device)
     manager = KvCacheManager(blocks, layout, prefix_caching=options.prefix_caching, events=options.events)
@@ -96,7 +111,7 @@ def build_engine(
         _warm(executor, options, manager.padding_block, CHUNK_ROWS[-1] if graphs else 0, progress)
     scheduler = Scheduler(
         manager,
-        SchedulerConfig(options.max_batched_tokens, options.max_num_seqs, config.max_positions),
+        limits,
         seed=options.seed,
         host=None if options.tiers is None else HostTier.from_config(options.tiers, manager, buffer),
     )
@@ -104,8 +119,18 @@ def build_engine(
 
 
 def device_of(name: str | None) -> torch.device:
-    """The device of that name, or by default CUDA where there is one."""
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """The device of that name, or by default CUDA where there is one. ConfigError where there is none."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is not known; choose cuda or cpu") from None
+    if device.type not in ("cuda", "cpu"):
+        raise ConfigError(f"device {name!r} is not supported; choose cuda or cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA devices; choose cpu"
+        )
+    return device
 
 
 def _ranked(model: str, config: Qwen3Config, options: EngineOptions, device: torch.device) -> Engine:

@@ -48,7 +48,7 @@ COMPARED = (
 )
 """Paths in a report, in the order of the table."""
 
-_NO_SETTINGS = ("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio")
+_NO_SETTINGS = ("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio", "routed_hit_ratio")
 
 
 @dataclass(frozen=True, slots=True)

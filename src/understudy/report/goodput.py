@@ -36,9 +36,7 @@ class Slo:
                 continue
             number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
             if not (number and math.isfinite(limit) and limit > 0):
-                raise ConfigError(
-                    f"{name} of an SLO must be a positive number of milliseconds, got {limit!r}"
-                )
+                raise ConfigError(f"{name} must be a positive number of milliseconds, got {limit!r}")
 
     def met(self, timeline: Timeline) -> BoolColumn:
         """Which requests completed within the objectives.

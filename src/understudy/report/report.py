@@ -128,6 +128,8 @@ class Report:
     """The same workload without tiers, where that was asked for."""
     best_hits: Callable[[], float] | None = field(default=None, repr=False)
     """Hit ratio of a cache that forgets nothing; asked for only where a verdict needs it, since it takes a while."""
+    routed_hits: Callable[[], float] | None = field(default=None, repr=False)
+    """Of such caches, one a worker, with the requests that each was sent; asked for likewise."""
     every_size: Callable[[], HitCurve] | None = field(default=None, repr=False)
     """Hit ratios of LRU caches of every size; asked for only where the curve is drawn."""
     decisions: Decisions | None = field(default=None, repr=False)
@@ -206,6 +208,14 @@ class Report:
         return self.best_hits()
 
     @cached_property
+    def routed_hit_ratio(self) -> float | None:
+        """What caches that forget nothing would find, one a worker, as requests were routed; None likewise."""
+        known = self.run.get("routed_hit_ratio")
+        if known is not None or self.routed_hits is None or not self.kv.evictions:
+            return known
+        return self.routed_hits()
+
+    @cached_property
     def hit_curve(self) -> HitCurve | None:
         """Hit ratio against cache size; None when the workload is not at hand."""
         return None if self.every_size is None else self.every_size()
@@ -237,6 +247,8 @@ class Report:
         }
         best = self.unlimited_hit_ratio
         run = self.run if best is None else {**self.run, "unlimited_hit_ratio": best}
+        if (routed := self.routed_hit_ratio) is not None:
+            run = {**run, "routed_hit_ratio": routed}
         result: dict[str, Any] = _without_nan(
             {"schema": SCHEMA, "run": run, "percentile_method": PERCENTILE_METHOD, **metrics}
         )

@@ -98,16 +98,33 @@ def overloaded(report: Report) -> Verdict | None:
 
 def cache_too_small(report: Report) -> Verdict | None:
     """Blocks were evicted, and a cache that forgets nothing would find much more."""
-    best = report.unlimited_hit_ratio
+    best, alone = report.unlimited_hit_ratio, "one without limits gives"
+    if report.routed_hit_ratio is not None and not _shares_a_tier(report):
+        best, alone = report.routed_hit_ratio, "caches without limits, with the same routing, give"
     found = report.prefix_hit_ratio.first_admission
     if best is None or not report.kv.evictions or not best - found >= 0.05 or found >= 0.8 * best:
         return None
     tiers = "or host memory below it (--g2)" if report.tiers is None else "or larger tiers"
     return Verdict(
         "cache_too_small",
-        f"The cache is too small: hits are {quantity(found, 'ratio')} where one without limits gives "
+        f"The cache is too small: hits are {quantity(found, 'ratio')} where {alone} "
         f"{quantity(best, 'ratio')}, and {report.kv.evictions:,} blocks were evicted.",
         f"More blocks (num_gpu_blocks, now {report.columns.blocks_per_worker:,} a worker), {tiers}, keep them.",
+    )
+
+
+def scattered_prefixes(report: Report) -> Verdict | None:
+    """Requests that share a prefix went to different workers, where no cache of one can serve the others."""
+    routed, best = report.routed_hit_ratio, report.unlimited_hit_ratio
+    if routed is None or best is None or not best - routed >= 0.05 or routed >= 0.8 * best:
+        return None
+    if _shares_a_tier(report) or isinstance(report.run.get("routing"), dict):  # the KV-aware router knows
+        return None
+    return Verdict(
+        "scattered_prefixes",
+        f"Equal prefixes meet different workers: with this routing even caches without limits hit "
+        f"{quantity(routed, 'ratio')}, where one for all would hit {quantity(best, 'ratio')}.",
+        "Routing by what workers hold (--routing kv), or by session (session_affinity), brings them together.",
     )
 
 
@@ -210,12 +227,19 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     rejected,
     overloaded,
     cache_too_small,
+    scattered_prefixes,
     tier_hurts,
     hot_worker,
     preemption_storm,
     link_at_its_limit,
     steps_too_long,
 )
+
+
+def _shares_a_tier(report: Report) -> bool:
+    """Whether what one worker stored can serve another."""
+    tiers = report.run.get("tiers", {}).get("tiers", [])
+    return any(tier.get("tier") in ("g3", "g4") for tier in tiers)
 
 
 def _fates(report: Report) -> str:

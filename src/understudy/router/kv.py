@@ -53,6 +53,14 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Who goes first: the first that came, the last, or whoever has the fewest tokens to compute. A positive
     `priority` counts as so many seconds, or as so many times the weight; a higher `strict_priority` before all."""
 
+    def __post_init__(self) -> None:
+        if self.queue_policy not in ("fcfs", "lcfs", "wspt"):
+            raise ConfigError(f"queue_policy must be one of fcfs, lcfs, wspt; got {self.queue_policy!r}")
+        for name in ("temperature", "event_delay_ms", "event_period_ms", "predict_ttl_ms", "queue_threshold"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf")):
+                raise ConfigError(f"{name} must be a finite number from 0, got {value!r}")
+
     def build(
         self, seed: int = 0, *, imposed: npt.NDArray[np.int32] | None = None, keep_decisions: bool = True
     ) -> KvRouter:

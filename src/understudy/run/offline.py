@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -109,6 +109,17 @@ def run_offline(
         raise ConfigError(f"timing must be a TimingModel, an object with its methods, got {timing!r}")
     if not isinstance(load, OpenLoop | ClosedLoop | Lockstep):
         raise ConfigError(f"load must be an OpenLoop, ClosedLoop or Lockstep, got {load!r}")
+    if routing is None or isinstance(routing, type):
+        raise ConfigError(
+            f"routing must be {', '.join(get_args(Routing))}, a KvRouting or a Router with choose(request, view), "
+            f"not a class of them; got {routing!r}"
+        )
+    yes_or_no = {"leaping": leaping, "check": check, "ranks": ranks, "route_rejected": route_rejected}
+    for name, value in yes_or_no.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be True or False, got {value!r}")
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress must be a function of the requests that are done, got {progress!r}")
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     threads = whole_number("threads", threads, 1, 4096)
     given, order = workload, None

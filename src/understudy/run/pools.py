@@ -35,7 +35,7 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"tiers must be a TiersConfig (TiersConfig.from_dict reads settings by name), got {self.tiers!r}"
             )
-        whole_number("workers", self.workers, 1)
+        msgspec.structs.force_setattr(self, "workers", whole_number("workers", self.workers, 1))
 
     def below(self) -> TiersConfig:
         """The tiers that were given, or those of the engine's settings. What a token weighs may stand with either."""
@@ -55,6 +55,8 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_pools(pools: Sequence[WorkerPool]) -> None:
     """Whether they make a fleet."""
+    if not isinstance(pools, list | tuple):
+        raise ConfigError(f"pools must be a list of WorkerPools, got {pools!r}")
     for pool in pools:
         if not isinstance(pool, WorkerPool):
             raise ConfigError(f"pools must be WorkerPools, got {pool!r}")

@@ -84,7 +84,12 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     ) -> ReplaySettings:
         """Merge `base`, the file, the flags and `a.b=value` assignments. ConfigError names the field at fault."""
         merged: dict[str, Any] = {}
-        layers = (base or {}, _read_yaml(path) if path else {}, flags, *map(_parse_assignment, assignments))
+        layers = (
+            base or {},
+            _read_settings(path) if path else {},
+            flags,
+            *map(_parse_assignment, assignments),
+        )
         for layer in layers:
             merged = _merge(superseded(merged, layer), tiers_by_name(layer))
         for name in merged:
@@ -104,7 +109,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         engine, tiers = _one_set_of_tiers(engine, below)
         read = msgspec.structs.replace(read_as(cls, merged), engine=engine, tiers=tiers)
         if read.router is not None and read.routing != "kv":
-            raise ConfigError(f"router has settings of KV-aware routing, but routing is {read.routing}")
+            named = ", ".join(merged["router"]) or "router"
+            raise ConfigError(f"{named} is for routing kv, but routing is {read.routing}")
         if read.gpu is None:
             return read
         engine, notes = on_gpus(
@@ -206,20 +212,10 @@ def _check_routing(name: object) -> None:
         )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
+def _read_settings(path: Path) -> dict[str, Any]:
+    from understudy.yaml_text import read_yaml
 
-    from understudy.run.yaml_text import parse
-
-    try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        raise ConfigError(f"{path}{line}: {error.problem}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except RecursionError:
-        raise ConfigError(f"{path}: lists or settings are nested too deeply") from None
+    content = read_yaml(path)
     if content is None:  # nothing but comments
         return {}
     if not isinstance(content, dict):
@@ -230,7 +226,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _parse_assignment(text: str) -> dict[str, Any]:
     import yaml
 
-    from understudy.run.yaml_text import parse
+    from understudy.yaml_text import parse
 
     path, separator, value = text.partition("=")
     if not separator or not all(path.split(".")):

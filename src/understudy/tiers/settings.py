@@ -169,6 +169,12 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the KV cache, for example fp8; by default the model's own."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tiers, list | tuple) or not all(
+            isinstance(tier, TierSettings) for tier in self.tiers
+        ):
+            raise ConfigError(
+                f"tiers must be a list of TierSettings (from_dict reads settings by name), got {self.tiers!r}"
+            )
         names = [tier.tier for tier in self.tiers]
         for name in get_args(TierName):
             if names.count(name) > 1:

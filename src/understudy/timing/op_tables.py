@@ -188,7 +188,7 @@ def _meta(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"op tables: {path}: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"op tables: {path}: expected settings by name at the top level")

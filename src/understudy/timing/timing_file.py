@@ -13,6 +13,7 @@ from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.efficiencies import Efficiencies  # noqa: TC001  (the same)
 from understudy.timing.gpus import Gpu  # noqa: TC001  (the same)
 from understudy.timing.physical import Domain, Origin, Physical, Residuals
+from understudy.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,12 +65,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @classmethod
     def read(cls, path: Path) -> TimingFile:
         """Errors: ConfigError naming the file and the key."""
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read timing file {path}: {error.strerror}") from error
-        except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+        content = read_yaml(path)
         if not isinstance(content, dict) or "understudy_timing" not in content:
             raise ConfigError(
                 f"{path} is no timing file: understudy_timing is missing (understudy calibrate writes one)"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from understudy.checks import whole_number
 from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,12 +93,7 @@ class ClosedLoop(
     turnaround_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.concurrency, bool)
-            or not isinstance(self.concurrency, int)
-            or self.concurrency < 1
-        ):
-            raise ConfigError(f"concurrency must be an integer of at least 1, got {self.concurrency!r}")
+        msgspec.structs.force_setattr(self, "concurrency", whole_number("concurrency", self.concurrency, 1))
         if not 0 <= self.turnaround_ms < 1e9:
             raise ConfigError(f"turnaround_ms must be finite and not negative, got {self.turnaround_ms}")
 

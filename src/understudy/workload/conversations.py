@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.checks import whole_number
 from understudy.errors import InvalidArgument
-from understudy.workload.lengths import json_file, json_lines, scaled, timestamp_ns
+from understudy.workload.lengths import json_file, json_lines, time_ns, timestamp_ns, token_count
 from understudy.workload.text import BytesEncoder, PromptHasher, TokenizerEncoder
 from understudy.workload.workload import Workload
 
@@ -36,6 +37,7 @@ def read_openai(
 
     Errors: InvalidArgument `FILE:LINE: …`.
     """
+    trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
     rows = [_Row(where, record) for where, record in json_lines(path)]
     texts = [row.prompt for row in rows]
     encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer else BytesEncoder(_bytes_per_token(rows))
@@ -78,6 +80,7 @@ def read_sharegpt(
 
     Errors: InvalidArgument names the file and the conversation.
     """
+    trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
     content = json_file(path)
     if not isinstance(content, list):
         raise InvalidArgument(f"{path}: expected a list of conversations")
@@ -145,11 +148,10 @@ class _Row:
         """Of `usage`, else counted in the answer, else what was asked for."""
         if self._completion is not None:
             return self._completion
-        parts = [
-            _content(choice.get("message") or choice)
-            for choice in self._answer.get("choices") or []
-            if choice
-        ]
+        choices = self._answer.get("choices") or []
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise InvalidArgument(f"{self.where}: choices must be a list of objects")
+        parts = [_content(choice.get("message") or choice) for choice in choices if choice]
         if parts:
             return max(1, round(len(encoder.encode("".join(parts))) / encoder.units_per_token))
         asked = self._count(self._body, "max_completion_tokens", "max_tokens")
@@ -172,9 +174,7 @@ class _Row:
             value = holder.get(name) if isinstance(holder, dict) else None
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidArgument(f"{self.where}: {name} must be a whole number, got {value!r}")
-            return value
+            return token_count(value, name, self.where)
         return None
 
     def _text(self) -> str:
@@ -197,7 +197,7 @@ class _Row:
                     return timestamp_ns(value, self.where)
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     scale = next((scale for least, scale in _EPOCHS if value >= least), 10**9)
-                    return scaled(value, scale)
+                    return time_ns(value, key, self.where, scale)
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from understudy.checks import whole_number
 from understudy.errors import ConfigError
 from understudy.workload.workload import Workload
 
@@ -30,12 +31,10 @@ class FanOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def build(self) -> Workload:
         """The workload; the same settings give the same one."""
-        least, most = self.question_tokens
+        least, most = _pair("question_tokens", self.question_tokens, 1)
         _check_counts(
             self, "contexts", "children", "context_tokens", "output_tokens", "gap_ms", "trace_block_size"
         )
-        if not 1 <= least <= most:
-            raise ConfigError(f"question_tokens must be (least, most) from 1 on, got {self.question_tokens}")
         random = np.random.default_rng(self.seed)
         begin_ms = _arrivals_ms(random, self.contexts, self.context_interval_ms)
         shape = (self.contexts, self.children)
@@ -65,12 +64,10 @@ class QuickTurns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def build(self) -> Workload:
         """The workload; the same settings give the same one."""
-        least, most = self.think_ms
+        least, most = _pair("think_ms", self.think_ms, 0)
         _check_counts(
             self, "sessions", "turns", "first_tokens", "turn_tokens", "output_tokens", "trace_block_size"
         )
-        if not 0 <= least <= most:
-            raise ConfigError(f"think_ms must be (least, most) from 0 on, got {self.think_ms}")
         random = np.random.default_rng(self.seed)
         begin_ms = _arrivals_ms(random, self.sessions, self.session_interval_ms)
         shape = (self.sessions, self.turns)
@@ -85,13 +82,19 @@ class QuickTurns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def _check_counts(spec: msgspec.Struct, *names: str) -> None:
     for name in names:
-        value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        whole_number(name, getattr(spec, name), 1)
+    whole_number("seed", getattr(spec, "seed", 0))
+
+
+def _pair(name: str, value: tuple[int, int], start: int) -> tuple[int, int]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ConfigError(f"{name} must be (least, most), got {value!r}")
+    least = whole_number(f"the least of {name}", value[0], start)
+    return least, whole_number(f"the most of {name}", value[1], least)
 
 
 def _arrivals_ms(random: np.random.Generator, count: int, interval_ms: float) -> np.ndarray:
-    if not interval_ms > 0:
+    if not isinstance(interval_ms, int | float) or not interval_ms > 0:
         raise ConfigError(f"the mean interval must be above 0 ms, got {interval_ms}")
     gaps = np.rint(random.exponential(interval_ms, count)).astype(np.int64)
     gaps[0] = 0

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload.conversations import read_openai, read_sharegpt
+from understudy.workload.guess import guess_format
 from understudy.workload.lengths import read_aiperf, read_azure, read_burstgpt, read_vllm_bench
 from understudy.workload.mooncake import read_mooncake
 from understudy.workload.vllm_scenario import read_vllm_scenario
@@ -40,6 +42,10 @@ def register_format(name: str, reader: TraceReader, *, replace: bool = False) ->
     """
     if not name:
         raise ConfigError("format: the name must not be empty")
+    if not callable(reader):
+        raise ConfigError(
+            f"format {name!r}: the reader must be a function from a path to a Workload, got {reader!r}"
+        )
     if name in _readers and not replace:
         raise ConfigError(f"format {name!r} is registered already: pass replace=True to replace it")
     _readers[name] = reader
@@ -51,6 +57,8 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
     Errors: ConfigError for an unknown format or option (it lists the known ones); InvalidArgument for a bad
     row or a file that cannot be read.
     """
+    if not isinstance(path, str | PathLike):
+        raise ConfigError(f"path must be that of a trace, got {path!r}")
     if format not in _readers:
         raise ConfigError(f"format {format!r} is unknown; known are {', '.join(trace_formats())}")
     reader = _readers[format]
@@ -61,7 +69,12 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
             if option not in known:
                 choices = ", ".join(known) or "none"
                 raise ConfigError(f"option {option!r} is unknown to format {format!r}; known are {choices}")
-    workload = reader(Path(path), **options)
+    try:
+        workload = reader(Path(path), **options)
+    except InvalidArgument as error:
+        if (likely := guess_format(Path(path))) in (None, format):
+            raise
+        raise InvalidArgument(f"{error}; the file looks like format {likely} (--format {likely})") from error
     if not isinstance(workload, Workload):
         raise ConfigError(
             f"format {format!r}: the reader must return a Workload, got {type(workload).__name__}"

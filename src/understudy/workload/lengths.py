@@ -71,14 +71,19 @@ def read_vllm_bench(path: Path) -> Workload:
         if not isinstance(result.get(key), list):
             raise InvalidArgument(f"{path}: {key} is missing: run the benchmark with --save-detailed")
     prompts, outputs, starts = result["input_lens"], result["output_lens"], result.get("start_times")
+    if not isinstance(starts, list | None):
+        raise InvalidArgument(f"{path}: start_times must be a list of seconds")
     if len(prompts) != len(outputs) or (starts is not None and len(starts) != len(prompts)):
         raise InvalidArgument(f"{path}: input_lens, output_lens and start_times have different lengths")
     errors = result.get("errors") or [""] * len(prompts)
-    times = [0] * len(prompts) if starts is None else [scaled(start) for start in starts]
-    rows = [
-        (time, prompt, 0 if error else output)
-        for time, prompt, output, error in zip(times, prompts, outputs, errors, strict=True)
-    ]
+    if not isinstance(errors, list) or len(errors) != len(prompts):
+        raise InvalidArgument(f"{path}: errors must be a list as long as input_lens")
+    rows = []
+    for number, (prompt, output, error) in enumerate(zip(prompts, outputs, errors, strict=True)):
+        where = f"{path}: request {number}"
+        tokens = token_count(prompt, "input_lens", where), token_count(output, "output_lens", where)
+        start = 0 if starts is None else time_ns(starts[number], "start_times", where)
+        rows.append((start, tokens[0], 0 if error else tokens[1]))
     return _lengths(
         rows,
         lambda prompt, output: prompt > 0 and output > 0,
@@ -99,11 +104,19 @@ def read_aiperf(path: Path) -> Workload:
             if meta.get("benchmark_phase", "profiling") != "profiling":
                 continue
             failed = record.get("error") is not None or meta.get("was_cancelled", False)
-            prompt = 0 if failed else int(metrics["input_sequence_length"]["value"])
-            output = 0 if failed else int(metrics["output_sequence_length"]["value"])
-            rows.append((int(meta["request_start_ns"]), prompt, output))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidArgument(f"{where}: no record of AIPerf: {error!r} is missing or wrong") from error
+            lengths = [
+                0 if failed else token_count(int(metrics[name]["value"]), name, where)
+                for name in ("input_sequence_length", "output_sequence_length")
+            ]
+            start = time_ns(meta["request_start_ns"], "request_start_ns", where, scale=1)
+            rows.append((start, lengths[0], lengths[1]))
+        except KeyError as error:
+            raise InvalidArgument(f"{where}: {error.args[0]} is missing: no record of AIPerf's") from error
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InvalidArgument(
+                f"{where}: no record of AIPerf's: metadata has request_start_ns, metrics a value for "
+                f"input_sequence_length and output_sequence_length ({error})"
+            ) from error
     return _lengths(rows, lambda prompt, _: prompt > 0, "failed requests")
 
 
@@ -121,10 +134,22 @@ def timestamp_ns(text: str, where: str) -> int:
     return int(whole.timestamp()) * 10**9 + int((fraction or "0").ljust(9, "0")[:9])
 
 
-def scaled(value: float, scale: int = 10**9) -> int:
-    """`value` times `scale`, rounded once: a double has no room for a date in nanoseconds."""
+def time_ns(value: Any, name: str, where: str, scale: int = 10**9) -> int:
+    """`value` times `scale`, rounded once: a double has no room for a date in nanoseconds.
+
+    InvalidArgument unless it is a number from 0 that nanoseconds of 64 bits can tell.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value * scale < 2**63:
+        raise InvalidArgument(f"{where}: {name} must be a time as a number from 0, got {value!r}")
     whole = int(value)
     return whole * scale + round((value - whole) * scale)
+
+
+def token_count(value: Any, name: str, where: str) -> int:
+    """`value`, if it is a number of tokens, else InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise InvalidArgument(f"{where}: {name} must be a whole number from 0 to 2^31−1, got {value!r}")
+    return value
 
 
 def _lengths(
@@ -151,35 +176,40 @@ def _lengths(
 def _csv(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
     with open_trace(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
         rows = csv.DictReader(text)
-        for name in columns:
-            if name not in (rows.fieldnames or ()):
-                raise InvalidArgument(f"{path}: column {name!r} is missing; there are {rows.fieldnames}")
-        for row in rows:
-            where = f"{path}:{rows.line_num}"
+        try:
+            found = rows.fieldnames or ()
             for name in columns:
-                if not row[name]:
-                    raise InvalidArgument(f"{where}: {name} is missing")
-            yield where, row
+                if name not in found:
+                    there = f"there are {', '.join(found)[:200]}" if found else "the file is empty"
+                    raise InvalidArgument(f"{path}: column {name} is missing; {there}")
+            for row in rows:
+                where = f"{path}:{rows.line_num}"
+                for name in columns:
+                    if not row[name]:
+                        raise InvalidArgument(f"{where}: {name} is missing")
+                yield where, row
+        except csv.Error as error:
+            raise InvalidArgument(f"{path}:{rows.line_num}: {error}") from error
 
 
 def _tokens(row: dict[str, str], where: str, *names: str) -> tuple[int, int]:
     values = []
     for name in names:
         try:
-            values.append(int(row[name]))
+            value = int(row[name])
         except ValueError:
             raise InvalidArgument(f"{where}: {name} must be a whole number, got {row[name]!r}") from None
-        if values[-1] < 0:
-            raise InvalidArgument(f"{where}: {name} must not be negative, got {row[name]}")
+        values.append(token_count(value, name, where))
     prompt, output = values
     return prompt, output
 
 
 def _seconds(text: str, where: str) -> int:
     try:
-        return scaled(float(text))
-    except (ValueError, OverflowError):
+        value = float(text)
+    except ValueError:
         raise InvalidArgument(f"{where}: Timestamp must be a number of seconds, got {text!r}") from None
+    return time_ns(value, "Timestamp", where)
 
 
 def json_file(path: Path) -> Any:

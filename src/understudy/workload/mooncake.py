@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
-from understudy.errors import ConfigError, InvalidArgument
+from understudy.checks import whole_number
+from understudy.errors import InvalidArgument
 from understudy.workload.columns import (
     Int32Column,
     Int64Column,
@@ -76,8 +77,7 @@ def read_mooncake(
     Errors: InvalidArgument `FILE:LINE: …` for a bad row, or when the file cannot be read; ConfigError for a
     bad option.
     """
-    if isinstance(trace_block_size, bool) or not isinstance(trace_block_size, int) or trace_block_size < 1:
-        raise ConfigError(f"trace_block_size must be an integer of at least 1, got {trace_block_size!r}")
+    trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
     with open_trace(path) as file:
         chunks = list(read_chunks(file, str(path)))
     trace = _Trace(str(path), chunks)

@@ -11,15 +11,18 @@ from understudy._core import ReuseStack
 from understudy.workload.identities import row_identities
 
 if TYPE_CHECKING:
-    from understudy.workload.columns import Int64Column
+    from understudy.workload.columns import Int32Column, Int64Column
     from understudy.workload.workload import Workload
 
 
-def unlimited_hit_tokens(workload: Workload, block_size: int) -> Int64Column:
+def unlimited_hit_tokens(
+    workload: Workload, block_size: int, worker: Int32Column | None = None
+) -> Int64Column:
     """Prompt tokens of each row, in whole blocks, that an earlier row's prompt had as its beginning too.
 
-    Rows follow each other as they arrive; every request finds all prompts before it. Outputs are not counted, so that
-    sessions that quote their answers may find more; and so may prompts that part within a block of the trace.
+    Rows follow each other as they arrive; every request finds all prompts before it, or those that went to its own
+    `worker`. Outputs are not counted, so that sessions that quote their answers may find more; and so may prompts that
+    part within a block of the trace.
     """
     order = workload.arrival_order() if workload.has_arrivals else None
     rows = np.arange(len(workload)) if order is None else order
@@ -32,8 +35,9 @@ def unlimited_hit_tokens(workload: Workload, block_size: int) -> Int64Column:
         counts > 0
     )  # places in the order of arrival whose prompt goes on, and was shared so far
     prefix = np.zeros(len(live), np.int64)
-    if workload.adapter is not None:  # under another adapter nothing is alike
-        prefix = workload.adapter[rows[live]].astype(np.int64) + 1
+    for apart in (workload.adapter, worker):  # under another adapter, or elsewhere, nothing is alike
+        if apart is not None:
+            prefix = np.unique(prefix << 32 | apart[rows[live]].astype(np.int64) + 1, return_inverse=True)[1]
     position = 0
     while len(live):
         ids = workload.hash_ids[starts[live] + position].astype(np.int64)
@@ -55,9 +59,11 @@ def unlimited_hit_tokens(workload: Workload, block_size: int) -> Int64Column:
     return hits
 
 
-def unlimited_hit_ratio(workload: Workload, block_size: int) -> float:
+def unlimited_hit_ratio(workload: Workload, block_size: int, worker: Int32Column | None = None) -> float:
     """The same as a share of all prompt tokens."""
-    return int(unlimited_hit_tokens(workload, block_size).sum()) / max(workload.total_prompt_tokens, 1)
+    return int(unlimited_hit_tokens(workload, block_size, worker).sum()) / max(
+        workload.total_prompt_tokens, 1
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

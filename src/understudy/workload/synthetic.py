@@ -128,6 +128,8 @@ def synthesise(spec: SyntheticSpec) -> Workload:
     Every quantity is drawn from a stream of its own, so that changing one distribution leaves the others'
     values. Errors: ConfigError when a distribution cannot be drawn or a prompt outgrows 2^31 tokens.
     """
+    if not isinstance(spec, SyntheticSpec):
+        raise ConfigError(f"synthesise makes a workload of a SyntheticSpec, got {spec!r}")
     turns = draw_whole("turns", spec.turns, spec.sessions, _rng(spec.content_seed, 0), 1)
     session = np.repeat(np.arange(spec.sessions), turns)
     first_row = offsets_of(turns)[:-1]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from understudy._core import xxh3_64
+from understudy.checks import whole_number
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload.columns import (
     BoolColumn,
@@ -224,8 +225,7 @@ class Workload:
 
         Errors: ConfigError unless it is at least 1.
         """
-        if max_tokens < 1:
-            raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
+        max_tokens = whole_number("max_tokens", max_tokens, 1, 2**31 - 1)
         own = np.full(len(self), -1, np.int32) if self.max_tokens is None else self.max_tokens
         return replace(self, max_tokens=np.where(own < 0, np.int32(max_tokens), own))
 

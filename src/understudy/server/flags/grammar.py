@@ -34,6 +34,13 @@ _SCALE = {
     "G": 2**30,
     "T": 2**40,
 }
+_KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "size": "a number, as 32768, 32k or 32K",
+    "json": "JSON",
+}
 _GONE = {
     "disable-log-requests": "requests are not logged unless --enable-log-requests says so",
     "swap-space": "vLLM no longer swaps",
@@ -149,7 +156,9 @@ def _value(flag: Flag, name: str, text: str) -> Any:
             case "str":
                 return text
     except (ValueError, KeyError):
-        raise ConfigError(f"{name}: {text!r} is not a {flag.kind}") from None
+        raise ConfigError(f"{name} must be {_KINDS[flag.kind]}, got {text!r}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: lists or settings are nested too deeply") from None
     return _loose(text)
 
 
@@ -211,12 +220,9 @@ def _with_config_file(arguments: list[str], flags: dict[str, Flag]) -> list[str]
 
 
 def _read_config_file(path: Path, flags: dict[str, Flag]) -> list[str]:
-    import yaml
+    from understudy.yaml_text import read_yaml
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: expected flags by name")
     words: list[str] = []

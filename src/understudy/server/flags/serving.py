@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.checks import read_as
+from understudy.checks import port_number, positive_number, read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
@@ -201,6 +201,11 @@ def settings_of(line: CommandLine) -> ServerSettings:
         raise ConfigError("--stream-interval must be 1 or more")
     if given.get("data_parallel_size", 1) < 1:
         raise ConfigError("--data-parallel-size must be 1 or more")
+    if "port" in given:
+        port_number("--port", given["port"])
+    for name in ("time-to-first-token", "inter-token-latency", "startup-duration", "shutdown-timeout"):
+        if isinstance(values.get(name), int | float):
+            positive_number(f"--{name}", values[name], or_zero=True)
     first, each = values.get("time-to-first-token"), values.get("inter-token-latency")
     if first is not None or each is not None:
         given["latency_ms"] = (float(first or 0.0), float(each or 0.0))

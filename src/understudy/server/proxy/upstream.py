@@ -89,8 +89,8 @@ class Upstream:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
-        except ValueError:
-            port = None
+        except ValueError as error:
+            raise ConfigError(f"a worker is an address like http://host:8000, got {url!r}: {error}") from None
         if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/", "/v1", "/v1/"):
             raise ConfigError(f"a worker is an address like http://host:8000, got {url!r}")
         self.host = parts.hostname

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class _Loader(yaml.SafeLoader):
@@ -46,3 +51,20 @@ _Loader.add_implicit_resolver(
 def parse(text: str) -> Any:
     """The value that the text stands for. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
+
+
+def read_yaml(path: Path) -> Any:
+    """The value of a file, UTF-8 or UTF-16. ConfigError names the file and, where it can, the line."""
+    try:
+        data = path.read_bytes()
+        utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        return parse(data.decode("utf-16" if utf16 else "utf-8-sig"))
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise ConfigError(f"{path}{line}: {error.problem}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: lists or settings are nested too deeply") from None

@@ -1,0 +1,36 @@
+"""Which format a file seems to have, for whoever named another."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from understudy.errors import InvalidArgument
+from understudy.workload.files import STDIN, open_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_START_BYTES = 16_384
+_MARKS = (
+    ("mooncake", r'"hash_ids"\s*:'),
+    ("sharegpt", r'^\s*\[\s*\{.*"conversations"\s*:'),
+    ("aiperf", r'"request_start_ns"\s*:'),
+    ("vllm-bench", r'^\s*\{.*"(input_lens|output_lens|request_throughput)"\s*:'),
+    ("openai", r'"(messages|prompt)"\s*:'),
+    ("azure", r"^TIMESTAMP,"),
+    ("burstgpt", r"^Timestamp,.*Request tokens"),
+)
+"""What the start of a file of that format has, the surest first."""
+
+
+def guess_format(path: Path) -> str | None:
+    """The format whose mark the file bears; None where none is plain, or standard input was read."""
+    if str(path) == STDIN:
+        return None
+    try:
+        with open_trace(path) as file:
+            start = file.read(_START_BYTES).decode("utf-8", "ignore")
+    except InvalidArgument:
+        return None
+    return next((name for name, mark in _MARKS if re.search(mark, start, re.DOTALL)), None)

@@ -1,0 +1,198 @@
+"""Wrong commands of every verb: one line that names the flag and what is right, no traceback, exit code 2."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from understudy.cli import by_flag, main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+TRACE = ROOT / "examples" / "demo_trace.jsonl"
+DEEP = "[" * 500 + "]" * 500
+FILES = {
+    "deep.yaml": f"pools: {DEEP}\n",
+    "octal.yaml": "base_port: 010\n",
+    "twice.yaml": "port: 8000\nport: 8001\n",
+    "pools.yaml": "pools: 3\n",
+    "text.yaml": "pools: [{workers: '3'}]\n",
+    "flags.yaml": "pools: [{workers: 1, flags: [a]}]\n",
+    "unknown.yaml": "pols: []\n",
+    "port.yaml": "port: abc\n",
+    "router.yaml": "routing: kv\nrouter: {nope: 1}\n",
+    "empty.jsonl": "",
+    "empty.csv": "",
+    "deep.json": DEEP,
+    "trace.jsonl": '{"timestamp": 0, "output_length": 1, "hash_ids": [1]}\n',
+    "run.jsonl": '{"request_id": "a", "arrival_s": 0, "input_tokens": 9, "output_tokens": 2}\n',
+    "report.json": "{}",
+}
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], str]:
+    """What a command line says on standard error when it is refused."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> str:
+        try:
+            code = main(line.split())
+        except SystemExit as left:
+            code = int(str(left.code))
+        told = capsys.readouterr()
+        assert code == 2, told
+        assert told.out == ""
+        assert "Traceback" not in told.err
+        assert "$" not in told.err
+        return told.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        # ports
+        ("serve --port 99999", "--port must be at most 65,535, got 99,999"),
+        ("serve --port -1", "--port must be at least 0, got -1"),
+        ("serve --port abc", "--port must be a whole number, got 'abc'"),
+        ("fleet --port 70000", "--port must be at most 65,535"),
+        ("fleet --base-port -5", "--base-port must be at least 0"),
+        (
+            "fleet --base-port 65000 --workers 1000",
+            "--base-port must be at most 64,536 for 1,000 ports in a row, got 65,000",
+        ),
+        ("fleet --workers 100000", "base_port must be at"),
+        ("router --port 99999", "--port must be at most 65,535"),
+        ("router --workers http://localhost:99999", "got 'http://localhost:99999': Port out of range"),
+        ("events tap tcp://localhost:99999", "port 99999 is past 65535"),
+        ("events tap nonsense", "endpoint 'nonsense' is not known: tcp://HOST:PORT"),
+        ("events verify tcp://localhost:99999 --stream raw", "port 99999 is past 65535"),
+        ("events emit trace.jsonl --bind nonsense", "endpoint 'nonsense' is not known"),
+        ("events emit trace.jsonl --bind tcp://*:65535 --workers 3", "port 65535 + rank 2 is past 65535"),
+        # numbers
+        ("serve --time-to-first-token -5", "--time-to-first-token must be a finite number from 0, got -5"),
+        ("serve --startup-duration -1", "--startup-duration must be a finite number from 0, got -1"),
+        ("serve --max-model-len 3x", "--max-model-len must be a number, as 32768, 32k or 32K, got '3x'"),
+        ("fleet --workers 0", "--workers must be at least 1, got 0"),
+        ("router --block-size 0", "--block-size must be at least 1, got 0"),
+        ("router --silence-s nan", "--silence-s must be a finite number above 0, got nan"),
+        ("events emit trace.jsonl --out o --wait-s -1", "--wait-s must be a finite number from 0, got -1"),
+        ("events tap tcp://localhost:5 --seconds -1", "--seconds must be a finite number above 0"),
+        ("events tap tcp://localhost:5 --count 0", "--count must be at least 1"),
+        ("workload fanout -o x --count 0", "--count must be at least 1, got 0"),
+        ("workload turns -o x --seed -1", "--seed must be at least 0, got -1"),
+        ("workload turns -o x --count 99999999999", "--count must be at most 10,000,000"),
+        ("predict run.jsonl --model Llama-3.1-8B --gpu H100 --threads 0", "--threads must be at least 1"),
+        (
+            "predict run.jsonl --model Llama-3.1-8B --gpu H100 --threads 2",
+            "--threads belong to a table of experiments",
+        ),
+        ("calibrate run.jsonl -o x --least-length 2", "--least-length must be above 0 and at most 1, got 2"),
+        ("convert trace.jsonl o --trace-block-size 0", "--trace-block-size must be at least 1, got 0"),
+        (f"replay {TRACE} --routing kv --router-temperature -1", "--router-temperature must be a finite"),
+        (f"replay {TRACE} --slo-ttft-ms 0", "--slo-ttft-ms must be a positive number of milliseconds"),
+        (f"replay {TRACE} --g2-bytes 3x --model Llama-3.1-8B", "--g2-bytes: '3x' ends in no unit of bytes"),
+        # files
+        ("fleet --fleet-config deep.yaml", "deep.yaml: lists or settings are nested too deeply"),
+        ("fleet --fleet-config octal.yaml", "octal.yaml:1: 010 is an octal"),
+        ("fleet --fleet-config twice.yaml", "twice.yaml:2: port is given twice"),
+        ("fleet --fleet-config pools.yaml", "pools must be a list of one or more"),
+        ("fleet --fleet-config text.yaml", "workers must be a whole number, got '3'"),
+        ("fleet --fleet-config flags.yaml", "flags of a pool must be values by name"),
+        ("fleet --fleet-config unknown.yaml", "pols is not known; known are routing, router, base_port"),
+        ("fleet --fleet-config port.yaml", "port must be a whole number, got 'abc'"),
+        ("fleet --fleet-config router.yaml", "router.nope is not known; known are overlap_score_credit"),
+        ("serve --config deep.yaml", "deep.yaml: lists or settings are nested too deeply"),
+        ("serve --config octal.yaml", "octal.yaml:1: 010 is an octal"),
+        (f"serve --tiers {DEEP}", "--tiers must be a JSON object"),
+        ("calibrate check run.jsonl --timing deep.yaml", "deep.yaml: lists or settings are nested too"),
+        ("events emit trace.jsonl --out trace.jsonl", "--out would overwrite trace.jsonl, which is read for"),
+        ("events emit trace.jsonl --out nodir/x", "nodir/x: there is no such folder"),
+        ("events tap tcp://localhost:5 --record nodir/x", "nodir/x: there is no such folder"),
+        ("events verify empty.jsonl --stream raw", "empty.jsonl: not one message, so nothing was verified"),
+        ("workload fanout -o nodir/x", "nodir/x: there is no such folder"),
+        ("convert empty.csv o --format azure", "column TIMESTAMP is missing; the file is empty"),
+        (
+            "convert trace.jsonl o --format aiperf",
+            "metadata is missing: no record of AIPerf's; the file looks",
+        ),
+        ("convert trace.jsonl o --format openai", "looks like format mooncake (--format mooncake)"),
+        ("compare report.json deep.json", "report.json is no report"),
+        # choices
+        ("fleet --routing kv --router nonsense", "--router must be settings by name"),
+        (
+            'fleet --routing kv --router {"queue_policy":"x"}',
+            "router.queue_policy must be one of fcfs, lcfs, wspt; got 'x'",
+        ),
+        ("router --router [1]", "--router must be JSON by name"),
+        (f"replay {TRACE} --event-delay-ms 5", "--event-delay-ms is for routing kv, but routing is round"),
+    ],
+)
+def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line: str, message: str) -> None:
+    said = refused(line)
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "words", "said"),
+    [
+        ("block_size must be at least 1", ["--block-size", "0"], "--block-size must be at least 1"),
+        (
+            "block_size must be at least 1",
+            ["--block-size", "16", "--set", "engine.block_size=0"],
+            "block_size must be at least 1",
+        ),
+        ("engine.kv_manager must be", ["--kv-manager", "x"], "--kv-manager must be"),
+        ("temperature must be", ["--router-temperature", "-1"], "--router-temperature must be"),
+        ("g2: bytes: '3x'", ["--g2-bytes", "3x"], "--g2-bytes: '3x'"),
+        ("block_size must be at least 1", ["--config", "f.yaml"], "block_size must be at least 1"),
+        ("workers must be", ["--max-workers", "1", "--least-workers", "2"], "workers must be"),
+        ("t.jsonl:3: timestamp is given twice", ["--timestamp"], "t.jsonl:3: timestamp is given twice"),
+    ],
+)
+def test_a_setting_is_called_by_the_flag_that_was_typed(message: str, words: list[str], said: str) -> None:
+    assert by_flag(message, words) == said
+
+
+def test_events_and_workloads_go_to_standard_output_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert main(["events", "emit", str(TRACE), "--num-gpu-blocks", "256", "--out", "-"]) == 0
+    told = capfdbinary.readouterr()
+    assert all(line.startswith(b"{") for line in told.out.splitlines())
+    assert b"messages of 1 publishers" in told.err
+    heard = tmp_path / "heard.jsonl"
+    heard.write_bytes(told.out)
+    assert main(["events", "verify", str(heard), "--stream", "raw"]) == 0
+    capfdbinary.readouterr()
+
+    assert main(["workload", "fanout", "--count", "2", "-o", "-"]) == 0
+    made = capfdbinary.readouterr()
+    assert b"16 requests" in made.err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(made.out)))
+    assert main(["replay", "-", "--digest"]) == 0
+
+
+def test_settings_files_may_be_utf16_or_begin_with_a_mark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digests = []
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        config = tmp_path / f"{encoding}.yaml"
+        config.write_bytes("workers: 2\nengine: {num_gpu_blocks: 512}\n".encode(encoding))
+        assert main(["replay", str(TRACE), "--config", str(config), "--digest"]) == 0
+        digests.append(capsys.readouterr().out)
+    assert len(set(digests)) == 1
