@@ -192,6 +192,11 @@ def test_settings_a_version_lacks_are_refused() -> None:
         Config.parse({"num_gpu_blocks": 4})
 
 
+def test_a_random_watermark_is_one_that_vllm_takes() -> None:
+    # At this seed a number just below 1 is drawn, which rounds to 1.
+    assert random_scenario(713031)["config"]["watermark"] == 0.999
+
+
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_random_scenarios_keep_blocks_and_index_consistent(profile: Profile) -> None:
     for seed in range(40):

@@ -163,7 +163,9 @@ def _random_config(rng: Random, profile: Profile, pressed: bool) -> dict[str, An
     if profile.has_reserve_full_isl:
         config["scheduler_reserve_full_isl"] = rng.random() < 0.4
     if profile.has_watermark and rng.random() < 0.3:
-        config["watermark"] = rng.choice([0.01, 0.05, 0.1, 0.3, 0.5, 0.95, round(rng.random(), 3)])
+        config["watermark"] = rng.choice(
+            [0.01, 0.05, 0.1, 0.3, 0.5, 0.95, min(round(rng.random(), 3), 0.999)]
+        )
     return config
 
 
