@@ -12,7 +12,7 @@ from model.kv_manager import PlainIndex
 from replay.building import ONE_MS, conversations, crowd, play, single_turns
 from understudy.api import replay
 from understudy.engines.config import VllmConfig
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, InvalidArgument
 from understudy.run.offline import OfflineRun, run_offline
 
 if TYPE_CHECKING:
@@ -198,6 +198,38 @@ def test_the_first_allocation_of_a_request_is_its_first_step(tmp_path: Path) -> 
             "utilization": 0.2,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked"),
+    [
+        ({"events": True}, {"events": "a.npz", "kv_trace": "b.jsonl"}),
+        ({"kv_trace": True}, {"kv_trace": "a.jsonl", "events": "b.npz"}),
+        ({"kv_trace": True}, {"kv_trace": "a.jsonl", "raw_events": "b.jsonl"}),
+    ],
+)
+def test_what_the_run_did_not_keep_is_not_written_nor_anything_beside_it(
+    tmp_path: Path, kept: dict[str, Any], asked: dict[str, str]
+) -> None:
+    run = run_offline(single_turns([64]), **kept)
+    assert run.kv is not None
+    missing = "kv_trace" if "events" in kept else "events"
+    paths: dict[str, Any] = {name: tmp_path / file for name, file in asked.items()}
+    with pytest.raises(InvalidArgument, match=f"the run kept no {missing}: play it with {missing}=True"):
+        run.kv.write(**paths)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_are_asked_for_of_workers_that_there_are() -> None:
+    traced = run_offline(single_turns([64]), kv_trace=True).kv
+    told = run_offline(single_turns([64]), events=True).kv
+    assert traced is not None
+    assert told is not None
+    with pytest.raises(InvalidArgument, match="the run kept no events"):
+        traced.events(0, "raw")
+    for worker in (-1, 1):
+        with pytest.raises(InvalidArgument, match=f"worker must be from 0 to 0, got {worker}"):
+            told.events(worker, "raw")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from itertools import count
 from os import fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -33,18 +33,34 @@ class KvLog:
     A tier that the run shares (G3, G4) is a publisher of its own, beside the workers.
     """
 
-    def __init__(self, result: FleetResult, block_size: int, worker_blocks: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        result: FleetResult,
+        block_size: int,
+        worker_blocks: npt.NDArray[np.int64],
+        *,
+        events: bool,
+        kv_trace: bool,
+    ) -> None:
         self._result = result
         self._workers = len(worker_blocks)
         self._block_size = block_size
         self._blocks = worker_blocks.tolist()
+        self._kept = {"events": events, "kv_trace": kv_trace}
 
     def events(self, worker: int, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
-        """(end of its step in ns, event) in order; the ids of a stream count from 0 by 1."""
+        """(end of its step in ns, event) in order; the ids of a stream count from 0 by 1.
+
+        InvalidArgument when the run kept no events, or has no such worker.
+        """
+        self._require("events")
+        if not 0 <= worker < self._workers:
+            raise InvalidArgument(f"worker must be from 0 to {self._workers - 1}, got {worker}")
         return self._decoded(self._result.events(worker), stream)
 
     def shared_events(self, tier: Tier, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         """As `events`, of a tier that the run shares; InvalidArgument when there is none."""
+        self._require("events")
         for summary in self._shared():
             if summary.tier == tier:
                 return self._decoded(summary.events, stream)
@@ -53,6 +69,11 @@ class KvLog:
     def digests(self) -> Iterator[tuple[str, int]]:
         """Of what every publisher said, and when, by name."""
         return ((name, told.digest) for name, told in self._tables().items())
+
+    def _require(self, *what: Literal["events", "kv_trace"]) -> None:
+        for name in what:
+            if not self._kept[name]:
+                raise InvalidArgument(f"the run kept no {name}: play it with {name}=True")
 
     def _tables(self) -> dict[str, EventTable]:
         tables = {f"worker {worker}": self._result.events(worker) for worker in range(self._workers)}
@@ -77,7 +98,14 @@ class KvLog:
         kv_trace: str | PathLike[str] | None = None,
         tokens: TokenSource | None = None,
     ) -> None:
-        """Write the files that are named; lines of events with `tokens`, and the local hashes of those, where given."""
+        """Write the files that are named; lines of events with `tokens`, and the local hashes of those, where given.
+
+        InvalidArgument, and no file, when the run did not keep one of them.
+        """
+        if events is not None or raw_events is not None:
+            self._require("events")
+        if kv_trace is not None:
+            self._require("kv_trace")
         if events is not None:
             self.write_events(events, "consolidated", tokens)
         if raw_events is not None:
@@ -92,6 +120,7 @@ class KvLog:
 
         InvalidArgument when that is not possible.
         """
+        self._require("events")
         if fspath(path).endswith(".npz"):
             write_columns(path, self._tables(), stream=stream, block_size=self._block_size)
             return
@@ -111,6 +140,7 @@ class KvLog:
 
     def write_trace(self, path: str | PathLike[str]) -> None:
         """Write a JSON line an allocation or eviction, by time and then worker. Errors as `write_events`."""
+        self._require("kv_trace")
         _write(path, heapq.merge(*map(self._trace_lines, range(self._workers)), key=_time))
 
     def _trace_lines(self, worker: int) -> Iterator[dict[str, Any]]:

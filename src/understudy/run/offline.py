@@ -197,8 +197,9 @@ def run_offline(
         block_size=engine.block_size,
     )
     timeline = seen_by_client(timeline, outside_ns)
-    kept = events or kv_trace
-    kv = KvLog(result, engine.block_size, timeline.worker_blocks) if kept else None
+    kv = None
+    if events or kv_trace:
+        kv = KvLog(result, engine.block_size, timeline.worker_blocks, events=events, kv_trace=kv_trace)
     described = [
         {
             "scheduling": scheduling_in_words([pool.engine]),
