@@ -53,7 +53,7 @@ def rooms_used_by(room: str) -> set[str]:
 
 
 def test_times_of_gpus_stand_above_tiers_and_engines() -> None:
-    assert rooms_used_by("timing") <= {"kv", "checks", "yaml_text"}
+    assert rooms_used_by("timing") <= {"kv", "checks", "outputs", "yaml_text"}
 
 
 def test_nobody_but_the_command_line_uses_calibration() -> None:
