@@ -192,7 +192,9 @@ void bind_kv_router(nb::module_& m) {
             require_begun(self);
             return self.view()->index();
           },
-          nb::rv_policy::reference_internal, "What events have told it; worker i has this number there.")
+          nb::rv_policy::reference_internal,
+          "What events have told it; worker i has this number there. A replay that shows it what workers hold tells "
+          "nothing.")
       .def_prop_ro("rows", &column<std::int64_t, &KvDecision::row>)
       .def_prop_ro("time_ns", &column<std::int64_t, &KvDecision::time_ns>)
       .def_prop_ro("worker", &column<std::int32_t, &KvDecision::worker>)

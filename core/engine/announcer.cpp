@@ -4,6 +4,16 @@ namespace understudy {
 
 void Announcer::show(std::int64_t now_ns) {
   if (!on_) return;
+  if (names_only(config_)) {
+    untold_.expire();
+    if (holds_) {
+      store_.read_events([&](std::span<const EventRecord> told) { log_.add(told); });
+    } else {
+      store_.read_events([](std::span<const EventRecord>) {});
+      log_.forget_hidden();
+    }
+    return;
+  }
   std::span<const EventRecord> shown;
   store_.read_events([&](std::span<const EventRecord> told) { shown = log_.show(told, now_ns, !holds_); });
   if (shown.empty()) return;
@@ -26,6 +36,22 @@ DrainedEvents Announcer::take_all() {
 DrainedEvents Announcer::peek_new() {
   log_.add(store_.drain_events(~std::size_t{0}));
   return log_.peek_new();
+}
+
+std::size_t Announcer::known_prefix(std::span<const BlockIdentity> blocks) {
+  if (!on_) return 0;
+  untold_.follow(log_.hidden(), store_.peek_events());
+  if (untold_.empty()) return store_.prefix_length(0, blocks);
+  std::size_t known = 0;
+  while (known < blocks.size()) {
+    const std::size_t there = known + store_.prefix_length(0, blocks.subspan(known));
+    for (; known < there; ++known) {
+      if (untold_.of(blocks[known]) == UntoldChanges::Was::Absent) return known;
+    }
+    if (known == blocks.size() || untold_.of(blocks[known]) != UntoldChanges::Was::There) return known;
+    ++known;  // it goes with the step in progress
+  }
+  return known;
 }
 
 void Announcer::check(EventTruth::Scope scope) {

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "engine/config.hpp"
+#include "engine/untold_changes.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
 #include "store/block_store.hpp"
@@ -19,8 +21,10 @@ class Announcer {
 
   // Whether the store tells what happens. Without prefix caching there is nothing that anybody could use.
   static bool wanted(const EngineConfig& config) {
-    return (config.events || config.check) && config.enable_prefix_caching;
+    return (config.events || config.check || config.known_blocks) && config.enable_prefix_caching;
   }
+  // Of a block no more than its name: rows matter only until they could be shown.
+  static bool names_only(const EngineConfig& config) { return !config.events && !config.check; }
   EngineEventLog* log() noexcept { return on_ ? &log_ : nullptr; }
   void set_on_events(std::function<void(std::int64_t)> on_events) { on_events_ = std::move(on_events); }
 
@@ -42,6 +46,10 @@ class Announcer {
   DrainedEvents take_all();  // those of the step in progress too, as the store tells them
   DrainedEvents peek_new();  // the same, and they stay to be taken
 
+  // Leading blocks that are on the device as far as `show` has let anybody know: not what the step in progress has
+  // changed. For an engine without tiers.
+  std::size_t known_prefix(std::span<const BlockIdentity> blocks);
+
   // InvariantViolated when rows and blocks contradict each other.
   void check(EventTruth::Scope scope);
 
@@ -52,6 +60,7 @@ class Announcer {
   EngineEventLog log_;
   std::function<void(std::int64_t)> on_events_;
   bool holds_ = false;
+  UntoldChanges untold_;
   TimedEvents unheard_;  // what nobody but `check` listens to; its room
   EventTruth truth_;
 };

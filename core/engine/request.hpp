@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,15 @@ namespace understudy {
 class IdentitySource {
  public:
   virtual ~IdentitySource() = default;
-  // Append identities until `out` holds `count` blocks.
+  // Append identities until `out` holds `count` blocks, or more that were at hand.
   virtual void extend(std::vector<BlockIdentity>& out, std::size_t count) const = 0;
+  // The first `count`, for who looks at them before the request is served: in `room`, or kept here until an empty `out`
+  // gets them.
+  virtual std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const {
+    room.clear();
+    extend(room, count);
+    return room;
+  }
   // Append token ids until `out` holds `count`, for an engine that keys a tree by tokens instead of blocks.
   virtual void extend_tokens(std::vector<Token>& out, std::size_t count) const {
     throw Error(ErrorKind::InvalidArgument, "token ", out.size(), " of ", count,

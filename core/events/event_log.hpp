@@ -23,8 +23,9 @@ struct TimedEvents {
 class EngineEventLog {
  public:
   // Takes what a store has told, as it happened.
-  void add(const DrainedEvents& told) {
-    for (const EventRecord& record : told.records) add(record);
+  void add(const DrainedEvents& told) { add(told.records); }
+  void add(std::span<const EventRecord> told) {
+    for (const EventRecord& record : told) add(record);
   }
   // The same for one allocation: on the device, what it stored before what it removed for that.
   void add_stored_first(const DrainedEvents& told) {
@@ -68,6 +69,10 @@ class EngineEventLog {
     visible_.time_ns.resize(visible.size(), now_ns);
     return std::span<const EventRecord>(visible).subspan(before);
   }
+
+  // Rows of a step that has not ended; and that nobody will ask for them.
+  std::span<const EventRecord> hidden() const noexcept { return hidden_; }
+  void forget_hidden() noexcept { hidden_.clear(); }
 
   // Visible rows since the last call, by time.
   TimedEvents take_visible() {

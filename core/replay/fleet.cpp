@@ -1,6 +1,7 @@
 #include "replay/fleet.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "replay/trace_identities.hpp"
 
@@ -9,7 +10,8 @@ namespace understudy {
 Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     : config_(std::move(config)),
       workload_(workload),
-      observes_(config_.router->observes()),
+      looks_(config_.router->looks() && can_be_looked_at()),
+      observes_(config_.router->observes() && !looks_),
       tracks_(config_.router->tracks()),
       started_(tracks_ ? workload.size() : 0),
       arrival_ns_(workload.size(), -1),
@@ -24,6 +26,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     pool.engine.check = config_.check;
     keeps_events_ = keeps_events_ || pool.engine.events;
     pool.engine.events = pool.engine.events || observes_;
+    pool.engine.known_blocks = looks_;
     Pool& added = pools_.emplace_back();
     added.config = pool;
     added.first_worker = workers_.size();
@@ -49,7 +52,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
   stepping_ = !config_.leaping || config_.ranks || config_.lockstep_ns > 0 || config_.on_step || user_policies() ||
               shares_tiers() || (config_.check && observes_) || config_.router->queues();
   resting_ = stepping_ && config_.leaping && !config_.ranks && config_.lockstep_ns == 0 && !config_.on_step &&
-             !user_policies() && !config_.check && !observes_ && !config_.router->queues();
+             !user_policies() && !config_.check && !observes_ && !looks_ && !config_.router->queues();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;
@@ -95,6 +98,14 @@ bool Fleet::user_policies() const noexcept {
 bool Fleet::shares_tiers() const noexcept {
   return std::ranges::any_of(
       pools_, [](const Pool& pool) { return pool.config.tiers && (pool.config.tiers->g3 || pool.config.tiers->g4); });
+}
+
+// Whether a router can be shown what workers hold, instead of being told: on their devices alone. Somebody else's
+// events are made anyway; and a check is of events.
+bool Fleet::can_be_looked_at() const noexcept {
+  return !config_.check && std::ranges::none_of(config_.pools, [](const WorkerPool& pool) {
+    return pool.tiers || pool.engine.offload || pool.engine.events;
+  });
 }
 
 bool Fleet::independent() const noexcept {
@@ -150,11 +161,14 @@ std::optional<std::size_t> Fleet::route(std::uint64_t row) {
     return std::nullopt;
   }
   const EngineConfig& first = pools_[0].config.engine;
-  const auto identities = config_.router->blind() ? nullptr : identities_of(row, first.block_size);
+  asked_ = {};
+  if (!config_.router->blind() && first.enable_prefix_caching) {
+    asked_ = {row, first.block_size, identities_of(row, first.block_size)};
+  }
   const std::size_t worker = config_.router->choose(
       {row, session_of(row), arrival_ns_[row], prompt, output, workload_.priority.empty() ? 0 : workload_.priority[row],
        workload_.strict_priority.empty() ? 0 : workload_.strict_priority[row], first.block_size,
-       first.enable_prefix_caching ? identities.get() : nullptr},
+       asked_.identities.get()},
       *this);
   if (worker == Router::kLater && config_.router->queues()) return worker;
   if (worker >= workers_.size()) {
@@ -228,7 +242,10 @@ void Fleet::submit(std::size_t index, std::uint64_t row, std::int64_t arrival_ns
   } else if (engine.policy == SchedulingPolicy::Priority) {
     spec.name = std::to_string(row);
   }
-  if (engine.enable_prefix_caching || engine.offload) spec.identities = identities_of(row, engine.block_size);
+  if (engine.enable_prefix_caching || engine.offload) {
+    const bool known = asked_.block_size == engine.block_size && asked_.row == row;
+    spec.identities = known ? std::exchange(asked_, {}).identities : identities_of(row, engine.block_size);
+  }
   const std::uint64_t tokens = std::uint64_t{spec.prompt_tokens} + output;
   worker.engine->submit(std::move(spec));
   worker.rows.push_back(row);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,6 +84,7 @@ class Fleet final : private FleetView {
   void make_engine(std::size_t index);
   bool user_policies() const noexcept;
   bool shares_tiers() const noexcept;
+  bool can_be_looked_at() const noexcept;
 
   // fleet_alone.cpp: workers that never meet
   void run_independent(unsigned threads, const Progress& progress);
@@ -117,6 +119,7 @@ class Fleet final : private FleetView {
   void look(std::size_t worker);
   void plan(std::size_t worker);
   // What a router is told.
+  bool bring_up_to_date();
   bool gather_events();
   bool tell_router(std::size_t publisher, std::uint64_t owner, EventTable& kept);
   void deliver(std::size_t index);
@@ -126,6 +129,7 @@ class Fleet final : private FleetView {
   std::span<const WorkerLoad> loads() const override { return loads_; }
   WorkerState state(std::size_t worker) override;
   std::uint32_t pool_of(std::size_t worker) const override { return workers_.at(worker).pool; }
+  bool held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_t>& out) override;
 
   void report(const Progress& progress);
   std::uint64_t session_of(std::uint64_t row) const { return session_.empty() ? row : session_[row]; }
@@ -156,8 +160,9 @@ class Fleet final : private FleetView {
   std::vector<Pool> pools_;
   std::vector<Worker> workers_;
   std::vector<WorkerLoad> loads_;
-  bool observes_ = false;               // the router wants events
-  bool tracks_ = false;                 // and to know of first tokens and ends
+  bool looks_ = false;                  // the router sees what workers hold
+  bool observes_ = false;               // or it is told, by events
+  bool tracks_ = false;                 // and it wants to know of first tokens and ends
   std::vector<bool> started_;           // rows with a first token, if the router tracks them
   std::vector<std::uint64_t> session_;  // of each row; empty: its own
   bool keeps_events_ = false;           // in the result
@@ -177,9 +182,16 @@ class Fleet final : private FleetView {
   std::uint64_t rounds_before_ = 1;     // before the first of this time
   std::vector<KvDelivery> deliveries_;  // on their way
   std::vector<std::size_t> free_deliveries_;
-  std::int64_t gathered_ns_ = -1;
-  TimedEvents gathered_;  // by the call at hand
+  std::int64_t told_ns_ = -1;     // when the router was last brought up to date,
+  std::uint64_t told_round_ = 0;  // and after which beginnings
+  TimedEvents gathered_;          // by the call at hand
 
+  // Of the row that the router was last asked about: whoever serves it need not compute them again.
+  struct {
+    std::uint64_t row = 0;
+    std::uint32_t block_size = 0;  // 0: none
+    std::shared_ptr<const IdentitySource> identities;
+  } asked_;
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;

@@ -32,7 +32,7 @@ void Fleet::run_together(const Progress& progress) {
         deliver(subject);
         break;
       case EventClass::Arrival:
-        if (observes_ && gathered_ns_ != now_ns_ && gather_events()) {
+        if (bring_up_to_date()) {
           push_arrival(next.time_ns, next.subject);  // when the router has been told
         } else {
           arrive(next.subject);
@@ -49,7 +49,10 @@ void Fleet::run_together(const Progress& progress) {
     }
     watch_hub();
     if (++rounds % 64 == 0) report(progress);
-    if (queue_.empty() && observes_) gather_events();  // the rest
+    if (queue_.empty() && observes_) {  // the rest
+      for (std::size_t index = 0; !stepping_ && index < workers_.size(); ++index) join(index);
+      gather_events();
+    }
   }
   for (Worker& worker : workers_) {
     require_progress(worker);
@@ -122,12 +125,17 @@ void Fleet::absorb(Worker& worker, const StepEffects& effects) {
   worker.finished.insert(worker.finished.end(), effects.finished.begin(), effects.finished.end());
   if (keeps_events_ && !observes_ && !config_.on_step) keep_events(worker, gathered_);
   if (!tracks_) return;
+  const bool queues = config_.router->queues();
   for (const NewTokens& tokens : effects.tokens) {
     const std::uint64_t row = worker.rows[tokens.request];
-    if (started_[row]) continue;
+    // Who waits in the router sees requests start and end one by one, in the engine's order: each lets others go before
+    // the next is known of.
+    const bool ends =
+        queues && std::ranges::find(effects.finished, tokens.request, &RequestRecord::id) != effects.finished.end();
+    if (started_[row] && !ends) continue;
     started_[row] = true;
-    config_.router->first_token(row);
-    if (config_.router->queues()) release();
+    ends ? config_.router->ended(row) : config_.router->first_token(row);
+    if (queues) release();
   }
 }
 
@@ -359,16 +367,34 @@ WorkerState Fleet::state(std::size_t index) {
 
 // ── What a router is told ──
 
+// Before it is asked, the router knows what has happened by now. Whether it has to be told something first.
+bool Fleet::bring_up_to_date() {
+  if (!looks_ && !observes_ && !tracks_) return false;
+  if (told_ns_ == now_ns_ && told_round_ == round_) return false;
+  told_ns_ = now_ns_;
+  told_round_ = round_;
+  for (std::size_t index = 0; !stepping_ && index < workers_.size(); ++index) join(index);
+  return observes_ && gather_events();
+}
+
+bool Fleet::held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_t>& out) {
+  if (!looks_) return false;
+  constexpr std::size_t kTiers = 4;
+  out.assign(workers_.size() * kTiers, 0);
+  for (std::size_t index = 0; !prompt.empty() && index < workers_.size(); ++index) {
+    out[index * kTiers] = static_cast<std::uint32_t>(workers_[index].engine->known_prefix(prompt));
+  }
+  return true;
+}
+
 // What has become visible by now is on its way to the router. Whether any of it has to reach it before it is asked.
 bool Fleet::gather_events() {
-  gathered_ns_ = now_ns_;
   bool due = false;
   for (std::size_t index = 0; index < workers_.size(); ++index) {
     Worker& worker = workers_[index];
-    if (!stepping_) {
-      join(index);
-      // Idle, or in the middle of a step: what has landed by now is told now.
-      if (WorkerTiers* tiers = worker.engine->tiers()) tiers->hub().run_until(now_ns_);
+    // Idle, or in the middle of a step: what has landed by now is told now.
+    if (WorkerTiers* const tiers = worker.engine->tiers(); !stepping_ && tiers != nullptr) {
+      tiers->hub().run_until(now_ns_);
     }
     worker.engine->take_events(gathered_);
     due = tell_router(index, order_of(index), worker.events) || due;

@@ -1,7 +1,7 @@
 #include "replay/trace_identities.hpp"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
 #include "tokens/token_blocks.hpp"
 #include "tokens/xxh3.hpp"
@@ -14,6 +14,16 @@ std::uint64_t TraceIdentities::seed_of(std::uint32_t adapter) {
 }
 
 void TraceIdentities::extend(std::vector<BlockIdentity>& out, std::size_t count) const {
+  if (out.empty()) std::swap(out, made_);
+  make(out, count);
+}
+
+std::span<const BlockIdentity> TraceIdentities::first(std::size_t count, std::vector<BlockIdentity>&) const {
+  make(made_, count);
+  return std::span<const BlockIdentity>(made_).first(count);
+}
+
+void TraceIdentities::make(std::vector<BlockIdentity>& out, std::size_t count) const {
   if (out.size() >= count) return;
   const std::uint64_t known_tokens = stream_tokens_ + outputs_.size();
   out.reserve(std::max<std::size_t>(count, total_tokens_ / block_size_));       // once: outputs come block by block

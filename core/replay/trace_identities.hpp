@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "engine/request.hpp"
 
@@ -28,8 +29,10 @@ class TraceIdentities final : public IdentitySource {
         seed_(seed_of(adapter)) {}
 
   void extend(std::vector<BlockIdentity>& out, std::size_t count) const override;
+  std::span<const BlockIdentity> first(std::size_t count, std::vector<BlockIdentity>& room) const override;
 
  private:
+  void make(std::vector<BlockIdentity>& out, std::size_t count) const;
   static std::uint64_t seed_of(std::uint32_t adapter);
   std::uint64_t local_hash(std::uint64_t first_token) const;
 
@@ -41,6 +44,7 @@ class TraceIdentities final : public IdentitySource {
   std::uint32_t block_size_;
   std::uint64_t request_;
   std::uint64_t seed_;
+  mutable std::vector<BlockIdentity> made_;  // for somebody who only looked; the next gets them
 };
 
 }  // namespace understudy

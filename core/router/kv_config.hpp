@@ -37,6 +37,9 @@ struct KvRouterConfig {
   std::uint64_t seed = 0;
   bool keep_decisions = true;
   std::vector<std::int32_t> imposed;  // a worker for each row, or none: costs are computed all the same
+
+  // Nothing delays or loses events.
+  bool punctual() const noexcept { return event_delay_ns == 0 && event_period_ns == 0 && event_loss == 0; }
 };
 
 }  // namespace understudy

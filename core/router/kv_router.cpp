@@ -74,6 +74,10 @@ void KvRouter::forget(std::size_t worker) { view_->forget(worker); }
 
 void KvRouter::set_degraded(std::size_t worker, bool degraded) { view_->set_degraded(worker, degraded); }
 
+bool KvRouter::looks() const noexcept {
+  return config_.use_events && config_.punctual() && (config_.predict_ttl_ns == 0 || !config_.keep_decisions);
+}
+
 bool KvRouter::observes() const noexcept { return config_.use_events || config_.keep_decisions; }
 
 bool KvRouter::gather(std::size_t worker, const TimedEvents& events) {
@@ -90,20 +94,35 @@ void KvRouter::ended(std::uint64_t row) {
 }
 
 std::size_t KvRouter::choose(const RouteRequest& request, FleetView& view) {
-  identities_.clear();
+  require_available();
+  std::span<const BlockIdentity> blocks;
   if (request.identities != nullptr) {
-    request.identities->extend(identities_, request.prompt_tokens / request.block_size);
+    blocks = request.identities->first(request.prompt_tokens / request.block_size, identities_);
   }
-  std::vector<std::uint64_t> prompt(identities_.size());
-  std::ranges::transform(identities_, prompt.begin(), &BlockIdentity::sequence_hash);
-  return choose(request, std::move(prompt), view.now_ns());
+  std::vector<std::uint64_t> prompt(blocks.size());
+  std::ranges::transform(blocks, prompt.begin(), &BlockIdentity::sequence_hash);
+  if (looks() && view.held(blocks, held_)) {
+    view_->believe(prompt, view.now_ns(), held_);
+  } else {
+    view_->match(prompt, view.now_ns(), held_);
+  }
+  return admit_or_queue(request, std::move(prompt), view.now_ns());
 }
 
 std::size_t KvRouter::choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns) {
+  require_available();
+  view_->match(prompt, now_ns, held_);
+  return admit_or_queue(request, std::move(prompt), now_ns);
+}
+
+void KvRouter::require_available() const {
   if (std::ranges::find(available_, true) == available_.end()) {
     throw Error(ErrorKind::WrongState, "no worker is available");
   }
-  view_->match(prompt, now_ns, held_);
+}
+
+std::size_t KvRouter::admit_or_queue(const RouteRequest& request, std::vector<std::uint64_t> prompt,
+                                     std::int64_t now_ns) {
   if (queue_.on() && (!queue_.empty() || all_busy())) {
     const std::uint64_t cached = std::uint64_t{longest(held_)} * request.block_size;
     RouteRequest kept = request;

@@ -49,6 +49,7 @@ class KvRouter final : public Router {
   std::size_t choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns);
   bool queues() const noexcept override { return config_.queue_threshold.has_value(); }
   std::optional<Released> release(std::int64_t now_ns) override;
+  bool looks() const noexcept override;
   bool observes() const noexcept override;
   bool gather(std::size_t worker, const TimedEvents& events) override;
   void check(std::size_t worker, const Residency& store) override;
@@ -67,7 +68,9 @@ class KvRouter final : public Router {
   const KvLoad* load() const noexcept { return load_.get(); }
 
  private:
+  void require_available() const;
   bool all_busy() const;
+  std::size_t admit_or_queue(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns);
   std::size_t admit(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t since_ns,
                     std::int64_t now_ns);
   void price(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,

@@ -42,7 +42,7 @@ KvView::KvView(const KvRouterConfig& config, std::size_t workers) : config_(conf
   }
   late_.resize(workers);
   degraded_.resize(workers);
-  const bool exact = config.use_events && config.predict_ttl_ns == 0 && punctual();
+  const bool exact = config.use_events && config.predict_ttl_ns == 0 && config.punctual();
   if (!exact && config.keep_decisions) {
     truth_ = std::make_unique<PrefixIndex>();
     join_all(*truth_, workers);
@@ -78,7 +78,7 @@ void KvView::observe(std::size_t worker, const TimedEvents& events) {
   const EventRecords& rows = events.batch.records;
   if (truth_) apply(*truth_, worker, rows);
   if (!config_.use_events) return;
-  if (punctual()) {
+  if (config_.punctual()) {
     apply(index_, worker, rows);
     return;
   }
@@ -91,7 +91,7 @@ void KvView::observe_shared(const TimedEvents& events) {
     shared_ = std::make_unique<PrefixIndex>();
     join_all(*shared_, 1);
   }
-  if (punctual()) {
+  if (config_.punctual()) {
     apply(*shared_, 0, events.batch.records);
   } else {
     observe_late(shared_late_, ~static_cast<std::uint64_t>(events.batch.records.front().tier), events);
@@ -143,7 +143,7 @@ void KvView::forget(std::size_t worker) {
 }
 
 void KvView::check(std::size_t worker, const Residency& store) {
-  if (!config_.use_events || !punctual()) return;
+  if (!config_.use_events || !config_.punctual()) return;
   const auto member = static_cast<PrefixIndex::Member>(worker);
   const auto violated = [worker](const char* what) {
     throw Error(ErrorKind::InvariantViolated, "the router's index of worker ", worker, what);
@@ -163,6 +163,10 @@ void KvView::check(std::size_t worker, const Residency& store) {
 void KvView::match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
   catch_up(now_ns);
   index_.match(prompt, false, out);
+  believe(prompt, now_ns, out);
+}
+
+void KvView::believe(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
   if (predicted_) take_larger(*predicted_, prompt, now_ns, out);
   if (assumed_) take_larger(*assumed_, prompt, now_ns, out);
   if (shared_) add_shared(prompt, out);

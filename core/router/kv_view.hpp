@@ -33,6 +33,8 @@ class KvView {
   // ── What it knows ──
   // Leading blocks of a prompt that each worker holds, by tier: as a router believes it at this time.
   void match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out);
+  // The same for who knows what workers hold without being told: what counts beside that.
+  void believe(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out);
   // And as it is, where that is not the same. False: it is.
   bool match_truth(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
 
@@ -51,9 +53,6 @@ class KvView {
     std::vector<EventRecord> rows;
   };
 
-  bool punctual() const noexcept {
-    return config_.event_delay_ns == 0 && config_.event_period_ns == 0 && config_.event_loss == 0;
-  }
   void apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows);
   void observe_late(std::deque<Late>& late, std::uint64_t publisher, const TimedEvents& events);
   void add_shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;

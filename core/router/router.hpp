@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/request.hpp"
 #include "events/event_log.hpp"
@@ -50,6 +51,9 @@ class FleetView {
   // As of now. Costs more than a load: the worker is played up to this moment.
   virtual WorkerState state(std::size_t worker) = 0;
   virtual std::uint32_t pool_of(std::size_t worker) const = 0;
+  // Leading blocks of a prompt that each worker holds, a row a worker and a column a tier, as somebody knows who is
+  // told of everything at once. False, and nothing is changed: who wants to know has to be told.
+  virtual bool held(std::span<const BlockIdentity> /*prompt*/, std::vector<std::uint32_t>& /*out*/) { return false; }
 };
 
 // What happened to blocks in one step of a worker, or on a tier that the run shares.
@@ -80,6 +84,9 @@ class Router {
   // The worker of a request, below view.loads().size(); kLater: it waits here.
   virtual std::size_t choose(const RouteRequest& request, FleetView& view) = 0;
 
+  // Whether FleetView::held would do instead of being told what happens to blocks: a view that nothing delays or loses
+  // is what is there.
+  virtual bool looks() const noexcept { return false; }
   // Whether it wants to be told what happens to blocks, and how long that takes to reach it.
   virtual bool observes() const noexcept { return false; }
   virtual std::int64_t event_delay_ns() const noexcept { return 0; }

@@ -97,6 +97,23 @@ inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
   return !pool.config.keeps_details && !sketch_ && !events_on_;
 }
 
+[[gnu::always_inline]] inline void BlockStore::tell_removed(const Pool& pool, SlotId id, bool last) {
+  if (pool.config.keeps_details) {
+    events_.removed(identity(id), details_[id].generation, pool.config.tier, last);
+  } else {
+    events_.removed({slots_[id].lineage, 0, 0}, 0, pool.config.tier, last);
+  }
+}
+
+[[gnu::always_inline]] inline void BlockStore::tell_stored(const Pool& pool, SlotId id, bool first,
+                                                           const Token* tokens) {
+  if (pool.config.keeps_details) {
+    events_.stored(identity(id), details_[id].generation, pool.config.tier, first, tokens);
+  } else {
+    events_.stored({slots_[id].lineage, 0, 0}, 0, pool.config.tier, first, tokens);
+  }
+}
+
 // The only copy of a block on its tier.
 [[gnu::always_inline]] inline void BlockStore::note_registered(Pool& pool, SlotId id, const Token* tokens) {
   Slot& slot = slots_[id];
@@ -104,7 +121,7 @@ inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
   const std::uint64_t generation = next_generation_++;
   if (pool.config.keeps_details) details_[id].generation = generation;
   if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
-  if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, true, tokens);
+  if (events_on_) tell_stored(pool, id, true, tokens);
 }
 
 inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {
@@ -115,7 +132,7 @@ inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool an
     leave_twins(pool, id, tag);
   }
   if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
-    events_.removed(identity(id), details_[id].generation, pool.config.tier, last);
+    tell_removed(pool, id, last);
   }
   return last;
 }

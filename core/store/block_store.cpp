@@ -42,7 +42,7 @@ const StoreConfig& checked(const StoreConfig& config) {
     if (tier < 1 || tier > 4) throw Error(ErrorKind::ConfigError, "tier must be G1..G4, got ", tier);
     if (seen[tier]) throw Error(ErrorKind::ConfigError, "tier G", tier, " is given twice");
     seen[tier] = true;
-    if (!pool.keeps_details && config.events.enabled) {
+    if (!pool.keeps_details && config.events.enabled && !config.events.names_only) {
       throw Error(ErrorKind::ConfigError, "keeps_details must be on for a tier that emits events");
     }
     if (pool.num_blocks < 1 || pool.num_blocks > BlockStore::kMaxBlocks) {
@@ -306,7 +306,7 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
       const bool last = !slot.twinned;
       if (last) {
         map.erase(tags[i], id);
-        if (events_on_) events_.removed(identity(id), details_[id].generation, pool.config.tier, true);
+        if (events_on_) tell_removed(pool, id, true);
       } else {
         pool.map = map;
         forget(pool, id, tags[i], true);

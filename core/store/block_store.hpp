@@ -42,6 +42,7 @@ struct EventConfig {
   bool enabled = false;
   std::size_t capacity = 0;  // 0: unbounded
   bool token_ids = false;
+  bool names_only = false;  // of a block its hash, and no parent, content or generation: details need not be kept
 };
 
 struct StoreConfig {
@@ -183,6 +184,8 @@ class BlockStore final : public Residency {
   PoolMetrics metrics(std::size_t pool) const;
   void note_leak(std::size_t pool);
   DrainedEvents drain_events(std::size_t limit);
+  // Those that were not drained yet, until the next call that changes something.
+  std::span<const EventRecord> peek_events() const noexcept { return events_.records(); }
   // The same for who reads them where they are: `take` gets the records, and must not call the store.
   template <typename Take>
   void read_events(Take take) {
@@ -263,6 +266,8 @@ class BlockStore final : public Residency {
     return {slots_[id].lineage, detail.local_hash, detail.parent_hash};
   }
   void set_identity(const Pool& pool, SlotId id, const BlockIdentity& identity) noexcept;  // inline: block_pool.hpp
+  void tell_removed(const Pool& pool, SlotId id, bool last);                               // and so are these two
+  void tell_stored(const Pool& pool, SlotId id, bool first, const Token* tokens);
   SlotId acquire(Pool& pool, SlotId id);
   Slot& referenced(const Pool& pool, SlotId id);  // WrongState when it is not registered and referenced
   void release_locked(Pool& pool, std::span<const SlotId> slots, bool tail_first);

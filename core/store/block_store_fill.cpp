@@ -395,7 +395,7 @@ SlotId BlockStore::register_copy(Pool& pool, SlotId id, SlotId head, const Token
   ++pool.references;
   if (pool.config.duplicates == DuplicatePolicy::Keep) {
     pool.move(slot, SlotState::Primary);
-    if (events_on_) events_.stored(identity(id), details_[id].generation, pool.config.tier, false, tokens);
+    if (events_on_) tell_stored(pool, id, false, tokens);
   } else if (slots_[head].state == SlotState::Primary) {
     pool.move(slot, SlotState::Duplicate);
     ++slots_[head].refs;  // keep-alive: a duplicate never outlives its primary

@@ -160,6 +160,8 @@ def replay(
         **run.facts,
         **limit,
     }
+    if run.kv is not None and raw_events is not None:
+        facts["raw_stream"] = run.kv.raw_distance()
     report = Report.build(run.timeline, facts, slo)
     report = report.with_run(wall_time_s=time.perf_counter() - started)
     block_size = run.timeline.block_size

@@ -147,6 +147,24 @@ def test_copies_are_told_in_the_raw_stream_alone(tmp_path: Path, manager: str, r
     assert [sum(len(line["blocks"]) for line in lines(path)) for path in paths] == [4, raw]
 
 
+@pytest.mark.parametrize("manager", ["native", "kvbm"])
+def test_the_report_says_how_far_the_raw_stream_is_from_the_truth(tmp_path: Path, manager: str) -> None:
+    # Ten copies of the last block of one prompt; then room for another prompt takes some of them, but not all.
+    content = [[1, 2, 3, 4]] * 10 + [list(range(100, 130))]
+    workload = single_turns([64] * 10 + [480], 4, [0.0] * 10 + [60_000.0], content)
+    config = VllmConfig.from_dict({"block_size": 16, "num_gpu_blocks": 40, "kv_manager": manager})
+    report = replay(workload, config, raw_events=tmp_path / "raw.npz")
+    told = report.run["raw_stream"]
+    if manager == "kvbm":
+        assert not any(told.values())
+        return
+    assert told["second_copies"] == 9
+    assert 0 < told["early_removals"] < 9
+    assert told["wrong_blocks_peak"] == 1  # of all those copies one hash is believed gone that is there
+    assert 0 < told["wrong_blocks_mean"] < 1
+    assert "raw_stream" not in replay(workload, config, events=tmp_path / "truth.npz").run
+
+
 def test_without_prefix_caching_there_is_nothing_to_tell(tmp_path: Path) -> None:
     for manager in ("native", "kvbm"):
         path = tmp_path / f"{manager}.jsonl"

@@ -176,6 +176,27 @@ def test_a_replay_lets_requests_wait_and_loses_none() -> None:
     assert again.facts["digest"] == run.facts["digest"]
 
 
+def test_requests_of_a_step_start_and_end_one_by_one_and_let_others_go_in_between() -> None:
+    # The first ends in the step in which the second has its first token; the third, which that lets go, finds the
+    # blocks of the second alone. And one whose first token is its last is gone at once.
+    engine = VllmConfig(block_size=BLOCK, num_gpu_blocks=100, async_scheduling=False)
+    for outputs, cost in (([2, 5, 1], 3.0), ([1, 5, 1], 3.0), ([3, 5, 1], 4.0)):
+        workload = Workload(
+            arrival_ns=np.zeros(3, np.int64),
+            prompt_tokens=np.full(3, BLOCK, np.int32),
+            output_tokens=np.array(outputs),
+            hash_offsets=np.arange(4),
+            hash_ids=np.arange(3, dtype=np.uint32),
+            trace_block_size=BLOCK,
+        )
+        run = run_offline(workload, engine, routing=KvRouting(queue_threshold=0.0))
+        assert run.decisions is not None
+        assert run.decisions.rows.tolist() == [0, 1, 2]
+        assert (
+            run.decisions.cost[2] == cost
+        )  # its own block to compute and to hold, and those that are held there
+
+
 def test_a_threshold_that_nobody_reaches_changes_nothing() -> None:
     assert play(queue_threshold=1e9).facts["digest"] == play().facts["digest"]
 

@@ -200,6 +200,9 @@ class VllmEngine final : public Engine {
   void take_events(TimedEvents& out) override { announcer_.take_visible(out); }
   DrainedEvents take_all_events() { return announcer_.take_all(); }
   DrainedEvents peek_events() { return announcer_.peek_new(); }
+  // With config().known_blocks: leading blocks on the device, as those would know who are told of every step when it
+  // ends.
+  std::size_t known_prefix(std::span<const BlockIdentity> blocks) { return announcer_.known_prefix(blocks); }
   void set_on_events(std::function<void(std::int64_t)> on_events) override {
     announcer_.set_on_events(std::move(on_events));
   }

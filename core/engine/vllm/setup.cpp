@@ -102,7 +102,8 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool be
   if (c.eviction) pool.policy = c.eviction();
   // A hash is enough to copy what is evicted to the host; not for those who look at it there or below.
   const bool names_evicted = tiers != nullptr && tiers->mode == OffloadMode::OnEviction;
-  pool.keeps_details = Announcer::wanted(c) || (names_evicted && (below || tiers->filter));
+  const bool details = Announcer::wanted(c) && !Announcer::names_only(c);
+  pool.keeps_details = details || (names_evicted && (below || tiers->filter));
   store.pools = {pool};
   if (c.offload) {
     PoolConfig host;
@@ -110,7 +111,7 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool be
     host.num_blocks = c.offload->host_chunks;
     host.policy.kind = PolicyKind::Fifo;  // not asked: the connector says who goes
     host.duplicates = DuplicatePolicy::Reject;
-    host.keeps_details = Announcer::wanted(c);
+    host.keeps_details = details;
     store.pools.push_back(host);
   } else if (tiers != nullptr) {
     if (!c.enable_prefix_caching) {
@@ -122,10 +123,11 @@ StoreConfig store_config(const EngineConfig& c, const TierConfig* tiers, bool be
     if (tiers->g2_policy) host.policy = tiers->g2_policy();
     host.num_blocks = tiers->slots_for(tiers->g2_blocks, host.policy);
     host.duplicates = DuplicatePolicy::Reject;
-    host.keeps_details = Announcer::wanted(c);
+    host.keeps_details = details;
     store.pools.push_back(host);
   }
   store.events.enabled = Announcer::wanted(c);
+  store.events.names_only = Announcer::names_only(c);
   store.thread_safe = false;  // an engine is one state machine: whoever steps it owns it
   return store;
 }

@@ -8,10 +8,11 @@ from os import fspath
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from understudy._core import Tier
 from understudy.errors import InvalidArgument
-from understudy.events import EventsLost, Stored, decode
+from understudy.events import Consolidator, EventColumns, EventsLost, Stored, decode
 from understudy.events.file import write_columns
 from understudy.outputs import create
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from os import PathLike
 
-    import numpy as np
     import numpy.typing as npt
 
     from understudy._core import EventTable, FleetResult, TierSummary
@@ -69,6 +69,31 @@ class KvLog:
     def digests(self) -> Iterator[tuple[str, int]]:
         """Of what every publisher said, and when, by name."""
         return ((name, told.digest) for name, told in self._tables().items())
+
+    def raw_distance(self) -> dict[str, float]:
+        """How far a router on the raw streams, which takes every Removed at its word, is from the truth.
+
+        Copies that are announced beside others, and that leave before the last: each of these is a block that such a
+        router believes gone. How many those are, the mean of every worker over its events, and the most of any.
+        """
+        self._require("events")
+        distances = []
+        for told in self._tables().values():
+            heads, hashes = told.heads(raw=True), told.sequence_hashes(raw=True)
+            names = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+            truth = Consolidator()
+            unknown = np.zeros_like(names)
+            kinds, tiers, parents, offsets = (
+                heads[name] for name in ("kinds", "tiers", "parents", "offsets")
+            )
+            truth.apply(EventColumns(kinds, tiers, parents, offsets, names, unknown))  # type: ignore[arg-type]
+            distances.append(truth.distance)
+        return {
+            "second_copies": sum(distance.second_copies for distance in distances),
+            "early_removals": sum(distance.early_removals for distance in distances),
+            "wrong_blocks_mean": float(np.mean([distance.wrong_mean for distance in distances])),
+            "wrong_blocks_peak": max(distance.wrong_peak for distance in distances),
+        }
 
     def _require(self, *what: Literal["events", "kv_trace"]) -> None:
         for name in what:
