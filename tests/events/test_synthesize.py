@@ -45,6 +45,35 @@ def test_a_prompts_blocks_have_the_tokens_that_its_ids_stand_for(size: int) -> N
         assert block.local_hash == TokenBlocks(block.token_ids, size).identities.local_hashes[0]
 
 
+def test_a_trace_of_tokens_is_told_with_its_own() -> None:
+    """A trace block of one token carries it: real tokens, and the local hashes that any router computes from them."""
+    source = np.random.default_rng(4)
+    prompts = [source.integers(0, 150_000, length).tolist() for length in (40, 33)]
+    answers = [source.integers(0, 150_000, 25).tolist() for _ in prompts]
+    workload = single_turns(
+        [40, 33],
+        25,
+        content=prompts,
+        trace_block_size=1,
+        output_token_offsets=np.array([0, 25, 50]),
+        output_token_ids=np.array(answers, np.uint32).ravel(),
+    )
+    run = run_offline(workload, VllmConfig(block_size=8, num_gpu_blocks=100), events=True)
+    assert run.kv is not None
+    told = {
+        (block.token_ids, block.local_hash)
+        for _, event in TokenSource(workload, 8).spoken(run.kv.events(0, "consolidated"))
+        if isinstance(event, Stored)
+        for block in event.blocks
+    }
+    expected = set()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = [*prompt, *answer][: len(prompt) + 24]  # the last token is never computed
+        local = TokenBlocks(tokens, 8).identities.local_hashes.tolist()
+        expected |= {(tuple(tokens[8 * i : 8 * i + 8]), each) for i, each in enumerate(local)}
+    assert told == expected
+
+
 def test_blocks_of_outputs_have_tokens_of_their_own() -> None:
     run = run_offline(crowd(), VllmConfig(block_size=16, num_gpu_blocks=100), events=True)
     assert run.kv is not None

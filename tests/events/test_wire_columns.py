@@ -112,6 +112,8 @@ def stored(draw: st.DrawFn) -> BlockStored:
         draw(names),
         draw(st.none() | st.lists(keys, max_size=6)),
         draw(st.none() | st.integers(0, 1)),
+        draw(st.none() | st.sampled_from(["full_attention", "sliding_window"])),
+        draw(st.none() | st.integers(0, 4096)),
         locality=draw(st.sampled_from([None, "LOCAL", "REMOTE"])),
         ownership=draw(st.sampled_from([None, None, "fs"])),
         session_id=draw(names),
@@ -157,6 +159,49 @@ def test_what_is_read_is_written_again_byte_for_byte(events: list[Any], rules: D
     batch = decode_batch(payload)
     assert not batch.bad
     assert encode_batch(batch, rules) == payload
+
+
+OPTIONAL: dict[str, Any] = {
+    "parent_block_hash": -7,
+    "lora_id": 3,
+    "medium": "GPU",
+    "lora_name": "adapter",
+    "extra_keys": [["salt"], None],
+    "group_idx": 1,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 128,
+    "locality": "REMOTE",
+    "ownership": "fs",
+    "session_id": "s",
+    "cache_salt": "pepper",
+}
+
+
+@pytest.mark.parametrize("rules", list(known_dialects()), ids=lambda rules: rules.name)
+def test_every_choice_of_optional_fields_comes_back_in_every_dialect(rules: Dialect) -> None:
+    choices = 0
+    for make, fields in (
+        (
+            lambda **told: BlockStored([1, -2], token_ids=[5, 6, 7, 8], block_size=2, **told),
+            rules.stored_fields,
+        ),
+        (lambda **told: BlockRemoved([1, -2], **told), rules.removed_fields),
+    ):
+        known = [
+            name
+            for name in OPTIONAL
+            if name in fields or (name == "cache_salt" and rules.salt_element and "token_ids" in fields)
+        ]
+        for bits in range(1 << len(known)):
+            event = make(**{name: OPTIONAL[name] for i, name in enumerate(known) if bits >> i & 1})
+            payload = encode_batch(WireBatch(2.5, [event], 1), rules)
+            read = decode_batch(payload)
+            assert read.events == [event]
+            assert encode_batch(read, rules) == payload
+            choices += 1
+            if bits.bit_count() <= 2:
+                compare(payload)
+    assert choices >= 5
 
 
 def test_a_field_that_the_dialect_does_not_have_is_refused_by_name() -> None:
