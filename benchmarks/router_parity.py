@@ -2,11 +2,14 @@
 
     python benchmarks/router_parity.py --traces PATH --choices PATH
     python benchmarks/router_parity.py --traces PATH --peer [--only synthetic] [--runs 5]
+    python benchmarks/router_parity.py --traces PATH --queues 1500
 
 PATH holds the Mooncake traces (`mooncake_conversation.jsonl`, `mooncake_synthetic.jsonl`), and what the peer chose: a
 line a request in arrival order, `worker cost overlap`, in `dec_NAME.txt.gz`. Engines schedule synchronously, as the
 peer's do. With `--peer` the peer runs beside us (installed on first use): round robin must agree in every mean, the KV
-router, whose ties each side draws for itself, in means over some runs.
+router, whose ties each side draws for itself, in means over some runs. With `--queues`, so many requests of the
+conversation trace on two workers, under every policy of the router's queue: the order in which requests are released,
+and the cost of each, must be the peer's.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +108,59 @@ def beside_peer(python: Path, trace: Path, workers: int, runs: int) -> bool:
     return fine
 
 
+PEER_QUEUE = """
+import json, sys
+import dynamo.replay
+from dynamo._core import KvRouterConfig
+trace, threshold, policy = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+report = dynamo.replay.run_trace_replay([trace], extra_engine_args={"engine": {"block_size": 64,
+    "num_gpu_blocks": 16384}}, num_workers=2, router_mode="kv_router", trace_block_size=512,
+    router_config=KvRouterConfig(router_queue_threshold=threshold, router_queue_policy=policy))
+summary = report if isinstance(report, dict) else report.summary
+print((summary if isinstance(summary, dict) else vars(summary))["mean_ttft_ms"])
+"""
+SELECTED = re.compile(r"Selected worker.* worker_id=(\d+) .*logit=([\d.]+)")
+
+
+def queues(python: Path, trace: Path, requests: int) -> bool:
+    """Whether requests leave the router's queue in the peer's order, each at its cost."""
+    fine = True
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "part.jsonl"
+        part.write_text("".join(trace.read_text().splitlines(keepends=True)[:requests]))
+        workload = read_trace(part)
+        for policy in ("fcfs", "lcfs", "wspt"):
+            for threshold in (1.0, 0.0):
+                routing = KvRouting(queue_threshold=threshold, queue_policy=policy)
+                run = run_offline(workload, ENGINE, workers=2, routing=routing, route_rejected=True)
+                assert run.decisions is not None
+                ttft_ms = Report.build(run.timeline, run.facts).ttft_ms.mean or 0
+                costs, peer_ms = peer_queue(python, part, threshold, policy)
+                same = int((np.abs(run.decisions.cost - costs) < TOLERANCE).sum())
+                print(
+                    f"{policy} above {threshold:g}: {same:,} of {len(costs):,} decisions at the peer's cost  "
+                    f"TTFT {ttft_ms:.4f} / {peer_ms:.4f} ms",
+                    flush=True,
+                )
+                fine = fine and same == len(costs)
+    return fine
+
+
+def peer_queue(python: Path, trace: Path, threshold: float, policy: str) -> tuple[Any, float]:
+    """Costs in the order of its decisions, as its log has them, and its mean TTFT.
+
+    Where steps of both workers end at one moment it takes them by number, we by who has the earliest request: of its
+    runs, whose first tie is drawn, one counts in which these are the same.
+    """
+    while True:
+        command = [str(python), "-c", PEER_QUEUE, str(trace), str(threshold), policy]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        log = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr + done.stdout)
+        chosen = np.array([(float(worker), float(cost)) for worker, cost in SELECTED.findall(log)])
+        if chosen[0, 0] == 0:
+            return chosen[:, 1], float(done.stdout.strip().splitlines()[-1])
+
+
 def main() -> int:
     """Compare every recording that is there."""
     parser = argparse.ArgumentParser(
@@ -111,11 +169,15 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, required=True, metavar="PATH")
     parser.add_argument("--choices", type=Path, metavar="PATH")
     parser.add_argument("--peer", action="store_true", help="run the peer beside us")
+    parser.add_argument("--queues", type=int, metavar="N", help="compare queues over so many requests")
     parser.add_argument("--peer-venv", type=Path, default=Path("build/dynamo-venv"))
     parser.add_argument("--only", choices=("conversation", "synthetic"), help="of the traces, with --peer")
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 16], help="with --peer")
     parser.add_argument("--runs", type=int, default=5, help="of the KV router, with --peer")
     args = parser.parse_args()
+    if args.queues:
+        trace = args.traces / "mooncake_conversation.jsonl"
+        return 0 if queues(peer_python(args.peer_venv), trace, args.queues) else 1
     if args.peer:
         python = peer_python(args.peer_venv)
         names = [args.only] if args.only else ["conversation", "synthetic"]

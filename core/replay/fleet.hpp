@@ -186,6 +186,13 @@ class Fleet final : private FleetView {
   std::uint64_t told_round_ = 0;  // and after which beginnings
   TimedEvents gathered_;          // by the call at hand
 
+  // What workers held of the last prompt; those that come at the same time mostly begin alike.
+  struct {
+    std::int64_t time_ns = -1;  // and after which beginnings
+    std::uint64_t round = 0;
+    std::vector<LineageHash> prompt;
+    std::vector<std::uint32_t> blocks;  // by worker
+  } seen_;
   // Of the row that the router was last asked about: whoever serves it need not compute them again.
   struct {
     std::uint64_t row = 0;

@@ -380,10 +380,24 @@ bool Fleet::bring_up_to_date() {
 bool Fleet::held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_t>& out) {
   if (!looks_) return false;
   constexpr std::size_t kTiers = 4;
-  out.assign(workers_.size() * kTiers, 0);
-  for (std::size_t index = 0; !prompt.empty() && index < workers_.size(); ++index) {
-    out[index * kTiers] = static_cast<std::uint32_t>(workers_[index].engine->known_prefix(prompt));
+  if (seen_.time_ns != now_ns_ || seen_.round != round_) {
+    seen_.time_ns = now_ns_;
+    seen_.round = round_;
+    seen_.prompt.clear();
+    seen_.blocks.assign(workers_.size(), 0);
   }
+  const auto [end, _] = std::ranges::mismatch(prompt, seen_.prompt, {}, &BlockIdentity::lineage);
+  const auto alike = static_cast<std::uint32_t>(end - prompt.begin());
+  out.assign(workers_.size() * kTiers, 0);
+  for (std::size_t index = 0; index < workers_.size(); ++index) {
+    std::uint32_t& blocks = seen_.blocks[index];
+    if (blocks >= alike) {
+      blocks = alike + static_cast<std::uint32_t>(workers_[index].engine->known_prefix(prompt.subspan(alike)));
+    }
+    out[index * kTiers] = blocks;
+  }
+  seen_.prompt.resize(prompt.size());
+  std::ranges::transform(prompt, seen_.prompt.begin(), &BlockIdentity::lineage);
   return true;
 }
 
