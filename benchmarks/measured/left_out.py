@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
@@ -14,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from measured.errors import spread
+from measured.fit_set import STRATA
 from understudy.calibrate.tables import Table
 from understudy.timing import presets
 from understudy.timing.efficiencies import Efficiencies
@@ -83,14 +85,21 @@ def refitted(closed: Table, stages: Table, only: str) -> Grid:
     """Families (those with `only` in their name), each fitted from the same round numbers to a part of its rows."""
     grid = _grid("fitted anew to a part of the rows, from round numbers: the other rows")
     found = [split for split in (*_closed_loops(closed), *_by_model(stages)) if only in split.family]
+    together: dict[tuple[str, str], _Errors] = defaultdict(_Errors)
     with Progress(console=Console(file=sys.stderr), transient=True) as bar:
         whole = bar.add_task("families", total=len(found))
         for split in found:
             one = bar.add_task(f"{split.family}, without {split.left_out}", total=None)
             reached = _fit(split.seen, partial(bar.advance, one))
-            _score(grid, split, partial(_predict, reached=reached))
+            errors = _score(grid, split, partial(_predict, reached=reached))
+            group = STRATA.get(FAMILIES[split.family][0], "") if split.family in FAMILIES else ""
+            together[group, split.left_out.partition(" ")[0]].add(errors)
             bar.remove_task(one)
             bar.advance(whole)
+    grid.add_section()
+    for (group, left_out), errors in together.items():
+        if group and left_out in ("concurrencies", "TP"):
+            grid.add_row(f"all of {group}", left_out, "", str(len(errors.tokens)), *errors.cells())
     return grid
 
 
@@ -257,12 +266,28 @@ def _grid(title: str) -> Grid:
     return grid
 
 
-def _score(grid: Grid, split: Split, predict: Callable[[Experiment], dict[str, float]]) -> None:
-    errors: dict[str, list[float]] = {"tokens": [], "first": []}
+class _Errors:
+    """Of times between tokens, and to the first one."""
+
+    def __init__(self) -> None:
+        self.tokens: list[float] = []
+        self.first: list[float] = []
+
+    def add(self, other: _Errors) -> None:
+        self.tokens += other.tokens
+        self.first += other.first
+
+    def cells(self) -> tuple[str, ...]:
+        return *spread(self.tokens), *spread(self.first)
+
+
+def _score(grid: Grid, split: Split, predict: Callable[[Experiment], dict[str, float]]) -> _Errors:
+    errors = _Errors()
     for one in split.others:
         found = predict(one)
         between = "itl_ms" if "itl_ms" in one.measured else "tpot_ms"
-        errors["tokens"].append(found[between] / one.measurement(between) - 1)
-        errors["first"].append(found["ttft_ms"] / one.measurement("ttft_ms") - 1)
-    cells = (*spread(errors["tokens"]), *spread(errors["first"]))
-    grid.add_row(split.family, split.left_out, str(len(split.seen) or "–"), str(len(split.others)), *cells)
+        errors.tokens.append(found[between] / one.measurement(between) - 1)
+        errors.first.append(found["ttft_ms"] / one.measurement("ttft_ms") - 1)
+    counts = str(len(split.seen) or "–"), str(len(split.others))
+    grid.add_row(split.family, split.left_out, *counts, *errors.cells())
+    return errors

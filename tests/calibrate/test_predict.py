@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from understudy.calibrate.load import constant_stages, random_lengths, requests
 from understudy.calibrate.predict import Prediction, predict_table
@@ -25,9 +28,6 @@ from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.gpus import find_gpu
 from understudy.timing.physical import Physical
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEN_MS = VllmConfig(
     timing=Constant(prefill_ms=0.0, decode_ms=10.0),
@@ -66,6 +66,15 @@ STAGES = {
     "stage_seconds": "5 5",
     "distinct_prompts": "5",
     "client_output_tokens": "40",
+}
+
+SMALL_ROW = {**ROW, "isl": "32", "osl": "3", "conc": "1", "moe_tp_size": ""}
+SMALL_STAGES = {
+    **STAGES,
+    "prompt_tokens": "32",
+    "max_tokens": "3",
+    "stage_rates_per_s": "2",
+    "stage_seconds": "1",
 }
 
 
@@ -237,6 +246,61 @@ def test_what_only_the_replay_finds_is_named_with_its_row(tmp_path: Path) -> Non
     found = predict_table(Table.read(table(tmp_path / "in.csv", {**STAGES, "max_model_len": "64"})))[0]
     assert isinstance(found, InvalidArgument)
     assert re.match(r".*in\.csv:2: request 0 of the load", str(found))
+
+
+CELLS = {
+    "key": ["a", "", "x_c2_y", "x_c0"],
+    "system": ["h100_sxm", "B200", "gb200", "gh200", "l40s", "a100", "", "?", "mi300x"],
+    "model_path": [
+        "llama8b",
+        "Qwen3-0.6B",
+        "openai/gpt-oss-20b",
+        "deepseek-ai/DeepSeek-V3",
+        "",
+        "x",
+        ".",
+        "Qwen/Qwen3-30B-A3B",
+    ],
+    "quant": ["bf16", "fp8", "nvfp4", "mxfp4", "awq", "", "int8", "fp7", "auto"],
+    "kv_cache_dtype": ["bf16", "fp8", "", "auto", "int3", "fp8_e5m2"],
+    "isl": ["1", "16", "64.0", "0", "-1", "", "1e99", "nan", "1.5", "9999999"],
+    "osl": ["1", "3", "0", "", "inf", "9999999"],
+    "conc": ["1", "2", "0", "", "2.5", "9999999"],
+    "tp_size": ["1", "2", "3", "64", "", "0"],
+    "moe_tp_size": ["1", "2", "", "5"],
+    "moe_ep_size": ["1", "2", "", "7"],
+    "max_num_batched_tokens": ["8192", "1", "", "0", "9999999"],
+    "max_num_seqs": ["4", "1", "", "x"],
+}
+STAGE_CELLS = {
+    "model": CELLS["model_path"],
+    "hardware": CELLS["system"],
+    "dtype": CELLS["quant"],
+    "tp": CELLS["tp_size"],
+    "prompt_tokens": CELLS["isl"],
+    "max_tokens": CELLS["osl"],
+    "max_model_len": ["", "4096", "8", "0"],
+    "stage_rates_per_s": ["2", "1 2", "", "0", "1e9", "1e-9", "a b", "2;", "nan"],
+    "stage_seconds": ["1", "1 1", "", "1e9", "0", "-3"],
+    "distinct_prompts": ["1", "3", "", "0", "9999999"],
+    "client_output_tokens": ["", "1", "0", "2.5", "x"],
+}
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_row_is_predicted_or_refused_by_its_line(data: st.DataObject) -> None:
+    base, cells = data.draw(st.sampled_from([(SMALL_ROW, CELLS), (SMALL_STAGES, STAGE_CELLS)]))
+    changed = data.draw(st.lists(st.sampled_from(sorted(cells)), max_size=3, unique=True))
+    row = {**base, **{name: data.draw(st.sampled_from(cells[name])) for name in changed}}
+    layout: Any = "closed_loop" if base is SMALL_ROW else "stages"
+    found = predict_table(Table(Path("in.csv"), layout, [row]), threads=1)[0]
+    if isinstance(found, Prediction):
+        assert all(np.isfinite(value) and value >= 0 for value in found.means.values())
+        assert found.means["ttft_ms"] > 0
+    else:
+        assert isinstance(found, InvalidArgument)
+        assert str(found).startswith("in.csv:2: ")
 
 
 def test_a_bad_row_does_not_harm_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

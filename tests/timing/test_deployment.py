@@ -169,7 +169,8 @@ def test_a_preset_says_how_far_to_trust_it() -> None:
     assert preset(llama, GPUS["A100"], "bf16", "bf16").trust == "rough"
     assert preset(llama, GPUS["L40S"], "bf16", "bf16").trust == "rough"
     assert preset(llama, GPUS["H100"], "int4", "bf16").trust == "uncalibrated"
-    assert preset(oss, GPUS["H100"], "mxfp4", "bf16").trust == "fitted"
+    for gpu in ("H100", "H200", "B200"):  # in whole, whatever is known of its linear layers by themselves
+        assert preset(oss, GPUS[gpu], "mxfp4", "bf16").trust == "fitted"
     qwen = preset(Architecture.find("Qwen3-235B-A22B"), GPUS["H100"], "bf16", "bf16")
     assert qwen.trust == "uncalibrated"
     assert "Qwen3-235B-A22B" in qwen.origin
@@ -189,6 +190,14 @@ def test_experts_are_known_by_their_shape_and_else_stand_in_for_each_other() -> 
         "those of MiniMax-M2.5 in fp8 on H100"
         in preset(Architecture.find("GLM-4.5"), h200, "fp8", "bf16").origin
     )
+
+
+def test_experts_that_stand_in_for_others_read_no_faster_than_the_memory() -> None:
+    scout = preset(Architecture.find("Llama-4-Scout-17B-16E"), find_gpu("H100"), "fp8", "bf16")
+    assert "those of MiniMax-M2.5 in fp8 on H100" in scout.origin
+    assert scout.efficiencies.experts == 1.0
+    own = preset(Architecture.find("MiniMax-M2.5"), find_gpu("H100"), "fp8", "bf16")
+    assert own.efficiencies.experts > 1
 
 
 def test_every_preset_times_every_model_that_fits_its_gpu() -> None:

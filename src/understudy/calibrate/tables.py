@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import operator
 import re
 from typing import TYPE_CHECKING, Literal
 
@@ -43,6 +44,8 @@ _LEAST_LENGTH = 0.8
 _PROMPTS_PER_SLOT = 10
 _MAX_STAGE_S = 600.0
 _MOST = 10_000_000
+_MOST_REQUESTS = 1_000_000
+"""Of one experiment: what a typing error makes of a rate is refused before it is drawn."""
 _NOTHING = ("nan", "none", "null", "na", "n/a", "<na>", "-")
 """What is written for an empty cell."""
 
@@ -154,6 +157,7 @@ def _closed_loop(row: _Row) -> Experiment:
     )
     concurrency = _concurrency(row)
     prompts = _PROMPTS_PER_SLOT * concurrency
+    _check_requests(row, "conc", prompts)
     loads = tuple(
         random_lengths(
             row.count("isl"),
@@ -178,6 +182,13 @@ def _closed_loop(row: _Row) -> Experiment:
         measured=row.measured("ttft_ms", "tpot_ms"),
         where=row.where,
     )
+
+
+def _check_requests(row: _Row, column: str, requests: float) -> None:
+    if not 1 <= requests <= _MOST_REQUESTS:
+        raise InvalidArgument(
+            f"{row.where}: {column} makes {requests:,.0f} requests; from 1 to {_MOST_REQUESTS:,} can be replayed"
+        )
 
 
 def _weights(row: _Row, model: Architecture, *columns: str) -> str:
@@ -227,6 +238,7 @@ def _stages(row: _Row) -> Experiment:
     # Stages of a steady load say in some minutes what they say in an hour; their shares of the requests stay.
     longest = max(seconds)
     seconds = [one * min(1.0, _MAX_STAGE_S / longest) for one in seconds]
+    _check_requests(row, "stage_rates_per_s", sum(map(operator.mul, rates, seconds)))
     load = constant_stages(
         row.count("prompt_tokens"),
         max_tokens,

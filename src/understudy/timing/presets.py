@@ -316,8 +316,10 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
     others: dict[str, float] = {
         name: known.others[name] for name in ("layer_us", "routing_ns") if name in known.others
     }
+    # A share above 1 absorbs what is not modelled of the model that it was fitted to: it is nothing to lend.
+    read = min(known.read * dense.efficiencies.weights / there.efficiencies.weights, 1.0)
     return _Experts(
-        read=round(known.read * dense.efficiencies.weights / there.efficiencies.weights, 3),
+        read=round(read, 3),
         compute=known.compute,
         origin=f"no measurement on {gpu.name}: those of {source[0]} in {source[1]} on {source[2]}",
         others=others,
@@ -339,7 +341,9 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
     trust: Trust = dense.trust if known else "uncalibrated"
     origin = dense.origin if known else f"{gpu.name}: {gpu.origin}; shares of them as on Hopper"
     linear = model.linear_type(kind)
-    if known and (gpu.name, linear) not in _SEEN:
+    name = next((one for one, *_ in EXPERTS if _same_shape(model, one)), model.name)
+    experts = EXPERTS.get((name, kind, gpu.name)) if model.num_experts else None
+    if known and experts is None and (gpu.name, linear) not in _SEEN:
         trust, origin = "uncalibrated", f"{origin}; {linear} weights were not measured on {gpu.name}"
     reached = dense.efficiencies
     if cache == "fp8":
@@ -352,8 +356,6 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
             reached, mixed_kv_factor=round(1 + (reached.mixed_kv_factor - 1) * packed, 3)
         )
     if model.num_experts:
-        name = next((one for one, *_ in EXPERTS if _same_shape(model, one)), model.name)
-        experts = EXPERTS.get((name, kind, gpu.name))
         if experts is None:
             trust, experts = "uncalibrated", _nearest_experts(kind, gpu, dense)
             origin = f"{origin}; experts of {model.name} in {kind}: {experts.origin}"
