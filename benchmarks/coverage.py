@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from understudy.calibrate.benchmark import Benchmark
+from understudy.calibrate.benchmark import DRAWS, Benchmark
 from understudy.calibrate.experiment import engine_for
 from understudy.calibrate.fit import NOT_FITTED, REPEATED, EngineFlags, fit, numbers_to_fit
 from understudy.calibrate.load import Load, random_lengths, requests
@@ -88,9 +88,10 @@ def study(deployment: Deployment, kind: str, seed: int) -> dict[str, tuple[float
     truth = drawn(start, {**NOT_FITTED, **wanted}, draw)
     benchmarks = [measured(load, deployment, truth, draw, kind) for load in loads]
     if kind == "summaries":  # what a reader makes of one
+        draws = [summaries(seed + 10_000 * (1 + draw)) for draw in range(DRAWS)]
         benchmarks = [
-            msgspec.structs.replace(one, load=load)
-            for one, load in zip(benchmarks, summaries(seed + 10_000), strict=True)
+            msgspec.structs.replace(one, load=load, other_draws=tuple(others))
+            for one, load, *others in zip(benchmarks, *draws, strict=True)
         ]
     return {
         number.name: (

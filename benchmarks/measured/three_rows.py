@@ -76,6 +76,7 @@ def _fit_to(chosen: list[Experiment]) -> Efficiencies:
             format="row",
             sha256="",
             load=one.loads[0],
+            other_draws=one.loads[1:],
             means={name: one.measurement(name) for name in one.measured},
             engine={
                 "max_num_seqs": one.engine.max_num_seqs or 1,

@@ -137,7 +137,20 @@ def test_known_numbers_come_back_from_three_summaries(write: Writer, tmp_path: P
     assert values["weights"].determined
     for scored in found.file.inputs:
         assert abs(scored.tpot_percent or 99) < 3
-        assert abs(scored.ttft_percent or 99) < 10
+        assert abs(scored.ttft_percent or 99) < 12
+
+
+def test_lengths_that_a_summary_does_not_have_are_in_its_uncertainty(tmp_path: Path) -> None:
+    load = random_lengths(1500, 64, least=0.2, concurrency=4, prompts=20, seed=3)
+    [known] = read_benchmarks(as_table(tmp_path / "row", load, files.measure(load, TRUTH)), least_length=0.2)
+    assert len(known.other_draws) == 2
+    certain = msgspec.structs.replace(known, other_draws=())
+    wide, narrow = (
+        fit([one], files.DEPLOYMENT, START, FLAGS, iterations=1).file.fitted for one in (known, certain)
+    )
+    by_name = {one.name: one.plus_minus_percent for one in narrow}
+    assert any(one.plus_minus_percent > by_name[one.name] for one in wide)
+    assert all(one.plus_minus_percent >= by_name[one.name] - 0.5 for one in wide)
 
 
 def test_summaries_of_aiperf_and_of_a_table_are_read(tmp_path: Path) -> None:

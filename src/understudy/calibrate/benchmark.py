@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from understudy.calibrate.load import Load
 
 Times = NDArray[np.float64]
+DRAWS = 3
+"""Of a load whose very lengths are not known."""
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +25,8 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     sha256: str
     load: Load
+    other_draws: tuple[Load, ...] = ()
+    """Of a file that does not have the very lengths: the load drawn otherwise. By how much they differ is chance."""
     means: dict[str, float]
     """ttft_ms, tpot_ms and e2e_ms, as far as the file has them."""
     ttft_ms: Times | None = None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from understudy.calibrate.benchmark import Benchmark
+    from understudy.calibrate.load import Load
     from understudy.calibrate.simulate import Outcome
     from understudy.engines.config import VllmConfig
     from understudy.timing.deployment import Deployment
@@ -145,7 +146,7 @@ def fit(
         residuals,
         np.array([getattr(start, name) for name in names]),
         prior=np.array(list(wanted.values())),
-        noise=_NOISE,
+        noise=float(np.hypot(_NOISE, _chance_of_draws(runs, start))),
         iterations=iterations,
         progress=progress,
     )
@@ -179,6 +180,18 @@ def fit(
     )
     notes = tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes)
     return Fit(file, outcomes, notes)
+
+
+def _chance_of_draws(runs: Sequence[Run], reached: Efficiencies) -> float:
+    """By how much a residual differs between draws of lengths that a file does not have, root mean square."""
+    squares = []
+    for run in runs:
+        others = [run.residuals(run.play(reached, load)) for load in run.benchmark.other_draws]
+        here = run.residuals(run.play(reached))
+        squares.append(
+            np.mean([(other - here) ** 2 for other in others], axis=0) if others else np.zeros_like(here)
+        )
+    return float(np.sqrt(np.concatenate(squares).mean()))
 
 
 def _in_common(runs: Sequence[Run], reached: Efficiencies, wanted: dict[str, float], left: Vector) -> Vector:
@@ -231,11 +244,11 @@ class Run(msgspec.Struct, frozen=True):
         )
         return cls(benchmark, deployment, engine)
 
-    def play(self, reached: Efficiencies) -> Outcome:
-        """Its load, replayed with these efficiencies."""
+    def play(self, reached: Efficiencies, load: Load | None = None) -> Outcome:
+        """Its load, or another draw of it, replayed with these efficiencies."""
         timing = Physical(coefficients=self.deployment.coefficients(reached))
         return simulate(
-            self.benchmark.load,
+            self.benchmark.load if load is None else load,
             msgspec.structs.replace(self.engine, timing=timing),
             front_end_ms=reached.front_end_ms,
             workers=self.deployment.parallel.data,

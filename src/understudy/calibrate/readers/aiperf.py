@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.calibrate.benchmark import Benchmark, Fields, check_units
+from understudy.calibrate.benchmark import DRAWS, Benchmark, Fields, Times, check_units
 from understudy.calibrate.load import requests
 from understudy.calibrate.readers.single_requests import of_requests
 from understudy.errors import InvalidArgument
@@ -81,10 +81,10 @@ def read_summary(source: tuple[str, str], where: str, content: dict[str, Any]) -
     rows = int(_average(fields, "request_count")[0])
     inputs, outputs = (_average(fields, f"{way}_sequence_length") for way in ("input", "output"))
     draw = np.random.default_rng(0)
-    lengths = [
-        np.maximum(np.round(draw.normal(mean, deviation, size=rows)), 1)
-        for mean, deviation in (inputs, outputs)
-    ]
+    load, *others = (
+        requests(_lengths(draw, *inputs, rows), _lengths(draw, *outputs, rows), concurrency=concurrency)
+        for _ in range(DRAWS)
+    )
     means = {
         "ttft_ms": _block_ms(fields, "time_to_first_token"),
         "tpot_ms": _block_ms(fields, "inter_token_latency"),
@@ -96,10 +96,16 @@ def read_summary(source: tuple[str, str], where: str, content: dict[str, Any]) -
             file=source[0],
             sha256=source[1],
             format="aiperf summary",
-            load=requests(lengths[0], lengths[1], concurrency=concurrency),
+            load=load,
+            other_draws=tuple(others),
             means=means,
         )
     ]
+
+
+def _lengths(draw: np.random.Generator, mean: float, deviation: float, rows: int) -> Times:
+    lengths: Times = np.maximum(np.round(draw.normal(mean, deviation, size=rows)), 1)
+    return lengths
 
 
 def _average(fields: Fields, key: str) -> tuple[float, float]:

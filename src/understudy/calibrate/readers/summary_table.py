@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-import numpy as np
-
-from understudy.calibrate.benchmark import Benchmark, Fields
-from understudy.calibrate.load import requests
+from understudy.calibrate.benchmark import DRAWS, Benchmark, Fields
+from understudy.calibrate.load import random_lengths
 from understudy.errors import InvalidArgument
 
 _NAMES = {
@@ -54,18 +52,24 @@ def _row(source: tuple[str, str], where: str, row: dict[str, str], least: float)
                 f"{where}: {name} must be a whole number of at least 1, got {found[name]:g}"
             )
     concurrency = int(found["conc"])
-    draw = np.random.default_rng(0)
-    rows = max(_PROMPTS_PER_SLOT * concurrency, 1)
-    inputs, outputs = (
-        draw.integers(max(int(nominal * least), 1), int(nominal) + 1, size=rows)
-        for nominal in (found["isl"], found["osl"])
+    load, *others = (
+        random_lengths(
+            int(found["isl"]),
+            int(found["osl"]),
+            least=least,
+            concurrency=concurrency,
+            prompts=_PROMPTS_PER_SLOT * concurrency,
+            seed=seed,
+        )
+        for seed in range(DRAWS)
     )
     engine = {name: _number(fields, row, names) for name, names in _ENGINE.items()}
     return Benchmark(
         file=f"{source[0]}:{where.rpartition(':')[2]}",
         sha256=source[1],
         format="CSV of summaries",
-        load=requests(inputs, outputs, concurrency=concurrency),
+        load=load,
+        other_draws=tuple(others),
         means={"ttft_ms": found["ttft_ms"], "tpot_ms": found["tpot_ms"]},
         engine={name: int(value) for name, value in engine.items() if value is not None},
     )

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from understudy.calibrate.benchmark import Benchmark, Fields, Times, check_clock, check_times, check_units
+from understudy.calibrate.benchmark import (
+    DRAWS,
+    Benchmark,
+    Fields,
+    Times,
+    check_clock,
+    check_times,
+    check_units,
+)
 from understudy.calibrate.load import Load, requests
 from understudy.errors import InvalidArgument
 
@@ -115,8 +123,15 @@ def _plain(
         if ratio is None:
             notes = ("lengths are taken to be all alike: say --least-length where they were random",)
     draw = np.random.default_rng(_SEED)
-    lengths = [_lengths(draw, mean, least, completed) for mean in (mean_input, mean_output)]
-    load = _load(fields, lengths[0], lengths[1], draw)
+    load, *others = (
+        _load(
+            fields,
+            _lengths(draw, mean_input, least, completed),
+            _lengths(draw, mean_output, least, completed),
+            draw,
+        )
+        for _ in range(DRAWS)
+    )
     means = {
         "ttft_ms": fields.number("mean_ttft_ms", least=0),
         "tpot_ms": fields.number("mean_tpot_ms", least=0),
@@ -128,6 +143,7 @@ def _plain(
         sha256=source[1],
         format="vllm bench serve",
         load=load,
+        other_draws=tuple(others),
         means=means,
         engine=engine,
         notes=notes,
