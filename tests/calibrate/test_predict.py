@@ -225,6 +225,22 @@ def test_rows_with_gaps_and_other_spellings_are_predicted(tmp_path: Path, change
     assert found.means["ttft_ms"] > found.means["tpot_ms"] > 0
 
 
+def test_a_row_may_name_the_release_that_it_ran_with(tmp_path: Path) -> None:
+    row = {
+        **SMALL_ROW,
+        "model_path": "MiniMaxAI/MiniMax-M2.5",
+        "quant": "fp8",
+        "system": "b200_sxm",
+        "tp_size": "2",
+    }
+    rows = [{**row, "backend_version": version} for version in ("0.19.0", "0.17.0", "", "nan")]
+    now, before, *unsaid = predict_table(Table.read(table(tmp_path / "in.csv", *rows)))
+    assert isinstance(now, Prediction)
+    assert isinstance(before, Prediction)
+    assert before.means["tpot_ms"] > 1.05 * now.means["tpot_ms"]
+    assert unsaid == [now, now]
+
+
 def test_experts_of_more_gpus_than_a_rank_has_are_those_of_several_ranks(tmp_path: Path) -> None:
     row = {**ROW, "model_path": "Qwen3-30B-A3B", "moe_tp_size": "1", "moe_ep_size": "4", "tp_size": "2"}
     one = Table.read(table(tmp_path / "in.csv", row)).experiment(0)

@@ -192,6 +192,17 @@ def test_experts_are_known_by_their_shape_and_else_stand_in_for_each_other() -> 
     )
 
 
+def test_experts_may_be_otherwise_in_a_release_that_was_measured() -> None:
+    minimax, b200 = Architecture.find("MiniMax-M2.5"), find_gpu("B200")
+    now = preset(minimax, b200, "fp8", "fp8")
+    assert preset(minimax, b200, "fp8", "fp8", release="0.19.0") == now
+    before = preset(minimax, b200, "fp8", "fp8", release="0.17.0")
+    assert before.efficiencies.experts < now.efficiencies.experts
+    assert before.efficiencies.link == now.efficiencies.link
+    assert before.origin.endswith("InferenceX MiniMax-M2.5 on B200 with vLLM 0.17.0")
+    assert before.trust == "fitted"
+
+
 def test_experts_that_stand_in_for_others_read_no_faster_than_the_memory() -> None:
     scout = preset(Architecture.find("Llama-4-Scout-17B-16E"), find_gpu("H100"), "fp8", "bf16")
     assert "those of MiniMax-M2.5 in fp8 on H100" in scout.origin

@@ -35,6 +35,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     """Draws of the same random load: their outcomes are averaged."""
     measured: dict[str, str]
     """Means of milliseconds by name, as far as they are there, as they are written: `measurement` reads them."""
+    release: str = ""
+    """Of vLLM, where it is told."""
     where: str = ""
     """File and line, for errors."""
     client_output_tokens: float | None = None
@@ -43,7 +45,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     def preset(self) -> Preset:
         """The efficiencies that nothing but its deployment tells."""
         what = self.deployment
-        return preset(what.model, what.gpu, what.weights, what.kv)
+        return preset(what.model, what.gpu, what.weights, what.kv, release=self.release)
 
     def measurement(self, name: str) -> float:
         """What was measured. InvalidArgument where nothing is, or nothing that can be compared with."""

@@ -180,6 +180,7 @@ def _closed_loop(row: _Row) -> Experiment:
         ),
         loads=loads,
         measured=row.measured("ttft_ms", "tpot_ms"),
+        release=row.text("backend_version", default=""),
         where=row.where,
     )
 

@@ -49,6 +49,13 @@ class _Experts(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     others: dict[str, float] = {}
     """Other efficiencies that this model's runs ask for."""
+    releases: dict[str, dict[str, float]] = {}
+    """What is otherwise in other releases of vLLM, by how their version begins: kernels of experts change with them."""
+
+    def numbers(self, release: str) -> dict[str, float]:
+        """Efficiencies by name, those of a release where they were measured."""
+        own = next((found for start, found in self.releases.items() if release.startswith(start)), {})
+        return {"experts": self.read, "expert_compute": self.compute, **self.others, **own}
 
 
 _HOPPER = _Dense(
@@ -260,6 +267,15 @@ EXPERTS: dict[tuple[str, str, str], _Experts] = {
             "sequence_us": 7.3,
             "floor_ms_per_layer": 0.84,
         },
+        releases={
+            "0.17": {
+                "experts": 0.788,
+                "expert_compute": 0.059,
+                "routing_ns": 114.0,
+                "step_ms": 5.05,
+                "floor_ms_per_layer": 1.27,
+            }
+        },
     ),
     ("MiniMax-M2.5", "nvfp4", "B200"): _Experts(
         read=0.983,
@@ -333,8 +349,11 @@ def _same_shape(model: Architecture, name: str) -> bool:
     return msgspec.structs.replace(model, **free) == msgspec.structs.replace(known, **free)
 
 
-def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
-    """The efficiencies to start from. A GPU that is not among the presets gets Hopper's, and says so."""
+def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str = "") -> Preset:
+    """The efficiencies to start from. A GPU that is not among the presets gets Hopper's, and says so.
+
+    `release` is the version of vLLM, which matters to experts that were measured with several.
+    """
     kind, cache = weight_type(weights).name, kv_type(kv)
     known = DENSE.get((gpu.name, kind)) or DENSE.get((gpu.name, "*"))
     dense = known or _HOPPER
@@ -361,7 +380,7 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str) -> Preset:
             origin = f"{origin}; experts of {model.name} in {kind}: {experts.origin}"
         else:
             origin = f"{origin}; experts: {experts.origin} {name} on {gpu.name}"
-        reached = msgspec.structs.replace(
-            reached, experts=experts.read, expert_compute=experts.compute, **experts.others
-        )
+            if any(release.startswith(start) for start in experts.releases):
+                origin = f"{origin} with vLLM {release}"
+        reached = msgspec.structs.replace(reached, **experts.numbers(release))
     return Preset(efficiencies=reached, trust=trust, origin=origin)
