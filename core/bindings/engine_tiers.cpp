@@ -50,6 +50,9 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
       .def_prop_ro(
           "wake_ns", [](VllmEngine& self) { return tiers_of(self).hub().next_wake_ns(); },
           "Not after the next transfer lands; None when none is under way.")
+      .def_prop_ro(
+          "tiers_idle", [](VllmEngine& self) { return tiers_of(self).idle(); },
+          "No transfer of this engine's is under way or waits for its turn.")
       .def("land", &VllmEngine::land, "now_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Let every transfer that ends by then land, each at its time.")
       .def(

@@ -78,6 +78,13 @@ void bind_links(nb::module_& m) {
           "now_ns"_a, "link"_a, "share"_a,
           "From now on the link has this share of its bandwidth (0.001 to 1), for what is under way too.")
       .def(
+          "set_duplex_share",
+          [](Links& links, nb::handle now_ns, nb::handle duplex, double share) {
+            links.set_duplex_share(read_ns(now_ns, "now_ns"),
+                                   static_cast<DuplexId>(read_uint(duplex, "duplex", kMaxId)), share);
+          },
+          "now_ns"_a, "duplex"_a, "share"_a, "As `set_share`, of a cap over links.")
+      .def(
           "start",
           [](Links& links, nb::handle now_ns, nb::handle path, nb::handle num_bytes, bool background) {
             const IntArray<std::uint32_t> ids(path, "path");

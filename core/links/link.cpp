@@ -45,7 +45,7 @@ double ns_of(LinkFlow::Tick tick) {
 }  // namespace
 
 DuplexId Links::add_duplex(const std::string& name, double bandwidth_gbps, bool demand_first) {
-  duplexes_.push_back(flow_.add_port(bytes_per_second(name, bandwidth_gbps), demand_first));
+  duplexes_.push_back({flow_.add_port(bytes_per_second(name, bandwidth_gbps), demand_first), name, bandwidth_gbps});
   return static_cast<DuplexId>(duplexes_.size() - 1);
 }
 
@@ -66,24 +66,32 @@ LinkId Links::add_link(const LinkSpec& spec) {
 
 void Links::set_share(std::int64_t now_ns, LinkId id, double share) {
   if (id >= links_.size()) throw Error(ErrorKind::InvalidArgument, "there is no link ", id);
-  const LinkUsage& usage = links_[id].usage;
+  lower(now_ns, links_[id].port, links_[id].usage.name, links_[id].usage.bandwidth_gbps, share);
+}
+
+void Links::set_duplex_share(std::int64_t now_ns, DuplexId id, double share) {
+  if (id >= duplexes_.size()) throw Error(ErrorKind::InvalidArgument, "there is no duplex ", id);
+  lower(now_ns, duplexes_[id].port, duplexes_[id].name, duplexes_[id].bandwidth_gbps, share);
+}
+
+void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& name, double bandwidth_gbps,
+                  double share) {
   if (!(share >= kLeastShare && share <= 1)) {
-    throw Error(ErrorKind::InvalidArgument, "link ", usage.name, ": a share of its bandwidth is from ", kLeastShare,
+    throw Error(ErrorKind::InvalidArgument, "link ", name, ": a share of its bandwidth is from ", kLeastShare,
                 " to 1, got ", share);
   }
-  if (!has_limit(id))
-    throw Error(ErrorKind::InvalidArgument, "link ", usage.name, " has no limit that could be lowered");
+  const std::uint64_t usual = bytes_per_second(name, bandwidth_gbps);
+  if (usual == 0) throw Error(ErrorKind::InvalidArgument, "link ", name, " has no limit that could be lowered");
   const double least_share = std::min(least_share_, share);
   if (takes_years(backlog_ns_, least_share))
-    throw Error(ErrorKind::CapacityExhausted, "link ", usage.name, ": what is under way would take years");
+    throw Error(ErrorKind::CapacityExhausted, "link ", name, ": what is under way would take years");
   advance(now_ns);
   least_share_ = least_share;
-  const std::uint64_t usual = bytes_per_second(usage.name, usage.bandwidth_gbps);
   const auto lowered = static_cast<std::uint64_t>(static_cast<double>(usual) * share);
   forecast_.reset();
   Ledger ledger(*this);
-  flow_.set_bandwidth(links_[id].port, share == 1 ? usual : std::max<std::uint64_t>(lowered, 1),
-                      LinkFlow::tick_of(now_ns), &ledger);
+  flow_.set_bandwidth(port, share == 1 ? usual : std::max<std::uint64_t>(lowered, 1), LinkFlow::tick_of(now_ns),
+                      &ledger);
 }
 
 // Links that were slowed make longer of it.
@@ -138,7 +146,7 @@ LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority)
   for (const LinkId id : path) {
     ports[num_ports++] = links_[id].port;
     if (const std::optional<DuplexId>& duplex = links_[id].duplex) {
-      const LinkFlow::PortId cap = duplexes_[*duplex];
+      const LinkFlow::PortId cap = duplexes_[*duplex].port;
       if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links are under it
     }
     if (num_own == 0) num_own = num_ports;

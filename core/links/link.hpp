@@ -36,8 +36,10 @@ class Links {
   // From now on the link has this share of its bandwidth, from kLeastShare to 1; what is under way slows down with it.
   // InvalidArgument for another share, or when the link has no limit.
   void set_share(std::int64_t now_ns, LinkId id, double share);
+  void set_duplex_share(std::int64_t now_ns, DuplexId id, double share);  // the same of a cap
   static constexpr double kLeastShare = 1e-3;
   bool has_limit(LinkId id) const { return flow_.port(links_[id].port).bytes_per_second > 0; }
+  std::optional<DuplexId> duplex_of(LinkId id) const { return links_[id].duplex; }
 
   // Starts a transfer over one or two links; ids rise in order of start. Time never goes backwards (InvalidArgument).
   TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes,
@@ -80,6 +82,13 @@ class Links {
     LinkUsage usage;
   };
 
+  struct Duplex {
+    LinkFlow::PortId port = 0;
+    std::string name;
+    double bandwidth_gbps = 0;
+  };
+
+  void lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& name, double bandwidth_gbps, double share);
   LinkFlow::LaneId lane_of(std::span<const LinkId> path, Priority priority);
   void advance(std::int64_t now_ns);
   static bool takes_years(LinkFlow::Wide backlog_ns, double least_share);
@@ -87,7 +96,7 @@ class Links {
 
   LinkFlow flow_;
   std::vector<Link> links_;
-  std::vector<LinkFlow::PortId> duplexes_;
+  std::vector<Duplex> duplexes_;
   std::int64_t now_ns_ = 0;
   TransferId next_id_ = 0;
   std::size_t in_flight_ = 0;

@@ -39,10 +39,16 @@ class TransferHub {
     return id;
   }
 
-  // As Links::set_share, once all that has ended was told.
+  // As of Links, once all that has ended was told.
   void set_share(std::int64_t now_ns, LinkId link, double share) {
     run_until(now_ns);
     links_.set_share(now_ns, link, share);
+    next_wake_ns_ = links_.next_wake_ns();
+  }
+
+  void set_duplex_share(std::int64_t now_ns, DuplexId duplex, double share) {
+    run_until(now_ns);
+    links_.set_duplex_share(now_ns, duplex, share);
     next_wake_ns_ = links_.next_wake_ns();
   }
 

@@ -32,9 +32,16 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
   }
   if (links.empty()) throw Error(ErrorKind::InvalidArgument, "there is no such tier below the device");
   const Links& all = hub().links();
+  std::vector<DuplexId> caps;  // both ways of a pair have the same one
+  for (const LinkId link : links) {
+    const std::optional<DuplexId> cap = all.duplex_of(link);
+    if (cap && std::ranges::find(caps, *cap) == caps.end()) caps.push_back(*cap);
+  }
   std::erase_if(links, [&](LinkId link) { return !all.has_limit(link); });
-  if (links.empty()) throw Error(ErrorKind::InvalidArgument, "the links of that tier have no limit to be lowered");
+  if (links.empty() && caps.empty())
+    throw Error(ErrorKind::InvalidArgument, "the links of that tier have no limit to be lowered");
   for (const LinkId link : links) hub().set_share(now_ns, link, share);
+  for (const DuplexId cap : caps) hub().set_duplex_share(now_ns, cap, share);
 }
 
 // ── Landings ──

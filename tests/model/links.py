@@ -39,13 +39,13 @@ def completions(
     links: list[ModelLink],
     caps: list[ModelCap],
     transfers: list[ModelTransfer],
-    changes: list[tuple[int, int, Fraction]] | None = None,
+    changes: list[tuple[int, str, int, Fraction]] | None = None,
 ) -> list[tuple[int, int]]:
     """(time_ns, index) of every transfer, by time and then by index.
 
-    `changes`: from a time on a link has another bandwidth.
+    `changes`: from a time on a "link" or a "cap" has another bandwidth.
     """
-    links = list(links)
+    links, caps = list(links), list(caps)
     later = sorted(changes or [], key=lambda change: change[0])
 
     def ports(transfer: ModelTransfer) -> set[tuple[str, int]]:
@@ -80,14 +80,17 @@ def completions(
                 ends[i] = now
             elif speed > 0:
                 ends[i] = now + t.left / speed
-        moments = [*begins.values(), *(ns for ns, _, _ in later)]
+        moments = [*begins.values(), *(ns for ns, *_ in later)]
         then = min([Fraction(ns) for ns in moments] + list(ends.values()))
         for i, t in flowing.items():
             t.left -= (then - now) * (rates[i] or 0)
         now = then
         while later and later[0][0] == now:
-            _, changed, bandwidth = later.pop(0)
-            links[changed] = replace(links[changed], bandwidth=bandwidth)
+            _, kind, changed, bandwidth = later.pop(0)
+            if kind == "link":
+                links[changed] = replace(links[changed], bandwidth=bandwidth)
+            else:
+                caps[changed] = replace(caps[changed], bandwidth=bandwidth)
         for i in [i for i, end in ends.items() if end == now]:
             del flowing[i]
             ended.append((math.ceil(now), i))

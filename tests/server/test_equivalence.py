@@ -38,15 +38,22 @@ class Diary:
         self.lines.append((now_ns, request.ended, request.name, request.preemptions))
 
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
+        self.lines.append((now_ns, effects.batch_tokens, core.engine.pool, self._events(core)))
+
+    def on_landed(self, core: EngineCore) -> None:
+        rows = self._events(core)
+        if rows[0]:
+            self.lines.append(("landed", core.engine.pool, rows))
+
+    def _events(self, core: EngineCore) -> list[list[int]]:
         batch, times = core.take_events()
-        rows = [
+        return [
             times.tolist(),
             batch.kinds.tolist(),
             batch.tiers.tolist(),
             batch.sequence_hashes.tolist(),
             batch.parent_hashes.tolist(),
         ]
-        self.lines.append((now_ns, effects.batch_tokens, core.engine.pool, rows))
 
     @property
     def digest(self) -> int:

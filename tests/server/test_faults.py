@@ -61,6 +61,39 @@ def test_a_link_is_slowed_by_an_order_and_is_as_fast_as_before_when_that_ends() 
     asyncio.run(main())
 
 
+def test_a_limit_of_both_directions_together_is_slowed_too() -> None:
+    link = {"down_gbps": float("inf"), "up_gbps": float("inf"), "duplex_gbps": 0.32}
+    both = TiersConfig.from_dict(
+        {
+            "tiers": [{"tier": "g2", "blocks": 256, "link": link}],
+            "kv_bytes_per_token": 2000,
+            "offload": {"recompute_fallback": False},
+        }
+    )
+
+    async def main() -> None:
+        async with serving(engine=SMALL, max_model_len=1024, tiers=both, speedup=10.0) as (client, server):
+            first = server.worker.metrics[0].first_token
+
+            async def load_ms() -> float:
+                """Of twenty blocks that lie on the host and nothing else is under way."""
+                for seed in (1000, 2000):
+                    await client.post(C, {"prompt": [seed + n for n in range(640)], "max_tokens": 1})
+                await asyncio.sleep(0.1)  # a second there, far more than their way down takes
+                before = first.sum
+                await client.post(C, {"prompt": [*range(320), 7], "max_tokens": 1})
+                return (first.sum - before) * 1e3
+
+            await client.post(C, {"prompt": [*range(320), 7], "max_tokens": 1})
+            assert 2 <= await load_ms() < 6
+            await client.post("/admin/fault", {"kind": "slow_link", "factor": 8})
+            assert 16 <= await load_ms() < 20
+            await client.post("/admin/fault", {"kind": "none"})
+            assert 2 <= await load_ms() < 6
+
+    asyncio.run(main())
+
+
 def test_a_link_that_is_not_there_or_has_no_limit_is_not_slowed() -> None:
     inf = float("inf")
     free = TiersConfig.from_dict(

@@ -13,6 +13,7 @@ from understudy.events.events import Stored
 from understudy.events.wire import AllBlocksCleared, BlockStored, decode_batch
 from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
+from understudy.tiers.settings import TiersConfig
 from understudy.tokens import TokenBlocks
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ class Reader:
         self._context.term()
 
 
-def run(test: Any, **config: Any) -> None:
+def run(test: Any, *, tiers: TiersConfig | None = None, **config: Any) -> None:
     events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "topic": "kv-events", **config}
 
     async def main() -> None:
-        async with serving(kv_events_config=events, dev_mode=True) as (client, server):
+        below = TiersConfig() if tiers is None else tiers
+        async with serving(kv_events_config=events, dev_mode=True, tiers=below) as (client, server):
             sources = (await client.get("/kv_event_sources")).json
             reader = Reader(sources["0"]["endpoint"])
             try:
@@ -106,6 +108,30 @@ def test_a_cleared_cache_is_told_with_the_next_step() -> None:
         assert len(batch.events[1].block_hashes) == 3  # nothing was cached any more
 
     run(test)
+
+
+def test_what_lands_on_the_host_of_an_idle_worker_is_told_when_it_lands() -> None:
+    link = {
+        "down_gbps": 0.01,
+        "up_gbps": 0.01,
+    }  # a block of 32,000 bytes goes down in 3.2 ms, the step takes one
+    below = TiersConfig.from_dict(
+        {"tiers": [{"tier": "g2", "blocks": 64, "link": link}], "kv_bytes_per_token": 2000}
+    )
+
+    async def test(client: Client, server: Any, reader: Reader) -> None:
+        assert (await client.post(C, {"prompt": RUN, "max_tokens": 1})).status == 200
+        stored: list[BlockStored] = []
+        while sum(len(event.block_hashes) for event in stored if event.medium == "CPU") < 3:
+            _, batch = await reader.next()  # nobody asks for anything meanwhile
+            stored += [event for event in batch.events if isinstance(event, BlockStored)]
+        assert server.worker.live() == []
+        device = [event for event in stored if event.medium == "GPU"]
+        assert {h for event in stored for h in event.block_hashes} == {
+            h for event in device for h in event.block_hashes
+        }
+
+    run(test, tiers=below)
 
 
 def test_a_worker_that_dies_begins_again_at_zero_with_nothing_cached() -> None:

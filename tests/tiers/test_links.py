@@ -72,6 +72,20 @@ def test_a_link_that_is_slowed_halfway_moves_the_rest_at_its_new_pace() -> None:
     assert drain(links) == [(MS + 450_000, 0)]
 
 
+def test_a_cap_that_is_slowed_slows_both_directions() -> None:
+    links = Links()
+    cap = links.add_duplex("both", 2.0)
+    for name in ("down", "up"):
+        links.start(0, [links.add_link(name, math.inf, duplex=cap)], MB)
+    assert (links.deadline_ns(0), links.deadline_ns(1)) == (MS, MS)
+    links.set_duplex_share(MS // 2, cap, 0.1)
+    assert drain(links) == [(MS // 2 + 5 * MS, 0), (MS // 2 + 5 * MS, 1)]
+    with pytest.raises(InvalidArgument, match="link both: a share of its bandwidth"):
+        links.set_duplex_share(6 * MS, cap, 2.0)
+    with pytest.raises(InvalidArgument, match="no duplex 7"):
+        links.set_duplex_share(6 * MS, 7, 0.5)
+
+
 def test_a_link_that_cannot_be_slowed_so_says_why() -> None:
     links = one_link()
     free = links.add_link("free", math.inf)
@@ -423,7 +437,8 @@ def test_completion_times_equal_exact_processor_sharing(
     for i, (gbps, fixed_ns, first, duplex) in enumerate(specs):
         links.add_link(f"link {i}", gbps, fixed_ns=fixed_ns, demand_first=first, duplex=duplex)
     path = st.lists(st.integers(0, len(specs) - 1), min_size=1, max_size=2, unique=True)
-    limited = [i for i, (gbps, *_) in enumerate(specs) if not math.isinf(gbps)]
+    limited = [("link", i) for i, (gbps, *_) in enumerate(specs) if not math.isinf(gbps)]
+    limited += [("cap", i) for i, (gbps, _) in enumerate(caps) if not math.isinf(gbps)]
     slowed = st.tuples(st.sampled_from(limited), st.sampled_from([1.0, 0.5, 0.3, 0.001]))
     transfer = st.tuples(
         st.integers(0, 400),
@@ -441,13 +456,13 @@ def test_completion_times_equal_exact_processor_sharing(
         st.lists(transfer, min_size=1, max_size=12)
     ):
         if slow is not None:
-            link, share = slow
+            (kind, slowed_one), share = slow
             at = now + gap // 3
-            usual = round(specs[link][0] * 1e9)
-            links.set_share(at, link, share)
+            usual = round((specs if kind == "link" else caps)[slowed_one][0] * 1e9)
+            (links.set_share if kind == "link" else links.set_duplex_share)(at, slowed_one, share)
             links.check()
             bandwidth = usual if share == 1 else max(int(usual * share), 1)
-            changes.append((at, link, Fraction(bandwidth, 10**9)))
+            changes.append((at, kind, slowed_one, Fraction(bandwidth, 10**9)))
         now += gap
         if look:
             popped += links.pop_due(now - gap // 2)

@@ -10,13 +10,15 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from understudy.server.api.adapters import PREFIX
+from understudy.server.api.described import Html
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, error_body
-from understudy.server.api.fields import read_body, read_json
+from understudy.server.api.fields import read_json
 from understudy.server.api.routes import Routes, no_such_response
 from understudy.server.faults import FaultOrder, Faults, apply_order
 from understudy.server.knobs import Knobs
-from understudy.server.metrics.families import CONTENT_TYPE
+from understudy.server.metrics.families import CONTENT_TYPE, OLD_CONTENT_TYPE, only
 from understudy.server.metrics.others import add_adapters
 
 if TYPE_CHECKING:
@@ -129,11 +131,8 @@ class App:
 
     def _by_path(self, request: Request, connection: Connection) -> None:
         path = request.path
-        if path in ("/metrics", "/metrics/"):
-            if request.method not in ("GET", "HEAD"):
-                self._wrong_method(connection, "GET")
-                return
-            connection.respond(200, self.worker.registry.render(), CONTENT_TYPE)
+        if path == "/metrics" or path.startswith("/metrics/"):
+            self._metrics(request, connection)
             return
         if path == "/health" or path == "/health/ready":
             self._health(request, connection)
@@ -159,7 +158,7 @@ class App:
                 raise ApiError("the model is loading", status=503, kind="Service Unavailable")
             if self.draining:
                 raise ApiError("the server is shutting down", status=503, kind="Service Unavailable")
-            body = read_body(request)
+            body = self.routes.read(request)
             if self.settings.enable_log_requests:
                 log.info("%s %s", request.path, body.get("request_id", ""))
             generators[request.path](body, request, connection)
@@ -178,7 +177,9 @@ class App:
         query = {name: values[-1] for name, values in parse_qs(request.query).items()}
         status, reply = answer(request, query)
         if isinstance(reply, str):
-            connection.respond(status, reply.encode(), "")
+            connection.respond(
+                status, reply.encode(), "text/html; charset=utf-8" if isinstance(reply, Html) else ""
+            )
         elif reply is None:
             connection.respond(status, b"", "")
         else:
@@ -194,6 +195,18 @@ class App:
                     self._wrong_method(connection, method)
                     return
                 raise no_such_response(parts[3])
+        if (
+            self.routes.adapters is not None
+            and request.path.startswith(PREFIX)
+            and len(parts) == 3
+            and parts[2]
+        ):
+            if request.method != "DELETE":
+                self._wrong_method(connection, "DELETE")
+                return
+            status, text = self.routes.adapters.delete(request.path)
+            connection.respond(status, text.encode(), "")
+            return
         bare = request.path.rstrip("/")
         if bare != request.path and (
             bare in self.routes.plain or bare in self.routes.generators or bare in _OWN
@@ -220,6 +233,15 @@ class App:
             return
         order = FaultOrder.read(read_json(request.body))
         connection.respond(200, encode(apply_order(order, [self])))
+
+    def _metrics(self, request: Request, connection: Connection) -> None:
+        """The page; below it and by other methods too, older, and by name where some are asked for."""
+        page = self.worker.registry.render()
+        if request.path == "/metrics" and request.method == "GET":
+            connection.respond(200, page, CONTENT_TYPE)
+            return
+        names = parse_qs(request.query).get("name[]")
+        connection.respond(200, only(page, set(names)) if names else page, OLD_CONTENT_TYPE)
 
     def _health(self, request: Request, connection: Connection) -> None:
         if request.method != "GET":

@@ -32,6 +32,7 @@ class LiveRequest:
     """A request on its way through one engine, with the times at which things happened to it (ns, −1: not yet)."""
 
     __slots__ = (
+        "aborted",
         "adapter",
         "admitted_ns",
         "arrival_ns",
@@ -82,6 +83,8 @@ class LiveRequest:
         self.cached_tokens = 0
         self.preemptions = 0
         self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
+        self.aborted = False
+        """It was ended from inside, and its client is to be told what there was of it."""
         self.ended = ""
         """"finished", "cancelled", "lost" (its engine was killed), or "" while it is on its way."""
 
@@ -240,9 +243,11 @@ class EngineCore:
         return self.engine.num_waiting + (self.engine.parked if self.has_tiers else 0)
 
     @property
-    def still_stores(self) -> bool:
-        """Nobody is here, and what those who were left is on its way to the host, as vLLM's offload does it."""
-        return self.offload is not None and self.engine.idle and self.engine.offload_pending
+    def still_lands(self) -> bool:
+        """Nobody is here, and what those who were left is on its way to or between tiers."""
+        if not self.engine.idle:
+            return False
+        return self.engine.offload_pending if self.offload is not None else not self.engine.tiers_idle
 
     @property
     def host_usage(self) -> float:

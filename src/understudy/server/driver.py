@@ -29,6 +29,9 @@ class Observer(Protocol):
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
         """A step has ended."""
 
+    def on_landed(self, core: EngineCore) -> None:
+        """Transfers have landed in an engine that computes nothing."""
+
 
 class Driver:
     """Plays engines on a clock. All its methods are called from one thread, the event loop's."""
@@ -133,12 +136,14 @@ class Driver:
     def _play(self, now_ns: int) -> None:
         """Everything of one time, in the run's order."""
         touched: dict[int, EngineCore] = {}
+        landed: set[int] = set()
         while self._queue and self._queue[0][0] == now_ns:
             _, kind, _, core, action = heapq.heappop(self._queue)
             if kind == _LAND:
                 core.wake_ns = -1
                 if not core.engine.in_step:
                     core.engine.land(now_ns)
+                    landed.add(id(core))
             elif kind == _END:
                 if core.step_end_ns != now_ns:
                     continue  # of an engine that has died since
@@ -149,8 +154,11 @@ class Driver:
         for core in touched.values():
             if core.begin(now_ns):
                 self._put(core.step_end_ns, _END, core, None)
-            elif core.has_tiers and (core.engine.asleep or core.still_stores):
+                continue
+            if core.has_tiers and (core.engine.asleep or core.still_lands):
                 self._put_landing(core, now_ns)
+            if id(core) in landed and id(core) in self._observers:
+                self._observers[id(core)].on_landed(core)
 
     def _end(self, core: EngineCore, now_ns: int) -> None:
         self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speedup / 1e9)

@@ -150,7 +150,7 @@ def chosen_workers(order: FaultOrder, workers: Sequence[ServerSettings]) -> list
 def _has_limit(settings: ServerSettings, tier: str) -> bool:
     plan = TierPlan.of(settings.tiers, settings.engine.block_size)
     return plan is not None and any(
-        math.isfinite(link.bandwidth_gbps)
+        math.isfinite(link.bandwidth_gbps) or link.duplex_gbps is not None
         for one in plan.tiers
         for link in (*one.down, *one.up)
         if one.tier == Tier[tier.upper()]

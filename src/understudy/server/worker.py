@@ -107,6 +107,7 @@ class Worker:
         self.loras = {module.name: module for module in settings.lora_modules}
         self._adapter_numbers: dict[str, int] = {}
         self.sleep_level = 0
+        self._pausing: bool | None = None  # once all have ended; whether the cache is to go then
         self._slowed: set[str] = set()
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
         if settings.max_model_len > capacity:
@@ -224,6 +225,16 @@ class Worker:
         self.metrics[rank].on_step(effects)
         if self.diary is not None:
             self.diary.on_step(self.index, core, now_ns)
+        self._tell_events(core, rank)
+        if self._pausing is not None and not self.live():
+            clear_cache, self._pausing = self._pausing, None
+            self.pause("wait", clear_cache=clear_cache)
+
+    def on_landed(self, core: EngineCore) -> None:
+        """Transfers have landed in an idle engine: what they changed is told now, since no step will."""
+        self._tell_events(core, self._rank_of[id(core)])
+
+    def _tell_events(self, core: EngineCore, rank: int) -> None:
         if not core.has_events:
             return
         batch, _ = core.take_events()
@@ -243,24 +254,51 @@ class Worker:
         if self.live():
             return False
         for core in self.cores:
-            self.driver.do(core, lambda _, core=core: core.forget_cache())  # type: ignore[misc]
-        for sender in self.senders:
-            sender.forget_all()
+            self._forget(core)
+        return True
+
+    def _forget(self, core: EngineCore) -> None:
+        self.driver.do(core, lambda _: core.forget_cache())
+        if self.senders:
+            self.senders[self._rank_of[id(core)]].forget_all()
         if self.on_restart is not None:
             self.on_restart(self.index)
-        return True
 
     @property
     def asleep(self) -> bool:
         """Requests are accepted and wait."""
         return self.sleep_level > 0
 
-    def sleep(self, level: int) -> None:
-        """Abort what runs; then accept requests and let them wait. The cache is gone."""
+    def abort(self, requests: list[LiveRequest]) -> None:
+        """End them now; their clients get what there was."""
+        for request in requests:
+            request.aborted = True
+            self.driver.cancel(request)
+
+    def pause(self, mode: str, *, clear_cache: bool) -> None:
+        """Begin no step from now on. "abort": what is here ends; "keep": it goes on later; "wait": it ends first."""
+        if mode == "wait" and self.live():
+            self._pausing = clear_cache
+            return
+        if mode == "abort":
+            self.abort(self.live())
+        for core in self.cores:
+            if clear_cache and mode != "keep":
+                self._forget(core)
+            self.set_paused(core, True)
+
+    def resume(self) -> None:
+        """Begin steps again."""
+        self._pausing = None
+        for core in self.cores:
+            self.set_paused(core, False)
+
+    def sleep(self, level: int, mode: str = "abort") -> None:
+        """Abort what runs, unless it is to be kept; then accept requests and let them wait. The cache is gone."""
         began_s = time.perf_counter()
         self.sleep_level = max(level, 1)
-        for request in self.live():
-            self.driver.cancel(request)
+        if mode != "keep":
+            self.abort(self.live())
         for core, metrics in zip(self.cores, self.metrics, strict=True):
             metrics.asleep = "weights_offloaded" if level < 2 else "discard_all"
             core.paused = True

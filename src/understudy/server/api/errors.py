@@ -40,6 +40,11 @@ def bad_value(message: str, param: str, value: object = msgspec.UNSET) -> ApiErr
     return ApiError(f"{message} ({given})", param=param)
 
 
+def bad_request(message: str) -> ApiError:
+    """What vLLM's smaller routes say of a body that they cannot use: neither field nor value is named."""
+    return ApiError(message, kind="Bad Request")
+
+
 def no_such_model(name: str, names: tuple[str, ...]) -> ApiError:
     """A model that is not served here."""
     known = ", ".join(names)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy.server.api.errors import ApiError, Problem, invalid_body
+from understudy.server.api.errors import ApiError, Problem, bad_request, invalid_body
 
 if TYPE_CHECKING:
     from understudy.server.http import Request
@@ -20,16 +20,37 @@ _MAX_DIGITS = 4300
 
 def read_body(request: Request) -> dict[str, Any]:
     """The JSON object of a request. ApiError with vLLM's param otherwise."""
+    check_content_type(request)
+    body = read_json(request.body) if request.body else None
+    if not isinstance(body, dict):
+        raise invalid_body([Problem("model_attributes_type", "body", "the body must be an object", body)])
+    return body
+
+
+def check_content_type(request: Request) -> None:
+    """It must be JSON's. ApiError as vLLM's otherwise."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise invalid_body(
             [Problem("content_type", "header.content-type", "the body must be application/json", kind)],
             param=False,
         )
-    body = read_json(request.body) if request.body else None
+
+
+def read_object(request: Request) -> dict[str, Any]:
+    """The JSON object of a request to a route that looks at nothing else, its type of content included."""
+    body = read_any(request)
     if not isinstance(body, dict):
-        raise invalid_body([Problem("model_attributes_type", "body", "the body must be an object", body)])
+        raise bad_request("the body must be an object")
     return body
+
+
+def read_any(request: Request) -> Any:
+    """The JSON of a request to such a route."""
+    try:
+        return json.loads(request.body)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON: {str(error)[:200]}") from None
 
 
 def read_json(data: bytes) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from understudy.server.api.errors import error_body
+from understudy.server.api.plan import Plan
 from understudy.server.core import LiveRequest
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy.server.api.growing import GrowingPlan
-    from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
     from understudy.server.http import Connection
     from understudy.server.worker import Worker
@@ -125,11 +125,24 @@ class Choice:
         generation = self.generation
         if generation.worker.diary is not None:
             generation.worker.diary.on_end(generation.worker.index, request)
-        if self.emitted >= self.plan.total:
+        if request.aborted and request.ended == "cancelled" and isinstance(self.plan, Plan):
+            self._cut(self.plan)
+        elif self.emitted >= self.plan.total:
             generation.worker.metrics_of(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
         generation.one_ended(self, request.ended)
+
+    def _cut(self, plan: Plan) -> None:
+        """What there was of it is the answer."""
+        generation, sent = self.generation, self.sent
+        self.plan = msgspec.structs.replace(plan, total=self.emitted, finish="abort", stop_reason=None)
+        if generation.sampling.stream and not generation.gone:
+            if not generation.started:
+                generation.start()
+            self.sent = self.emitted
+            rest = self.emitted - sent
+            generation.connection.send_event(generation.style.chunk(generation, self, sent, rest, True))
 
 
 class Generation:
@@ -295,6 +308,11 @@ class Generation:
             return b"endpoint-load-metrics: JSON " + msgspec.json.encode({"named_metrics": values}) + b"\r\n"
         text = ", ".join(f"named_metrics.{name}={value}" for name, value in values.items())
         return f"endpoint-load-metrics: TEXT {text}\r\n".encode()
+
+    @property
+    def gone(self) -> bool:
+        """Nobody waits for it any more."""
+        return self._gone
 
     @property
     def completion_tokens(self) -> int:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
 
+from understudy.server.api.adapters import Adapters
 from understudy.server.api.anthropic import check_anthropic, in_anthropics_words, messages_of, tools_of
 from understudy.server.api.before import check_salt
-from understudy.server.api.errors import ApiError, Problem, bad_value, invalid_body, no_such_model
-from understudy.server.api.fields import Fields, read_body, read_json
+from understudy.server.api.described import pages
+from understudy.server.api.developer import Developer
+from understudy.server.api.errors import ApiError, bad_request, bad_value, no_such_model
+from understudy.server.api.fields import Fields, check_content_type, read_any, read_body, read_object
 from understudy.server.api.generation import new_id
 from understudy.server.api.prompts import chat_text, read_messages, tokens_of
 from understudy.server.api.sampling import Sampling
 from understudy.server.api.schema import (
     COUNT,
     DETOKENIZE,
-    LOAD_LORA,
     MESSAGES,
     RESPONSES,
     TOKENIZE,
     TOKENIZE_CHAT,
-    UNLOAD_LORA,
     check_types,
 )
 from understudy.server.api.styles import MessagesStyle, ResponsesStyle
-from understudy.server.settings import VERSION, LoraModule
+from understudy.server.settings import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,46 +62,61 @@ class Routes:
             "/detokenize": {"POST": self._detokenize},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/systemone": {"POST": self._systemone},
+            "/scale_elastic_ep": {"POST": self._scale},
             "/is_scaling_elastic_ep": {"POST": lambda *_: (200, {"is_scaling_elastic_ep": False})},
         }
         closed: dict[str, Plain] = {"POST": self._scale_out}
         for path in (
             "/v1/completions/render",
             "/v1/chat/completions/render",
+            "/v1/messages/render",
             "/v1/completions/derender",
             "/v1/chat/completions/derender",
             "/inference/v1/generate",
+            "/inference/v1/abort_requests",
         ):
             self.plain[path] = closed
+        # A response of that name is asked for by the same path.
+        self.plain["/v1/responses/render"] = {**closed, "GET": _no_response_of_that_name}
         if settings.dev_mode:
-            self._add_dev()
-        if settings.runtime_lora:
-            self.plain["/v1/load_lora_adapter"] = {"POST": self._load_lora}
-            self.plain["/v1/unload_lora_adapter"] = {"POST": self._unload_lora}
+            self.plain |= Developer(worker).plain
+        self.adapters = Adapters(worker) if settings.runtime_lora else None
+        if self.adapters is not None:
+            self.plain |= self.adapters.plain
+        if not settings.disable_fastapi_docs:
+            self.plain |= pages(lambda: [*self.plain, *self.generators], self.methods_of)
 
-    def _add_dev(self) -> None:
-        worker = self._worker
-        self.plain |= {
-            "/reset_prefix_cache": {"POST": self._reset},
-            "/reset_mm_cache": {"POST": self._nothing},
-            "/reset_encoder_cache": {"POST": self._nothing},
-            "/sleep": {"POST": self._sleep},
-            "/release_kv_cache_memory": {"POST": self._release},
-            "/get_world_size": {"GET": self._world_size},
-            "/wake_up": {"POST": self._wake},
-            "/is_sleeping": {"GET": lambda *_: (200, {"is_sleeping": worker.asleep})},
-            "/pause": {"POST": self._pause},
-            "/resume": {"POST": self._resume},
-            "/is_paused": {"GET": lambda *_: (200, {"is_paused": any(core.paused for core in worker.cores)})},
-            "/abort_requests": {"POST": self._abort},
-            "/server_info": {"GET": self._info},
-        }
+    def read(self, request: Request) -> dict[str, Any]:
+        """The body of a request that generates. ApiError when it is none."""
+        if request.path != "/invocations":
+            return read_body(request)
+        check_content_type(request)
+        body = read_any(request)
+        if not isinstance(body, dict):
+            raise ApiError("an invocation is an object")
+        return body
+
+    def methods_of(self, path: str) -> tuple[str, ...]:
+        """The methods that a path takes."""
+        return ("POST",) if path in self.generators else tuple(self.plain.get(path, {}))
 
     # ── Generators in other words ──
 
     def _invocations(self, body: dict[str, Any], request: Request, connection: Connection) -> None:
-        answer = self._endpoints.chat if "messages" in body else self._endpoints.completions
-        answer(body, request, connection)
+        """SageMaker's: whatever the body fits, a chat or a completion. The adapter is named in a header, or none is."""
+        given = {name: value for name, value in body.items() if name != "model"}
+        adapter = request.headers.get("x-amzn-sagemaker-adapter-identifier")
+        if adapter:
+            given["model"] = adapter
+        for answer in (self._endpoints.chat, self._endpoints.completions):
+            try:
+                answer(given, request, connection)
+            except ApiError as error:
+                if error.kind != "Bad Request":
+                    raise
+            else:
+                return
+        raise ApiError("this is neither a chat nor a completion")
 
     def _responses(self, body: dict[str, Any], request: Request, connection: Connection) -> None:
         if body.get("prompt") is not None:
@@ -238,92 +253,22 @@ class Routes:
         fields.done()
         raise ApiError("this model makes no structured decisions")
 
+    def _scale(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
+        """More or fewer ranks, which a simulated server does not grow: it has as many as it has."""
+        check_content_type(request)
+        body = read_object(request)
+        ranks, patience_s = body.get("new_data_parallel_size"), body.get("drain_timeout", 120)
+        for name, number in (("new_data_parallel_size", ranks), ("drain_timeout", patience_s)):
+            if not isinstance(number, int) or number < 1:
+                raise bad_request(f"{name} must be given as a whole number of 1 or more")
+        if ranks != len(self._worker.cores):
+            raise ApiError("this server keeps its ranks", status=500, kind="Internal Server Error")
+        return 200, {"message": f"there are {ranks} data parallel engines"}
+
     def _scale_out(self, *_: object) -> tuple[int, Any]:
         raise ApiError("this endpoint needs --enable-scale-out", status=403, kind="PermissionDeniedError")
 
-    # ── For developers ──
 
-    def _reset(self, _: Request, query: dict[str, str]) -> tuple[int, Any]:
-        for name in ("reset_running_requests", "reset_external"):
-            if query.get(name, "false").lower() not in _BOOLEANS:
-                problem = Problem("bool_parsing", f"query.{name}", "must be true or false", query[name])
-                raise invalid_body([problem])
-        return 200, {"success": self._worker.reset_prefix_cache()}
-
-    def _sleep(self, _: Request, query: dict[str, str]) -> tuple[int, Any]:
-        level = query.get("level", "1")
-        if level not in ("0", "1", "2"):
-            raise invalid_body([Problem("int_parsing", "query.level", "must be 0, 1 or 2", level)])
-        _check_mode(query)
-        self._worker.sleep(int(level))
-        return 200, {"status": "sleeping", "level": int(level)}
-
-    def _wake(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        tags = parse_qs(request.query).get("tags")
-        self._worker.wake()
-        return 200, {"status": "awake", "tags": tags}
-
-    def _release(self, *_: object) -> tuple[int, Any]:
-        self._worker.release_cache()
-        return 200, {"status": "kv_cache_released"}
-
-    def _world_size(self, *_: object) -> tuple[int, Any]:
-        return 200, {"world_size": len(self._worker.cores)}
-
-    def _pause(self, _: Request, query: dict[str, str]) -> tuple[int, Any]:
-        _check_mode(query)
-        for core in self._worker.cores:
-            self._worker.set_paused(core, True)
-        return 200, {"status": "paused"}
-
-    def _resume(self, *_: object) -> tuple[int, Any]:
-        for core in self._worker.cores:
-            self._worker.set_paused(core, False)
-        return 200, {"status": "resumed"}
-
-    def _abort(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        """Those that are named, or all of them."""
-        named = read_json(request.body).get("request_ids") if request.body.startswith(b"{") else None
-        live = self._worker.live()
-        wanted = live if not isinstance(named, list) else [one for one in live if one.name in named]
-        for one in wanted:
-            self._worker.driver.cancel(one)
-        return 200, {"status": "aborted", "aborted": len(wanted)}
-
-    def _info(self, *_: object) -> tuple[int, Any]:
-        import msgspec
-
-        described = msgspec.to_builtins(self._worker.settings)
-        described.pop("api_keys", None)  # nobody's business
-        return 200, {"vllm_config": described, "vllm_env": {}, "system_env": {}}
-
-    def _load_lora(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        fields = Fields(read_body(request))
-        check_types(fields, LOAD_LORA)
-        fields.done()
-        name, path = fields.text("lora_name"), fields.text("lora_path")
-        replace = fields.boolean("load_inplace")
-        if not name or not path:
-            raise ApiError("lora_name and lora_path must both be given", kind="InvalidUserInput")
-        if name in self._worker.loras and not replace:
-            raise ApiError(f"an adapter {name!r} is loaded already", kind="InvalidUserInput")
-        self._worker.loras[name] = LoraModule(name, path)
-        return 200, f"Success: adapter {name!r} is loaded."
-
-    def _unload_lora(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        fields = Fields(read_body(request))
-        check_types(fields, UNLOAD_LORA)
-        fields.done()
-        name = fields.text("lora_name")
-        if not name:
-            raise ApiError("lora_name must be given", kind="InvalidUserInput")
-        if name not in self._worker.loras:
-            raise ApiError(f"no adapter {name!r} is loaded", status=404, kind="NotFoundError")
-        del self._worker.loras[name]
-        return 200, f"Success: adapter {name!r} is unloaded."
-
-
-_BOOLEANS = ("true", "false", "1", "0", "yes", "no", "on", "off", "t", "f", "y", "n")
 _OF_RESPONSES = (
     *("input", "tools", "tool_choice", "text", "include", "top_logprobs", "background", "store", "metadata"),
     *("reasoning", "previous_response_id", "max_tool_calls", "truncation", "service_tier", "instructions"),
@@ -331,11 +276,8 @@ _OF_RESPONSES = (
 """Fields of a response that a chat does not have, or has in another form."""
 
 
-def _check_mode(query: dict[str, str]) -> None:
-    if query.get("mode", "abort") not in ("abort", "wait", "keep"):
-        raise invalid_body(
-            [Problem("literal_error", "query.mode", "must be abort, wait or keep", query["mode"])]
-        )
+def _no_response_of_that_name(request: Request, _: dict[str, str]) -> tuple[int, Any]:
+    raise no_such_response(request.path.rpartition("/")[2])
 
 
 def no_such_response(name: str) -> ApiError:

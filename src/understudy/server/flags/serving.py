@@ -61,6 +61,7 @@ _PLAIN = {
     "enable-force-include-usage": "enable_force_include_usage",
     "enable-per-request-metrics": "enable_per_request_metrics",
     "enable-server-load-tracking": "enable_server_load_tracking",
+    "disable-fastapi-docs": "disable_fastapi_docs",
     "enable-auto-tool-choice": "enable_auto_tool_choice",
     "tool-call-parser": "tool_call_parser",
     "trust-request-chat-template": "trust_request_chat_template",

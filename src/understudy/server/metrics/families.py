@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypeVar
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+OLD_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def label_text(labels: dict[str, str]) -> str:
@@ -161,6 +163,19 @@ class Registry:
                     if not isinstance(metric, Gauge)
                 ]
         return "".join(out).encode()
+
+
+def only(page: bytes, names: set[str]) -> bytes:
+    """Of a page, the samples of these names, each with what is said above it."""
+    kept: list[str] = []
+    said: list[str] = []
+    for line in page.decode().splitlines(keepends=True):
+        if line.startswith("#"):
+            said = [line] if line.startswith("# HELP") else [*said, line]
+        elif re.split(r"[{ ]", line, maxsplit=1)[0] in names:
+            kept += [*said, line]
+            said = []
+    return "".join(kept).encode()
 
 
 def _render(out: list[str], wire: str, metric: Metric) -> None:

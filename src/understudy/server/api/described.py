@@ -1,0 +1,166 @@
+"""What the server answers, for programs (`/openapi.json`) and for people (`/docs`)."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from understudy.server.api import schema
+from understudy.server.settings import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.server.http import Request
+
+    Plain = Callable[[Request, dict[str, str]], tuple[int, Any]]
+
+_BODIES = {
+    "/v1/completions": ("CompletionRequest", schema.COMPLETION),
+    "/v1/chat/completions": ("ChatCompletionRequest", schema.CHAT),
+    "/v1/chat/completions/batch": ("BatchChatCompletionRequest", schema.BATCH),
+    "/v1/responses": ("ResponsesRequest", schema.RESPONSES),
+    "/v1/messages": ("AnthropicMessagesRequest", schema.MESSAGES),
+    "/v1/messages/count_tokens": ("AnthropicCountTokensRequest", schema.COUNT),
+    "/generative_scoring": ("GenerativeScoringRequest", schema.SCORING),
+    "/tokenize": ("TokenizeCompletionRequest", schema.TOKENIZE),
+    "/detokenize": ("DetokenizeRequest", schema.DETOKENIZE),
+    "/v1/load_lora_adapter": ("LoadLoRAAdapterRequest", schema.LOAD_LORA),
+    "/v1/unload_lora_adapter": ("UnloadLoRAAdapterRequest", schema.UNLOAD_LORA),
+}
+_OWN = {"/health": ("GET",), "/load": ("GET",), "/metrics": ("GET",), "/admin/config": ("GET", "POST")}
+_PAGES = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "code": {"type": "integer"},
+            },
+        }
+    },
+}
+_TYPES: dict[str, dict[str, Any]] = {
+    "str": {"type": "string"},
+    "int": {"type": "integer"},
+    "float": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "ints": {"type": "array", "items": {"type": "integer"}},
+    "strs": {"type": "array", "items": {"type": "string"}},
+    "floats by name": {"type": "object", "additionalProperties": {"type": "number"}},
+    "object": {"type": "object"},
+    "objects": {"type": "array", "items": {"type": "object"}},
+    "any": {},
+}
+
+
+def pages(
+    paths: Callable[[], list[str]], methods: Callable[[str], tuple[str, ...]]
+) -> dict[str, dict[str, Plain]]:
+    """The routes that describe the others, which may still be added to."""
+
+    def document(*_: object) -> tuple[int, Any]:
+        return 200, describe({**{path: methods(path) for path in paths() if path not in _PAGES}, **_OWN})
+
+    def page(*_: object) -> tuple[int, Any]:
+        return 200, Html(_page(document()[1]))
+
+    def redirect(*_: object) -> tuple[int, Any]:
+        return 200, Html("<!doctype html><title>nobody signs in here</title>")
+
+    answers: dict[str, Plain] = dict(zip(_PAGES, (document, page, redirect, page), strict=True))
+    return {path: {"GET": answer, "HEAD": answer} for path, answer in answers.items()}
+
+
+class Html(str):
+    """A reply that is a page."""
+
+
+def describe(routes: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """An OpenAPI document of paths and their methods."""
+    schemas: dict[str, Any] = {"ErrorResponse": _ERROR}
+    paths: dict[str, Any] = {}
+    for path, methods in sorted(routes.items()):
+        paths[path] = {}
+        for method in methods:
+            answer: dict[str, Any] = {
+                "summary": _words(path),
+                "operationId": f"{re.sub(r'[^a-z0-9]+', '_', path.lower()).strip('_')}_{method.lower()}",
+                "responses": {
+                    "200": {"description": "It worked"},
+                    "400": {"description": "It could not be read", "content": _json("ErrorResponse")},
+                },
+            }
+            if method == "POST" and path in _BODIES:
+                name, fields = _BODIES[path]
+                schemas[name] = _schema(fields)
+                answer["requestBody"] = {"required": True, "content": _json(name)}
+            paths[path][method.lower()] = answer
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "understudy, in vLLM's place", "version": VERSION},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _json(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _schema(fields: dict[str, schema.Shape]) -> dict[str, Any]:
+    told = {"type": "object", "properties": {name: _field(shape) for name, shape in fields.items()}}
+    required = [name for name, shape in fields.items() if shape.required]
+    return {**told, "required": required} if required else told
+
+
+def _field(shape: schema.Shape) -> dict[str, Any]:
+    told = dict(_TYPES[shape.kind])
+    if shape.choices:
+        told["enum"] = list(shape.choices)
+    if shape.kind in ("int", "float"):
+        bounds = {"minimum": shape.least, "maximum": shape.most}
+        told |= {name: value for name, value in bounds.items() if value is not None}
+    return {"anyOf": [told, {"type": "null"}]} if shape.null and told else told
+
+
+def _words(path: str) -> str:
+    return path.strip("/").replace("/", " ").replace("_", " ") or "the page"
+
+
+def _page(document: dict[str, Any]) -> str:
+    """A list of what there is. It loads nothing from anywhere."""
+    rows = []
+    for path, methods in document["paths"].items():
+        for method, answer in methods.items():
+            body = (
+                answer.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            )
+            name = body.get("$ref", "").rpartition("/")[2]
+            fields = document["components"]["schemas"].get(name, {}).get("properties", {})
+            shown = (
+                f"<details><summary>{escape(name)}</summary>{escape(', '.join(fields))}</details>"
+                if name
+                else ""
+            )
+            rows.append(f"<tr><td>{method.upper()}<td><code>{escape(path)}</code><td>{shown}")
+    style = (
+        "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+        "color-scheme:light dark}"
+        "td{padding:.2rem .8rem .2rem 0;vertical-align:top;border-top:1px solid #8884}"
+    )
+    title = escape(document["info"]["title"])
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width"><style>' + style + f"</style><h1>{title}</h1>"
+        f"<p>vLLM {escape(document['info']['version'])}'s routes; "
+        '<a href="/openapi.json">openapi.json</a> describes them to programs.</p>'
+        f"<table>{''.join(rows)}</table></html>"
+    )
