@@ -66,6 +66,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     lora_modules: tuple[LoraModule, ...] = ()
     runtime_lora: bool = False
     disable_fastapi_docs: bool = False
+    enable_scale_out: bool = False
     dev_mode: bool = False
     latency_ms: tuple[float, float] | None = None
     """(prefill, decode) of every step, to be turned while it runs; None: the engine's timing model."""

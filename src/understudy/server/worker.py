@@ -106,6 +106,8 @@ class Worker:
         self.created = int(time.time())
         self.loras = {module.name: module for module in settings.lora_modules}
         self._adapter_numbers: dict[str, int] = {}
+        self.worst_s = 0.0
+        """How late a token of its was delivered at most, since somebody looked and set it to 0."""
         self.sleep_level = 0
         self._pausing: bool | None = None  # once all have ended; whether the cache is to go then
         self._slowed: set[str] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -42,6 +42,28 @@ if TYPE_CHECKING:
     from understudy.server.worker import Worker
 
 
+class Read(NamedTuple):
+    """What a body asks for."""
+
+    sampling: Sampling
+    model: str
+    tokens: list[npt.NDArray[np.uint32]]
+    """Of its prompts."""
+    echo: bool = False
+    echoed: list[str] = []  # noqa: RUF012
+    empty: bool = False
+    """Only the prompt is to be told."""
+    tool: dict[str, Any] | None = None
+    role: str = "assistant"
+    text: str | None = None
+    """The prompt of a chat, where it is to be shown."""
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The tokens as numbers."""
+        return [tokens.tolist() for tokens in self.tokens]
+
+
 class Endpoints:
     """Generates on behalf of one worker."""
 
@@ -49,8 +71,8 @@ class Endpoints:
         self.worker = worker
         self.in_flight: set[Generation] = set()
 
-    def completions(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
-        """`/v1/completions`."""
+    def read_completion(self, body: dict[str, Any]) -> Read:
+        """The prompts of a completion as tokens, and how they are to be answered. ApiError as vLLM's."""
         worker, settings = self.worker, self.worker.settings
         check_completion(body, MAX_PROMPTS)
         fields = Fields(body)
@@ -68,34 +90,38 @@ class Endpoints:
         if fields.raw("prompt_embeds"):
             raise bad_value("prompt_embeds are not taken here", "prompt_embeds")
         self._check(fields, sampling)
-        self._headers(sampling, request)
-        all_tokens = [
-            tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len) for prompt in prompts
-        ]
+        tokens = [tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len) for prompt in prompts]
         echoed: list[str] = []
         if echo:
             echoed = [
                 prompt if isinstance(prompt, str) else worker.tokenizer.decode(prompt) for prompt in prompts
             ]
-        generation = self._open(
-            request, connection, sampling, CompletionStyle(echo=echo, echo_text=echoed), "cmpl-", model
-        )
-        for tokens in all_tokens:
-            plans = [self._plan(tokens, sampling, index, empty=empty) for index in range(sampling.n)]
-            generation.add(tokens, plans)
-        return self._run(generation, request, model)
+        return Read(sampling, model, tokens, echo=echo, echoed=echoed, empty=empty)
 
-    def chat(
+    def completions(
         self,
         body: dict[str, Any],
         request: Request,
         connection: Connection,
         style: Style | None = None,
-        prefix: str = "chatcmpl-",
+        prefix: str = "cmpl-",
     ) -> Generation:
-        """`/v1/chat/completions`, and what is told in another style."""
-        worker, settings = self.worker, self.worker.settings
+        """`/v1/completions`, and what is told in another style."""
+        read = self.read_completion(body)
+        sampling, model = read.sampling, read.model
+        self._headers(sampling, request)
         if style is None:
+            style = CompletionStyle(echo=read.echo, echo_text=read.echoed)
+        generation = self._open(request, connection, sampling, style, prefix, model)
+        for tokens in read.tokens:
+            plans = [self._plan(tokens, sampling, index, empty=read.empty) for index in range(sampling.n)]
+            generation.add(tokens, plans)
+        return self._run(generation, request, model)
+
+    def read_chat(self, body: dict[str, Any], *, checked: bool = False) -> Read:
+        """The same of a chat. `checked`: fields that contradict each other were looked for elsewhere."""
+        worker, settings = self.worker, self.worker.settings
+        if not checked:
             check_chat(body)
         fields = Fields(body)
         if fields.raw("messages") is None:
@@ -108,12 +134,26 @@ class Endpoints:
         self._check(fields, sampling)
         tool = self.check_tools(fields)
         text = chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
-        self._headers(sampling, request)
         tokens = tokens_of(text, sampling, worker.tokenizer, settings.max_model_len)
         role = "assistant" if fields.boolean("add_generation_prompt", True) else messages[-1][0]
-        generation = self._open(request, connection, sampling, style or ChatStyle(role), prefix, model)
-        if fields.boolean("return_prompt_text"):
-            generation.detail["prompt_text"] = text
+        shown = text if fields.boolean("return_prompt_text") else None
+        return Read(sampling, model, [tokens], tool=tool, role=role, text=shown)
+
+    def chat(
+        self,
+        body: dict[str, Any],
+        request: Request,
+        connection: Connection,
+        style: Style | None = None,
+        prefix: str = "chatcmpl-",
+    ) -> Generation:
+        """`/v1/chat/completions`, and what is told in another style."""
+        read = self.read_chat(body, checked=style is not None)
+        sampling, model, tool, (tokens,) = read.sampling, read.model, read.tool, read.tokens
+        self._headers(sampling, request)
+        generation = self._open(request, connection, sampling, style or ChatStyle(read.role), prefix, model)
+        if read.text is not None:
+            generation.detail["prompt_text"] = read.text
         if tool is not None:
             sampling.structure = {"json": tool.get("parameters", {})}
         generation.add(tokens, [self._plan(tokens, sampling, index) for index in range(sampling.n)])

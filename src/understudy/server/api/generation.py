@@ -112,6 +112,7 @@ class Choice:
                     generation.style.chunk(generation, self, sent, self.emitted - sent, last)
                 )
                 connection.due_ns = now_ns
+                connection.due_of = generation.worker
                 connection.due_tokens += self.emitted - sent
                 generation.spoke = True
         if last and plan.stopped:

@@ -14,6 +14,7 @@ from understudy.server.api.fields import Fields, check_content_type, read_any, r
 from understudy.server.api.generation import new_id
 from understudy.server.api.prompts import chat_text, read_messages, tokens_of
 from understudy.server.api.sampling import Sampling
+from understudy.server.api.scale_out import ScaleOut
 from understudy.server.api.schema import (
     COUNT,
     DETOKENIZE,
@@ -78,6 +79,13 @@ class Routes:
             self.plain[path] = closed
         # A response of that name is asked for by the same path.
         self.plain["/v1/responses/render"] = {**closed, "GET": _no_response_of_that_name}
+        if settings.enable_scale_out:
+            opened = ScaleOut(worker, endpoints)
+            for path in opened.generators:
+                del self.plain[path]
+            self.generators |= opened.generators
+            for path, methods in opened.plain.items():
+                self.plain[path] = {**self.plain[path], **methods}
         if settings.dev_mode:
             self.plain |= Developer(worker).plain
         self.adapters = Adapters(worker) if settings.runtime_lora else None

@@ -62,6 +62,7 @@ _PLAIN = {
     "enable-per-request-metrics": "enable_per_request_metrics",
     "enable-server-load-tracking": "enable_server_load_tracking",
     "disable-fastapi-docs": "disable_fastapi_docs",
+    "enable-scale-out": "enable_scale_out",
     "enable-auto-tool-choice": "enable_auto_tool_choice",
     "tool-call-parser": "tool_call_parser",
     "trust-request-chat-template": "trust_request_chat_template",

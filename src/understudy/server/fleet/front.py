@@ -45,6 +45,7 @@ class FrontDoor:
         self._shower: asyncio.TimerHandle | None = None
         self._last_tokens = [0.0] * len(servers)
         self._rates = [0.0] * len(servers)
+        self._late_ms = [0.0] * len(servers)
         self._token_counts: deque[list[int]] = deque(maxlen=20)
         self._last_shown_s = time.monotonic()
         self.registry = Registry()
@@ -194,7 +195,8 @@ class FrontDoor:
         """The fleet in columns, a number a worker."""
         self._measure_rates()
         columns: dict[str, list[float]] = {
-            name: [] for name in ("running", "waiting", "usage", "host", "hit", "rate", "tokens", "dead")
+            name: []
+            for name in ("running", "waiting", "usage", "host", "hit", "rate", "late_ms", "tokens", "dead")
         }
         for index, server in enumerate(self.servers):
             cores, metrics = server.worker.cores, server.worker.metrics
@@ -207,6 +209,7 @@ class FrontDoor:
             columns["host"].append(round(max(core.host_usage for core in cores), 4))
             columns["hit"].append(round(found / queried, 4) if queried else 0.0)
             columns["rate"].append(self._rates[index])
+            columns["late_ms"].append(self._late_ms[index])
             columns["tokens"].append(tokens)
             columns["dead"].append(int(server.app.dead))
         stage = self.servers[0].stage
@@ -225,7 +228,7 @@ class FrontDoor:
         }
 
     def _measure_rates(self) -> None:
-        """Tokens a second since the last time, for however many watch."""
+        """Tokens a second, and how late the latest of them was, since the last time, for however many watch."""
         now_s = time.monotonic()
         passed_s = now_s - self._last_shown_s
         if passed_s < 0.8 * SHOWN_EVERY_S:
@@ -234,6 +237,8 @@ class FrontDoor:
             tokens = sum(one.generation_tokens.value for one in server.worker.metrics)
             self._rates[index] = round((tokens - self._last_tokens[index]) / passed_s, 1)
             self._last_tokens[index] = tokens
+            self._late_ms[index] = round(server.worker.worst_s * 1e3, 1)
+            server.worker.worst_s = 0.0
         self._last_shown_s = now_s
         self._token_counts.append(list(self.servers[0].stage.token_lateness.counts))
 

@@ -54,6 +54,12 @@ class Handler(Protocol):
         """The body of the answer to bytes that are no request."""
 
 
+class Late(Protocol):
+    """Who is told how late what it made was delivered."""
+
+    worst_s: float
+
+
 class Outbox:
     """Connections with something to send: each gets one write, when the step has been told."""
 
@@ -74,6 +80,9 @@ class Outbox:
                 late_s = (clock.now_ns() - connection.due_ns) / clock.speedup / 1e9
                 self._lateness.record(late_s, connection.due_tokens)
                 connection.due_tokens = 0
+                whose = connection.due_of
+                if whose is not None and late_s > whose.worst_s:
+                    whose.worst_s = late_s
 
 
 class Connection(asyncio.Protocol):
@@ -96,6 +105,8 @@ class Connection(asyncio.Protocol):
         self._rests = 0
         self.due_ns = 0
         self.due_tokens = 0
+        self.due_of: Late | None = None
+        """Who made them."""
         self.on_close: Callable[[], None] | None = None
         """Called once if the client goes away before the answer has ended."""
         self.on_answered: Callable[[int, int], None] | None = None
