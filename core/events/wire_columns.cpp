@@ -1,11 +1,10 @@
 #include "events/wire_columns.hpp"
 
 #include <algorithm>
-#include <array>
-#include <limits>
 #include <string_view>
 
 #include "events/msgpack.hpp"
+#include "events/wire_fields.hpp"
 #include "tokens/token_blocks.hpp"
 #include "tokens/xxh3.hpp"
 
@@ -16,66 +15,6 @@ namespace {
 using msgpack::Cursor;
 using msgpack::Type;
 using msgpack::Value;
-
-enum Field : std::size_t {
-  kHashes,
-  kParent,
-  kTokens,
-  kBlockSize,
-  kLoraId,
-  kMedium,
-  kLoraName,
-  kExtraKeys,
-  kGroup,
-  kSpecKind,
-  kSpecWindow,
-  kLocality,
-  kOwnership,
-  kSession,
-  kSalt,
-  kNumFields
-};
-
-constexpr std::array<std::string_view, kNumFields> kNames = {"block_hashes",
-                                                             "parent_block_hash",
-                                                             "token_ids",
-                                                             "block_size",
-                                                             "lora_id",
-                                                             "medium",
-                                                             "lora_name",
-                                                             "extra_keys",
-                                                             "group_idx",
-                                                             "kv_cache_spec_kind",
-                                                             "kv_cache_spec_sliding_window",
-                                                             "locality",
-                                                             "ownership",
-                                                             "session_id",
-                                                             "cache_salt"};
-// The places of an array behind its tag.
-constexpr std::array kStoredPlaces = {kHashes,   kParent,    kTokens, kBlockSize, kLoraId,    kMedium,
-                                      kLoraName, kExtraKeys, kGroup,  kSpecKind,  kSpecWindow};
-constexpr std::array kRemovedPlaces = {kHashes, kMedium, kGroup};
-
-struct Fields {
-  std::array<Cursor, kNumFields> at{};
-  std::array<bool, kNumFields> given{};
-
-  void set(Field field, Cursor cursor) {
-    at[field] = cursor;
-    given[field] = true;
-  }
-  // Its value, nil when it was not given.
-  bool read(Field field, Value& out) const {
-    out = Value{};
-    if (!given[field]) return true;
-    Cursor cursor = at[field];
-    return cursor.next(out);
-  }
-  bool is(Field field, Type type) const {
-    Value value;
-    return read(field, value) && (value.type == Type::Nil || value.type == type);
-  }
-};
 
 enum class Verdict { Kept, Bad, Ignored };
 
@@ -89,61 +28,6 @@ int tier_of(const Value& medium) {
   if (name == "OBJ" || name == "EXTERNAL") return 4;
   return 0;
 }
-
-// Low 64 bits, as the engines themselves shorten a digest. 0 is no hash.
-bool read_hash(const Value& value, std::uint64_t& out) {
-  if (value.type == Type::Int) {
-    out = value.bits;
-  } else if (value.type == Type::Bytes) {
-    out = 0;
-    const std::string_view digest =
-        value.content.substr(value.content.size() - std::min<std::size_t>(8, value.content.size()));
-    for (const char byte : digest) out = out << 8 | static_cast<std::uint8_t>(byte);
-  } else {
-    return false;
-  }
-  return out != 0;
-}
-
-// What the keys beside the tokens say: a salt, and which blocks are more than their tokens.
-struct ExtraKeys {
-  std::string_view salt;
-  std::vector<std::size_t> opaque;
-
-  bool read(const Fields& fields, std::string_view lora) {
-    Value head;
-    if (!fields.read(kExtraKeys, head)) return false;
-    if (head.type == Type::Nil) return true;
-    if (head.type != Type::Array) return false;
-    Cursor cursor = fields.at[kExtraKeys];
-    cursor.next(head);
-    for (std::size_t block = 0; block < head.length; ++block) {
-      Cursor keys = cursor;
-      if (!cursor.skip()) return false;
-      Value list;
-      keys.next(list);
-      if (list.type == Type::Nil) continue;
-      if (list.type != Type::Array) {
-        opaque.push_back(block);
-        continue;
-      }
-      bool plain = true;
-      for (std::size_t i = 0; i < list.length; ++i) {
-        Cursor inner = keys;
-        if (!keys.skip()) return false;
-        Value key;
-        inner.next(key);
-        if (key.type != Type::Text) {
-          plain = false;
-        } else if (key.content != lora && block == 0) {
-          salt = key.content;
-        }
-      }
-      if (!plain) opaque.push_back(block);
-    }
-    return true;
-  }
-};
 
 bool repeats(std::span<const std::uint64_t> hashes, std::uint64_t parent) {
   if (hashes.size() <= 16) {
@@ -161,43 +45,14 @@ bool repeats(std::span<const std::uint64_t> hashes, std::uint64_t parent) {
          std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
 }
 
-bool read_hashes(const Fields& fields, std::vector<std::uint64_t>& out) {
-  Value head;
-  if (!fields.given[kHashes]) return false;
-  Cursor cursor = fields.at[kHashes];
-  if (!cursor.next(head) || head.type != Type::Array) return false;
-  for (std::size_t i = 0; i < head.length; ++i) {
-    Value value;
-    std::uint64_t hash = 0;
-    if (!cursor.next(value) || !read_hash(value, hash)) return false;
-    out.push_back(hash);
-  }
-  return true;
-}
-
-bool read_tokens(const Fields& fields, std::vector<Token>& out) {
-  out.clear();
-  if (!fields.given[kTokens]) return false;
-  Value head;
-  Cursor cursor = fields.at[kTokens];
-  if (!cursor.next(head) || head.type != Type::Array) return false;
-  out.reserve(head.length);
-  for (std::size_t i = 0; i < head.length; ++i) {
-    Value value;
-    if (!cursor.next(value) || value.type != Type::Int || value.negative) return false;
-    if (value.bits > std::numeric_limits<Token>::max()) return false;
-    out.push_back(static_cast<Token>(value.bits));
-  }
-  return true;
-}
-
 // Whether an index of whole prompts has a use for it: the first cache group, of the engine's own, in its own memory.
-Verdict judged(const Fields& fields) {
+Verdict judged(const WireFields& fields) {
   Value group;
   Value locality;
   Value owner;
-  if (!fields.read(kGroup, group) || (group.type != Type::Nil && group.type != Type::Int)) return Verdict::Bad;
-  if (!fields.read(kLocality, locality) || !fields.read(kOwnership, owner)) return Verdict::Bad;
+  if (!fields.read(WireField::Group, group) || (group.type != Type::Nil && group.type != Type::Int))
+    return Verdict::Bad;
+  if (!fields.read(WireField::Locality, locality) || !fields.read(WireField::Ownership, owner)) return Verdict::Bad;
   if (locality.type != Type::Nil && locality.type != Type::Text) return Verdict::Bad;
   if (owner.type != Type::Nil && owner.type != Type::Text) return Verdict::Bad;
   const bool remote = locality.type == Type::Text && locality.content != "LOCAL";
@@ -208,96 +63,43 @@ class EventReader {
  public:
   explicit EventReader(WireColumns& out) : out_(out) {}
 
-  Verdict read(Cursor cursor) {
-    Value head;
-    cursor.next(head);
-    Fields fields;
-    std::string_view tag;
-    if (head.type == Type::Map) {
-      if (!read_map(cursor, head.length, fields, tag)) return Verdict::Bad;
-    } else if (head.type != Type::Array || !read_array(cursor, head.length, fields, tag)) {
-      return Verdict::Bad;
-    }
-    if (tag == "BlockStored") return stored(fields);
-    if (tag == "BlockRemoved") return removed(fields);
-    if (tag != "AllBlocksCleared") return Verdict::Bad;
+  Verdict read(Cursor event) {
+    WireFields fields;
+    if (!fields.find(event)) return Verdict::Bad;
+    if (fields.tag == "BlockStored") return stored(fields);
+    if (fields.tag == "BlockRemoved") return removed(fields);
+    if (fields.tag != "AllBlocksCleared") return Verdict::Bad;
     finish(2, 0, 0);
     return Verdict::Kept;
   }
 
  private:
-  static bool read_map(Cursor cursor, std::size_t pairs, Fields& fields, std::string_view& tag) {
-    for (std::size_t i = 0; i < pairs; ++i) {
-      Value key;
-      if (!cursor.next(key) || key.type != Type::Text) return false;
-      if (key.content == "type") {
-        Value value;
-        Cursor inner = cursor;
-        if (!inner.next(value) || value.type != Type::Text) return false;
-        tag = value.content;
-      } else if (const auto name = std::find(kNames.begin(), kNames.end(), key.content); name != kNames.end()) {
-        fields.set(static_cast<Field>(name - kNames.begin()), cursor);
-      }
-      if (!cursor.skip()) return false;
-    }
-    return true;
-  }
-
-  static bool read_array(Cursor cursor, std::size_t length, Fields& fields, std::string_view& tag) {
-    Value first;
-    if (length == 0 || !cursor.next(first) || first.type != Type::Text) return false;
-    tag = first.content;
-    const bool stored = tag == "BlockStored";
-    const std::span<const Field> places =
-        stored ? std::span<const Field>(kStoredPlaces) : std::span<const Field>(kRemovedPlaces);
-    for (std::size_t i = 0; i + 1 < length && i < places.size(); ++i) {
-      fields.set(places[i], cursor);
-      if (!cursor.skip()) return false;
-    }
-    return salt_element(fields);
-  }
-
-  // SGLang's map with a salt stands where vLLM has the name of an adapter.
-  static bool salt_element(Fields& fields) {
-    Value head;
-    if (!fields.read(kLoraName, head)) return false;
-    if (head.type != Type::Map) return true;
-    Cursor cursor = fields.at[kLoraName];
-    cursor.next(head);
-    fields.given[kLoraName] = false;
-    for (std::size_t i = 0; i < head.length; ++i) {
-      Value key;
-      if (!cursor.next(key) || key.type != Type::Text) return false;
-      if (key.content == "cache_salt") fields.set(kSalt, cursor);
-      if (!cursor.skip()) return false;
-    }
-    return true;
-  }
-
-  Verdict stored(const Fields& fields) {
+  Verdict stored(const WireFields& fields) {
     Value parent;
     Value block_size;
     Value medium;
     Value lora;
     Value salt;
-    if (!fields.given[kParent] || !fields.given[kBlockSize]) return Verdict::Bad;
-    fields.read(kParent, parent);
-    fields.read(kBlockSize, block_size);
-    fields.read(kMedium, medium);
-    fields.read(kLoraName, lora);
-    fields.read(kSalt, salt);
+    if (!fields.given(WireField::Parent) || !fields.given(WireField::BlockSize)) return Verdict::Bad;
+    fields.read(WireField::Parent, parent);
+    fields.read(WireField::BlockSize, block_size);
+    fields.read(WireField::Medium, medium);
+    fields.read(WireField::LoraName, lora);
+    fields.read(WireField::Salt, salt);
     const int tier = tier_of(medium);
     std::uint64_t parent_hash = 0;
-    if (parent.type != Type::Nil && !read_hash(parent, parent_hash)) return Verdict::Bad;
+    if (parent.type != Type::Nil && !read_wire_hash(parent, parent_hash)) return Verdict::Bad;
     if (tier == 0 || block_size.type != Type::Int || block_size.negative) return Verdict::Bad;
-    if (!fields.is(kLoraId, Type::Int) || !fields.is(kLoraName, Type::Text) || !fields.is(kSalt, Type::Text) ||
-        !fields.is(kSpecKind, Type::Text) || !fields.is(kSpecWindow, Type::Int) || !fields.is(kSession, Type::Text)) {
+    if (!fields.is(WireField::LoraId, Type::Int) || !fields.is(WireField::LoraName, Type::Text) ||
+        !fields.is(WireField::Salt, Type::Text) || !fields.is(WireField::SpecKind, Type::Text) ||
+        !fields.is(WireField::SpecWindow, Type::Int) || !fields.is(WireField::Session, Type::Text)) {
       return Verdict::Bad;
     }
     const std::size_t begin = out_.sequence_hashes.size();
-    ExtraKeys extra;
-    if (!read_hashes(fields, out_.sequence_hashes) || !read_tokens(fields, tokens_) ||
-        !extra.read(fields, lora.content)) {
+    std::string_view key_salt;
+    std::vector<std::size_t> opaque;
+    if (!fields.read_hashes(out_.sequence_hashes) || !fields.read_tokens(tokens_) ||
+        !fields.read_extra_keys(lora.content, key_salt, opaque)) {
       return Verdict::Bad;
     }
     const std::span<const std::uint64_t> hashes = std::span(out_.sequence_hashes).subspan(begin);
@@ -309,11 +111,11 @@ class EventReader {
     out_.local_hashes.resize(out_.sequence_hashes.size());
     const std::size_t size = static_cast<std::size_t>(block_size.bits);
     if (size > 0 && tokens_.size() / size == hashes.size() && tokens_.size() % size == 0) {
-      const std::uint64_t seed = salt_hash(salt.type == Type::Text ? salt.content : extra.salt, lora.content);
+      const std::uint64_t seed = salt_hash(salt.type == Type::Text ? salt.content : key_salt, lora.content);
       for (std::size_t i = 0; i < hashes.size(); ++i) {
         out_.local_hashes[begin + i] = xxh3_64(&tokens_[i * size], size * sizeof(Token), seed);
       }
-      for (const std::size_t block : extra.opaque) {
+      for (const std::size_t block : opaque) {
         if (block < hashes.size()) out_.local_hashes[begin + block] = 0;
       }
     }
@@ -321,11 +123,11 @@ class EventReader {
     return Verdict::Kept;
   }
 
-  Verdict removed(const Fields& fields) {
+  Verdict removed(const WireFields& fields) {
     Value medium;
-    fields.read(kMedium, medium);
+    fields.read(WireField::Medium, medium);
     const int tier = tier_of(medium);
-    if (tier == 0 || !read_hashes(fields, out_.sequence_hashes)) return Verdict::Bad;
+    if (tier == 0 || !fields.read_hashes(out_.sequence_hashes)) return Verdict::Bad;
     const Verdict verdict = judged(fields);
     if (verdict != Verdict::Kept) return verdict;
     if (static_cast<std::int64_t>(out_.sequence_hashes.size()) == out_.offsets.back()) return Verdict::Kept;
