@@ -5,6 +5,7 @@
 #include "base/errors.hpp"
 #include "bindings.hpp"
 #include "events/consolidate.hpp"
+#include "turn_class.hpp"
 
 namespace nb = nanobind;
 
@@ -18,6 +19,10 @@ using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 std::span<const T> view(const Column<T>& column) {
   return {column.data(), column.shape(0)};
+}
+
+void make_consolidator(Consolidator* self, std::size_t max_blocks, bool by_content) {
+  new (self) Consolidator(max_blocks, by_content);
 }
 
 WireColumns apply(Consolidator& self, const Column<std::uint8_t>& kinds, const Column<std::uint8_t>& tiers,
@@ -63,8 +68,8 @@ void bind_consolidate(nb::module_& m) {
             return self.blocks == 0 ? 0.0 : static_cast<double>(self.wrong_sum) / static_cast<double>(self.blocks);
           },
           "Blocks wrongly believed gone, on average over all blocks told of.");
-  nb::class_<Consolidator>(m, "Consolidator", "Counts the copies of blocks; not for two threads at once.")
-      .def(nb::init<std::size_t, bool>(), nb::arg("max_blocks"), nb::arg("by_content"))
+  TurnClass<Consolidator>(m, "Consolidator", "Counts the copies of blocks; one caller at a time (WrongState).")
+      .def("__init__", &make_consolidator, nb::arg("max_blocks"), nb::arg("by_content"))
       .def("apply", &apply, nb::arg("kinds"), nb::arg("tiers"), nb::arg("parents"), nb::arg("offsets"),
            nb::arg("sequence_hashes"), nb::arg("local_hashes"))
       .def("clear", &Consolidator::clear)

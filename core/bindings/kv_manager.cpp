@@ -17,19 +17,13 @@
 #include "convert.hpp"
 #include "engine/kvbm/kv_lease.hpp"
 #include "guards.hpp"
+#include "policy_config.hpp"
 
 namespace understudy {
 
 namespace {
 
 using namespace nb::literals;
-
-PolicyKind read_eviction(const std::string& name) {
-  if (name == "lineage") return PolicyKind::Lineage;
-  if (name == "lru") return PolicyKind::Lru;
-  if (name == "multi_lru") return PolicyKind::MultiLru;
-  throw Error(ErrorKind::ConfigError, "eviction must be lineage, lru or multi_lru, got '", name, "'");
-}
 
 void make_manager(KvManager* self, nb::handle num_gpu_blocks, nb::handle block_size, const std::string& backend,
                   nb::handle eviction, bool enable_prefix_caching, bool events, bool event_token_ids, bool trace,
@@ -46,12 +40,10 @@ void make_manager(KvManager* self, nb::handle num_gpu_blocks, nb::handle block_s
   }
   config.backend = backend == "native" ? KvManagerKind::Native : KvManagerKind::Kvbm;
   if (!eviction.is_none()) {
-    std::string name;
-    if (!nb::try_cast(eviction, name)) throw Error(ErrorKind::ConfigError, "eviction must be a name or None");
-    config.eviction = read_eviction(name);
+    if (!nb::isinstance<nb::str>(eviction)) throw Error(ErrorKind::ConfigError, "eviction must be a name or None");
+    config.eviction = read_policy(eviction, nb::none());
     if (config.backend == KvManagerKind::Native) {
-      throw Error(ErrorKind::ConfigError,
-                  "eviction must be None with backend='native', whose free list is vLLM's; got '", name, "'");
+      throw Error(ErrorKind::ConfigError, "eviction must be None with backend='native', whose free list is vLLM's");
     }
   }
   config.enable_prefix_caching = enable_prefix_caching;

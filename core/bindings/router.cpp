@@ -30,6 +30,11 @@ class ViewHandle {
   FleetView* view_;
 };
 
+struct ClosesView {
+  ViewHandle& view;
+  ~ClosesView() { view.close(); }
+};
+
 struct AskedRequest {
   RouteRequest request;
   Identities prompt_blocks;
@@ -82,8 +87,8 @@ class PythonRouter final : public Router {
     const nb::object asked = nb::cast(AskedRequest{request, Identities(std::move(blocks))});
     nb::inst_ptr<AskedRequest>(asked)->request.identities = nullptr;  // it does not outlive this call
     const nb::object seen = nb::cast(ViewHandle(view));
+    const ClosesView closes{*nb::inst_ptr<ViewHandle>(seen)};  // also where the router raises
     const nb::object answer = router_.attr("choose")(asked, seen);
-    nb::inst_ptr<ViewHandle>(seen)->close();
     std::int64_t worker = -1;
     if (!nb::try_cast(answer, worker) || worker < 0) {
       throw Error(ErrorKind::PolicyError, "the router's choose() must return the number of a worker, got ",

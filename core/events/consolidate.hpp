@@ -8,6 +8,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "base/turn.hpp"
 #include "events/wire_columns.hpp"
 
 namespace understudy {
@@ -47,6 +48,7 @@ class Consolidator {
 
   const RawDistance& distance() const noexcept { return distance_; }
   std::size_t num_blocks() const noexcept { return live_; }
+  Turns& turns() noexcept { return turns_; }
 
  private:
   struct Copies {
@@ -69,6 +71,7 @@ class Consolidator {
   std::size_t live_ = 0;
   std::array<std::unordered_map<std::uint64_t, Copies>, 5> copies_;  // by tier
   RawDistance distance_;
+  Turns turns_;
 };
 
 }  // namespace understudy

@@ -1265,7 +1265,7 @@ class KvManager:
         block_size: int,
         *,
         backend: Literal["kvbm", "native"] = "kvbm",
-        eviction: Literal["lineage", "lru", "multi_lru"] | None = None,
+        eviction: PolicyName | None = None,
         enable_prefix_caching: bool = True,
         events: bool = False,
         event_token_ids: bool = False,

@@ -10,12 +10,11 @@ import pytest
 from engines.kv_building import manager, pools, raw, refused, removed, root, roots, stored, tree
 from understudy.engines.kv_manager import KvManager
 from understudy.errors import CapacityExhausted, ConfigError, InvalidArgument, UnknownBlock, WrongState
+from understudy.kv import BUILT_IN_POLICIES
 from understudy.tokens import Identities
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-EVICTIONS = ["lineage", "lru", "multi_lru"]
 
 
 # ── Acquire ──
@@ -367,7 +366,7 @@ def test_lifecycle_with_discarded_tails() -> None:
     ]
 
 
-@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("eviction", BUILT_IN_POLICIES)
 def test_every_eviction_order_has_the_same_totals(eviction: str) -> None:
     kv = manager(4, 16, eviction=eviction)
     for i in range(4):
@@ -425,7 +424,7 @@ def test_bad_blocks_are_refused_by_every_call(blocks: Any, message: str) -> None
         ({"num_gpu_blocks": 0}, "num_gpu_blocks"),
         ({"block_size": 0}, "block_size"),
         ({"backend": "sglang"}, "backend must be kvbm or native"),
-        ({"eviction": "fifo"}, "eviction must be lineage, lru or multi_lru"),
+        ({"eviction": "magic"}, "'magic' is not known; choose one of lineage"),
         ({"backend": "native", "eviction": "lru"}, "eviction must be None"),
         ({"eviction": 3}, "eviction must be a name"),
         ({"event_token_ids": True}, "event_token_ids has no effect"),

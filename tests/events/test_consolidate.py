@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from events.building import chain, manager_of
 from events.test_wire_columns import rows_of
 from replay.building import single_turns
+from threads import run_together
 from understudy.engines.config import VllmConfig
-from understudy.errors import CapacityExhausted, InvalidArgument
+from understudy.errors import CapacityExhausted, InvalidArgument, WrongState
 from understudy.events import EventColumns
 from understudy.events.columns import CLEARED, REMOVED, STORED
 from understudy.events.consolidate import Consolidator
@@ -170,3 +172,26 @@ def test_by_content_blocks_have_the_names_that_a_router_computes() -> None:
     assert rows_of(truth.apply(stored(777, [802], [5]))) == []
     assert truth.distance.unnamed == 3
     assert len(truth) == 3
+
+
+def test_of_two_threads_one_is_told_and_the_other_is_counted() -> None:
+    truth = Consolidator()
+    counted: list[int] = []
+
+    def feed(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            hashes = rng.integers(1, 5000, (500, 4))
+            with contextlib.suppress(WrongState):
+                truth.apply(
+                    columns(
+                        *(
+                            (int(kind), 0, blocks)
+                            for kind, blocks in zip(rng.integers(0, 2, 500), hashes.tolist(), strict=True)
+                        )
+                    )
+                )
+                counted.append(hashes.size)
+
+    run_together(*(partial(feed, seed) for seed in range(4)))
+    assert truth.distance.blocks == sum(counted)

@@ -10,6 +10,7 @@ import pytest
 import understudy
 from replay.building import single_turns
 from understudy.engines.config import VllmConfig
+from understudy.engines.kv_manager import KvManager
 from understudy.errors import ConfigError
 from understudy.kv import BUILT_IN_POLICIES, BlockManager
 from understudy.run.offline import run_offline
@@ -40,6 +41,7 @@ def test_each_serves_the_manager_a_tier_and_the_simulated_device(name: str) -> N
     manager = BlockManager(4, policy=name)  # type: ignore[arg-type]
     manager.allocate(4).release()
     assert TierSettings(tier="g2", blocks=1, eviction=name).eviction == name
+    assert KvManager(4, 16, eviction=name).free_blocks == 4  # type: ignore[arg-type]
     for kv_manager in ("native", "kvbm"):
         config = VllmConfig(
             block_size=16,

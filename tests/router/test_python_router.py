@@ -112,6 +112,21 @@ def test_a_view_is_good_for_one_call() -> None:
         _ = router.views[0].running
 
 
+def test_also_for_one_that_raised() -> None:
+    views: list[FleetView] = []
+
+    class KeepsAndFails(Router):
+        def choose(self, request: RouteRequest, view: FleetView) -> int:  # noqa: ARG002
+            views.append(view)
+            raise LookupError("nobody there")
+
+    with pytest.raises(LookupError):
+        run_offline(single_turns([10]), ENGINE, routing=KeepsAndFails())
+    for read in (lambda: views[0].running, lambda: views[0].outstanding_tokens, lambda: len(views[0])):
+        with pytest.raises(WrongState, match="one call"):
+            read()
+
+
 @pytest.mark.parametrize("answer", [2, -1, None, "0"])
 def test_an_answer_that_is_no_worker_is_an_error_that_says_so(answer: Any) -> None:
     class Wrong(Router):

@@ -13,7 +13,8 @@ std::shared_ptr<BlockStore> make_store(const KvManagerConfig& config) {
   const bool native = config.backend == KvManagerKind::Native;
   PoolConfig pool;
   pool.num_blocks = config.num_gpu_blocks;
-  pool.policy.kind = native ? PolicyKind::Vllm : config.eviction;
+  pool.policy = config.eviction;
+  if (native) pool.policy.kind = PolicyKind::Vllm;
   pool.duplicates = native ? DuplicatePolicy::Keep : DuplicatePolicy::Reject;
   StoreConfig store;
   store.block_size = config.block_size;

@@ -22,7 +22,7 @@ struct KvManagerConfig {
   KvManagerKind backend = KvManagerKind::Kvbm;
   std::uint64_t num_gpu_blocks = 0;
   std::uint64_t block_size = 0;
-  PolicyKind eviction = PolicyKind::Lineage;
+  PolicyConfig eviction;  // Kvbm only
   bool enable_prefix_caching = true;
   bool events = false;
   bool event_token_ids = false;

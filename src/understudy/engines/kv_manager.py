@@ -3,7 +3,7 @@
 Two backends over the one block store:
 
 - **kvbm**: one physical block a hash. Blocks are acquired and released by name, a full one as soon as it is acquired is
-  found by others, and the eviction order is lineage (leaves first), LRU or multi-LRU.
+  found by others, and the eviction order is lineage (leaves first) or another of the built-in ones.
 - **native**: vLLM's. A request holds a `BlockLease`; a block is found by others once it is computed, copies of one
   hash live side by side, and all unreferenced blocks wait in vLLM's free list.
 
@@ -102,9 +102,9 @@ class KvManager(_core.KvManager):
     """The KV blocks of one worker.
 
     A block is an `Identity` (full) or an int (partial: an id of the caller's choosing, unique among those held).
-    `num_gpu_blocks` blocks of `block_size` tokens. `backend` is "kvbm" or "native"; `eviction` is "lineage" (the
-    default), "lru" or "multi_lru", for kvbm only. `events` keeps events for `drain_events`, with token ids under
-    `event_token_ids`; `trace` keeps records for `drain_trace`. Both grow until they are drained.
+    `num_gpu_blocks` blocks of `block_size` tokens. `backend` is "kvbm" or "native"; `eviction` is a
+    built-in policy by name ("lineage" unless told), for kvbm only. `events` keeps events for `drain_events`, with
+    token ids under `event_token_ids`; `trace` keeps records for `drain_trace`. Both grow until they are drained.
 
     Without `enable_prefix_caching`, `overlap` and `prefill_cost` find nothing. native then registers nothing, and is
     silent; kvbm registers what it is given, which should be identities that no two requests share (`ActiveSequence`

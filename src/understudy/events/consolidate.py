@@ -21,7 +21,7 @@ class Consolidator:
     With `by_content`, blocks are told under the sequence hash of their local hashes, instead of the engine's own,
     which nobody else can compute (vLLM's is a SHA-256 of its own making): the name under which a router looks for a
     prompt. It needs streams with token ids; a block without them, or behind one that is not known, is dropped and
-    counted as `unnamed`.
+    counted as `unnamed`. One caller at a time: a second thread gets WrongState.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS, *, by_content: bool = False) -> None:
