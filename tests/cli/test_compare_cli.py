@@ -111,6 +111,32 @@ def test_what_is_no_report_is_refused(
     assert "would overwrite" in capsys.readouterr().err
 
 
+def test_what_a_run_has_beside_one_without_is_told_where_it_is_not_the_default(tmp_path: Path) -> None:
+    paths = [tmp_path / "plain.json", tmp_path / "other.json"]
+    more = (
+        "--routing kv --event-delay-ms 50 --model Llama-3.1-8B --gpu H100 --g2 99 --set offload.min_reuse=2"
+    )
+    for path, flags in zip(paths, ("", more), strict=True):
+        argv = ["replay", str(TRACE), "--quiet", "--workers", "2", "--json", str(path), *flags.split()]
+        assert main(argv) == 0
+    named = dict(Comparison.read(paths).settings())
+    assert named["routing"] == ["round_robin", None]
+    assert named["routing.kind"] == [None, "kv"]
+    assert named["routing.event_delay_ms"] == [None, 50]
+    assert named["tiers.offload.min_reuse"] == [None, 2]
+    assert "preset: Llama-3.1-8B" in named["times.from"][1]
+    others = {
+        name for name in named if name.startswith(("routing.", "tiers.offload.", "router", "engine.timing."))
+    }
+    assert others == {
+        *("routing.kind", "routing.event_delay_ms", "tiers.offload.min_reuse"),
+        *("engine.timing.kind", "engine.timing.front_end_ms"),
+    }
+    page = Comparison.read(paths).to_html()
+    assert 'class="delta good"' in page  # changes are coloured by whether they are welcome
+    assert "expert_ms" not in page
+
+
 def test_tiers_are_told_setting_by_setting(reports: list[Path], tmp_path: Path) -> None:
     paths = []
     for name, size in (("small", 1), ("large", 2)):

@@ -46,7 +46,7 @@ def test_the_page_shows_them_with_a_legend_and_the_baseline() -> None:
     card = where_time_goes(report, report)
     assert card is not None
     assert card.figure.count("baseline") == 2
-    assert ("base", "decode") in card.legend
+    assert ("base solid", "decode") in card.legend
     assert "Where time goes" in checked(page(report, report)).text
     assert where_time_goes(Report.build(timeline(Row(status=Status.REJECTED, worker=-1))), None) is None
 

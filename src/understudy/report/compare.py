@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.errors import InvalidArgument
+from understudy.report.html.compare_page import compare_page
 from understudy.report.metrics import BY_KEY
 from understudy.report.text import NONE, quantity
+from understudy.router.kv import KvRouting
 from understudy.run.times import times_in_words
+from understudy.tiers.settings import OffloadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +50,17 @@ COMPARED = (
 )
 """Paths in a report, in the order of the table."""
 
-_NO_SETTINGS = ("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio", "routed_hit_ratio")
+_NO_SETTINGS = (
+    *("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio", "routed_hit_ratio"),
+    "router",  # what its choices came to
+)
+_TOLD_ELSEWHERE = ("engine.timing.coefficients.", "engine.timing.origin.", "engine.timing.domain.")
+"""Numbers of a timing model; `times.from` says in words where they come from."""
+_DEFAULTS = {
+    "routing.": msgspec.to_builtins(KvRouting()),
+    "tiers.offload.": msgspec.to_builtins(OffloadSettings()),
+}
+"""Of settings that come as a whole: in a run that has them beside one that has not, only others tell something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +81,20 @@ class Comparison:
         return cls(tuple(names), tuple(_read(path) for path in paths))
 
     def settings(self) -> list[tuple[str, list[Any]]]:
-        """Facts about the runs that are not the same in all, by dotted name."""
+        """Settings of the runs that are not the same in all, by dotted name."""
         flat = [_flat(report["run"]) for report in self.reports]
         names = dict.fromkeys(name for one in flat for name in one)
         rows = [(name, [one.get(name) for one in flat]) for name in names]
-        return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
+        rows = [(name, values) for name, values in rows if any(value != values[0] for value in values)]
+        brief = [(name, values) for name, values in rows if not _says_nothing(name, values)]
+        return brief or rows
 
     def metrics(self) -> list[tuple[str, str, list[float]]]:
         """Label, unit and one value a report, NaN where it has none; rows that nobody has are left out."""
+        return [(label, unit, values) for _, label, unit, values in self.rows()]
+
+    def rows(self) -> list[tuple[str, str, str, list[float]]]:
+        """The same behind its path in a report."""
         rows = []
         for path in COMPARED:
             values = [_value(report, path) for report in self.reports]
@@ -84,7 +102,7 @@ class Comparison:
                 continue
             metric = BY_KEY.get(path) or BY_KEY[path.rpartition(".")[0]]
             statistic = "" if path in BY_KEY else f", {path.rpartition('.')[2]}"
-            rows.append((f"{metric.name}{statistic}", metric.unit, values))
+            rows.append((path, f"{metric.name}{statistic}", metric.unit, values))
         return rows
 
     def times(self) -> list[str]:
@@ -111,27 +129,8 @@ class Comparison:
 
     def to_html(self) -> str:
         """One self-contained page with the same."""
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.names)
-        settings = "".join(
-            f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(_said(value))}</td>' for value in values)}</tr>"
-            for name, values in self.settings()
-        )
-        metrics = "".join(
-            f"<tr><td>{escape(label)} <span>{'' if unit == 'ratio' else escape(unit)}</span></td>"
-            f"{''.join(f'<td>{escape(text)}</td>' for text in _cells(values, unit))}</tr>"
-            for label, unit, values in self.metrics()
-        )
-        verdicts = "".join(f"<li>{escape(verdict.plain)}</li>" for verdict in self._verdicts())
-        title = escape(" · ".join(self.names))
-        return (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{title} · Understudy</title><style>{_STYLE}</style></head><body><main><h1>{title}</h1>"
-            f"<h2>What differed</h2><div><table><thead><tr><th>Configuration</th>{head}</tr></thead>"
-            f"<tbody>{settings}</tbody></table></div><h2>What came of it</h2><div><table><thead><tr><th>Metric</th>"
-            f"{head}</tr></thead><tbody>{metrics}</tbody></table></div>"
-            f"{''.join(f'<p>{escape(line)}</p>' for line in self.times())}"
-            f"{f'<h2>Verdicts</h2><ul>{verdicts}</ul>' if verdicts else ''}</main></body></html>\n"
+        return compare_page(
+            self, [(name, [_said(value) for value in values]) for name, values in self.settings()]
         )
 
     def _rich(self, title: str) -> Table:
@@ -147,16 +146,6 @@ class Comparison:
             for name, report in zip(self.names, self.reports, strict=True)
             for verdict in report.get("verdicts", ())
         ]
-
-
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:0}"
-    "main{max-width:1100px;margin:0 auto;padding:24px}h1{font-size:22px}h2{font-size:16px;margin-top:28px}"
-    "div{overflow-x:auto}"
-    "table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
-    "th,td{padding:5px 10px;text-align:right;border-bottom:1px solid #8884;white-space:nowrap}"
-    "th:first-child,td:first-child{text-align:left;white-space:normal}td span{color:#888}"
-)
 
 
 def _read(path: str | PathLike[str]) -> dict[str, Any]:
@@ -182,6 +171,16 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def _says_nothing(name: str, values: list[Any]) -> bool:
+    if name.startswith(_TOLD_ELSEWHERE):
+        return True
+    for prefix, defaults in _DEFAULTS.items():
+        if name.startswith(prefix):
+            default = defaults.get(name.removeprefix(prefix), values)
+            return None in values and all(value in (None, default) for value in values)
+    return False
 
 
 def _value(report: dict[str, Any], path: str) -> float:

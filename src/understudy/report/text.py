@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 
 NONE = "–"
-_COUNTED = ("requests", "tokens", "blocks", "preemptions", "steps", "loads", "waits", "transfers", "links")
+_COUNTED = (
+    *("requests", "tokens", "blocks", "preemptions", "steps", "loads", "waits", "transfers", "links"),
+    *("lookups", "stores", "copies"),
+)
 
 
 def fixed(value: float, decimals: int = 2) -> str:

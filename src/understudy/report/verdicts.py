@@ -142,7 +142,7 @@ def tier_hurts(report: Report) -> Verdict | None:
     if without is not None and report.ttft_ms.mean > 1.05 * without.ttft_ms.mean:
         return Verdict(
             "tier_hurts",
-            f"The tiers hurt: TTFT is {report.ttft_ms.mean / without.ttft_ms.mean - 1:+.0%} against none; "
+            f"The tiers hurt: TTFT is {100 * (report.ttft_ms.mean / without.ttft_ms.mean - 1):+.0f} % against none; "
             f"requests waited {duration(tiers.room_wait_s)} for room.",
             remedy,
         )

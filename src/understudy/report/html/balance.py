@@ -9,6 +9,7 @@ import numpy as np
 
 from understudy.report.html.charts import HALF, Card
 from understudy.report.html.plot import number
+from understudy.report.html.scale import latency_label
 from understudy.report.series import worker_means
 from understudy.report.text import compact, significant
 
@@ -94,10 +95,10 @@ def _strips(
             f"{name}</text>"
             f'<text class="tick" x="{left - 10}" y="{number(floor - strip / 2 + 8)}" dy=".32em" text-anchor="end">'
             f"{spread}</text>"
-            f'<text class="tick" x="{right + 8}" y="{number(floor - strip)}" dy=".32em">{compact(top)}{unit}</text>'
+            f'<text class="tick" x="{right + 8}" y="{number(floor - strip)}" dy=".32em">{_label(top, unit)}</text>'
             f'<text class="tick" x="{right + 8}" y="{number(floor)}" dy=".32em">0</text>'
         )
-        texts = [compact(value) + unit for value in values[order].tolist()]
+        texts = [_label(value, unit) for value in values[order].tolist()]
         series.append({"name": name, "style": style, "text": texts})
     hover = {
         "px": [number(x) for x in centres],
@@ -110,3 +111,7 @@ def _strips(
         f'<path class="cross" d=""/></svg>'
         f'<script type="application/json">{msgspec.json.encode(hover).decode()}</script></div>'
     )
+
+
+def _label(value: float, unit: str) -> str:
+    return latency_label(value) if unit == " ms" else compact(value) + unit

@@ -35,9 +35,13 @@ def hits_by_cache_size(report: Report) -> Card | None:
     plot.area(sizes.astype(np.float64), np.zeros(len(sizes)), ratios, "s4")
     plot.line(sizes.astype(np.float64), ratios, "s4")
     plot.rule(best, f"without limits {percent(best)}", "s4", at_left=True)
-    plot.upright(one, f"a worker, {compact(one)}: {percent(curve.hit_ratio(one))}", "base")
+    marks = [("a worker", one)]
     if report.columns.num_workers > 1:
-        plot.upright(fleet, f"all workers, {compact(fleet)}: {percent(curve.hit_ratio(fleet))}", "base")
+        marks.append(("all workers", fleet))
+    for row, (name, size) in enumerate(marks):
+        ratio = curve.hit_ratio(size)
+        low = ratio > 0.5 * y.high  # off the curve, which is up there
+        plot.upright(size, f"{name}, {compact(size)}: {percent(ratio)}", "base", row=row, low=low)
     plot.on_hover(
         sizes.astype(np.float64),
         [f"{size:,} blocks" for size in sizes.tolist()],

@@ -107,7 +107,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
     hits = charts.prefix_hits(report, baseline, "half" if balance is not None else "full")
     rest = [
         where_time_goes(report, baseline),
-        phases_over_time(report),
+        phases_over_time(report, baseline),
         charts.ttft_over_time(report, baseline),
         charts.running_waiting(report, baseline),
         charts.kv_usage(report, baseline),

@@ -16,6 +16,8 @@ from understudy.report.series import window_of, windows
 from understudy.report.text import duration
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from understudy.report.report import Report
 
 STYLES = {"queue_ms": "s3", "room_ms": "s2", "parked_ms": "s4", "prefill_ms": "s1", "decode_ms": "base"}
@@ -57,35 +59,29 @@ def where_time_goes(report: Report, baseline: Report | None) -> Card | None:
         "arrival to last token, by phase: the mean request, and the slowest percent",
         f'<div class="plot"><svg viewBox="0 0 {FULL.width} {height}" role="img" aria-label="Latency by phase">'
         f"{''.join(shapes)}</svg></div>",
-        tuple((STYLES[name], NAMES[name]) for name in shown),
+        tuple((f"{STYLES[name]} solid", NAMES[name]) for name in shown),
         "full",
     )
 
 
-def phases_over_time(report: Report) -> Card | None:
-    """The mean of every phase by arrival, stacked."""
+def phases_over_time(report: Report, baseline: Report | None = None) -> Card | None:
+    """The mean of every phase by arrival, stacked; of the baseline, all of them together."""
     phases = Phases.of(report)
     if len(phases.queue_ms) < MIN_REQUESTS:
         return None
     count = min(MOST_WINDOWS, max(8, len(phases.queue_ms) // 40))
     edges = windows(report.columns, count)
-    window = window_of(report.columns.arrival_ns[phases.rows], edges)
-    requests = np.bincount(window, minlength=count)
-    means = {
-        name: np.divide(
-            np.bincount(window, getattr(phases, name), count),
-            requests,
-            out=np.full(count, np.nan),
-            where=requests > 0,
-        )
-        for name in NAMES
-    }
+    means = _means(report, phases, edges)
     shown = [name for name in NAMES if np.nansum(means[name]) > 0]
     if not shown:
         return None
     stacked = np.cumsum([means[name] for name in shown], axis=0)
     x, seconds = time_axis(report, FULL)
-    y = latency_scale(stacked[-1][~np.isnan(stacked[-1])], FULL.y, log=False)
+    before = None
+    if baseline is not None and len(Phases.of(baseline).queue_ms):
+        before = np.sum(list(_means(baseline, Phases.of(baseline), edges).values()), axis=0)
+    drawn = stacked[-1] if before is None else np.concatenate([stacked[-1], before])
+    y = latency_scale(drawn[~np.isnan(drawn)], FULL.y, log=False)
     plot = Plot(FULL, x, y, "Phases of latency by arrival time")
     xs = middles(report, edges) / seconds
     low = np.where(np.isnan(stacked[0]), np.nan, 0.0)
@@ -100,15 +96,37 @@ def phases_over_time(report: Report) -> Card | None:
         )
         for name in reversed(shown)
     ]
+    legend = [(f"{STYLES[name]} solid", NAMES[name]) for name in shown]
+    if before is not None:
+        plot.line(xs, before, "base ink")
+        labels = ["" if value != value else latency_label(value) for value in before.tolist()]
+        series.append(HoverSeries("all, baseline", "base ink", labels))
+        legend.append(("base ink", "all, baseline"))
     plot.on_hover(xs, window_labels(report, edges), series)
     width = duration((edges[1] - edges[0]) / NS_PER_S)
     return Card(
         "Where time goes, over time",
         f"mean of each phase, by arrival in windows of {width}",
         plot.svg(),
-        tuple((f"{STYLES[name]} solid", NAMES[name]) for name in shown),
+        tuple(legend),
         "full",
     )
+
+
+def _means(report: Report, phases: Phases, edges: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Of each phase in each window, by arrival; nan where nothing arrived."""
+    count = len(edges) - 1
+    window = np.maximum(window_of(report.columns.arrival_ns[phases.rows], edges), 0)
+    requests = np.bincount(window, minlength=count)
+    return {
+        name: np.divide(
+            np.bincount(window, getattr(phases, name), count),
+            requests,
+            out=np.full(count, np.nan),
+            where=requests > 0,
+        )
+        for name in NAMES
+    }
 
 
 def _bars(report: Report, suffix: str) -> list[tuple[str, dict[str, float]]]:

@@ -91,15 +91,16 @@ class Plot:
                 f'<text class="note {style}" x="{x}" y="{number(above)}" text-anchor="{anchor}">{escape(label)}</text>'
             )
 
-    def upright(self, value: float, label: str, style: str) -> None:
-        """Draw a vertical rule, labelled at its top, on the side that has room."""
+    def upright(self, value: float, label: str, style: str, *, row: int = 0, low: bool = False) -> None:
+        """Draw a vertical rule, labelled on the side that has room, in that row from its top (`low`: foot)."""
         left, right = self.size.x
         bottom, top = self.size.y
         x = self.x.pixel(value)
         at, anchor = (x - LABEL_GAP, "end") if x > (left + right) / 2 else (x + LABEL_GAP, "start")
+        y = bottom - 12 - 18 * row if low else top + 44 + 18 * row
         self.marks.append(
             f'<path class="rule {style}" d="M{number(x)} {number(bottom)}V{number(top)}"/>'
-            f'<text class="note {style}" x="{number(at)}" y="{number(top + 44)}" text-anchor="{anchor}">'
+            f'<text class="note {style}" x="{number(at)}" y="{number(y)}" text-anchor="{anchor}">'
             f"{escape(label)}</text>"
         )
 

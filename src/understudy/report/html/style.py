@@ -65,7 +65,7 @@ i.key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; mar
   background: var(--c); }
 i.key.solid, i.key[class*="heat"] { height: 10px; width: 10px; } i.key.thin { height: 1.5px; }
 .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); } .s4 { --c: var(--s4); }
-.base { --c: var(--base); }
+.base { --c: var(--base); } .base.ink { --c: var(--ink); }
 .plot { position: relative; overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; }
 svg text { font-size: 11.5px; fill: var(--faint); }
@@ -95,7 +95,7 @@ th { color: var(--soft); font-weight: 550; font-size: 13px; }
 tr:last-child td { border-bottom: 0; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
-td.text, th.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+td.text, th.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 110px; }
 .unit { color: var(--faint); font-size: 13px; }
 [data-tip] { cursor: help; text-decoration: underline dotted var(--faint); text-underline-offset: 3px; }
 .columns { columns: 3 340px; column-gap: 32px; }
