@@ -53,16 +53,14 @@ class BlockTable {
   }
   Bucket* warm(std::uint64_t hash) noexcept { return const_cast<Bucket*>(std::as_const(*this).warm(hash)); }
   std::uint64_t moves() const noexcept { return moves_; }
-  // The set of a hash; 0: it is not here. `warmed` came from it, and nothing has changed since. kElsewhere: it may be
-  // in the next line, which is asked for; whoever comes back for it a little later `find`s it there.
-  static constexpr SetId kElsewhere = ~SetId{0};
-  SetId peek(std::uint64_t hash, const Bucket* warmed) const noexcept {
+  // The set of a hash; 0: it is not here. `warmed` came from it, and nothing has changed since.
+  SetId find(std::uint64_t hash, const Bucket* warmed) const noexcept {
     if (warmed == nullptr) return 0;
     const std::size_t lane = lane_of(*warmed, hash);
     if (lane < kLanes) return warmed->sets[lane];
     if (warmed->guests_elsewhere == 0) return 0;
-    __builtin_prefetch(warmed + 1);
-    return kElsewhere;
+    const Entry entry = find(hash);
+    return entry ? entry.set() : 0;
   }
 
   // False when it is not here. Those that are given a `warmed` line mostly look at nothing else.

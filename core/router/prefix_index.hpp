@@ -105,7 +105,6 @@ class PrefixIndex {
  private:
   static constexpr std::uint8_t kCleared = 2;     // beside EventKind
   static constexpr std::size_t kAhead = 32;       // blocks whose lines are on their way
-  static constexpr std::size_t kSoon = 8;         // those that are looked at
   static constexpr std::size_t kPiece = 1 << 12;  // rows for which readers wait at most
   struct Copy {
     std::uint64_t hash;

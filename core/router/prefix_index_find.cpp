@@ -79,19 +79,10 @@ void PrefixIndex::match_locked(std::span<const std::uint64_t> hashes, bool early
   blocks.assign(members_.size() * kTiers, 0);
   Walk walk(sets_, members_.size(), blocks);
   std::array<const BlockTable::Bucket*, kAhead> warmed;
-  std::array<SetId, kAhead> sets;
   for (std::size_t i = 0; i < std::min(hashes.size(), kAhead); ++i) warmed[i] = table_.warm(hashes[i]);
-  for (std::size_t i = 0, seen = 0; i < hashes.size(); ++i) {
-    // A few blocks before their turn, so that a line that is still missing is there by then.
-    for (; seen < std::min(hashes.size(), i + kSoon); ++seen) {
-      sets[seen % kAhead] = table_.peek(hashes[seen], warmed[seen % kAhead]);
-      if (seen + kAhead < hashes.size()) warmed[seen % kAhead] = table_.warm(hashes[seen + kAhead]);
-    }
-    SetId set = sets[i % kAhead];
-    if (set == BlockTable::kElsewhere) {
-      const BlockTable::Entry guest = table_.find(hashes[i]);
-      set = guest ? guest.set() : 0;
-    }
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    const SetId set = table_.find(hashes[i], warmed[i % kAhead]);
+    if (i + kAhead < hashes.size()) warmed[i % kAhead] = table_.warm(hashes[i + kAhead]);
     if (set == 0 || !walk.step(set) || (early_exit && walk.left() <= 1)) break;
   }
   walk.end();
