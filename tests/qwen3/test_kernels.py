@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.forward import forward
-from understudy.qwen3.kernels import decode, matvec, norm, prefill
+from understudy.qwen3.kernels import decode, likeliest, matvec, norm, prefill
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.triton_backend import TritonBackend
 from understudy.qwen3.weights import random_weights
@@ -67,6 +67,22 @@ def test_one_row_times_a_matrix_is_that_of_torch(outs: int, width: int) -> None:
     if outs % 2 == 0:
         gated, _ = matvec.normed_matvec(x, residual, scale, weight, TINY.norm_eps, gates=True)
         close(gated, backend.normed_gated(x, residual, scale, weight)[0])
+
+
+@pytest.mark.parametrize("width", [7, 4096, 4097, 13000])
+def test_the_likeliest_token_is_the_first_of_the_largest(width: int) -> None:
+    logits = (rand(4, width) * 8).round().to(torch.bfloat16)  # many are equal
+    logits[1] = -3.0
+    logits[2, -1] = 99.0
+    logits[3, :-1] = float("-inf")
+    out = torch.full((4,), -1, dtype=torch.int64, device=DEVICE)
+    likeliest.likeliest(logits, out)
+    expected = [int((row == row.max()).nonzero()[0, 0]) for row in logits]
+    assert out.tolist() == expected
+    assert expected[1:] == [0, width - 1, width - 1]
+    ours, theirs = out.clone(), torch.empty_like(out)
+    ReferenceBackend(TINY, DEVICE).likeliest(logits.float(), theirs)
+    assert logits.gather(-1, ours[:, None]).equal(logits.gather(-1, theirs[:, None]))
 
 
 def _pages(lengths: list[int], page: int, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,6 +40,9 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Causal attention over each request's pages: a query at position t sees keys 0..t. [tokens, heads * dim]."""
 
+    def likeliest(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        """The first of the largest of every row [rows, vocabulary], into `out` [rows] of int64."""
+
 
 def rotary_tables(config: Qwen3Config, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [position, head_dim / 2] in float32, for every position that the model has."""

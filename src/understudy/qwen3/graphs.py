@@ -63,7 +63,7 @@ class StepGraphs:
             def compute(batch: Batch = batch) -> None:
                 logits = forward(weights, batch, buffer, backend, reduce)
                 self._logits[: len(logits)] = logits
-                torch.argmax(logits, -1, out=self._greedy[: len(logits)])
+                backend.likeliest(logits, self._greedy[: len(logits)])
 
             self._graphs[shape] = self._capture(compute)
             if progress is not None:

@@ -84,6 +84,9 @@ class ReferenceBackend:
             out[start:end] = attended[0].transpose(0, 1)
         return out.flatten(1)
 
+    def likeliest(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        torch.argmax(logits, -1, out=out)
+
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         cos = self._cos[positions.long()][:, None]
         sin = self._sin[positions.long()][:, None]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from understudy.qwen3.backend import rotary_tables
-from understudy.qwen3.kernels import decode, matvec, prefill, rotary
+from understudy.qwen3.kernels import decode, likeliest, matvec, prefill, rotary
 from understudy.qwen3.kernels.norm import add_norm, gate
 from understudy.timing.recorded.shapes import parts_of
 
@@ -100,6 +100,9 @@ class TritonBackend:
                 parts_of(batch.num_decodes, self.config.kv_heads, self._multiprocessors, uneven=batch.uneven),
             )
         return out.flatten(1)
+
+    def likeliest(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        likeliest.likeliest(logits, out)
 
 
 def _flash(queries: torch.Tensor, batch: Batch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

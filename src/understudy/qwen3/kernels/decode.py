@@ -8,8 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from understudy.qwen3.kernels.early import launch, let_next, wait
-
 if TYPE_CHECKING:
     from understudy.timing.recorded.shapes import Parts
 
@@ -28,10 +26,8 @@ def _share(length, splits: tl.constexpr, block: tl.constexpr, least: tl.constexp
 def _decode(  # type: ignore[no-untyped-def]
     queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, scale, page_stride, row_stride,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr, splits: tl.constexpr,
-    rows: tl.constexpr, block: tl.constexpr, least: tl.constexpr, exact: tl.constexpr, early: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr, least: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
-    let_next(early)
-    wait(early)
     request = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -88,10 +84,8 @@ def _decode(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize_on_alignment=["seq_lens"])
 def _merge(  # type: ignore[no-untyped-def]
     partial, stats, seq_lens, out, heads: tl.constexpr, splits: tl.constexpr, dim: tl.constexpr, block: tl.constexpr,
-    least: tl.constexpr, early: tl.constexpr,
+    least: tl.constexpr,
 ):  # fmt: skip
-    let_next(early)
-    wait(early)
     head = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + head // heads)
     split = tl.arange(0, splits)
@@ -129,9 +123,7 @@ def decode_attention(
     _decode[(batch, kv_heads, splits)](
         queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, dim**-0.5 * 1.4426950408889634,
         keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, splits, rows, BLOCK, least,
-        queries.dtype == torch.float32, num_warps=4, num_stages=3, **launch(),
+        queries.dtype == torch.float32, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        _merge[(batch * heads,)](
-            partial, stats, seq_lens, out, heads, splits, dim, BLOCK, least, num_warps=4, **launch()
-        )
+        _merge[(batch * heads,)](partial, stats, seq_lens, out, heads, splits, dim, BLOCK, least, num_warps=4)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from understudy.qwen3.kernels.early import launch, let_next, wait
-
 if TYPE_CHECKING:
     import torch
 
@@ -20,9 +18,8 @@ if TYPE_CHECKING:
 @triton.jit
 def _matvec(  # type: ignore[no-untyped-def]
     x, residual, norm, weight, out, total, outs, eps, width: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
-    adds: tl.constexpr, normed: tl.constexpr, gates: tl.constexpr, early: tl.constexpr,
+    adds: tl.constexpr, normed: tl.constexpr, gates: tl.constexpr,
 ):  # fmt: skip
-    let_next(early)
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     inside = (row < outs)[:, None]
     col = tl.arange(0, block)
@@ -33,12 +30,11 @@ def _matvec(  # type: ignore[no-untyped-def]
     below = source
     if gates:
         below += outs.to(tl.int64) * width
-    # The first of the matrix comes while the kernel before, whose row it meets, still runs.
+    # The first of the matrix is on its way before the row that it meets is asked for.
     first = inside & (col < width)[None, :]
     matrix = tl.load(source + col[None, :], mask=first, other=0.0)
     if gates:
         second = tl.load(below + col[None, :], mask=first, other=0.0)
-    wait(early)
     for at in tl.static_range(0, width, block):
         within = at + col < width
         if at > 0:
@@ -122,6 +118,6 @@ def _launch(
     block = min(block, triton.next_power_of_2(width))
     _matvec[(triton.cdiv(outs, rows),)](
         x, x if residual is None else residual, x if norm is None else norm, weight, out, total, outs, eps, width,
-        rows, block, residual is not None, norm is not None, gates, num_warps=warps, **launch(),
+        rows, block, residual is not None, norm is not None, gates, num_warps=warps,
     )  # fmt: skip
     return out, total

@@ -6,20 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from understudy.qwen3.kernels.early import launch, let_next, wait
-
 
 @triton.jit
-def _norm(  # type: ignore[no-untyped-def]
-    x, residual, weight, out, total, eps, width: tl.constexpr, block: tl.constexpr, adds: tl.constexpr,
-    early: tl.constexpr,
-):  # fmt: skip
-    let_next(early)
+def _norm(x, residual, weight, out, total, eps, width: tl.constexpr, block: tl.constexpr, adds: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64) * width
     cols = tl.arange(0, block)
     inside = cols < width
     scale = tl.load(weight + cols, mask=inside, other=0.0)
-    wait(early)
     value = tl.load(x + row + cols, mask=inside, other=0.0)
     if adds:
         value = (
@@ -32,9 +25,7 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gate(gate_up, out, width, block: tl.constexpr, early: tl.constexpr):  # type: ignore[no-untyped-def]
-    let_next(early)
-    wait(early)
+def _gate(gate_up, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(1).to(tl.int64)
     cols = tl.program_id(0) * block + tl.arange(0, block)
     inside = cols < width
@@ -54,7 +45,7 @@ def add_norm(
     block = triton.next_power_of_2(width)
     _norm[(residual.shape[0],)](
         residual if x is None else x, residual, weight, out, total, eps, width, block, x is not None,
-        num_warps=8 if block >= 2048 else 4, **launch(),
+        num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
     return out, total
 
@@ -64,5 +55,5 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     block = 1024
-    _gate[(triton.cdiv(width, block), rows)](gate_up, out, width, block, **launch())
+    _gate[(triton.cdiv(width, block), rows)](gate_up, out, width, block)
     return out

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from understudy.qwen3.kernels.early import launch, let_next, wait
-
 if TYPE_CHECKING:
     import torch
 
@@ -18,10 +16,8 @@ if TYPE_CHECKING:
 def _store(  # type: ignore[no-untyped-def]
     qkv, q_norm, k_norm, cos, sin, positions, owners, page_ids, page_indptr, queries, keys, values, eps,
     page_stride, row_stride, heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page_size: tl.constexpr,
-    together: tl.constexpr, early: tl.constexpr,
+    together: tl.constexpr,
 ):  # fmt: skip
-    let_next(early)
-    wait(early)
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * together
     half: tl.constexpr = dim // 2
@@ -79,6 +75,5 @@ def store(
     _store[(qkv.shape[0], (heads + 2 * kv_heads) // together)](
         qkv, *norms, *tables, positions, owners, page_ids, page_indptr, queries, keys, values, eps,
         keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, together, num_warps=4 if together >= 4 else 1,
-        **launch(),
     )  # fmt: skip
     return queries
