@@ -23,7 +23,34 @@ PATHS = (
         "/sleep",
         "/nope",
     ),
+    *(
+        "/inference/v1/generate",
+        "/v1/completions/render",
+        "/v1/chat/completions/render",
+        "/v1/messages/render",
+    ),
+    *(
+        "/v1/responses/render",
+        "/v1/completions/derender",
+        "/v1/chat/completions/derender",
+        "/adapters",
+        "/adapters/x",
+    ),
+    *("/inference/v1/abort_requests", "/scale_elastic_ep", "/metrics", "/openapi.json", "/docs"),
 )
+DEVELOPERS = (
+    *("/collective_rpc", "/init_weight_transfer_engine", "/update_weights", "/finish_weight_update"),
+    *(
+        "/update_weight_version",
+        "/weight_checker",
+        "/weight_info",
+        "/abort_requests",
+        "/server_info",
+        "/resume",
+    ),
+    *("/reset_prefix_cache", "/get_world_size?include_dp=x", "/v1/completions", "/wake_up", "/is_paused"),
+)
+"""Of developer mode, all but those that let everybody wait."""
 FIELDS = (
     *(
         "prompt",
@@ -65,6 +92,17 @@ FIELDS = (
         "failure-injection-rate",
         "instructions",
     ),
+    *(
+        "token_ids",
+        "sampling_params",
+        "generate_response",
+        "generate_responses",
+        "output_mode",
+        "name",
+        "src",
+    ),
+    *("method", "args", "update_info", "init_info", "new_version", "weight_version", "action", "baseline"),
+    *("request_ids", "new_data_parallel_size", "drain_timeout", "prompt_tokens"),
 )
 VALUES: tuple[Any, ...] = (
     *(
@@ -105,6 +143,14 @@ VALUES: tuple[Any, ...] = (
     *({"type": "json_schema", "json_schema": {"schema": {"$ref": "#/$ref"}}}, {"type": "json_object"}),
     *({"regex": "(a|b)*[^c]{3}"}, {"regex": "((("}, {"choice": []}, {"json": "{"}, {"include_usage": True}),
     *([{"role": "user", "content": "hi"}], [{"role": "user", "content": [{"type": "text"}]}], [{"role": 1}]),
+    *(
+        {"choices": [{"token_ids": [1, 2]}]},
+        {"choices": [{"token_ids": ["x"]}]},
+        [{"choices": []}],
+        "text",
+        "compare",
+    ),
+    *({"max_tokens": 2}, {"max_tokens": "x", "logprobs": 3}, {"logprobs": -5, "n": 0}),
     *([{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}], "required"),
 )
 
@@ -128,13 +174,13 @@ def body_of(draw: random.Random) -> bytes:
     return data
 
 
-async def one(client: Client, draw: random.Random) -> None:
+async def one(client: Client, draw: random.Random, paths: tuple[str, ...] = PATHS) -> None:
     """Send one; it must be answered by JSON with a code, or by what was asked for."""
     method = draw.choice(["POST"] * 8 + ["GET", "PUT", "OPTIONS", "\x00"])
     data = body_of(draw)
     kind = draw.choice(["application/json"] * 9 + ["text/plain"])
     head = (
-        f"{method} {draw.choice(PATHS)} HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-type: {kind}\r\n"
+        f"{method} {draw.choice(paths)} HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-type: {kind}\r\n"
     )
     if draw.random() < 0.1:
         name = draw.choice(
@@ -159,7 +205,8 @@ async def one(client: Client, draw: random.Random) -> None:
         if not answer:  # the mutation asked for more than it sent, and the client went away
             return
         reply = parse_reply(answer)
-        assert reply.status < 500 or reply.status == 503, (wire, answer)
+        asked_for = b" /scale_elastic_ep " in wire and b'"Internal Server Error"' in answer  # vLLM's own word
+        assert reply.status < 500 or reply.status == 503 or asked_for, (wire, answer)
         if reply.status >= 400 and reply.headers.get("content-type") == "application/json":
             told = reply.json
             assert "detail" in told or "error" in told, answer
@@ -170,11 +217,13 @@ async def one(client: Client, draw: random.Random) -> None:
         writer.close()
 
 
-async def play(client: Client, count: int, seed: int, *, at_once: int = 16) -> None:
+async def play(
+    client: Client, count: int, seed: int, *, at_once: int = 16, paths: tuple[str, ...] = PATHS
+) -> None:
     """So many of them, some at a time."""
     draws = random.Random(seed)
     left = count
     while left > 0:
         size = min(at_once, left)
-        await asyncio.gather(*(one(client, random.Random(draws.random())) for _ in range(size)))
+        await asyncio.gather(*(one(client, random.Random(draws.random()), paths) for _ in range(size)))
         left -= size

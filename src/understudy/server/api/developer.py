@@ -99,7 +99,7 @@ class Developer:
             self._worker.abort(live)
             return 200, {"status": "aborted", "aborted": len(live)}
         if not isinstance(named, list | str):
-            raise ApiError("request_ids must be a list", status=500, kind="InternalServerError")
+            raise bad_request("request_ids must be a list")
         abort(self._worker, named)
         return 200, {"status": "aborted", "aborted": len(named)}
 
