@@ -23,7 +23,10 @@ CXX_SOURCES := $(shell find core -name '*.[ch]pp')
 
 # Build tools live in the environment (no build isolation), so that a second build compiles only what changed.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-PIP_BUILD = $(PIP_INSTALL) --no-build-isolation -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
+# It says all it does (-v), and tools/build.py makes of that how far it is.
+PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
+  -C cmake.define.UNDERSTUDY_WERROR=$(strip $(WERROR))
+BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test torch lint conformance sanitize clang mutants interop bench fuzz soak clients-ci clients clean
@@ -129,12 +132,12 @@ clean:
 
 .venv/installed: .venv/created $(SOURCES)
 	@echo 'building understudy (a minute or two the first time)'
-	@$(BIN)/python $(PIP_BUILD) .
+	@$(BIN)/python $(BUILD) $(BIN)/python $(PIP_BUILD) .
 	@touch $@
 
 .venv/installed-dev: .venv/created $(SOURCES)
 	@echo 'building understudy (a minute or two the first time)'
-	@$(BIN)/python $(PIP_BUILD) '.[dev]'
+	@$(BIN)/python $(BUILD) $(BIN)/python $(PIP_BUILD) '.[dev]'
 	@touch .venv/installed $@
 
 .venv-interop/installed: Makefile | .venv/created
@@ -154,7 +157,7 @@ clean:
 .venv-sanitize/installed: WERROR = ON
 .venv-sanitize/installed: .venv-sanitize/created $(SOURCES)
 	@echo 'building understudy under ASan and UBSan (a minute or two the first time)'
-	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_SANITIZE=ON \
+	@CXX=$(SANITIZE_CXX) $(SANITIZE_BIN)/python $(BUILD) $(SANITIZE_BIN)/python $(PIP_BUILD) -C cmake.define.UNDERSTUDY_SANITIZE=ON \
 	  -C build-dir=build/sanitize -C install.strip=false '.[dev]'
 	@touch $@
 

@@ -1,0 +1,51 @@
+"""Run a build and show how far it is: `python tools/build.py WHAT COMMAND...`; all that it said if it fails.
+
+Ninja's lines say it (`[12/96] Building …`); what is left is told from the time that the others took.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+_STEP = re.compile(r"\[(\d+)/(\d+)\]")
+
+
+def main(what: str, *command: str) -> int:
+    """Return the exit code of the command."""
+    began, first = 0.0, 0  # of the first file that is done
+    said: list[str] = []
+    told = -1
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as build:
+        assert build.stdout is not None
+        for line in build.stdout:
+            said.append(line)
+            if (step := _STEP.search(line)) is None:
+                continue
+            done, total = int(step[1]), int(step[2])
+            if not first or done < first:
+                began, first = time.monotonic(), done
+            left_s = (time.monotonic() - began) * (total - done) / max(done - first, 1)
+            text = f"{what}: {done} of {total} files" + (
+                f", about {left_s:.0f} s left" if done > first else ""
+            )
+            if sys.stderr.isatty():
+                print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            elif done * 4 // total > told:  # a log has a line a quarter
+                told = done * 4 // total
+                print(text, file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    if build.returncode:
+        sys.stderr.writelines(said)
+    return build.returncode
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("python tools/build.py WHAT COMMAND...")
+    sys.exit(main(*sys.argv[1:]))
