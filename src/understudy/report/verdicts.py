@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from understudy.report.report import Report
 
 
+_TO_SPARE = 1.2
+"""Of workers that hold a rate: at the very rate that they serve, queues grow, and a cache that is split hits less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One conclusion: which `rule` found it, the `finding` with its numbers, and a `remedy`."""
@@ -85,13 +89,13 @@ def overloaded(report: Report) -> Verdict | None:
     ):
         return None
     served = int(((timeline.finish_ns >= 0) & (timeline.finish_ns <= last)).sum())
-    enough = math.ceil(timeline.num_workers * len(arrived) / max(served, 1))
+    enough = math.ceil(_TO_SPARE * timeline.num_workers * len(arrived) / max(served, 1))
     each = duration((last - start) / minutes / NS_PER_S)
     return Verdict(
         "overloaded",
         f"Overloaded: the queue grew in {grew} of {minutes} parts of {each}, to {backlog:,.0f} waiting requests; "
         f"{served:,} of {len(arrived):,} were served while they came.",
-        f"At this rate about {max(enough, timeline.num_workers + 1):,} workers would hold it "
+        f"At this rate about {max(enough, timeline.num_workers + 1):,} workers would hold it, with a fifth to spare "
         f"(now {timeline.num_workers:,}).",
     )
 
