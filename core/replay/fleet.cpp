@@ -82,7 +82,8 @@ void Fleet::make_engine(std::size_t index) {
     engine->set_observer([this, index, it = engine.get()](bool ended) { config_.on_step(index, *it, ended); });
   }
   if (resting_ && engine->tiers() != nullptr) {
-    engine->tiers()->set_before_landing([this, index](std::int64_t) { rouse(index, true); });
+    engine->tiers()->set_before_landing(
+        [this, index](std::int64_t, bool samples_only) { samples_only ? rest_on(index) : rouse(index, true); });
   }
   workers_[index].engine = std::move(engine);
 }

@@ -112,6 +112,7 @@ class Fleet final : private FleetView {
   void begin_step(std::size_t worker);
   void open_step(std::size_t worker);
   void rouse(std::size_t worker, bool landing);
+  void rest_on(std::size_t worker);
   void watch_hub();
   // … or each as far as nothing can reach it.
   void absorb(Worker& worker, const StepEffects& effects);

@@ -304,6 +304,17 @@ void Fleet::rouse(std::size_t index, bool landing) {
   }
 }
 
+// Something lands that its steps see in their samples alone.
+void Fleet::rest_on(std::size_t index) {
+  Worker& worker = workers_[index];
+  if (!worker.resting) return;
+  absorb(worker, worker.engine->rest_on(now_ns_));
+  if (!worker.engine->in_step()) return;
+  worker.resting = false;
+  forget(worker.next);
+  worker.next = queue_.push(worker.engine->now_ns(), EventClass::StepEnd, order_of(index), index);
+}
+
 // The queue has one entry for the transfers of the run: when the next may end.
 void Fleet::watch_hub() {
   const std::optional<std::int64_t>& wake = hub_.next_wake_ns();

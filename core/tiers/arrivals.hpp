@@ -59,6 +59,7 @@ class Arrivals {
   }
 
   Arrival& at(Id id) noexcept { return arrivals_[id]; }  // stays where it is when others come
+  const Arrival& at(Id id) const noexcept { return arrivals_[id]; }
   const Arrival& of(SlotId slot) const noexcept { return arrivals_[by_slot_[slot]]; }  // `slot` is claimed
   void wait_for(SlotId slot, LandingWaiter& who, std::uint32_t load, std::uint32_t block) {
     Arrival& arrival = arrivals_[by_slot_[slot]];

@@ -155,6 +155,14 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
   }
 }
 
+// A copy whose blocks stay where they were, as somebody else holds them, and for which no load waits.
+bool WorkerTiers::leaves_device_as_it_is(const Errand& errand) const {
+  if (static_cast<Role>(errand.role) != kCopy || on_change_) return false;
+  const Copy& copy = copies_[errand.index];
+  return !copy.evicted && arrivals_.at(copy.arrival).waiters.empty() &&
+         std::ranges::all_of(copy.from, [this](SlotId slot) { return store_.references(kG1, slot) > 1; });
+}
+
 // On the host first, then further down, and only then is the device's slot free.
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   Copy& copy = copies_[index];

@@ -95,8 +95,10 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Called after every landing that may have changed a block of this worker's, with its time.
   void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }
 
-  // Called before a landing changes anything that this worker's steps could see, with its time.
-  void set_before_landing(std::function<void(std::int64_t)> before) { before_landing_ = std::move(before); }
+  // Called before a landing changes anything that this worker's steps could see, with its time. `samples_only`: nothing
+  // on the device changes, nor does anybody wait for it, so that a step sees it in its sample alone.
+  using BeforeLanding = std::function<void(std::int64_t time_ns, bool samples_only)>;
+  void set_before_landing(BeforeLanding before) { before_landing_ = std::move(before); }
 
   // ── Room on the device ──
   enum class Room : std::uint8_t {
@@ -266,6 +268,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, std::span<const SlotId> slots,
                    std::span<const BlockIdentity> blocks);  // to copies_to_
   void start_copies(std::int64_t now_ns);
+  bool leaves_device_as_it_is(const Errand& errand) const;
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                   std::vector<bool>& kept);
@@ -317,7 +320,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   BlockStore& store_;
   TierRun& run_;
   std::function<void(std::int64_t)> on_change_;
-  std::function<void(std::int64_t)> before_landing_;
+  BeforeLanding before_landing_;
   Way host_;
   std::vector<Way> ways_;              // to each shared tier
   HugeArray<std::uint32_t> reuse_{0};  // hits by device slot; empty when nobody asks

@@ -164,12 +164,15 @@ class VllmEngine final : public Engine {
   const StepEffects& advance(std::int64_t until_ns, bool stop_on_finish) override;
   const StepEffects& advance_lazily(std::int64_t until_ns) override;
   std::int64_t no_finish_before() const override;
-  // For a driver whose engines share transfers: from now on steps are not played that concern nobody outside (nobody
-  // ends, nothing goes below the device). Returns when the last of them ends; nothing, and it does not rest, when one
-  // of the next steps may. `catch_up` then, or before anything else comes.
+  // For a driver whose engines share transfers: from now on steps are not played that concern nobody outside before the
+  // last of them ends (nobody ends, nothing goes below the device). Returns when that is; nothing, and it does not
+  // rest, when the first may. `catch_up` then, or before anything else comes.
   std::optional<std::int64_t> rest(std::int64_t now_ns);
   // Plays them up to now: a step is open that has not ended. With `landing`, neither has one that ends now.
   const StepEffects& catch_up(std::int64_t now_ns, bool landing);
+  // Before something lands that steps see in their samples alone: plays those that have ended. The rest goes on, unless
+  // a step is open.
+  const StepEffects& rest_on(std::int64_t now_ns);
   std::int64_t now_ns() const noexcept override { return now_ns_; }
   void skip_to(std::int64_t time_ns) noexcept override { now_ns_ = std::max(now_ns_, time_ns); }
   std::int64_t wake_ns() const override;
@@ -356,9 +359,7 @@ class VllmEngine final : public Engine {
   std::optional<DecodeSums> load_if_undisturbed(std::uint64_t steps) const;
 
   // rest.cpp
-  static constexpr std::uint64_t kFewestAtRest = 2;
-  static constexpr std::uint64_t kMostAtRest = 4096;
-  std::uint64_t plain_steps() const;
+  std::uint64_t steps_to_rest() const;
 
   // watch.cpp
   void sample(std::size_t running);
@@ -425,6 +426,7 @@ class VllmEngine final : public Engine {
   std::uint64_t fruitless_preemptions_ = 0;  // since the last token
   LandingWait landing_wait_;
   std::uint64_t landings_noticed_ = 0;
+  std::int64_t rested_step_ns_ = 0;  // at rest: when the first step ends that was not played
   bool leaping_ = true;
   std::unique_ptr<Leap> leap_;
 

@@ -6,13 +6,21 @@
 
 namespace understudy {
 
-// How many of the next steps are plain: all that run get a token, nobody ends, and no block is copied or looked up
-// below the device. Nobody can be admitted in them either, where a leap is possible.
-std::uint64_t VllmEngine::plain_steps() const {
+namespace {
+
+constexpr std::uint64_t kFewestAtRest = 2;
+constexpr std::uint64_t kMostAtRest = 4096;
+
+}  // namespace
+
+// How many of the next steps concern nobody outside before the last of them ends: all that run get a token, and no
+// block is copied or looked up below the device. At the end of the last one somebody may end, or a block that is full
+// go down. Nobody can be admitted in them, where a leap is possible.
+std::uint64_t VllmEngine::steps_to_rest() const {
   const std::uint32_t size = config_.block_size;
   const bool through = tiers_->config().mode == OffloadMode::WriteThrough;
-  // A full block is copied at once, or may be what the head of the queue waits for.
-  const bool stops_at_full = through || (refusal_.stands && refusal_.wants_block && !waiting_.empty());
+  // A full block may be what the head of the queue waits for: it is found when the step begins.
+  const bool stops_before_full = refusal_.stands && refusal_.wants_block && !waiting_.empty();
   if (config_.async_scheduling && planned_.turns.size() != running_.size()) return 0;  // who waited joins in the next
   std::uint64_t steps = kMostAtRest;
   std::uint64_t to_next_block = kMostAtRest;
@@ -21,10 +29,10 @@ std::uint64_t VllmEngine::plain_steps() const {
     const EngineRequest& request = requests_[id];
     const std::uint32_t into = request.computed % size;
     const bool lacks_block = request.table.size() * std::uint64_t{size} <= request.computed;
-    steps = std::min<std::uint64_t>(steps, outputs_left(request) - 1);
+    steps = std::min<std::uint64_t>(steps, outputs_left(request));
     // A step ahead, a block that is full has its name in the step that computes its last token.
     const std::uint32_t to_full = config_.async_scheduling ? (size - into) % size : size - 1 - into;
-    if (stops_at_full) steps = std::min<std::uint64_t>(steps, to_full);
+    if (stops_before_full || through) steps = std::min<std::uint64_t>(steps, to_full + (stops_before_full ? 0 : 1));
     to_next_block = std::min<std::uint64_t>(to_next_block, into == 0 && lacks_block ? 0 : size - into);
   }
   if (steps <= to_next_block) return steps;
@@ -38,7 +46,7 @@ std::uint64_t VllmEngine::plain_steps() const {
 
 std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
   if (!leaping_ || !tiers_ || tiers_->has_ready() || !leap_->possible()) return std::nullopt;
-  const std::uint64_t steps = plain_steps();
+  const std::uint64_t steps = steps_to_rest();
   if (steps < kFewestAtRest) return std::nullopt;
   DecodeSums sums(*timing_.model);
   std::vector<std::uint64_t> passing;  // after how many steps somebody's context is the window
@@ -54,6 +62,7 @@ std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
   landing_wait_.on = false;
   read_input(now_ns);
   now_ns_ = now_ns;
+  rested_step_ns_ = now_ns + timing_.duration_ns(sums.load(), capacity_tokens_);
   std::int64_t end_ns = now_ns;
   std::uint64_t done = 0;
   for (const std::uint64_t step : passing) {
@@ -76,6 +85,21 @@ const StepEffects& VllmEngine::catch_up(std::int64_t now_ns, bool landing) {
     throw;
   }
   catching_up_ = false;
+  return hand_out();
+}
+
+const StepEffects& VllmEngine::rest_on(std::int64_t now_ns) {
+  new_effects();
+  if (rested_step_ns_ >= now_ns) return hand_out();
+  catching_up_ = true;
+  try {
+    play(now_ns - 1, false, true);
+  } catch (...) {
+    catching_up_ = false;
+    throw;
+  }
+  catching_up_ = false;
+  rested_step_ns_ = in_step_ ? now_ns_ : now_ns_ + leap_->step_of_all_ns();
   return hand_out();
 }
 
