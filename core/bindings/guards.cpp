@@ -182,6 +182,16 @@ void bind_guards(nb::module_& m) {
       .def("reset", &unstage, "Back to mutable blocks with the same ids; consumes this guard.");
 
   registered.def_prop_ro("identities", &RegisteredBlocks::identities)
+      .def_prop_ro(
+          "token_ids",
+          [](const RegisteredBlocks& self) {
+            self.require_live();
+            const Manager manager = self.manager();
+            return to_array(without_gil(manager, self.size(),
+                                        [&, ids = self.ids()] { return manager.store->token_ids(manager.pool, ids); }));
+          },
+          "Those of the blocks, one after another, where events carry them; else empty. With them a copy is registered "
+          "in another store, which has no other way to know.")
       .def("clone", &clone, "A second guard over the same blocks, with references of its own.")
       .def(
           "take",

@@ -155,6 +155,9 @@ class BlockStore final : public Residency {
   void peek(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, std::uint32_t* references) const;
   // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
+  // Of the registered blocks in `slots`, one after the other, for a store of their own below; none where events carry
+  // none.
+  std::vector<Token> token_ids(std::size_t pool, std::span<const SlotId> slots) const;
   bool is_registered(std::size_t pool, SlotId slot) const;
   std::uint32_t references(std::size_t pool, SlotId slot) const;  // to this copy
   std::size_t prefix_length(std::size_t pool, std::span<const BlockIdentity> identities) const;

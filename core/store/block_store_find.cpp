@@ -187,6 +187,20 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
   });
 }
 
+std::vector<Token> BlockStore::token_ids(std::size_t pool_index, std::span<const SlotId> slots) const {
+  std::vector<Token> tokens;
+  if (!emits_token_ids()) return tokens;
+  const Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  tokens.reserve(slots.size() * block_size_);
+  for (const SlotId slot : slots) {
+    const SlotId id = global(pool, slot);
+    if (!slots_[id].registered()) throw Error(ErrorKind::WrongState, "block ", slot, " is not registered");
+    tokens.insert(tokens.end(), tokens_at(id), tokens_at(id) + block_size_);
+  }
+  return tokens;
+}
+
 bool BlockStore::is_registered(std::size_t pool_index, SlotId slot) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);

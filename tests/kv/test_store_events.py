@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kv.building import cache, chain, ids, register, roots
-from understudy.errors import InvalidArgument
+from understudy.errors import InvalidArgument, WrongState
 from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
 from understudy.tokens import TokenBlocks
 
@@ -244,6 +244,38 @@ def test_a_store_whose_events_carry_no_token_ids_keeps_none() -> None:
     room = device.allocate(1)
     assert (len(room.evicted), room.evicted_token_ids.tolist()) == (1, [])
     room.release()
+
+
+def test_token_ids_survive_an_offload_into_another_store_and_another_one_after_they_came_back() -> None:
+    store, _, host = tiered(host=2)
+    disk = BlockStore([PoolConfig(8, tier=Tier.G3)], block_size=2, events=True, event_token_ids=True)
+    below = disk.manager(Tier.G3)
+    names = chain(2)
+    host.allocate(2).register(names, token_ids=[1, 2, 3, 4]).release()
+    for others in (chain(2, 2), chain(2, 4)):
+        with host.match_prefix(names) as held:  # copied while it is still there
+            below.allocate(2).register(held.identities, token_ids=held.token_ids).release()
+        host.allocate(2).register(others, token_ids=[5, 6, 7, 8]).release()  # pushes it out
+        with below.match_prefix(names) as held:  # and it comes back
+            host.allocate(2).register(held.identities, token_ids=held.token_ids).release()
+        below.clear_inactive()
+    told = disk.drain_events()
+    assert told.token_ids.tolist() == [1, 2, 3, 4] * 2
+    assert store.drain_events().token_ids.tolist() == [1, 2, 3, 4, *([5, 6, 7, 8, 1, 2, 3, 4] * 2)]
+
+
+def test_token_ids_are_those_of_blocks_that_are_held_in_their_order() -> None:
+    _, device, _ = tiered()
+    held = device.allocate(2).register(chain(2), token_ids=[1, 2, 3, 4])
+    tail = held.take(1)
+    assert (held.token_ids.tolist(), tail.token_ids.tolist()) == ([3, 4], [1, 2])
+    held.release()
+    with pytest.raises(WrongState):
+        _ = held.token_ids
+    tail.release()
+    plain = BlockManager(1, block_size=2, events=True)
+    with plain.allocate(1).register(chain(1)) as held:
+        assert held.token_ids.tolist() == []
 
 
 # --- tiers ----------------------------------------------------------------------------------------
