@@ -214,11 +214,11 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
                              std::vector<bool>& kept) {
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     SharedTier& shared = *run_.shared()[tier];
-    const std::int64_t eta_ns =
-        now_ns +
-        estimate_.lower_copy_ns(shared.config(), blocks.size() * config_.bytes_per_block, copying_lower_[tier]);
-    const std::optional<Arrivals::Id> arrival = shared.expect(blocks, now_ns, eta_ns, chosen_);
+    const std::optional<Arrivals::Id> arrival = shared.expect(blocks, now_ns, chosen_);
     if (!arrival) continue;
+    shared.arrivals().at(*arrival).eta_ns =
+        now_ns + estimate_.lower_copy_ns(shared.config(), chosen_.size() * config_.bytes_per_block,
+                                         copying_lower_[tier] + queued_lower_[tier].size());
     if (free_lower_.empty()) {
       free_lower_.push_back(static_cast<std::uint32_t>(lower_.size()));
       lower_.emplace_back();

@@ -44,7 +44,7 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
 }
 
 std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns,
-                                               std::int64_t eta_ns, std::vector<std::uint32_t>& chosen) {
+                                               std::vector<std::uint32_t>& chosen) {
   here_.resize(blocks.size());
   coming_.resize(blocks.size());
   store_.locate(0, blocks, here_.data(), coming_.data());
@@ -59,7 +59,7 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
   if (chosen.empty()) return std::nullopt;
   to_.resize(wanted_.size());
   store_.reserve(0, wanted_, to_);
-  const Arrivals::Id id = arrivals_.expect(to_, eta_ns);
+  const Arrivals::Id id = arrivals_.expect(to_, now_ns);
   changed(now_ns);
   return id;
 }

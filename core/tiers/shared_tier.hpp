@@ -41,8 +41,8 @@ class SharedTier {
 
   // ── Copies on their way here ──
   // Reserves room for those of `blocks` that are neither here nor coming, in order, as far as there is room: `chosen`
-  // are their places. Nothing when there are none. `eta_ns`: when they will be here, about.
-  std::optional<Arrivals::Id> expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns, std::int64_t eta_ns,
+  // are their places. Nothing when there are none. The caller knows when they will be here, about.
+  std::optional<Arrivals::Id> expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns,
                                      std::vector<std::uint32_t>& chosen);
   Arrivals& arrivals() noexcept { return arrivals_; }
   const Arrivals& arrivals() const noexcept { return arrivals_; }

@@ -249,8 +249,7 @@ class CopiesDown(VllmModel):
         missing = [key for key in keys if key not in store.refs and key not in store.coming]
         missing = missing[: store.available()]
         store.reserve(len(missing))
-        # Of the whole batch, though some of it may be there.
-        eta_ns = self.now_ns + self.flow_ns(self.tiers.below[number][2], len(keys), 1 + store.copying)
+        eta_ns = self.now_ns + self.flow_ns(self.tiers.below[number][2], len(missing), 1 + store.copying)
         for key in missing:
             store.coming[key] = []
             store.coming_eta_ns[key] = eta_ns
