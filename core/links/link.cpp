@@ -139,7 +139,9 @@ TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::
 
 LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority) {
   std::optional<LinkFlow::LaneId>& known = links_[path[0]].alone[static_cast<std::size_t>(priority)];
+  std::optional<Link::Paired>& paired = links_[path[0]].paired[static_cast<std::size_t>(priority)];
   if (path.size() == 1 && known) return *known;
+  if (path.size() == 2 && paired && paired->with == path[1]) return paired->lane;
   std::array<LinkFlow::PortId, 4> ports{};
   std::size_t num_ports = 0;
   std::size_t num_own = 0;
@@ -154,6 +156,7 @@ LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority)
   const std::span<const LinkFlow::PortId> all = std::span(ports).first(num_ports);
   const LinkFlow::LaneId lane = flow_.lane(path, all.first(num_own), all.subspan(num_own), priority);
   if (path.size() == 1) known = lane;
+  if (path.size() == 2) paired = {path[1], lane};
   return lane;
 }
 

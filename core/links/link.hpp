@@ -78,7 +78,12 @@ class Links {
     LinkFlow::PortId port = 0;
     std::int64_t fixed_ns = 0;
     std::optional<DuplexId> duplex;
+    struct Paired {
+      LinkId with;
+      LinkFlow::LaneId lane;
+    };
     std::array<std::optional<LinkFlow::LaneId>, 2> alone;  // by priority: of transfers over this link only
+    std::array<std::optional<Paired>, 2> paired;           // the same over this one and another, the last that was
     LinkUsage usage;
   };
 

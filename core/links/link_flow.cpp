@@ -32,7 +32,6 @@ void LinkFlow::set_bandwidth(PortId id, std::uint64_t bytes_per_second, Tick now
     if (!lanes_[lane].members.empty()) update(lane, now, 0, listener);
   }
   for (const GroupId group : port.groups) update(groups_[group], now, 0, listener);
-  forget_old_wakes();
 }
 
 LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<const PortId> own,
@@ -102,7 +101,7 @@ void LinkFlow::run_until_tick(Tick end, std::vector<Completion>& ended, Listener
     const bool any_waits = !waiting_.empty();
     const Tick flows = any_waits ? tick_of(waiting_.begin()->flow_ns) : 0;
     if (!wakes_.empty() && (!any_waits || wakes_.top().tick <= flows)) {
-      const Wake wake = wakes_.top();
+      const WakeQueue::Wake wake = wakes_.top();
       if (wake.tick > end) return;
       if (wake.of_group) {
         const Group& group = groups_[wake.id];
@@ -183,15 +182,11 @@ std::size_t LinkFlow::under_way() const {
 void LinkFlow::check() const {
   std::vector<std::array<std::uint64_t, 2>> flowing(ports_.size());
   std::vector<std::uint64_t> held_back(groups_.size());
-  std::set<std::tuple<Tick, bool, std::uint32_t>> queued;
-  for (auto queue = wakes_; !queue.empty(); queue.pop()) {
-    queued.insert({queue.top().tick, queue.top().of_group, queue.top().id});
-  }
   for (LaneId id = 0; id < lanes_.size(); ++id) {
     const Lane& lane = lanes_[id];
     for (std::uint32_t i = 0; i < lane.num_ports; ++i)
       flowing[lane.ports[i]][static_cast<std::size_t>(lane.priority)] += lane.members.size();
-    if (lane.wake && !queued.contains({*lane.wake, false, id})) broken("a lane's end is not in the queue");
+    if (lane.wake != wakes_.at(false, id)) broken("a lane's end is not in the queue");
     if (lane.members.empty()) {
       if (lane.meter.served != 0 || lane.wake || lane.listed) broken("an empty lane still moves bytes");
       continue;
@@ -209,11 +204,9 @@ void LinkFlow::check() const {
     if (group.meter.rate != share(ports_of(group), group.priority)) broken("a group does not know its share");
     if (group.members != held_back[id]) broken("the transfers of a group are miscounted");
     if (group.by_end.size() != group.held_back.size()) broken("the ends of a group are miscounted");
-    if (group.wake && !queued.contains({*group.wake, true, id})) broken("a group's end is not in the queue");
+    if (group.wake != wakes_.at(true, id)) broken("a group's end is not in the queue");
     if (!group.by_end.empty() && group.meter.rate.bytes_per_second > 0 && !group.wake) broken("a group has no end");
   }
-  if (!wakes_.empty() && wake_at(wakes_.top()) != wakes_.top().tick) broken("the queue has an end of nobody");
-  if (wakes_.size() > max_wakes()) broken("the queue keeps too many ends that were given up");
   for (std::size_t id = 0; id < ports_.size(); ++id) {
     if (flowing[id] != ports_[id].flowing) broken("the transfers on a link are miscounted");
   }

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "links/wake_queue.hpp"
+
 namespace understudy {
 
 using TransferId = std::uint64_t;
@@ -227,22 +229,7 @@ class LinkFlow {
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
   std::vector<Group> groups_;
-  struct Wake {
-    Tick tick = 0;
-    bool of_group = false;
-    std::uint32_t id = 0;
-    bool operator>(const Wake& other) const {
-      return std::tie(tick, of_group, id) > std::tie(other.tick, other.of_group, other.id);
-    }
-  };
-  const std::optional<Tick>& wake_at(const Wake& wake) const {
-    return wake.of_group ? groups_[wake.id].wake : lanes_[wake.id].wake;
-  }
-  void forget_old_wakes();
-  std::size_t max_wakes() const noexcept { return 2 * (lanes_.size() + groups_.size()) + 64; }
-
-  // The first is a wake of now; behind it there may be some that were given up.
-  std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes_;
+  WakeQueue wakes_;  // of lanes and groups
   std::set<Waiting> waiting_;
   struct Quotient {
     Wide units = 0;

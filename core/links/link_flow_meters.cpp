@@ -127,7 +127,7 @@ void LinkFlow::set_wake(LaneId id) {
   if (wake == lane.wake) return;
   ++operations_;
   lane.wake = wake;
-  if (wake) wakes_.push({*wake, false, id});
+  wakes_.set(false, id, wake);
 }
 
 void LinkFlow::set_wake(Group& group) {
@@ -139,20 +139,7 @@ void LinkFlow::set_wake(Group& group) {
   if (wake == group.wake) return;
   ++operations_;
   group.wake = wake;
-  if (wake) wakes_.push({*wake, true, static_cast<GroupId>(&group - groups_.data())});
-}
-
-void LinkFlow::forget_old_wakes() {
-  while (!wakes_.empty() && wake_at(wakes_.top()) != wakes_.top().tick) wakes_.pop();
-  if (wakes_.size() <= max_wakes()) return;
-  std::vector<Wake> kept;
-  for (LaneId id = 0; id < lanes_.size(); ++id) {
-    if (lanes_[id].wake) kept.push_back({*lanes_[id].wake, false, id});
-  }
-  for (GroupId id = 0; id < groups_.size(); ++id) {
-    if (groups_[id].wake) kept.push_back({*groups_[id].wake, true, id});
-  }
-  wakes_ = decltype(wakes_)(std::greater<>(), std::move(kept));
+  wakes_.set(true, static_cast<GroupId>(&group - groups_.data()), wake);
 }
 
 }  // namespace understudy

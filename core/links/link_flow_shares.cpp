@@ -23,11 +23,11 @@ void LinkFlow::reshare(LaneId changed, Tick now, double late_ticks, Listener* li
   }
   if (lanes_[changed].members.empty()) {
     lanes_[changed].wake.reset();
+    wakes_.set(false, changed, std::nullopt);
   } else {
     enlist(changed, now, late_ticks, listener);
   }
   if (lanes_[changed].group != kNoGroup) set_wake(groups_[lanes_[changed].group]);
-  forget_old_wakes();
 }
 
 void LinkFlow::update(LaneId id, Tick now, double late_ticks, Listener* listener) {
@@ -122,6 +122,7 @@ void LinkFlow::hold_back(LaneId id, Group& group) {
   lane.base = group.meter.served - lane.meter.served;
   lane.lag_base = lane.meter.lag - group.meter.lag;
   lane.wake.reset();
+  wakes_.set(false, id, std::nullopt);
   group.held_back.insert({lane.own, id});
   group.by_end.insert({lane.base + lane.members.top().ends_at, id});
   group.members += lane.members.size();

@@ -1,6 +1,7 @@
 // What a link has carried.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,6 +21,13 @@ struct LinkUsage {
   static constexpr std::size_t kMaxBuckets = 1024;
   std::int64_t bucket_ns = 1'000'000;
   std::vector<double> bucket_bytes;
+
+  // The interval that bytes went to last: what lies within needs no division.
+  struct {
+    double begin_ns = 1;  // none
+    double end_ns = 0;
+    std::size_t bucket = 0;
+  } last;
 
   // `bytes` moved evenly from one time to another.
   void spread(double from_ns, double to_ns, double bytes);

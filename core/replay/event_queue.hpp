@@ -61,6 +61,13 @@ class EventQueue {
     return first;
   }
 
+  // The entry is for another time.
+  void move(Handle handle, std::int64_t time_ns) {
+    const std::size_t at = place_[handle];
+    heap_[at].entry.time_ns = time_ns;
+    rise(sink(at));
+  }
+
   // The entry never was. Its handle must not be used again.
   void take_back(Handle handle) {
     const std::size_t at = place_[handle];

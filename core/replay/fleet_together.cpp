@@ -16,12 +16,12 @@ void Fleet::run_together(const Progress& progress) {
   open_arrivals();
   for (std::size_t index = 0; config_.lockstep_ns > 0 && index < workers_.size(); ++index) want_begin(index);
   while (!queue_.empty()) {
-    const EventQueue::Entry next = queue_.pop();
+    // That of transfers stays where it is: there will be others.
+    const EventQueue::Entry next = queue_.top().kind == EventClass::Landing ? queue_.top() : queue_.pop();
     now_ns_ = std::max(now_ns_, next.time_ns);
     const auto subject = static_cast<std::size_t>(next.subject);
     switch (next.kind) {
       case EventClass::Landing:
-        landing_ = EventQueue::kNone;
         land();
         break;
       case EventClass::StepEnd:
@@ -318,10 +318,13 @@ void Fleet::rest_on(std::size_t index) {
 // The queue has one entry for the transfers of the run: when the next may end.
 void Fleet::watch_hub() {
   const std::optional<std::int64_t>& wake = hub_.next_wake_ns();
-  if (landing_ != EventQueue::kNone && (!wake || *wake != landing_ns_)) forget(landing_);
-  if (landing_ != EventQueue::kNone || !wake) return;
+  if (!wake) return forget(landing_);
+  if (landing_ == EventQueue::kNone) {
+    landing_ = queue_.push(*wake, EventClass::Landing, 0, 0);
+  } else if (*wake != landing_ns_) {
+    queue_.move(landing_, *wake);
+  }
   landing_ns_ = *wake;
-  landing_ = queue_.push(landing_ns_, EventClass::Landing, 0, 0);
 }
 
 // ── Each as far as nothing can reach it ──

@@ -37,13 +37,14 @@ class BlockIndex {
 
   // To `size` other buckets, which are empty. Both stand in the order of tags.
   void move_to(Bucket* buckets, std::size_t size) noexcept {
+    constexpr std::size_t kAhead = 4;  // buckets
     const Bucket* const old = buckets_;
     const std::size_t old_size = size_;
     buckets_ = buckets;
     size_ = static_cast<std::uint32_t>(size);
     count_ = 0;
     for (std::size_t at = 0; at < old_size; ++at) {
-      if (at + 1 < old_size) each(old[at + 1], [&](SlotId slot) { slots_[slot].warm(); });
+      if (at + kAhead < old_size) each(old[at + kAhead], [&](SlotId slot) { slots_[slot].warm(); });
       each(old[at], [&](SlotId slot) { insert(tag(slots_[slot].lineage), slot); });
     }
   }
@@ -64,6 +65,13 @@ class BlockIndex {
     const Lanes lanes(bucket, mark(tag));
     if (!lanes.empty()) return bucket.slots[lanes.first()];
     return has_guest(bucket, tag) ? kNoSlot : kAbsent;
+  }
+
+  // The same, and asks for its line.
+  SlotId guess_and_warm(std::uint32_t tag) const noexcept {
+    const SlotId slot = guess(tag);
+    if (slot < kAbsent) slots_[slot].warm();
+    return slot;
   }
 
   // `guess`, when it came from this tag and nothing has changed since, saves the search.

@@ -13,6 +13,7 @@ namespace understudy {
 
 struct BlockStore::Pool {
   static constexpr std::size_t kFirstRoom = 256;
+  static constexpr std::size_t kPopulated = 1024;  // slots that get memory together
 
   Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
       : config(pool_config),
@@ -37,15 +38,20 @@ struct BlockStore::Pool {
   // Slots that were ever handed out: the first ones.
   std::size_t used() const noexcept { return count - policy->fresh(); }
   SlotId used_end() const noexcept { return first + static_cast<SlotId>(used()); }
-  // Before `blocks` are taken: index and order have places for the slots that are then in use.
-  void make_room(std::size_t blocks) {
+  // Before `blocks` are taken: index and order have places for the slots that are then in use, and those have memory.
+  void make_room(std::size_t blocks, HugeArray<Slot>& slots) {
     const std::size_t needed = used() + std::min(blocks, policy->fresh());
     if (needed > room) grow(needed);
+    if (needed <= populated || advised != nullptr) return;  // who is asked may take them in any order
+    const std::size_t more = std::min<std::size_t>(count, std::max(needed, populated + kPopulated));
+    slots.populate(first + populated, first + more);
+    populated = more;
   }
   void grow(std::size_t needed) {
     const std::size_t slots = std::min<std::size_t>(count, std::max({needed, 2 * room, kFirstRoom}));
     HugeArray<BlockIndex::Bucket> larger(BlockIndex::num_buckets(slots));
     larger.prefer_huge_pages(0, larger.size());
+    if (advised == nullptr) larger.populate(0, larger.size());  // else there may be far more places than blocks
     policy->grow(slots);
     map.move_to(larger.get(), larger.size());
     buckets = std::move(larger);
@@ -64,7 +70,8 @@ struct BlockStore::Pool {
   PoolConfig config;
   SlotId first;  // its slots are [first, first + count) of the store's
   std::uint32_t count;
-  std::size_t room = 0;  // slots that `buckets` and `policy` have places for
+  std::size_t populated = 0;  // of the first slots: they have memory
+  std::size_t room = 0;       // slots that `buckets` and `policy` have places for
   HugeArray<BlockIndex::Bucket> buckets;
   BlockIndex map;  // of them
   std::unique_ptr<EvictionPolicy> policy;
@@ -122,6 +129,21 @@ inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
   if (pool.config.keeps_details) details_[id].generation = generation;
   if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
   if (events_on_) tell_stored(pool, id, true, tokens);
+}
+
+template <typename LineageOf>
+std::span<const Token> BlockStore::copied_tokens(std::size_t blocks, LineageOf lineage_of) {
+  copied_.clear();
+  if (!emits_token_ids()) return copied_;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const Token* const known = find_tokens(lineage_of(i));
+    if (known == nullptr) {
+      throw Error(ErrorKind::InvalidArgument, "token_ids must hold ", blocks * block_size_, " tokens for ", blocks,
+                  " blocks of ", block_size_, ", got none, and no tier has block ", i, " of them");
+    }
+    copied_.insert(copied_.end(), known, known + block_size_);
+  }
+  return copied_;
 }
 
 inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool announce) {

@@ -1,5 +1,5 @@
-// Construction and allocation. Filling is in block_store_fill.cpp, finding in block_store_find.cpp, holding and release
-// in block_store_hold.cpp, reports in block_store_watch.cpp.
+// Construction and allocation. Filling is in block_store_fill.cpp and block_store_claim.cpp, finding in
+// block_store_find.cpp, holding and release in block_store_hold.cpp, reports in block_store_watch.cpp.
 #include "store/block_store.hpp"
 
 #include <algorithm>
@@ -88,7 +88,7 @@ BlockStore::BlockStore(const StoreConfig& config)
     pool->policy = make_policy(pool_config.policy, space);
     if (pool_config.policy.kind == PolicyKind::Advised) pool->advised = static_cast<AdvisedOrder*>(pool->policy.get());
     pool->in_state[static_cast<std::size_t>(SlotState::Reset)] = pool->count;
-    if (pool->advised != nullptr) pool->make_room(0);  // it may name any slot
+    if (pool->advised != nullptr) pool->make_room(0, slots_);  // it may name any slot
     // The first slots of many workers stand in small pages, since most of a huge one might stay empty.
     constexpr std::size_t kSmall = HugeArray<Slot>::kHugePage / sizeof(Slot);
     slots_.prefer_huge_pages(first + kSmall, first + pool->count);
@@ -148,7 +148,7 @@ bool BlockStore::take(Pool& pool, std::span<SlotId> out, const Evicted& evicted,
   const Lock lock(*this);
   *available = pool.available();
   if (*available < out.size()) return false;
-  pool.make_room(out.size());
+  pool.make_room(out.size(), slots_);
   pool.policy->take(out);
   hand_out(pool, out, evicted);
   return true;
@@ -173,7 +173,7 @@ void BlockStore::allocate_evicting(std::size_t pool_index, std::span<SlotId> out
     throw Error(ErrorKind::WrongState, "block ", victims[fit], " is not cached and unreferenced, or is named twice");
   }
   const std::size_t empty = out.size() - victims.size();
-  pool.make_room(empty);
+  pool.make_room(empty, slots_);
   for (const SlotId id : victims) pool.policy->remove(pool.first + id);
   pool.policy->take(out.first(empty));
   for (std::size_t i = 0; i < victims.size(); ++i) out[empty + i] = pool.first + victims[i];
@@ -267,13 +267,27 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   BlockIndex map = pool.map;
   tags_.resize(out.size());
   std::uint32_t* const tags = tags_.data();
+  const bool reset_on_release = pool.config.reset_on_release;
+  const SlotId first = pool.first;
+  bool evicts = false;
   for (const SlotId id : out.first(std::min(kAhead, out.size()))) slots[id].warm();
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
     if (slots[out[i]].state != SlotState::Inactive) continue;
+    evicts = true;
     tags[i] = BlockIndex::tag(slots[out[i]].lineage);
     map.warm(tags[i]);
     if (pool.config.keeps_details) __builtin_prefetch(&details_[out[i]], 0, 3);
+  }
+  if (!evicts) {
+    for (SlotId& id : out) {
+      slots[id].state = SlotState::Mutable;
+      slots[id].refs = 1;
+      slots[id].reset_on_release = reset_on_release;
+      id -= first;
+    }
+    pool.handed_out(out.size(), 0, SlotState::Mutable);
+    return;
   }
   if (evicted.blocks != nullptr) {
     const std::size_t before = evicted.blocks->size();
@@ -295,8 +309,6 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   if (evicted.slots != nullptr) evicted.slots->resize(placed + out.size());
   SlotId* const places = evicted.slots != nullptr ? evicted.slots->data() + placed : nullptr;
 
-  const bool reset_on_release = pool.config.reset_on_release;
-  const SlotId first = pool.first;
   std::uint64_t evictions = 0;
   for (std::size_t i = 0; i < out.size(); ++i) {
     const SlotId id = out[i];

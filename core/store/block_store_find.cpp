@@ -1,6 +1,7 @@
 // Finding blocks: match, scan, peek, touch.
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
@@ -37,20 +38,36 @@ void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identi
   }
 }
 
-// The same for those who only look: visit(i, slot, tag) with the slot that holds block i, or kNoSlot.
+// The same for those who only look: visit(i, slot) with the slot that holds block i, or kNoSlot. Few blocks after a
+// bucket was asked for, its slot is.
 template <typename Visit>
-void look_up(const BlockIndex& index, std::span<const BlockIdentity> identities, Visit visit) {
+void look_up(BlockIndex& shared, std::span<const BlockIdentity> identities, Visit visit) {
+  constexpr std::size_t kGuessAhead = 4;
   std::array<std::uint32_t, kTagBatch> tags;
+  std::array<SlotId, kTagBatch> guesses;
+  BlockIndex index = shared;  // stays in registers
+  const std::size_t count = identities.size();
   const auto ask = [&](std::size_t i) {
     tags[i % kTagBatch] = BlockIndex::tag(identities[i].lineage);
     index.warm(tags[i % kTagBatch]);
   };
-  for (std::size_t i = 0; i < std::min(kTagBatch, identities.size()); ++i) ask(i);
-  for (std::size_t i = 0; i < identities.size(); ++i) {
+  const auto guess = [&](std::size_t i) { guesses[i % kTagBatch] = index.guess_and_warm(tags[i % kTagBatch]); };
+  for (std::size_t i = 0; i < std::min(kTagBatch, count); ++i) ask(i);
+  for (std::size_t i = 0; i < std::min(kGuessAhead, count); ++i) guess(i);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kGuessAhead < count) guess(i + kGuessAhead);
     const std::uint32_t tag = tags[i % kTagBatch];
-    if (i + kTagBatch < identities.size()) ask(i + kTagBatch);
-    if (!visit(i, index.find(identities[i].lineage, tag), tag)) return;
+    const SlotId guessed = guesses[i % kTagBatch];
+    if (i + kTagBatch < count) ask(i + kTagBatch);
+    const SlotId id = index.find(identities[i].lineage, tag, guessed);
+    if constexpr (std::is_invocable_v<Visit, std::size_t, SlotId>) {
+      if (!visit(i, id)) break;
+    } else {
+      const bool maybe_claimed = id == kNoSlot && guessed != BlockIndex::kAbsent;
+      if (!visit(i, id, maybe_claimed ? index.find_claim(identities[i].lineage, tag) : kNoSlot)) break;
+    }
   }
+  shared = index;  // its count of probes
 }
 
 }  // namespace
@@ -137,10 +154,10 @@ std::size_t BlockStore::scan(std::size_t pool_index, std::span<const BlockIdenti
 }
 
 std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const BlockIdentity> identities) const {
-  const Pool& pool = *pools_[pool_index];
+  Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   std::size_t hits = 0;
-  look_up(pool.map, identities, [&](std::size_t, SlotId id, std::uint32_t) {
+  look_up(pool.map, identities, [&](std::size_t, SlotId id) {
     hits += id != kNoSlot ? 1 : 0;
     return id != kNoSlot;
   });
@@ -149,11 +166,11 @@ std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const Bl
 
 std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
                                     std::size_t* unreferenced) const {
-  const Pool& pool = *pools_[pool_index];
+  Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   std::size_t hits = 0;
   *unreferenced = 0;
-  look_up(pool.map, identities, [&](std::size_t, SlotId id, std::uint32_t) {
+  look_up(pool.map, identities, [&](std::size_t, SlotId id) {
     if (id == kNoSlot) return false;
     *unreferenced += slots_[id].state == SlotState::Inactive ? 1 : 0;
     out[hits++] = id - pool.first;
@@ -164,9 +181,9 @@ std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const Bloc
 
 void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
                       std::uint32_t* references) const {
-  const Pool& pool = *pools_[pool_index];
+  Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t) {
+  look_up(pool.map, identities, [&](std::size_t i, SlotId id) {
     out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
     references[i] = id == kNoSlot ? 0 : slots_[id].refs;
     return true;
@@ -175,14 +192,11 @@ void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> ide
 
 void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
                         SlotId* claimed) const {
-  const Pool& pool = *pools_[pool_index];
+  Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t tag) {
-    out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
-    claimed[i] = kNoSlot;
-    if (id != kNoSlot || !pool.map.might_hold(tag)) return true;
-    const SlotId claim = pool.map.find_claim(identities[i].lineage, tag);
-    if (claim != kNoSlot) claimed[i] = claim - pool.first;
+  look_up(pool.map, identities, [out, claimed, first = pool.first](std::size_t i, SlotId id, SlotId claim) {
+    out[i] = id == kNoSlot ? kNoSlot : id - first;
+    claimed[i] = claim == kNoSlot ? kNoSlot : claim - first;
     return true;
   });
 }
@@ -213,10 +227,16 @@ std::uint32_t BlockStore::references(std::size_t pool_index, SlotId slot) const 
   return slots_[global(pool, slot)].refs;
 }
 
-void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
+bool BlockStore::all_shared(std::size_t pool_index, std::span<const SlotId> slots) const {
   const Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t) {
+  return std::ranges::all_of(slots, [&](SlotId slot) { return slots_[global(pool, slot)].refs > 1; });
+}
+
+void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  look_up(pool.map, identities, [&](std::size_t i, SlotId id) {
     out[i] = id != kNoSlot;
     return true;
   });
@@ -226,7 +246,7 @@ void BlockStore::touch(std::size_t pool_index, std::span<const BlockIdentity> id
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   std::vector<SlotId> unreferenced;
-  look_up(pool.map, identities, [&](std::size_t i, SlotId id, std::uint32_t) {
+  look_up(pool.map, identities, [&](std::size_t i, SlotId id) {
     if (id == kNoSlot) return true;
     if (sketch_) sketch_->touch(identities[i].lineage);
     if (slots_[id].state == SlotState::Inactive) unreferenced.push_back(id);

@@ -120,6 +120,7 @@ void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
   std::size_t done = 0;
   try {
     for (; done < slots.size(); ++done) {
+      if (done + kAhead < slots.size()) warm_slot(pool, slots[done + kAhead]);
       const SlotId id = global(pool, slots[done]);
       Slot& slot = slots_[id];
       if (slot.state != SlotState::Mutable || slot.refs != 1) {

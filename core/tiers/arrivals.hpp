@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/huge_array.hpp"
 #include "links/link.hpp"
 #include "slots/slot.hpp"
 
@@ -40,6 +41,9 @@ class Arrivals {
  public:
   using Id = std::uint32_t;
 
+  // To a tier of so many slots.
+  explicit Arrivals(std::size_t slots) : by_slot_(slots) {}
+
   Id expect(std::span<const SlotId> to, std::int64_t eta_ns) {
     if (free_.empty()) {
       free_.push_back(static_cast<Id>(arrivals_.size()));
@@ -50,10 +54,7 @@ class Arrivals {
     Arrival& arrival = arrivals_[id];
     arrival.eta_ns = eta_ns;
     arrival.to.assign(to.begin(), to.end());
-    for (const SlotId slot : to) {
-      if (slot >= by_slot_.size()) by_slot_.resize(slot + 1);
-      by_slot_[slot] = id;
-    }
+    for (const SlotId slot : to) by_slot_[slot] = id;
     slots_ += to.size();
     return id;
   }
@@ -81,7 +82,7 @@ class Arrivals {
  private:
   std::deque<Arrival> arrivals_;
   std::vector<Id> free_;
-  std::vector<Id> by_slot_;  // as far as slots were used
+  HugeArray<Id> by_slot_;  // of those on their way
   std::size_t slots_ = 0;
 };
 

@@ -35,19 +35,14 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
       }
     }
   }
-  if (chosen_.size() < evicted_.size()) {
-    gather_chosen(evicted_slots_, evicted_);
-    evicted_slots_.swap(copied_slots_);
-    evicted_.swap(copied_);
-  }
-  std::ranges::reverse(evicted_slots_);
-  std::ranges::reverse(evicted_);
-  copies_to_.resize(evicted_.size());
-  store_.reserve(kG2, evicted_, copies_to_);  // may ask a policy, and fail: before anything has changed
+  std::ranges::reverse(chosen_);
+  gather_chosen(evicted_slots_, evicted_);
+  copies_to_.resize(copied_.size());
+  store_.reserve(kG2, copied_, copies_to_);  // may ask a policy, and fail: before anything has changed
   store_.give_back(kG1, rest_);
-  set_held(held_ + evicted_.size(), now_ns);
-  g1_references_ += evicted_.size();
-  make_copies(now_ns, true, who, evicted_slots_, evicted_);
+  set_held(held_ + copied_.size(), now_ns);
+  g1_references_ += copied_.size();
+  make_copies(now_ns, true, who, copied_slots_, copied_);
   return true;
 }
 
@@ -159,8 +154,7 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
 bool WorkerTiers::leaves_device_as_it_is(const Errand& errand) const {
   if (static_cast<Role>(errand.role) != kCopy || on_change_) return false;
   const Copy& copy = copies_[errand.index];
-  return !copy.evicted && arrivals_.at(copy.arrival).waiters.empty() &&
-         std::ranges::all_of(copy.from, [this](SlotId slot) { return store_.references(kG1, slot) > 1; });
+  return !copy.evicted && arrivals_.at(copy.arrival).waiters.empty() && store_.all_shared(kG1, copy.from);
 }
 
 // On the host first, then further down, and only then is the device's slot free.
@@ -174,7 +168,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     source_landed(waiter.load, waiter.block, arrival.to[waiter.place], time_ns);
   }
   std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
-  kept_.assign(arrival.to.size(), false);
+  kept_.assign(arrival.to.size(), 0);
   try {
     copy_lower(time_ns, arrival.to, copy.blocks, kept_);
   } catch (...) {
@@ -183,7 +177,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   if (wanted) {
     rest_.clear();
     for (std::size_t i = 0; i < arrival.to.size(); ++i) {
-      if (!kept_[i]) rest_.push_back(arrival.to[i]);
+      if (kept_[i] == 0) rest_.push_back(arrival.to[i]);
     }
     store_.release(kG2, rest_, true);
   }
@@ -211,7 +205,7 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
 
 // From `slots`, each of which is referenced once: a tier that takes a block keeps that reference, or another one.
 void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
-                             std::vector<bool>& kept) {
+                             std::span<std::uint8_t> kept) {
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     SharedTier& shared = *run_.shared()[tier];
     const std::optional<Arrivals::Id> arrival = shared.expect(blocks, now_ns, chosen_);
@@ -228,10 +222,12 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
     LowerCopy& copy = lower_[index];
     copy.tier = tier;
     copy.arrival = *arrival;
-    for (const std::uint32_t i : chosen_) {
-      copy.from.push_back(slots[i]);
-      if (kept[i]) store_.reference(kG2, slots.subspan(i, 1));
-      kept[i] = true;
+    copy.from.resize(chosen_.size());
+    for (std::size_t place = 0; place < chosen_.size(); ++place) {
+      const std::uint32_t i = chosen_[place];
+      copy.from[place] = slots[i];
+      if (kept[i] != 0) store_.reference(kG2, slots.subspan(i, 1));
+      kept[i] = 1;
     }
     queued_lower_[tier].push_back(index);
     start_lower(tier, now_ns);

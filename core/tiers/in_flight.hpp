@@ -1,4 +1,4 @@
-// Blocks that are on their way somewhere, by hash. Few at a time, so it stays in the nearest cache.
+// Blocks that are on their way somewhere, by hash.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,14 @@ class InFlight {
     }
   }
 
-  // `key` must be absent, and `value` not kNone.
+  // Before so many are inserted.
+  void make_room(std::size_t more) {
+    while (2 * (count_ + more) > entries_.size()) grow();
+  }
+  // Asks for the memory of a key, some blocks ahead of its use. There must be room.
+  void warm(const LineageHash& key) const noexcept { __builtin_prefetch(&entries_[home(key)], 1, 3); }
+  // `key` must be absent, and `value` not kNone; there must be room.
   void insert(const LineageHash& key, std::uint32_t value) {
-    if (2 * (count_ + 1) > entries_.size()) grow();
     place(key, value);
     ++count_;
   }

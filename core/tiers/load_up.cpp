@@ -9,6 +9,8 @@ namespace understudy {
 
 namespace {
 
+constexpr std::size_t kAhead = 16;  // blocks: how far ahead of its use memory is asked for
+
 std::uint32_t position_of(const BlockIdentity& block) { return block.lineage.position(); }
 
 }  // namespace
@@ -36,12 +38,16 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
   load.eta_ns = eta_ns;
   load.to.assign(to.begin(), to.end());
   load.pins.assign(prefix.begin(), prefix.end());
-  load.blocks.reserve(to.size());
-  load.tiers.reserve(to.size());
-  load.from.reserve(to.size());
-  load.shared.reserve(to.size());
+  load.blocks.resize(to.size());
+  load.tiers.resize(to.size());
+  load.from.resize(to.size());
+  load.shared.resize(to.size());
+  loading_.make_room(to.size());
+  std::uint32_t next = 0;
   std::size_t next_staging = 0;
+  for (std::size_t i = 0; i < std::min(kAhead, count); ++i) loading_.warm(blocks[i].lineage);
   for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) loading_.warm(blocks[i + kAhead].lineage);
     const Source& source = sources_[i];
     if (source.where == Source::Where::Loading) {
       ++totals_.joined_loads;
@@ -58,13 +64,13 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
       ++g1_references_;
       continue;
     }
-    const auto at = static_cast<std::uint32_t>(load.blocks.size());
+    const std::uint32_t at = next++;
     const bool below = source.tier > Tier::G2;
     const bool landing = source.where == Source::Where::Landing;
-    load.blocks.push_back(blocks[i]);
-    load.tiers.push_back(source.tier);
-    load.from.push_back(below ? staging[next_staging++] : landing ? kNoSlot : source.slot);
-    load.shared.push_back(below && !landing ? source.slot : kNoSlot);
+    load.blocks[at] = blocks[i];
+    load.tiers[at] = source.tier;
+    load.from[at] = below ? staging[next_staging++] : landing ? kNoSlot : source.slot;
+    load.shared[at] = below && !landing ? source.slot : kNoSlot;
     loading_.insert(blocks[i].lineage, index);
     if (!landing) continue;
     ++load.pending;
@@ -228,7 +234,10 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   const Load load = std::move(loads_[index]);
   loads_[index] = {};
   free_loads_.push_back(index);
-  for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage);
+  for (std::size_t i = 0; i < load.blocks.size(); ++i) {
+    if (i + kAhead < load.blocks.size()) loading_.warm(load.blocks[i + kAhead].lineage);
+    loading_.erase(load.blocks[i].lineage);
+  }
   release_g1(load.pins);
   for (const RequestSlot who : load.waiters) unpark(who, load.failed, time_ns);
   for (const std::uint32_t follower : load.followers) {

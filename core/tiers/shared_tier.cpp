@@ -33,6 +33,7 @@ SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint64_t 
       store_(store_config(tier, config, slots, block_size, events || check)),
       backend_(add_way(links, config.backend, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend",
                        tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend", demand_first)),
+      arrivals_(slots),
       emits_(events),
       checks_(check) {}
 
@@ -48,17 +49,21 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
   here_.resize(blocks.size());
   coming_.resize(blocks.size());
   store_.locate(0, blocks, here_.data(), coming_.data());
-  chosen.clear();
-  wanted_.clear();
   const std::uint64_t room = store_.available(0);
-  for (std::size_t i = 0; i < blocks.size() && chosen.size() < room; ++i) {
-    if (here_[i] != kNoSlot || coming_[i] != kNoSlot) continue;
-    chosen.push_back(static_cast<std::uint32_t>(i));
-    wanted_.push_back(blocks[i]);
+  std::size_t wanted = 0;
+  chosen.resize(blocks.size());
+  for (std::size_t i = 0; i < blocks.size() && wanted < room; ++i) {
+    if (here_[i] == kNoSlot && coming_[i] == kNoSlot) chosen[wanted++] = static_cast<std::uint32_t>(i);
   }
-  if (chosen.empty()) return std::nullopt;
-  to_.resize(wanted_.size());
-  store_.reserve(0, wanted_, to_);
+  chosen.resize(wanted);
+  if (wanted == 0) return std::nullopt;
+  if (wanted < blocks.size()) {  // most often it lacks all of them
+    wanted_.resize(wanted);
+    for (std::size_t i = 0; i < wanted; ++i) wanted_[i] = blocks[chosen[i]];
+    blocks = wanted_;
+  }
+  to_.resize(wanted);
+  store_.reserve(0, blocks, to_);
   const Arrivals::Id id = arrivals_.expect(to_, now_ns);
   changed(now_ns);
   return id;

@@ -1,5 +1,6 @@
 // Where the blocks of a request are, and whether loading them is worth it.
 #include <algorithm>
+#include <array>
 
 #include "tiers/worker_tiers.hpp"
 
@@ -107,7 +108,7 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
 std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
   std::int64_t ready_ns = now_ns;
   std::int64_t joined_ns = now_ns;
-  std::vector<std::uint64_t> staged(run_.shared().size(), 0);
+  std::array<std::uint64_t, 2> staged{};  // by shared tier
   std::uint64_t blocks = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const Source& source = sources_[i];
@@ -117,14 +118,14 @@ std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
     }
     if (source.tier == Tier::G1) continue;
     ++blocks;
-    for (std::size_t tier = 0; tier < staged.size(); ++tier) {
+    for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
       if (run_.shared()[tier]->tier() == source.tier) ++staged[tier];
     }
     if (source.where == Source::Where::Landing) ready_ns = std::max(ready_ns, source.ready_ns);
   }
   if (blocks == 0) return joined_ns;
   std::int64_t stage_ns = 0;
-  for (std::size_t tier = 0; tier < staged.size(); ++tier) {
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     if (staged[tier] == 0) continue;
     SharedTier& shared = *run_.shared()[tier];
     stage_ns = std::max(stage_ns, estimate_.stage_ns(shared.config(), staged[tier] * config_.bytes_per_block,

@@ -271,7 +271,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   bool leaves_device_as_it_is(const Errand& errand) const;
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
-                  std::vector<bool>& kept);
+                  std::span<std::uint8_t> kept);
   void start_lower(std::size_t tier, std::int64_t now_ns);
   void lower_landed(std::uint32_t index, std::int64_t time_ns);
 
@@ -377,7 +377,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<BlockIdentity> copied_;
   std::vector<SlotId> copies_to_;
   std::vector<SlotId> rest_;
-  std::vector<bool> kept_;
+  std::vector<std::uint8_t> kept_;
 };
 
 }  // namespace understudy

@@ -1,0 +1,200 @@
+// Filling blocks by a copy that takes time: claim and land.
+#include <algorithm>
+
+#include "store/block_pool.hpp"
+#include "store/block_store.hpp"
+
+namespace understudy {
+
+void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots, std::span<const BlockIdentity> identities,
+                       std::span<const Token> tokens) {
+  if (slots.size() != identities.size()) {
+    throw Error(ErrorKind::InvalidArgument, "identities must name each of the ", slots.size(), " blocks, got ",
+                identities.size());
+  }
+  Pool& pool = *pools_[pool_index];
+  check_tokens(slots.size(), tokens);
+  const Lock lock(*this);
+  if (tokens.empty()) {
+    tokens = copied_tokens(slots.size(), [&](std::size_t i) -> const LineageHash& { return identities[i].lineage; });
+  }
+  BlockIndex map = pool.map;
+  std::size_t done = 0;
+  try {
+    for (; done < slots.size(); ++done) {
+      const SlotId id = global(pool, slots[done]);
+      const LineageHash& lineage = identities[done].lineage;
+      const std::uint32_t tag = BlockIndex::tag(lineage);
+      if (slots_[id].state != SlotState::Mutable || slots_[id].refs != 1) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done],
+                    " is not mutable, has other holders or is named twice");
+      }
+      if (map.holds_or_claims(lineage, tag)) {
+        throw Error(ErrorKind::WrongState, "block ", slots[done], " claims what is there already, or on its way");
+      }
+      slots_[id].state = SlotState::Claimed;
+      set_identity(pool, id, identities[done]);
+      if (emits_token_ids()) std::copy_n(tokens.data() + done * block_size_, block_size_, tokens_at(id));
+      map.insert(tag, id);
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < done; ++i) {
+      map.erase(BlockIndex::tag(identities[i].lineage), pool.first + slots[i]);
+      slots_[pool.first + slots[i]].state = SlotState::Mutable;
+    }
+    pool.map = map;
+    throw;
+  }
+  pool.map = map;
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Claimed);
+  pool.counters.stagings += slots.size();
+}
+
+void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> identities, std::span<SlotId> out) {
+  Pool& pool = *pools_[pool_index];
+  const bool in_one = is_quiet(pool) && pool.advised == nullptr && pool.config.duplicates == DuplicatePolicy::Reject;
+  if (!in_one || identities.size() != out.size()) {
+    allocate(pool_index, out);
+    try {
+      claim(pool_index, out, identities);
+    } catch (...) {
+      give_back(pool_index, out);
+      throw;
+    }
+    return;
+  }
+  const Lock lock(*this);
+  if (pool.available() < out.size()) refuse_shortage(pool, out.size(), pool.available());
+  pool.make_room(out.size(), slots_);
+  pool.policy->take(out);
+  const std::size_t claimed = replace_with_claims(pool, out, identities);
+  if (claimed == out.size()) return;
+  give_back_locked(pool, out);
+  throw Error(ErrorKind::WrongState, "block ", out[claimed], " claims what is there already, or on its way");
+}
+
+// `out` holds global ids that have just left the policy's order; it ends with local ones. Returns how many are claimed:
+// all; or else none of them is, and the answer is the first that cannot be.
+std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
+                                            std::span<const BlockIdentity> identities) {
+  Slot* const slots = slots_.get();
+  BlockIndex map = pool.map;
+  tags_.resize(out.size());
+  claims_.resize(out.size());
+  std::uint32_t* const tags = tags_.data();
+  std::uint32_t* const claims = claims_.data();
+  for (const SlotId id : out.first(std::min(kAhead, out.size()))) slots[id].warm();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
+    claims[i] = BlockIndex::tag(identities[i].lineage);
+    if (slots[out[i]].state != SlotState::Inactive) continue;
+    tags[i] = BlockIndex::tag(slots[out[i]].lineage);
+    map.warm(tags[i]);
+  }
+  const bool reset_on_release = pool.config.reset_on_release;
+  const SlotId first = pool.first;
+  std::uint64_t evictions = 0;
+  std::size_t claimed = out.size();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const SlotId id = out[i];
+    Slot& slot = slots[id];
+    out[i] = id - first;
+    if (slot.state == SlotState::Inactive) {
+      map.erase(tags[i], id);
+      ++evictions;
+    }
+    slot.state = SlotState::Mutable;
+    slot.refs = 1;
+    slot.reset_on_release = reset_on_release;
+    if (i > claimed) continue;
+    const LineageHash& lineage = identities[i].lineage;
+    if (map.holds_or_claims(lineage, claims[i])) {
+      claimed = i;
+      continue;
+    }
+    slot.lineage = lineage;
+    slot.state = SlotState::Claimed;
+    map.insert(claims[i], id);
+  }
+  if (claimed < out.size()) {
+    for (std::size_t i = 0; i < claimed; ++i) {
+      map.erase(claims[i], first + out[i]);
+      slots[first + out[i]].state = SlotState::Mutable;
+    }
+  }
+  pool.map = map;
+  const SlotState now = claimed < out.size() ? SlotState::Mutable : SlotState::Claimed;
+  pool.handed_out(out.size(), evictions, now);
+  if (claimed == out.size()) pool.counters.stagings += out.size();
+  return claimed;
+}
+
+void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held) {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  // Where nobody asks for more, and nobody has registered the same meanwhile, they are there at once.
+  const bool at_once = !pool.contested && is_quiet(pool) && (held || !pool.config.reset_on_release);
+  const SlotState landed = !at_once ? SlotState::Staged : held ? SlotState::Primary : SlotState::Inactive;
+  freed_.resize(slots.size());
+  std::size_t next = slots.size();
+  try {
+    for (; next > 0; --next) {
+      if (next > kAhead) warm_slot(pool, slots[next - 1 - kAhead]);
+      const SlotId id = global(pool, slots[next - 1]);
+      Slot& slot = slots_[id];
+      if (slot.state != SlotState::Claimed) {
+        throw Error(ErrorKind::WrongState, "block ", slots[next - 1], " is not claimed (or is named twice)");
+      }
+      slot.state = landed;
+      slot.refs = at_once && !held ? 0 : 1;
+      freed_[slots.size() - next] = id;
+    }
+  } catch (...) {
+    freed_.clear();
+    for (; next < slots.size(); ++next) {
+      slots_[pool.first + slots[next]].state = SlotState::Claimed;
+      slots_[pool.first + slots[next]].refs = 1;
+    }
+    throw;
+  }
+  pool.moved(slots.size(), SlotState::Claimed, landed);
+  pool.counters.registrations += slots.size();
+  if (at_once) {
+    next_generation_ += slots.size();
+    if (held) {
+      pool.references += slots.size();
+    } else {
+      pool.policy->insert(freed_);
+    }
+    freed_.clear();
+    return;
+  }
+  freed_.clear();
+  events_.begin_call();
+  land_held(pool, slots);
+  if (!held) release_locked(pool, slots, true);
+}
+
+// Some of the blocks may have been registered by others since they were claimed.
+void BlockStore::land_held(Pool& pool, std::span<SlotId> slots) {
+  std::uint64_t fresh = 0;
+  for (SlotId& local : slots) {
+    const SlotId id = pool.first + local;
+    const SlotId head = pool.map.find(slots_[id].lineage);
+    const Token* const tokens = emits_token_ids() ? tokens_at(id) : nullptr;
+    if (head == kNoSlot) {
+      ++fresh;
+      note_registered(pool, id, tokens);
+    } else {
+      pool.map.erase(BlockIndex::tag(slots_[id].lineage), id);
+      local = register_copy(pool, id, head, tokens) - pool.first;
+    }
+  }
+  pool.moved(fresh, SlotState::Staged, SlotState::Primary);
+  pool.references += fresh;
+  pool.contested = pool.contested && pool.in(SlotState::Claimed) > 0;
+  pool.policy->insert(freed_);
+  freed_.clear();
+}
+
+}  // namespace understudy
