@@ -53,12 +53,22 @@ MOONCAKE = {
     "priority": 1,
     "max_tokens": 9,
 }
+AGENT = {
+    "num_turns": 1,
+    "input_prompt_length": 100,
+    "assistant_response_length": [10],
+    "tool_call_output_length": [30],
+    "tool_call_latency": [1.5],
+    "final_assistant_response_length": 7,
+}
 SAMPLES: dict[str, list[Any]] = {
     "openai": [OPENAI, WITH_USAGE],
     "sharegpt": [SHAREGPT],
     "vllm-bench": [BENCH],
     "aiperf": [AIPERF],
     "mooncake": [MOONCAKE],
+    "mooncake-delta": [{name: MOONCAKE[name] for name in MOONCAKE if name not in ("priority", "max_tokens")}],
+    "applied-compute": [AGENT],
 }
 ODD: list[Any] = [
     *(None, True, -1, 0, 1.5, 10**30, 1e300, -0.0, float("nan"), float("inf")),
@@ -156,7 +166,7 @@ def test_a_block_of_no_tokens_is_refused(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "likely"),
     [
-        *(("mooncake", form) for form in SAMPLES if form != "mooncake"),
+        *(("mooncake", form) for form in SAMPLES if not form.startswith("mooncake")),
         ("openai", "mooncake"),
         ("azure", "openai"),
         ("burstgpt", "aiperf"),

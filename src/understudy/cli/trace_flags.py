@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 STDIN = "-"  # as the name of the trace
 FORMATS = """\
-mooncake (default); openai: request logs with messages or prompts; sharegpt: conversations; vllm-bench: the result of
-`vllm bench serve --save-detailed`; aiperf: profile_export.jsonl; azure and burstgpt: CSVs of lengths; vllm-scenario: a
-conformance scenario, with its settings and in lockstep"""
+mooncake (default); mooncake-delta: the same with only what is new in a turn; applied-compute: sessions of agents;
+openai: request logs with messages or prompts; sharegpt: conversations; vllm-bench: the result of `vllm bench serve
+--save-detailed`; aiperf: profile_export.jsonl; azure and burstgpt: CSVs of lengths; vllm-scenario: a conformance
+scenario, with its settings and in lockstep"""
 _OPTIONS = ("trace_block_size", "clamp_input_length", "drop_surplus_hash_ids", "tokenizer", "keep_ids")
 
 

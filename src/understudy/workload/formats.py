@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload.conversations import read_openai, read_sharegpt
+from understudy.workload.growing import read_applied_compute, read_mooncake_delta
 from understudy.workload.guess import guess_format
 from understudy.workload.lengths import read_aiperf, read_azure, read_burstgpt, read_vllm_bench
 from understudy.workload.mooncake import read_mooncake
@@ -72,7 +73,8 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
     try:
         workload = reader(Path(path), **options)
     except InvalidArgument as error:
-        if (likely := guess_format(Path(path))) in (None, format):
+        likely = guess_format(Path(path))
+        if likely is None or format.startswith(likely):  # mooncake-delta has mooncake's rows
             raise
         raise InvalidArgument(f"{error}; the file looks like format {likely} (--format {likely})") from error
     if not isinstance(workload, Workload):
@@ -83,6 +85,8 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
 
 
 register_format("mooncake", read_mooncake)
+register_format("mooncake-delta", read_mooncake_delta)
+register_format("applied-compute", read_applied_compute)
 register_format("openai", read_openai)
 register_format("sharegpt", read_sharegpt)
 register_format("vllm-bench", read_vllm_bench)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _START_BYTES = 16_384
 _MARKS = (
     ("mooncake", r'"hash_ids"\s*:'),
+    ("applied-compute", r'"assistant_response_length"\s*:'),
     ("sharegpt", r'^\s*\[\s*\{.*"conversations"\s*:'),
     ("aiperf", r'"request_start_ns"\s*:'),
     ("vllm-bench", r'^\s*\{.*"(input_lens|output_lens|request_throughput)"\s*:'),

@@ -1,0 +1,170 @@
+"""Traces whose rows tell what is new: a prompt is all that came before it in its session, answers too, and more.
+
+`mooncake-delta` has Mooncake's rows, with only the new part of a prompt in each; `applied-compute` has a whole session
+in a row: lengths of answers, of what tools said, and how long they took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy.errors import InvalidArgument
+from understudy.workload.lengths import json_lines, time_ns, token_count
+from understudy.workload.mooncake import DEFAULT_TRACE_BLOCK_SIZE, read_mooncake
+from understudy.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+BLOCK = 16
+"""Tokens of one hash id of the workloads that are made: deltas and answers end anywhere."""
+MOST_TOKENS = 10_000_000
+"""Of one session: more is a mistake in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn adds: runs of equal tokens (name and length), then an answer; after a wait."""
+
+    delta: list[tuple[int, int]]
+    output_tokens: int
+    delay_ns: int = 0
+
+
+def read_mooncake_delta(
+    path: Path, *, trace_block_size: int = DEFAULT_TRACE_BLOCK_SIZE, clamp_input_length: bool = False
+) -> Workload:
+    """Mooncake's rows (`session_id`, `hash_ids`, …) whose prompts are only what is new in their turn.
+
+    Errors: InvalidArgument `FILE:LINE: …` for a bad row; ConfigError for a bad option.
+    """
+    rows = read_mooncake(path, trace_block_size=trace_block_size, clamp_input_length=clamp_input_length)
+    for name in (
+        *("output_in_next", "output_token_ids", "max_tokens", "priority", "adapter"),
+        *("accepted_drafts", "strict_priority", "policy_class"),
+    ):
+        column = getattr(rows, name)
+        if column is not None and (name != "priority" or column.any()):
+            raise InvalidArgument(f"{path}: mooncake-delta has no {name}: prompts hold what came before them")
+    sessions: list[list[Turn]] = [[] for _ in range(rows.sessions)]
+    for row in range(len(rows)):
+        prompt, size = int(rows.prompt_tokens[row]), rows.trace_block_size
+        ids = rows.prompt_hash_ids(row).tolist()
+        delta = [(number, min(size, prompt - place * size)) for place, number in enumerate(ids)]
+        sessions[int(rows.session[row])].append(
+            Turn(delta, int(rows.output_tokens[row]), int(rows.delay_ns[row]))
+        )
+    arrivals = rows.arrival_ns[rows.turn == 0] if rows.has_arrivals else None
+    in_file_order = np.argsort(np.lexsort((rows.turn, rows.session)))
+    workload = grown(sessions, arrivals).take(in_file_order)
+    return replace(workload, request_ids=rows.request_ids, session_ids=rows.session_ids)
+
+
+def read_applied_compute(path: Path) -> Workload:
+    """A session a line: `input_prompt_length`, then for each of `num_turns` an `assistant_response_length`, a
+    `tool_call_output_length` and a `tool_call_latency` (s), then `final_assistant_response_length`.
+
+    A session of n turns makes n + 1 requests. There are no arrivals (closed loop), and sessions share nothing.
+    Errors: InvalidArgument `FILE:LINE: …`.
+    """
+    sessions = []
+    names = iter(range(2**62))
+    for where, record in json_lines(path):
+        turns = _whole(record, "num_turns", where)
+        lists = {
+            name: _list(record, name, turns, where)
+            for name in ("assistant_response_length", "tool_call_output_length", "tool_call_latency")
+        }
+        answers = [
+            token_count(one, "assistant_response_length", where) for one in lists["assistant_response_length"]
+        ]
+        answers.append(_whole(record, "final_assistant_response_length", where))
+        added = [_whole(record, "input_prompt_length", where)]
+        added += [
+            token_count(one, "tool_call_output_length", where) for one in lists["tool_call_output_length"]
+        ]
+        waits = [0, *(time_ns(one, "tool_call_latency", where) for one in lists["tool_call_latency"])]
+        if not added[0]:
+            raise InvalidArgument(f"{where}: input_prompt_length must be at least 1, got 0")
+        sessions.append(
+            [
+                Turn([(next(names), length)] if length else [], answer, wait)
+                for length, answer, wait in zip(added, answers, waits, strict=True)
+            ]
+        )
+    return grown(sessions, None)
+
+
+def grown(sessions: list[list[Turn]], arrivals_ns: NDArray[np.int64] | None) -> Workload:
+    """The workload of such sessions, one after the other; prompts quote all answers before them."""
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("arrival", "prompt", "output", "session", "turn", "delay", "quoted")
+    }
+    ids: list[list[int]] = []
+    numbers: dict[bytes, int] = {}
+    answers = iter(range(-1, -(2**62), -1))  # an answer's tokens are its own
+    for session, turns in enumerate(sessions):
+        runs: list[tuple[int, int]] = []
+        prompts = []
+        tokens = 0
+        for place, turn in enumerate(turns):
+            runs += turn.delta
+            tokens += sum(length for _, length in turn.delta)
+            prompts.append(tokens)
+            columns["arrival"].append(0 if arrivals_ns is None else int(arrivals_ns[session]))
+            columns["prompt"].append(tokens)
+            columns["output"].append(turn.output_tokens)
+            columns["session"].append(session)
+            columns["turn"].append(place)
+            columns["delay"].append(turn.delay_ns)
+            columns["quoted"].append(place + 1 < len(turns) and turn.output_tokens > 0)
+            runs.append((next(answers), turn.output_tokens))
+            tokens += turn.output_tokens
+        if tokens > MOST_TOKENS:
+            raise InvalidArgument(f"session {session} grows to {tokens:,} tokens, past {MOST_TOKENS:,}")
+        whole = _ids(runs, prompts[-1], numbers)
+        ids += [whole[: -(-prompt // BLOCK)] for prompt in prompts]
+    return Workload(
+        arrival_ns=np.array(columns["arrival"], np.int64),
+        prompt_tokens=np.array(columns["prompt"], np.int64),
+        output_tokens=np.array(columns["output"], np.int64),
+        hash_offsets=np.cumsum([0, *map(len, ids)]),
+        hash_ids=np.array([number for row in ids for number in row], np.uint32),
+        trace_block_size=BLOCK,
+        has_arrivals=arrivals_ns is not None or not sessions,
+        session=np.array(columns["session"], np.int64),
+        turn=np.array(columns["turn"], np.int64),
+        delay_ns=np.array(columns["delay"], np.int64),
+        output_in_next=np.array(columns["quoted"], np.bool_) if any(columns["quoted"]) else None,
+    )
+
+
+def _ids(runs: Iterable[tuple[int, int]], tokens: int, numbers: dict[bytes, int]) -> list[int]:
+    """A number for the content of each block of the first `tokens` tokens; equal content has equal numbers."""
+    runs = list(runs)
+    content = np.repeat([name for name, _ in runs], [length for _, length in runs])[:tokens].astype(np.int64)
+    return [
+        numbers.setdefault(content[start : start + BLOCK].tobytes(), len(numbers))
+        for start in range(0, tokens, BLOCK)
+    ]
+
+
+def _whole(record: Any, name: str, where: str) -> int:
+    if not isinstance(record, dict) or name not in record:
+        raise InvalidArgument(f"{where}: {name} is missing")
+    return token_count(record[name], name, where)
+
+
+def _list(record: Any, name: str, length: int, where: str) -> list[Any]:
+    value = record.get(name)
+    if not isinstance(value, list) or len(value) != length:
+        raise InvalidArgument(
+            f"{where}: {name} must be a list of num_turns ({length}) entries, got {value!r:.80}"
+        )
+    return value
