@@ -42,12 +42,12 @@ class WakeQueue {
       heap_.emplace_back();
       rise(heap_.size() - 1, {*tick, of_group, id});
     } else if (tick) {
-      settle(at, {*tick, of_group, id});
+      sink(at, {*tick, of_group, id});
     } else {
       place_[key] = kNowhere;
       const Wake last = heap_.back();
       heap_.pop_back();
-      if (at < heap_.size()) settle(at, last);
+      if (at < heap_.size()) sink(at, last);
     }
   }
 
@@ -67,7 +67,7 @@ class WakeQueue {
     put(at, wake);
   }
   // … or below.
-  void settle(std::size_t at, const Wake& wake) {
+  void sink(std::size_t at, const Wake& wake) {
     for (std::size_t child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
       if (child + 1 < heap_.size() && heap_[child + 1] < heap_[child]) ++child;
       if (!(heap_[child] < wake)) break;
