@@ -323,7 +323,7 @@ def test_the_command_line_of_a_fleet() -> None:
 
 
 def test_how_many_workers_is_never_guessed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="workers must be 1 or more, got 0"):
+    with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
         read_fleet(["--workers", "0"])
     pools = tmp_path / "fleet.yaml"
     pools.write_text("pools: [{workers: 2}]")

@@ -15,6 +15,7 @@ from understudy.run.offline import run_offline
 from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from understudy.engines.config import VllmConfig
@@ -101,6 +102,7 @@ def predict_run(
     *,
     workers: int = 1,
     ranks: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> PredictedRun:
     """Times of each request from when the engine sees it. `ranks` says that workers step together.
 
@@ -112,6 +114,7 @@ def predict_run(
         workers=workers,
         routing="round_robin" if workers == 1 else "least_loaded",
         ranks=ranks,
+        progress=progress,
     )
     columns = run.timeline
     if columns.reject_reasons:

@@ -124,6 +124,7 @@ def _run(args: argparse.Namespace, file: Path | None) -> int:
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
     from understudy.checks import read_as
     from understudy.cli.gpu_flags import given_gpu
+    from understudy.cli.progress import progress_bar
     from understudy.engines.config import VllmConfig
     from understudy.tiers.gpu import GpuSettings
     from understudy.timing.gpu_flags import timing_settings
@@ -144,12 +145,15 @@ def _run(args: argparse.Namespace, file: Path | None) -> int:
         if named is not None:
             timing = VllmConfig.from_dict({"timing": named}).timing
     engine = deployment_flags.engine_of(args, deployment)
-    found = predict_run(
-        read_run(args.inputs),
-        msgspec.structs.replace(engine, timing=timing),
-        workers=deployment.parallel.data,
-        ranks=deployment.steps_together,
-    )
+    load = read_run(args.inputs)
+    with progress_bar("predicting", len(load.workload), "requests") as progress:
+        found = predict_run(
+            load,
+            msgspec.structs.replace(engine, timing=timing),
+            workers=deployment.parallel.data,
+            ranks=deployment.steps_together,
+            progress=progress,
+        )
     _write(args.output, COLUMNS, found.requests)
     print(f"times from {found.origin}", file=sys.stderr)
     return 0
