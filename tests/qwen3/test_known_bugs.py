@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -25,15 +28,20 @@ from understudy.kv import KvView
 from understudy.qwen3.arrays import StepArrays
 from understudy.qwen3.backend import rotary_tables
 from understudy.qwen3.batch import Batch, Chunk, Decode
+from understudy.qwen3.build import EngineOptions, _warm
 from understudy.qwen3.engine import Engine
 from understudy.qwen3.forward import forward, unified_step
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
+from understudy.qwen3.memory import worst_step
 from understudy.qwen3.pages import PinnedPages
 from understudy.qwen3.request import Output, Request
 from understudy.qwen3.scheduler import Scheduler
 from understudy.timing.recorded.shapes import Shape
 from understudy.tokens import TokenBlocks
+
+if TYPE_CHECKING:
+    from understudy.qwen3.executor import Step
 
 
 @pytest.mark.parametrize("prompt", range(14, 35))
@@ -80,6 +88,23 @@ def test_b4_the_window_is_the_models_and_is_an_admission_rule_of_its_own() -> No
     (refused,) = engine.run()
     assert refused.finish_reason == "rejected"
     assert "window of 512" in str(refused.error)
+
+
+@pytest.mark.parametrize("longest", [128, 300, 4096])
+def test_b4_no_step_before_the_first_request_reads_past_the_window(longest: int) -> None:
+    """A budget may be larger than the window: then dry steps have several prompts."""
+    options = EngineOptions(max_batched_tokens=1000, max_num_seqs=16)
+    seen: list[Step] = [worst_step(options, longest)]
+    assert sum(len(chunk.tokens) for chunk in seen[0].chunks) + len(seen[0].decodes) == 1000
+    pages = np.concatenate([chunk.view.page_ids for chunk in seen[0].chunks])
+    taken = [*pages.tolist(), *(int(decode.view.page_ids[0]) for decode in seen[0].decodes)]
+    assert max(taken) < -(-1000 // 16) + 16 + 1
+    executor = SimpleNamespace(begin=seen.append, finish=lambda: None)
+    _warm(executor, options, longest, 0, 0, None)  # type: ignore[arg-type]
+    assert len(seen) > 20
+    for step in seen:
+        assert len(step.draws) == len(step)
+        assert all(len(chunk.tokens) <= chunk.view.seq_len <= longest for chunk in step.chunks)
 
 
 def test_b5_the_token_behind_the_prompt_is_the_first_of_the_output() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -100,6 +101,8 @@ def test_a_rank_on_a_gpu_sums_through_nccl_and_answers_as_an_engine_without_rank
 ) -> None:
     """As many ranks as there are GPUs of up to two; sized by the device's memory, with sums inside of graphs or not."""
     ranks = min(2, torch.cuda.device_count())
+    gc.collect()
+    torch.cuda.empty_cache()  # of tests before it
     how = replace(options(), device="cuda", num_blocks=None, memory_utilization=0.3, cuda_graphs=graphs)
     prompts = [prompt_of(seed, 9 + 8 * seed) for seed in range(3)]
     executor = RankedExecutor(RankSettings(TINY, ranks, how))

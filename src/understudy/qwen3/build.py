@@ -14,16 +14,16 @@ from understudy.checks import whole_number
 from understudy.errors import ConfigError
 from understudy.kv import KvCacheManager, KvView
 from understudy.qwen3.backend import make_backend
-from understudy.qwen3.batch import Chunk, Decode
+from understudy.qwen3.batch import Decode
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.config import Qwen3Config, find_config
 from understudy.qwen3.engine import Engine
-from understudy.qwen3.executor import Step, TorchExecutor
+from understudy.qwen3.executor import Executor, Step, TorchExecutor
 from understudy.qwen3.forward import alone
 from understudy.qwen3.graphs import StepGraphs
 from understudy.qwen3.host import HostTier
 from understudy.qwen3.limits import SchedulerConfig
-from understudy.qwen3.memory import blocks_that_fit
+from understudy.qwen3.memory import blocks_that_fit, dry_chunks
 from understudy.qwen3.ranks import RankedExecutor, RankSettings
 from understudy.qwen3.sampling import Draw
 from understudy.qwen3.scheduler import Scheduler
@@ -108,7 +108,8 @@ def build_engine(
         graphs = StepGraphs.of(config, options, weights, buffer, backend, alone, told)
     executor = TorchExecutor(weights, buffer, backend, graphs=graphs)
     if device.type == "cuda":
-        _warm(executor, options, manager.padding_block, CHUNK_ROWS[-1] if graphs else 0, progress)
+        captured = CHUNK_ROWS[-1] if graphs else 0
+        _warm(executor, options, config.max_positions, manager.padding_block, captured, progress)
     scheduler = Scheduler(
         manager,
         limits,
@@ -163,7 +164,12 @@ def _ranked(model: str, config: Qwen3Config, options: EngineOptions, device: tor
 
 
 def _warm(
-    executor: TorchExecutor, options: EngineOptions, page: int, captured: int, progress: Progress | None
+    executor: Executor,
+    options: EngineOptions,
+    max_positions: int,
+    page: int,
+    captured: int,
+    progress: Progress | None,
 ) -> None:
     """Steps of every size that is not captured once, on the padding block: kernels are compiled and loaded before the
     first request."""
@@ -171,13 +177,11 @@ def _warm(
     most = options.max_batched_tokens
     sizes = sorted(size for size in {size for size in known if size < most} | {most} if size > captured)
     for number, tokens in enumerate(sizes):
-        pages = np.full(-(-tokens // options.page_size), page, np.int32)
+        one = Decode(0, KvView(np.array([page], np.int32), 1, options.page_size))
         for history in (False, True):  # behind a history other kernels run
-            chunk = tokens // 2 if history else tokens
-            view = KvView(pages, tokens, options.page_size)
-            for decodes in ([], [Decode(0, KvView(pages[:1], 1, options.page_size))]):
-                step = Step([Chunk(np.zeros(chunk, np.int32), view)], decodes, [Draw()] * (1 + len(decodes)))
-                executor.begin(step)
+            chunks = dry_chunks(tokens, max_positions, options.page_size, page=page, history=history)
+            for decodes in ([], [one]):
+                executor.begin(Step(chunks, decodes, [Draw()] * (len(chunks) + len(decodes))))
                 executor.finish()
         if progress is not None:
             progress("warming up", number + 1, len(sizes))

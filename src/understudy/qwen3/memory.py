@@ -30,17 +30,10 @@ def blocks_that_fit(
     layout = config.layout(options.page_size)
     pages = -(-options.max_batched_tokens // options.page_size)
     buffer = KvBuffer(pages + options.max_num_seqs + 1, layout, getattr(torch, config.dtype), device)
-    decodes = [
-        Decode(0, KvView(np.array([pages + row], np.int32), 1, options.page_size))
-        for row in range(options.max_num_seqs - 1)
-    ]
-    chunk = options.max_batched_tokens - len(decodes)
-    view = KvView(np.arange(-(-chunk // options.page_size), dtype=np.int32), chunk, options.page_size)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     executor = TorchExecutor(weights, buffer, backend)
-    sampling = Draw(SamplingParams(top_p=0.9, logprobs=8), 0.5)
-    executor.begin(Step([Chunk(np.zeros(chunk, np.int32), view)], decodes, [sampling] * (len(decodes) + 1)))
+    executor.begin(worst_step(options, config.max_positions))
     executor.finish()
     torch.cuda.synchronize(device)
     kv_bytes = buffer.pages.nbytes
@@ -51,3 +44,31 @@ def blocks_that_fit(
     torch.cuda.empty_cache()
     room = int(total * options.memory_utilization) - peak - others - (2 << 30 if options.cuda_graphs else 0)
     return layout.block_budget(max(0, room), 1.0)
+
+
+def worst_step(options: EngineOptions, max_positions: int) -> Step:
+    """As many decodes as there may be, prompts that fill the budget, and tokens chosen in the dearest way."""
+    size, decodes = options.page_size, options.max_num_seqs - 1
+    chunks = dry_chunks(options.max_batched_tokens - decodes, max_positions, size)
+    page = -(-options.max_batched_tokens // size)
+    rows = [Decode(0, KvView(np.array([page + row], np.int32), 1, size)) for row in range(decodes)]
+    draw = Draw(SamplingParams(top_p=0.9, logprobs=8), 0.5)
+    return Step(chunks, rows, [draw] * (len(chunks) + decodes))
+
+
+def dry_chunks(
+    tokens: int, max_positions: int, page_size: int, *, page: int | None = None, history: bool = False
+) -> list[Chunk]:
+    """Prompts of so many tokens in all, none longer than the model has positions: no table has more rows.
+
+    Their pages are the first ones, or always the same `page`. With `history`, half of each is there already.
+    """
+    chunks = []
+    for start in range(0, tokens, max_positions):
+        length = min(max_positions, tokens - start)
+        count = -(-length // page_size)
+        first = start // page_size
+        pages = np.arange(first, first + count) if page is None else np.full(count, page)
+        new = max(1, length // 2) if history else length
+        chunks.append(Chunk(np.zeros(new, np.int32), KvView(pages.astype(np.int32), length, page_size)))
+    return chunks
