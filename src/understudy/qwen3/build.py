@@ -127,7 +127,7 @@ def device_of(name: str | None) -> torch.device:
         raise ConfigError(f"device {name!r} is not known; choose cuda or cpu") from None
     if device.type not in ("cuda", "cpu"):
         raise ConfigError(f"device {name!r} is not supported; choose cuda or cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if name is not None and device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {name!r} is not here: PyTorch sees {torch.cuda.device_count()} CUDA devices; choose cpu"
         )
