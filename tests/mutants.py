@@ -183,7 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "a leap counts on what is empty, whatever the order of eviction",
-        "core/engine/vllm/leap.cpp",
+        "core/engine/vllm/leap_possible.cpp",
         "return e.kv_->evicts_last() && blocks",
         "return blocks",
         "tests/tiers/test_leaping.py tests/eviction/test_device_pool.py",

@@ -70,7 +70,7 @@ def test_a_request_goes_from_replay_to_a_block_in_four_hops_as_the_documents_say
     way = {
         "src/understudy/api.py": "run = run_offline(",
         "src/understudy/run/offline.py": "partial(run_fleet, ",
-        "core/replay/fleet_alone.cpp": "engine->advance(",
+        "core/replay/fleet_alone.cpp": "engine->advance_through(",
         "core/engine/vllm/admit.cpp": "kv_->place(",
         "core/engine/block_backend.cpp": "store_.allocate(",
     }

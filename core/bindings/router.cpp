@@ -97,6 +97,7 @@ class PythonRouter final : public Router {
     return static_cast<std::size_t>(worker);
   }
 
+  bool asks_workers() const noexcept override { return true; }
   bool observes() const noexcept override { return observes_; }
   void observe(const KvDelivery& delivery) override {
     nb::gil_scoped_acquire gil;

@@ -97,9 +97,12 @@ class Engine {
   // is still in progress then stays open. Stops early when idle or stuck, or at the end of a step in which a request
   // finished if `stop_on_finish`. The same as stepping, and faster.
   virtual const StepEffects& advance(std::int64_t until_ns, bool stop_on_finish) = 0;
-  // The same up to the first finish, except that a step which would be open at `until_ns`, and concerns nobody outside,
-  // need not have begun: `advance` before anything else comes.
+  // The same up to the first finish, except that steps which concern nobody outside need not have been played:
+  // `advance` before anything else comes.
   virtual const StepEffects& advance_lazily(std::int64_t until_ns) { return advance(until_ns, true); }
+  // The same, except that a step which would be open at `until_ns` may have been played to its end, `now_ns`, whoever
+  // comes while it runs: for a driver that lets nobody see what it gives before that time.
+  virtual const StepEffects& advance_through(std::int64_t until_ns) { return advance(until_ns, false); }
   // A time before which no request finishes, whoever comes; the closer, the less often a driver looks.
   virtual std::int64_t no_finish_before() const { return wake_ns(); }
   // Idle time passes: nothing happens before `time_ns`. Between steps only.

@@ -23,7 +23,7 @@ void append(Gaps& out, const GapCount& gap) {
 }
 
 // By gap, least significant digit first: there is one a step. Digits are counted in one pass over all.
-void sort_packed(std::vector<std::uint64_t>& packed, std::uint64_t longest_ns) {
+void sort_packed(std::vector<std::uint64_t>& packed, std::vector<std::uint64_t>& sorted, std::uint64_t longest_ns) {
   constexpr std::size_t kDigits = (kCountBits + kDigitBits - 1) / kDigitBits;
   constexpr std::size_t kValues = std::size_t{1} << kDigitBits;
   const auto digit = [](std::uint64_t gap, std::size_t place) {
@@ -35,7 +35,7 @@ void sort_packed(std::vector<std::uint64_t>& packed, std::uint64_t longest_ns) {
   for (const std::uint64_t gap : packed) {
     for (std::size_t place = 0; place < places; ++place) ++starts[place][digit(gap, place)];
   }
-  std::vector<std::uint64_t> sorted(packed.size());
+  sorted.resize(packed.size());
   for (std::size_t place = 0; place < places; ++place) {
     std::array<std::uint32_t, kValues>& start = starts[place];
     std::uint32_t sum = 0;
@@ -81,7 +81,12 @@ void TokenLog::fold(std::uint64_t first_needed) {
 }
 
 void TokenLog::fold_gaps() {
-  std::vector<std::uint64_t> packed;
+  // One fold needs as much room as the next, and memory that goes back to the system comes from there page by page.
+  static thread_local std::vector<std::uint64_t> packed;
+  static thread_local std::vector<std::uint64_t> sorted;
+  static thread_local Gaps fresh;
+  packed.clear();
+  fresh.clear();
   Gaps others;
   std::uint64_t longest_ns = 0;
   const auto add = [&](std::int64_t gap_ns, std::int64_t count) {
@@ -102,13 +107,19 @@ void TokenLog::fold_gaps() {
   for (const std::int64_t gap_ns : odd_gaps_) add(gap_ns, 1);
   if (zero_gaps_ > 0) add(0, zero_gaps_);
 
-  sort_packed(packed, longest_ns);
-  Gaps fresh;
-  fresh.reserve(packed.size());
-  for (const std::uint64_t gap : packed) {
-    append(fresh,
-           {static_cast<std::int64_t>(gap >> kCountBits), static_cast<std::int64_t>(gap % std::uint64_t{kShort})});
+  sort_packed(packed, sorted, longest_ns);
+  fresh.resize(packed.size());
+  std::size_t kept = 0;
+  for (const std::uint64_t packed_gap : packed) {
+    const auto gap_ns = static_cast<std::int64_t>(packed_gap >> kCountBits);
+    const auto count = static_cast<std::int64_t>(packed_gap % std::uint64_t{kShort});
+    if (kept > 0 && fresh[kept - 1].gap_ns == gap_ns) {
+      fresh[kept - 1].count += count;
+    } else {
+      fresh[kept++] = {gap_ns, count};
+    }
   }
+  fresh.resize(kept);
   if (!others.empty()) {
     std::sort(others.begin(), others.end(), [](const GapCount& a, const GapCount& b) { return a.gap_ns < b.gap_ns; });
     Gaps long_gaps;
@@ -119,6 +130,11 @@ void TokenLog::fold_gaps() {
   gap_changes_.clear();
   odd_gaps_.clear();
   zero_gaps_ = 0;
+  if (packed.capacity() > 4 * kCrowd) {
+    std::vector<std::uint64_t>().swap(packed);
+    std::vector<std::uint64_t>().swap(sorted);
+    Gaps().swap(fresh);
+  }
 }
 
 void TokenLog::add_sample(const EngineSample& now) {

@@ -45,6 +45,7 @@ class TokenLog {
   std::uint64_t next_step() const noexcept { return first_kept_ + ends_.size(); }
   std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step - first_kept_]; }
   void end_step(std::int64_t end_ns) { ends_.push_back(end_ns); }
+  void end_steps(std::span<const std::int64_t> ends_ns) { ends_.insert(ends_.end(), ends_ns.begin(), ends_ns.end()); }
 
   // Gaps are kept from now on; without this call there are none to take.
   void keep_gaps() noexcept {

@@ -53,6 +53,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
               shares_tiers() || (config_.check && observes_) || config_.router->queues();
   resting_ = stepping_ && config_.leaping && !config_.ranks && config_.lockstep_ns == 0 && !config_.on_step &&
              !user_policies() && !config_.check && !observes_ && !looks_ && !config_.router->queues();
+  unseen_ = !stepping_ && !observes_ && !looks_ && !tracks_ && !config_.router->asks_workers();
   for (Pool& pool : pools_) {
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;

@@ -169,6 +169,7 @@ class Fleet final : private FleetView {
   bool keeps_events_ = false;           // in the result
   bool stepping_ = false;               // workers that meet take every step in the order of the queue
   bool resting_ = false;                // except for those that concern nobody else
+  bool unseen_ = false;                 // nobody asks what happens inside of workers: they may be a step ahead
 
   EventQueue queue_;
   std::int64_t now_ns_ = 0;

@@ -111,7 +111,7 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
   };
   const auto advance = [&](std::int64_t until_ns) {
     counted = 0;
-    const StepEffects& effects = worker.engine->advance(until_ns, false);
+    const StepEffects& effects = worker.engine->advance_through(until_ns);
     ended_ += effects.finished.size() - counted;
     for (const RequestRecord& record : effects.finished) keep(worker, record);
     if (keeps_events_) keep_events(worker, told);

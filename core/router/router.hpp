@@ -110,6 +110,9 @@ class Router {
   virtual bool queues() const noexcept { return false; }
   virtual std::optional<Released> release(std::int64_t /*now_ns*/) { return std::nullopt; }
 
+  // Whether it may ask for the state of a worker, which then has to be where it is now.
+  virtual bool asks_workers() const noexcept { return false; }
+
   // Whether its choice is a matter of the requests alone, so that workers may be played one after another.
   virtual bool blind() const noexcept { return false; }
 };

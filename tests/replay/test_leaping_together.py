@@ -12,10 +12,12 @@ from replay.building import single_turns
 from tiers.building import tiers, way
 from tiers.fleets import crowd_of, digest, play
 from understudy.engines.config import VllmConfig
-from understudy.engines.timing import Constant
+from understudy.engines.timing import Constant, Polynomial
 from understudy.errors import WrongState
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.schema import columns_of
+from understudy.run.timeline import Timeline
 from understudy.tiers.settings import TiersConfig
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical
@@ -124,3 +126,36 @@ def test_whoever_waits_for_room_leaves_a_budget_that_the_head_of_the_queue_may_u
         assert digest(leapt) == digest(stepped), seed
         waits += int(leapt.room_wait_ns.sum() > 0)
     assert waits
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("load", [None, ClosedLoop(12)])
+def test_whoever_comes_while_a_step_runs_finds_the_worker_as_if_it_had_not_ended_yet(
+    load: ClosedLoop | None, asynchronous: bool
+) -> None:
+    # Long prompts, so that others come while one is computed; room that runs out, or not.
+    timings: list[Any] = [Polynomial(), Physical(coefficients=CHEAP_PROMPTS), Constant(1.0, 2.0)]
+    for seed in range(25):
+        rng = Random(f"in the middle {seed}")
+        requests = rng.randint(10, 40)
+        workload = single_turns(
+            [rng.choice([5, 60, 300]) for _ in range(requests)],
+            [rng.choice([1, 2, 30, 200]) for _ in range(requests)],
+            arrival_ms=sorted(rng.uniform(0, 800) for _ in range(requests)),
+            trace_block_size=4,
+        )
+        config = VllmConfig(
+            block_size=rng.choice([4, 16]),
+            num_gpu_blocks=rng.choice([140, 400, 4000]),
+            max_num_batched_tokens=rng.choice([16, 64, 1000]),
+            max_num_seqs=rng.choice([3, 16]),
+            async_scheduling=asynchronous,
+            timing=rng.choice(timings),
+        )
+        how: dict[str, Any] = {"workers": rng.choice([1, 2, 3]), "load": load}
+        leapt, stepped = (
+            run_offline(workload, config, leaping=leaping, **how).timeline for leaping in (True, False)
+        )
+        for declared in columns_of(Timeline):
+            for one, other in zip(declared.arrays(leapt), declared.arrays(stepped), strict=True):
+                assert one.tolist() == other.tolist(), (seed, declared.name)

@@ -68,4 +68,12 @@ class DecodeSums {
   std::uint64_t below_ = 0;  // contexts shorter than the window
 };
 
+// What is certain of the next steps, unless somebody comes: in each of them all of these decode.
+struct Outlook {
+  DecodeSums sums;
+  std::uint64_t steps = ~std::uint64_t{0};      // to the first end, of whomever
+  std::uint64_t to_window = ~std::uint64_t{0};  // until somebody's context is the model's window
+  bool alone = false;                           // nothing else is computed
+};
+
 }  // namespace understudy

@@ -23,10 +23,10 @@
 #include "engine/kv_trace.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
+#include "engine/vllm/batch.hpp"
 #include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/decode_sums.hpp"
 #include "engine/vllm/live_request.hpp"
-#include "engine/vllm/offload_connector.hpp"
 #include "engine/vllm/offload_links.hpp"
 #include "engine/vllm/offload_steps.hpp"
 #include "engine/vllm/waiting_queue.hpp"
@@ -34,62 +34,6 @@
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
-
-// What a request computes in a batch.
-struct Scheduled {
-  RequestSlot slot;
-  std::uint32_t tokens;
-  std::uint32_t before;  // computed until then
-  bool samples;
-  RequestId id;              // the slot may have gone to another since
-  std::uint32_t drafts = 0;  // of the tokens, to be verified
-  bool blank = false;        // none of the drafts can be right
-};
-
-// Scheduled together; run together.
-struct Batch {
-  static constexpr std::int64_t kUnknown = -1;
-
-  std::vector<Scheduled> turns;
-  StepLoad load;
-  std::int64_t duration_ns = 0;  // or kUnknown, until somebody asks
-  // vLLM's offload: what begins with it; and, in lockstep, the transfers that are done when it is.
-  OffloadOrders orders{};
-  std::vector<JobId> reports{};
-
-  bool empty() const noexcept { return turns.empty(); }
-};
-
-// Requests in the queues that need blocks from below.
-struct FetchStages {
-  std::size_t to_start = 0;
-  std::size_t under_way = 0;
-  std::size_t done = 0;  // and not admitted yet
-};
-
-// What the last step decided, in vLLM's order. Of two schedules (asynchronously, behind an empty queue) `scheduled` is
-// that of the second.
-struct StepLog {
-  std::vector<Scheduled> scheduled;
-  std::vector<RequestId> admitted;  // with `resumed` and `cached` of the same length
-  std::vector<bool> resumed;
-  std::vector<std::uint32_t> cached;
-  std::vector<RequestId> preempted;
-  std::vector<RequestId> finished;                       // that the scheduler learnt of since
-  std::vector<std::pair<RequestId, std::string>> ended;  // and the names of these, and of those cancelled since
-  std::uint64_t free_after_schedule = 0;
-
-  void clear() noexcept {  // keeps the memory
-    scheduled.clear();
-    admitted.clear();
-    resumed.clear();
-    cached.clear();
-    preempted.clear();
-    finished.clear();
-    ended.clear();
-    free_after_schedule = 0;
-  }
-};
 
 // Step-exact with the real scheduler of the configured version. Synchronously a step is begin_step (schedule; what it
 // admits is visible at once) and end_step (its tokens are). Asynchronously there are two batches: when one begins, the
@@ -163,6 +107,7 @@ class VllmEngine final : public Engine {
   // Leaps over runs of plain decode steps.
   const StepEffects& advance(std::int64_t until_ns, bool stop_on_finish) override;
   const StepEffects& advance_lazily(std::int64_t until_ns) override;
+  const StepEffects& advance_through(std::int64_t until_ns) override;
   std::int64_t no_finish_before() const override;
   // For a driver whose engines share transfers: from now on steps are not played that concern nobody outside before the
   // last of them ends (nobody ends, nothing goes below the device). Returns when that is; nothing, and it does not
@@ -174,7 +119,10 @@ class VllmEngine final : public Engine {
   // a step is open.
   const StepEffects& rest_on(std::int64_t now_ns);
   std::int64_t now_ns() const noexcept override { return now_ns_; }
-  void skip_to(std::int64_t time_ns) noexcept override { now_ns_ = std::max(now_ns_, time_ns); }
+  void skip_to(std::int64_t time_ns) noexcept override {
+    now_ns_ = std::max(now_ns_, time_ns);
+    foreseen_.reset();
+  }
   std::int64_t wake_ns() const override;
   void set_leaping(bool on) noexcept { leaping_ = on; }
   // Told of every step that is not leapt over, after it has begun (false) and after it has ended (true).
@@ -247,6 +195,12 @@ class VllmEngine final : public Engine {
     bool slow_load = false;    // tiers have more of it, and would take longer than computing it
 
     std::uint32_t total() const noexcept { return hit_tokens + tokens; }
+  };
+  // What `play` does with the step that is in progress when its time is up.
+  enum class Last : std::uint8_t {
+    Open,    // it has begun
+    Lazy,    // the same, unless nobody outside has to know before somebody ends
+    Played,  // it has ended, if it could be leapt over
   };
   class Leap;  // leap.hpp
 
@@ -338,7 +292,7 @@ class VllmEngine final : public Engine {
   void open_step(std::int64_t now_ns, const StepLoad& load, std::int64_t duration_ns);
   void finish_step(std::int64_t end_ns);
   void close_step();
-  void play(std::int64_t until_ns, bool stop_on_finish, bool lazily);
+  void play(std::int64_t until_ns, bool stop_on_finish, Last last);
   void new_effects();
   const StepEffects& hand_out();
   bool thrashing() const noexcept { return fruitless_preemptions_ > kThrashing; }
@@ -356,7 +310,8 @@ class VllmEngine final : public Engine {
 
   // forecast.cpp
   std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
-  std::optional<DecodeSums> load_if_undisturbed(std::uint64_t steps) const;
+  std::optional<Outlook> outlook() const;
+  std::int64_t foresee_finish() const;
 
   // rest.cpp
   std::uint64_t steps_to_rest() const;
@@ -422,8 +377,10 @@ class VllmEngine final : public Engine {
   std::int64_t now_ns_ = 0;
   bool in_step_ = false;
   bool stuck_ = false;
-  bool catching_up_ = false;                 // transfers may have come further than the steps that are played
-  std::uint64_t fruitless_preemptions_ = 0;  // since the last token
+  mutable std::optional<std::int64_t> foreseen_;  // no_finish_before, while nothing has changed
+  bool played_through_ = false;                   // the last step, to its end after the time that was asked for
+  bool catching_up_ = false;                      // transfers may have come further than the steps that are played
+  std::uint64_t fruitless_preemptions_ = 0;       // since the last token
   LandingWait landing_wait_;
   std::uint64_t landings_noticed_ = 0;
   std::int64_t rested_step_ns_ = 0;  // at rest: when the first step ends that was not played

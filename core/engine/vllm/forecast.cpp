@@ -19,32 +19,58 @@ std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const no
   return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
 }
 
-// If all that run get a token in each of so many steps, unless somebody comes (there is room for what they add, and
-// nobody else who could take it): what a step of theirs decodes now.
-std::optional<DecodeSums> VllmEngine::load_if_undisturbed(std::uint64_t steps) const {
-  if (running_.empty() || num_waiting() > 0 || parked_ > 0 || loading_ > 0 || bursts_.on() ||
-      config_.speculation.tokens > 0 || running_.size() > config_.max_num_batched_tokens) {
+// Unless somebody comes, all that decode get a token in each step until the first of all ends: there is room for what
+// everybody adds, and they stand before those who compute a prompt, or wait.
+std::optional<Outlook> VllmEngine::outlook() const {
+  if (running_.empty() || parked_ > 0 || loading_ > 0 || bursts_.on() || config_.speculation.tokens > 0 ||
+      running_.size() > config_.max_num_batched_tokens) {
     return std::nullopt;
   }
   const bool ahead = config_.async_scheduling;  // by a step, and a token
   if (ahead && !leap_->plans_next_tokens()) return std::nullopt;
-  std::uint64_t blocks = 0;
-  DecodeSums sums(*timing_.model);
+  Outlook out{DecodeSums(*timing_.model)};
+  DecodeSums& sums = out.sums;
+  std::size_t prompts = 0;
   for (const RequestSlot id : running_) {
     const EngineRequest& request = requests_[id];
-    if (request.spec.max_tokens == 0) return std::nullopt;
-    if (!ahead && request.computed + (in_step_ ? 0 : 1) != request.known) return std::nullopt;
-    if (request.computed < request.spec.prompt_tokens) return std::nullopt;  // the last token of a prompt is no decode
-    if (tiers_ && tiers_->waiting(id)) return std::nullopt;
+    if (request.spec.max_tokens == 0 || (tiers_ && tiers_->waiting(id))) return std::nullopt;
+    out.steps = std::min(out.steps, steps_to_finish(request));
+    // The last token of a prompt is no decode.
+    const bool decodes = (ahead || request.computed + (in_step_ ? 0 : 1) == request.known) &&
+                         request.computed >= request.spec.prompt_tokens;
+    if (!decodes) {
+      ++prompts;
+      continue;
+    }
+    if (prompts > 0) return std::nullopt;
     sums.add(request.known);
-    const std::uint64_t room = request.table.size() * std::uint64_t{config_.block_size};
-    const std::uint64_t end = request.known + steps + (ahead ? 1 : 0);
-    if (end > room) blocks += (end - room + config_.block_size - 1) / config_.block_size;
+    if (request.known < sums.window()) {
+      out.to_window = std::min<std::uint64_t>(out.to_window, sums.window() - request.known);
+    }
   }
-  return leap_->has_room(blocks) ? std::optional(sums) : std::nullopt;
+  out.alone = prompts == 0 && num_waiting() == 0;
+  if (sums.requests() == 0 || (!out.alone && (tiers_ || offload_))) return std::nullopt;
+  for (const RequestSlot id : waiting_.ids()) out.steps = std::min(out.steps, steps_to_finish(requests_[id]));
+  const std::uint64_t steps = out.steps + (ahead ? 1 : 0);
+  const auto lacks = [&](RequestSlot id) {
+    const std::uint64_t blocks = (requests_[id].known + steps + config_.block_size - 1) / config_.block_size;
+    return blocks - std::min<std::uint64_t>(blocks, requests_[id].table.size());
+  };
+  std::uint64_t blocks = 0;
+  for (const RequestSlot id : waiting_.ids()) blocks += lacks(id) + 1;
+  for (std::size_t i = sums.requests(); i < running_.size(); ++i) blocks += lacks(running_[i]) + 1;
+  // Nearly always there is room for many more.
+  if (leap_->has_room(blocks + sums.requests() * (steps / config_.block_size + 2))) return out;
+  for (std::size_t i = 0; i < sums.requests(); ++i) blocks += lacks(running_[i]);
+  return leap_->has_room(blocks) ? std::optional(out) : std::nullopt;
 }
 
 std::int64_t VllmEngine::no_finish_before() const {
+  if (!foreseen_ || tiers_) foreseen_ = foresee_finish();
+  return *foreseen_;
+}
+
+std::int64_t VllmEngine::foresee_finish() const {
   if (idle() && !in_step_) return kNever;
   std::int64_t from_ns = now_ns_;
   if (!in_step_ && landing_wait_.on && !landing_wait_over()) {
@@ -56,22 +82,18 @@ std::int64_t VllmEngine::no_finish_before() const {
     const std::int64_t most = (kNever - from_ns) / std::max<std::int64_t>(step_ns, 1);
     return from_ns + std::min(static_cast<std::int64_t>(std::min<std::uint64_t>(steps, 1u << 31)), most) * step_ns;
   };
-  const std::uint64_t window = timing_.model->window();
-  std::uint64_t fewest = kNever;
-  std::uint64_t passes = window;  // after how many somebody's context is the window
-  for (const RequestSlot id : running_) {
-    const EngineRequest& request = requests_[id];
-    fewest = std::min(fewest, steps_to_finish(request));
-    if (request.known < window) passes = std::min<std::uint64_t>(passes, window - request.known);
-  }
-  if (std::optional<DecodeSums> sums = load_if_undisturbed(fewest)) {
-    const std::uint64_t mean = sums->load().context_tokens / sums->requests();
-    const std::int64_t least_ns = timing_.least_ns(sums->load(), mean, capacity_tokens_);
-    if (least_ns <= 0 || fewest > kForeseen || fewest > passes) return after(fewest, least_ns);
-    if (in_step_) sums->grow();
-    return from_ns + sums->duration_ns(fewest - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
+  if (std::optional<Outlook> out = outlook()) {
+    DecodeSums& sums = out->sums;
+    const std::uint64_t mean = out->alone ? sums.load().context_tokens / sums.requests() : 1;
+    const std::int64_t least_ns = timing_.least_ns(sums.load(), mean, capacity_tokens_);
+    if (!out->alone || least_ns <= 0 || out->steps > std::min(kForeseen, out->to_window)) {
+      return after(out->steps, least_ns);
+    }
+    if (in_step_) sums.grow();
+    return from_ns + sums.duration_ns(out->steps - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
   }
   // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
+  const std::uint64_t window = timing_.model->window();
   std::int64_t least_ns = kNever;
   const std::int64_t first_ns = timing_.least_ns({1, 0, 0}, 1, capacity_tokens_);
   const auto consider = [&](RequestSlot id) {

@@ -8,101 +8,9 @@
 
 namespace understudy {
 
-bool VllmEngine::Leap::possible() const {
-  const VllmEngine& e = engine_;
-  if (e.kv_->names_on_receipt() && e.tiers_)
-    return false;                        // such blocks go down a step later than a leap would send them
-  if (e.kv_->asks_user()) return false;  // and would have to be undone in the middle of a leap
-  // Requests learn of their tokens where a leap ends, not after each step.
-  if (e.config_.check || e.bursts_.on() || e.config_.speculation.tokens > 0) return false;
-  if (e.in_step_ || e.running_.empty() || e.running_.size() > e.config_.max_num_batched_tokens) return false;
-  if (!e.timing_.model->needs_sums_only()) return false;
-  if (e.offload_ && !possible_offloading()) return false;
-  if (e.config_.async_scheduling) return possible_ahead();
-  if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
-  if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) {
-    // Who waits for room leaves of the budget what the head of the queue may be given.
-    const auto waits = [&](RequestSlot id) { return e.tiers_ && e.tiers_->waiting(id); };
-    if (e.running_.size() < e.config_.max_num_batched_tokens || std::ranges::any_of(e.running_, waits)) return false;
-  }
-  return std::ranges::all_of(e.running_,
-                             [&](RequestSlot id) { return decodes(id) || (e.tiers_ && e.tiers_->waiting(id)); });
-}
-
-// Under vLLM's offload: a step of decodes asks nothing of the host, and nobody is looked up.
-bool VllmEngine::Leap::possible_offloading() const {
-  const VllmEngine& e = engine_;
-  if (e.offload_steps_ || !e.config_.offload->prompt_only || !e.offload_->quiet()) return false;
-  if (!e.offload_links_->submitted() || e.offload_links_->has_done() || !e.planned_.orders.empty()) return false;
-  if (!e.deferred_.empty() || !e.orphans_.empty()) return false;  // blocks that come free when a step has ended
-  return e.num_waiting() == 0 || e.running_.size() >= e.max_running();
-}
-
-// The same with a batch planned, which must be of everybody's next token.
-bool VllmEngine::Leap::possible_ahead() const {
-  const VllmEngine& e = engine_;
-  if (e.kv_->names_on_receipt()) return false;
-  if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
-  if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) return false;
-  if (!e.tiers_ || e.offload_) return plans_next_tokens();
-  if (e.tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();
-  // Who has just come back on blocks that it found, with one token to compute, has yet to offer those.
-  return plans_next_tokens() && std::ranges::all_of(e.planned_.turns, [&](const Scheduled& turn) {
-           const EngineRequest& request = e.requests_[turn.slot];
-           return request.through >= std::min(request.keyed, (turn.before + 1) / size_);
-         });
-}
-
-bool VllmEngine::Leap::plans_next_token(const Scheduled& turn, RequestSlot slot) const {
-  const VllmEngine& e = engine_;
-  return turn.slot == slot && e.live(turn) && turn.samples && turn.tokens == 1 && !e.requests_[slot].tokens.empty();
-}
-
-bool VllmEngine::Leap::plans_next_tokens() const {
-  return std::ranges::equal(engine_.planned_.turns, engine_.running_,
-                            [this](const Scheduled& turn, RequestSlot slot) { return plans_next_token(turn, slot); });
-}
-
-// The same of those who have room; the others wait for it, or did until now. (A schedule that failed may have left
-// somebody waiting whose token is planned.)
-bool VllmEngine::Leap::plans_all_but_waiting() const {
-  const VllmEngine& e = engine_;
-  if (e.planned_.empty()) return false;
-  auto turn = e.planned_.turns.begin();
-  for (const RequestSlot slot : e.running_) {
-    const bool waits = e.tiers_->waiting(slot);
-    if (turn != e.planned_.turns.end() && plans_next_token(*turn, slot)) {
-      if (waits) return false;
-      ++turn;
-    } else if (!waits && !decodes(slot)) {
-      return false;
-    }
-  }
-  return turn == e.planned_.turns.end();
-}
-
-bool VllmEngine::Leap::has_room(std::uint64_t blocks) const {
-  const VllmEngine& e = engine_;
-  if (blocks > e.kv_->available()) return false;
-  if (!e.tiers_ || e.tiers_->config().mode == OffloadMode::WriteThrough) return true;
-  // What is cached leaves by a copy, which takes time; and in some orders it may come before what is empty.
-  return e.kv_->evicts_last() && blocks <= e.kv_->usage().free;
-}
-
-std::int64_t VllmEngine::Leap::step_of_all_ns() const {
-  DecodeSums sums(*engine_.timing_.model);
-  if (engine_.config_.async_scheduling) {
-    for (const Scheduled& turn : engine_.planned_.turns) sums.add(engine_.requests_[turn.slot].known);
-  } else {
-    for (const RequestSlot id : engine_.running_) {
-      if (!engine_.tiers_ || !engine_.tiers_->waiting(id)) sums.add(engine_.requests_[id].known);
-    }
-  }
-  return engine_.timing_.duration_ns(sums.load(), engine_.capacity_tokens_);
-}
-
 // Begins as a step does.
-bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish) {
+bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish, bool through) {
+  engine_.foreseen_.reset();
   engine_.read_input(engine_.now_ns_);
   engine_.landing_wait_.on = false;
   if (engine_.tiers_) {
@@ -110,7 +18,7 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish) {
     engine_.notice_landings(engine_.now_ns_);
     engine_.announcer_.show(engine_.now_ns_);
   }
-  start(until_ns, stop_on_finish);
+  start(until_ns, stop_on_finish, through);
   std::exception_ptr failure;  // of a policy of the user's: the steps before it stand
   try {
     play_steps();
@@ -135,11 +43,12 @@ void VllmEngine::Leap::forget_finished() {
                 [this](RequestSlot id) { return engine_.requests_[id].status == RequestStatus::Finished; });
 }
 
-void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish) {
+void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
   ahead_ = engine_.config_.async_scheduling;
   names_on_receipt_ = engine_.kv_->names_on_receipt();
   until_ns_ = until_ns;
   stop_on_finish_ = stop_on_finish;
+  through_ = through;
   base_ = engine_.token_log_.next_step();
   steps_ = counted_ = 0;
   sums_ = DecodeSums(*engine_.timing_.model);
@@ -230,39 +139,45 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   const bool covered = timing.model->covers(sums.after(until_step - steps));
   bool stop = false;
   std::exception_ptr failure;  // of a timing model of the user's
-  std::array<std::int64_t, StepTiming::kMostAtOnce> durations_ns;
-  std::size_t known = 0;  // of them
-  for (std::size_t next = 0; steps < until_step && !stop; ++next) {
-    if (next == known) {
-      const std::size_t most = std::min<std::uint64_t>(until_step - steps, durations_ns.size());
-      try {
-        known = timing.foresee(sums.load(), engine_.capacity_tokens_, std::span(durations_ns).first(most));
-      } catch (...) {
-        failure = std::current_exception();
-        break;
-      }
-      next = 0;
+  std::array<std::int64_t, StepTiming::kMostAtOnce> room;
+  while (steps < until_step && !stop && !out_of_time_) {
+    std::span<std::int64_t> durations_ns =
+        std::span(room).first(std::min<std::uint64_t>(until_step - steps, room.size()));
+    try {
+      durations_ns = durations_ns.first(timing.foresee(sums.load(), engine_.capacity_tokens_, durations_ns));
+    } catch (...) {
+      failure = std::current_exception();
+      break;
     }
-    const std::int64_t duration_ns = durations_ns[next];
-    const std::int64_t end_ns = now_ns + duration_ns;
-    out_of_time_ = now_ns >= until_ns_ || end_ns > until_ns_;
-    if (out_of_time_) break;
-    if (!covered && !timing.model->covers(sums.load())) engine_.totals_.uncovered_ns += duration_ns;
-    now_ns = engine_.now_ns_ = end_ns;
-    ++steps;
-    engine_.token_log_.end_step(end_ns);
-    sums.grow();
-    if (engine_.tiers_ && engine_.tiers_->hub().due(end_ns)) {
-      stop = interrupted() || !paused_.empty();
-      if (engine_.offload_links_ && engine_.offload_links_->has_done()) {
-        engine_.announcer_.hold();
-        engine_.report_offload(engine_.offload_links_->take_done());
-        engine_.announcer_.release(end_ns);
-        engine_.sample(running());
-        continue;
-      }
+    if (covered && !engine_.tiers_ && !engine_.token_log_.wants_sample()) {  // time passes, and nothing else
+      const std::span<const std::int64_t> ends_ns = ends_in_time(durations_ns, now_ns);
+      if (!ends_ns.empty()) now_ns = engine_.now_ns_ = ends_ns.back();
+      engine_.token_log_.end_steps(ends_ns);
+      steps += ends_ns.size();
+      sums.grow(ends_ns.size());
+      continue;
     }
-    if (engine_.token_log_.wants_sample()) engine_.sample(running());
+    for (const std::int64_t duration_ns : durations_ns) {
+      const std::int64_t end_ns = now_ns + duration_ns;
+      out_of_time_ = !in_time(now_ns, end_ns);
+      if (out_of_time_ || stop) break;
+      if (!covered && !timing.model->covers(sums.load())) engine_.totals_.uncovered_ns += duration_ns;
+      now_ns = engine_.now_ns_ = end_ns;
+      ++steps;
+      engine_.token_log_.end_step(end_ns);
+      sums.grow();
+      if (engine_.tiers_ && engine_.tiers_->hub().due(end_ns)) {
+        stop = interrupted() || !paused_.empty();
+        if (engine_.offload_links_ && engine_.offload_links_->has_done()) {
+          engine_.announcer_.hold();
+          engine_.report_offload(engine_.offload_links_->take_done());
+          engine_.announcer_.release(end_ns);
+          engine_.sample(running());
+          continue;
+        }
+      }
+      if (engine_.token_log_.wants_sample()) engine_.sample(running());
+    }
   }
   engine_.totals_.steps += steps - steps_;
   engine_.totals_.step_ns += now_ns - from_ns;
@@ -272,10 +187,23 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   return !out_of_time_;
 }
 
+// Steps of these durations, the first of which begins now: the ends of those that are in time, in their place.
+std::span<const std::int64_t> VllmEngine::Leap::ends_in_time(std::span<std::int64_t> durations_ns,
+                                                             std::int64_t now_ns) {
+  std::size_t steps = 0;
+  for (; steps < durations_ns.size(); ++steps) {
+    const std::int64_t end_ns = now_ns + durations_ns[steps];
+    out_of_time_ = !in_time(now_ns, end_ns);
+    if (out_of_time_) break;
+    durations_ns[steps] = now_ns = end_ns;
+  }
+  return durations_ns.first(steps);
+}
+
 // A step in which somebody has a turn. False: it is for an ordinary one, or nothing may follow.
 bool VllmEngine::Leap::play_turns() {
   std::int64_t end_ns = engine_.now_ns_ + step_ns();
-  out_of_time_ = engine_.now_ns_ >= until_ns_ || end_ns > until_ns_;
+  out_of_time_ = !in_time(engine_.now_ns_, end_ns);
   if (out_of_time_) return false;
   const std::uint64_t fresh = gather_due();
   // A hit that the head of the queue has been waiting for, or a preemption.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -22,8 +23,9 @@ class VllmEngine::Leap {
 
   // Every running request decodes or waits for room, and nobody can be admitted until one of them ends.
   bool possible() const;
-  // Steps that end by `until_ns`; false when there was none, and an ordinary step must follow.
-  bool play(std::int64_t until_ns, bool stop_on_finish);
+  // Steps that end by `until_ns` (with `through`, that begin before it); false when there was none, and an ordinary
+  // step must follow.
+  bool play(std::int64_t until_ns, bool stop_on_finish, bool through);
 
   // A leap may end where it has taken blocks for a step that only an ordinary one can decide on. That step has begun:
   // nothing lands before it.
@@ -47,11 +49,13 @@ class VllmEngine::Leap {
     bool operator>(const Turn& other) const { return std::tie(step, order) > std::tie(other.step, other.order); }
   };
 
+  // leap_possible.cpp
   bool possible_ahead() const;
   bool plans_next_token(const Scheduled& turn, RequestSlot slot) const;
   bool plans_all_but_waiting() const;
   bool possible_offloading() const;
-  void start(std::int64_t until_ns, bool stop_on_finish);
+
+  void start(std::int64_t until_ns, bool stop_on_finish, bool through);
   void play_steps();
   void plan_next();
   void count_schedules();
@@ -84,11 +88,15 @@ class VllmEngine::Leap {
 
   bool interrupted();
   bool play_plain_steps(std::uint64_t until_step);
+  std::span<const std::int64_t> ends_in_time(std::span<std::int64_t> durations_ns, std::int64_t now_ns);
   bool play_turns();
   std::uint64_t gather_due();
   bool end_step(std::uint64_t fresh);
   bool wait_for_landing();
   std::int64_t step_ns() const;
+  bool in_time(std::int64_t begin_ns, std::int64_t end_ns) const noexcept {
+    return begin_ns < until_ns_ && (through_ || end_ns <= until_ns_);
+  }
   std::size_t running() const { return sums_.requests() + paused_.size(); }
 
   VllmEngine& engine_;
@@ -100,6 +108,7 @@ class VllmEngine::Leap {
   bool names_on_receipt_ = false;  // as the backend says
   std::int64_t until_ns_ = 0;
   bool stop_on_finish_ = false;
+  bool through_ = false;
   bool out_of_time_ = false;
   std::uint64_t base_ = 0;     // the first step, in the token log
   std::uint64_t steps_ = 0;    // completed

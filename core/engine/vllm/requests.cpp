@@ -37,6 +37,7 @@ RequestId VllmEngine::submit(RequestSpec spec) {
   unread_.push_back(slot);
   if (offload_) offload_->came(request);
   somebody_came_or_went();
+  if (played_through_) sample(running_.size());  // it came before that step ended
   return request.id;
 }
 
@@ -92,6 +93,7 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
 }
 
 void VllmEngine::somebody_came_or_went() {
+  foreseen_.reset();
   refusal_.stands = false;
   landing_wait_.visited = true;
   leap_->forget_begun();

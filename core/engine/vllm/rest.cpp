@@ -78,7 +78,7 @@ const StepEffects& VllmEngine::catch_up(std::int64_t now_ns, bool landing) {
   new_effects();
   catching_up_ = true;
   try {
-    play(landing ? now_ns - 1 : now_ns, false, false);
+    play(landing ? now_ns - 1 : now_ns, false, Last::Open);
     if (landing && !in_step_) (void)begin_step(now_ns_);
   } catch (...) {
     catching_up_ = false;
@@ -93,7 +93,7 @@ const StepEffects& VllmEngine::rest_on(std::int64_t now_ns) {
   if (rested_step_ns_ >= now_ns) return hand_out();
   catching_up_ = true;
   try {
-    play(now_ns - 1, false, true);
+    play(now_ns - 1, false, Last::Lazy);
   } catch (...) {
     catching_up_ = false;
     throw;

@@ -57,6 +57,7 @@ void VllmEngine::greet(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   require_time(now_ns);
   begun_ns_ = now_ns;
+  foreseen_.reset();
   read_input(now_ns);
   landing_wait_.visited = false;
   log_.clear();
@@ -148,6 +149,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
     if (!offload_) write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
   }
   in_step_ = false;
+  foreseen_.reset();
   now_ns_ = end_ns;
   receive(batch(), end_ns);
   if (offload_steps_) report_offload(std::exchange(open_.reports, {}));
@@ -186,17 +188,25 @@ void VllmEngine::close_step() {
 
 const StepEffects& VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
   new_effects();
-  play(until_ns, stop_on_finish, false);
+  play(until_ns, stop_on_finish, Last::Open);
   return hand_out();
 }
 
 const StepEffects& VllmEngine::advance_lazily(std::int64_t until_ns) {
   new_effects();
-  play(until_ns, true, true);
+  play(until_ns, true, Last::Lazy);
   return hand_out();
 }
 
-void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, bool lazily) {
+const StepEffects& VllmEngine::advance_through(std::int64_t until_ns) {
+  new_effects();
+  play(until_ns, false, Last::Played);
+  played_through_ = !in_step_ && now_ns_ > until_ns;
+  return hand_out();
+}
+
+void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
+  played_through_ = false;
   for (std::uint32_t turns = 1;; ++turns) {
     if (turns % 64 == 0 && pause_) pause_(effects_);
     const std::size_t finished = effects_.finished.size();
@@ -217,13 +227,13 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, bool lazily) {
         if (now_ns_ >= until_ns) return;
       }
       const bool leaps = leaping_ && leap_->possible();
-      if (lazily && leaps && now_ns_ + leap_->step_of_all_ns() > until_ns) return;
-      if (!leaps || !leap_->play(until_ns, stop_on_finish)) {
-        begin_step(now_ns_);
-      } else if (leap_->out_of_time() && !tiers_) {  // what follows is the step that it had no time for
-        if (lazily || now_ns_ >= until_ns) return;
-        begin_step(now_ns_);
+      if (last == Last::Lazy && leaps) {
+        if (tiers_ ? now_ns_ + leap_->step_of_all_ns() > until_ns : no_finish_before() > until_ns) return;
       }
+      const bool leapt = leaps && leap_->play(until_ns, stop_on_finish, last == Last::Played && !tiers_);
+      const bool out_of_time = leaps && !tiers_ && leap_->out_of_time();
+      if (out_of_time && (last == Last::Lazy || now_ns_ >= until_ns)) return;
+      if (!leapt || out_of_time) begin_step(now_ns_);  // in the latter case, the one that it had no time for
       if (stuck_ && in_step_ && batch().empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
         announcer_.release(now_ns_);

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import numpy as np
 
@@ -72,10 +73,10 @@ def totals_of(record: type) -> tuple[str, ...]:
 
 @cache
 def _declared(record: type) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    # Once for each class: to evaluate annotations takes milliseconds.
     found = []
     totals = []
-    for name, hint in get_type_hints(record, include_extras=True).items():
+    hints: dict[str, Any] = get_annotations(record, eval_str=True)
+    for name, hint in hints.items():
         if hint is int:
             totals.append(name)
         if get_origin(hint) is not Annotated:

@@ -1,7 +1,6 @@
 """What the tiers of a run did, as columns beside those of the timeline."""
 
-from __future__ import annotations
-
+# Annotations are evaluated as the class is made: the schema reads them.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import numpy as np
 from understudy._core import LinkUsage, Tier, TierSummary, TierTotals
 from understudy.errors import InvalidArgument
 from understudy.run.schema import About, check_columns, refuse, take_columns
-from understudy.workload.columns import Int64Column  # noqa: TC001  (the schema reads the annotations)
+from understudy.workload.columns import Int64Column
 
 if TYPE_CHECKING:
     from understudy._core import FleetResult
@@ -55,7 +54,7 @@ class TierColumns:
     """Every link, until all transfers had ended."""
 
     @classmethod
-    def of(cls, result: FleetResult, workload: Workload, order: Int64Column | None) -> TierColumns:
+    def of(cls, result: "FleetResult", workload: "Workload", order: Int64Column | None) -> "TierColumns":
         """Take them from a run of the core, as `Timeline.of` does."""
         return cls(
             **take_columns(cls, result, workload, order),
@@ -67,7 +66,7 @@ class TierColumns:
     def __post_init__(self) -> None:
         check_columns(self)
 
-    def check(self, timeline: Timeline) -> None:
+    def check(self, timeline: "Timeline") -> None:
         """Raise RowError or InvalidArgument where they do not fit the timeline."""
         if len(self.parked_ns) != len(timeline):
             raise InvalidArgument(f"parked_ns has {len(self.parked_ns)} rows for {len(timeline)} requests")

@@ -1,8 +1,7 @@
 """The timeline: what happened to every request of a run, and how the workers fared, as columns."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence  # noqa: TC003  (the schema reads the annotations)
+# Annotations are evaluated as the class is made: the schema reads them, and to compile their text takes milliseconds.
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from understudy.errors import InvalidArgument
 from understudy.run.schema import NEVER, About, check_columns, refuse, take_columns, totals_of
 from understudy.run.tier_columns import TierColumns
-from understudy.workload.columns import BoolColumn, Int32Column, Int64Column  # noqa: TC001  (the same)
+from understudy.workload.columns import BoolColumn, Int32Column, Int64Column
 
 if TYPE_CHECKING:
     from understudy._core import FleetResult
@@ -203,13 +202,13 @@ class Timeline:
     @classmethod
     def of(
         cls,
-        result: FleetResult,
-        workload: Workload,
+        result: "FleetResult",
+        workload: "Workload",
         order: Int64Column | None,
         *,
         worker_blocks: Sequence[int],
         block_size: int,
-    ) -> Timeline:
+    ) -> "Timeline":
         """What a run of the core left, whose rows are those of `workload` in `order` (None: as they are)."""
         totals = {name: getattr(result, name) for name in totals_of(cls) if name not in _SIZES}
         rejections = {row if order is None else int(order[row]): why for row, why in result.rejections}

@@ -105,9 +105,11 @@ def intern_ids(ids: NDArray[np.integer]) -> UInt32Column:
     """
     if not len(ids):
         return np.empty(0, np.uint32)
-    highest = np.maximum.accumulate(ids)
-    if highest[0] == 0 and bool((highest[1:] - highest[:-1] <= 1).all()) and int(highest[-1]) < 2**32:
-        return ids.astype(np.uint32)  # already numbered so, as most published traces are
+    if ids[0] == 0 and int(ids.max()) < 2**32:
+        small = ids.astype(np.uint32)
+        highest = np.maximum.accumulate(small)
+        if bool((highest[1:] - highest[:-1] <= 1).all()):
+            return small  # already numbered so, as most published traces are
     _, first_seen, inverse = np.unique(ids, return_index=True, return_inverse=True)
     if len(first_seen) > 2**32:
         raise InvalidArgument(f"hash_ids has {len(first_seen)} distinct ids, at most 2^32 are supported")

@@ -102,7 +102,7 @@ def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
         if not cut:
             rest += data
             continue
-        lines = rest + data[:cut]
+        lines = b"".join((rest, memoryview(data)[:cut]))
         rest = data[cut:]
         if (plain := _plain_chunk(lines, line)) is not None:
             yield plain

@@ -1,0 +1,71 @@
+// What a schedule decides: a batch, and the log of how it came about.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/kv_backend.hpp"
+#include "engine/step_load.hpp"
+#include "engine/vllm/offload_connector.hpp"
+
+namespace understudy {
+
+// What a request computes in a batch.
+struct Scheduled {
+  RequestSlot slot;
+  std::uint32_t tokens;
+  std::uint32_t before;  // computed until then
+  bool samples;
+  RequestId id;              // the slot may have gone to another since
+  std::uint32_t drafts = 0;  // of the tokens, to be verified
+  bool blank = false;        // none of the drafts can be right
+};
+
+// Scheduled together; run together.
+struct Batch {
+  static constexpr std::int64_t kUnknown = -1;
+
+  std::vector<Scheduled> turns;
+  StepLoad load;
+  std::int64_t duration_ns = 0;  // or kUnknown, until somebody asks
+  // vLLM's offload: what begins with it; and, in lockstep, the transfers that are done when it is.
+  OffloadOrders orders{};
+  std::vector<JobId> reports{};
+
+  bool empty() const noexcept { return turns.empty(); }
+};
+
+// Requests in the queues that need blocks from below.
+struct FetchStages {
+  std::size_t to_start = 0;
+  std::size_t under_way = 0;
+  std::size_t done = 0;  // and not admitted yet
+};
+
+// What the last step decided, in vLLM's order. Of two schedules (asynchronously, behind an empty queue) `scheduled` is
+// that of the second.
+struct StepLog {
+  std::vector<Scheduled> scheduled;
+  std::vector<RequestId> admitted;  // with `resumed` and `cached` of the same length
+  std::vector<bool> resumed;
+  std::vector<std::uint32_t> cached;
+  std::vector<RequestId> preempted;
+  std::vector<RequestId> finished;                       // that the scheduler learnt of since
+  std::vector<std::pair<RequestId, std::string>> ended;  // and the names of these, and of those cancelled since
+  std::uint64_t free_after_schedule = 0;
+
+  void clear() noexcept {  // keeps the memory
+    scheduled.clear();
+    admitted.clear();
+    resumed.clear();
+    cached.clear();
+    preempted.clear();
+    finished.clear();
+    ended.clear();
+    free_after_schedule = 0;
+  }
+};
+
+}  // namespace understudy

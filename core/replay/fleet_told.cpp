@@ -1,0 +1,102 @@
+// What a router is told, or shown, of blocks.
+#include <algorithm>
+
+#include "replay/fleet.hpp"
+
+namespace understudy {
+
+// Before it is asked, the router knows what has happened by now. Whether it has to be told something first.
+bool Fleet::bring_up_to_date() {
+  if (!looks_ && !observes_ && !tracks_) return false;
+  if (told_ns_ == now_ns_ && told_round_ == round_) return false;
+  told_ns_ = now_ns_;
+  told_round_ = round_;
+  for (std::size_t index = 0; !stepping_ && index < workers_.size(); ++index) join(index);
+  return observes_ && gather_events();
+}
+
+bool Fleet::held(std::span<const BlockIdentity> prompt, std::vector<std::uint32_t>& out) {
+  if (!looks_) return false;
+  constexpr std::size_t kTiers = 4;
+  if (seen_.time_ns != now_ns_ || seen_.round != round_) {
+    seen_.time_ns = now_ns_;
+    seen_.round = round_;
+    seen_.prompt.clear();
+    seen_.blocks.assign(workers_.size(), 0);
+  }
+  const auto [end, _] = std::ranges::mismatch(prompt, seen_.prompt, {}, &BlockIdentity::lineage);
+  const auto alike = static_cast<std::uint32_t>(end - prompt.begin());
+  out.assign(workers_.size() * kTiers, 0);
+  for (std::size_t index = 0; index < workers_.size(); ++index) {
+    std::uint32_t& blocks = seen_.blocks[index];
+    if (blocks >= alike) {
+      blocks = alike + static_cast<std::uint32_t>(workers_[index].engine->known_prefix(prompt.subspan(alike)));
+    }
+    out[index * kTiers] = blocks;
+  }
+  seen_.prompt.resize(prompt.size());
+  std::ranges::transform(prompt, seen_.prompt.begin(), &BlockIdentity::lineage);
+  return true;
+}
+
+// What has become visible by now is on its way to the router. Whether any of it has to reach it before it is asked.
+bool Fleet::gather_events() {
+  bool due = false;
+  for (std::size_t index = 0; index < workers_.size(); ++index) {
+    Worker& worker = workers_[index];
+    // Idle, or in the middle of a step: what has landed by now is told now.
+    if (WorkerTiers* const tiers = worker.engine->tiers(); !stepping_ && tiers != nullptr) {
+      tiers->hub().run_until(now_ns_);
+    }
+    worker.engine->take_events(gathered_);
+    due = tell_router(index, order_of(index), worker.events) || due;
+  }
+  for (Pool& pool : pools_) {
+    for (std::size_t tier = 0; pool.tiers && tier < pool.tiers->shared().size(); ++tier) {
+      pool.tiers->shared()[tier]->take_events(gathered_);
+      due =
+          tell_router(KvDelivery::kShared, workload_.size() + workers_.size() + tier, pool.shared_events[tier]) || due;
+    }
+  }
+  return due;
+}
+
+// What was gathered of one publisher.
+bool Fleet::tell_router(std::size_t publisher, std::uint64_t owner, EventTable& kept) {
+  const TimedEvents& events = gathered_;
+  const EventRecords& records = events.batch.records;
+  if (records.empty()) return false;
+  bool due = false;
+  if (config_.router->gather(publisher, events)) {
+    if (keeps_events_) kept.append(events);
+    return false;
+  }
+  for (std::size_t first = 0; first < records.size();) {
+    const std::int64_t time_ns = events.time_ns[first];
+    std::size_t last = first;
+    while (last < records.size() && events.time_ns[last] == time_ns) ++last;
+    if (free_deliveries_.empty()) {
+      free_deliveries_.push_back(deliveries_.size());
+      deliveries_.emplace_back();
+    }
+    KvDelivery& delivery = deliveries_[free_deliveries_.back()];
+    delivery.worker = publisher;
+    delivery.time_ns = time_ns;
+    delivery.events.records.assign(records.begin() + static_cast<std::ptrdiff_t>(first),
+                                   records.begin() + static_cast<std::ptrdiff_t>(last));
+    const std::int64_t at_ns = time_ns + config_.router->event_delay_ns();
+    queue_.push(at_ns, EventClass::Delivery, owner, free_deliveries_.back());
+    free_deliveries_.pop_back();
+    due = due || at_ns <= now_ns_;
+    first = last;
+  }
+  if (keeps_events_) kept.append(events);
+  return due;
+}
+
+void Fleet::deliver(std::size_t index) {
+  free_deliveries_.push_back(index);
+  config_.router->observe(deliveries_[index]);
+}
+
+}  // namespace understudy
