@@ -142,6 +142,9 @@ def test_requests_are_aborted_by_name_or_all() -> None:
             while len(server.worker.live()) < 3:
                 await asyncio.sleep(0.01)
             names = [request.name for request in server.worker.live()]
+            # One name alone is a name, and not all that it is made of.
+            await client.post("/abort_requests", {"request_ids": f"{names[0]} {names[1]}"})
+            assert len(server.worker.live()) == 3
             told = await client.post("/abort_requests", {"request_ids": [f"{names[0]}-0", "x"]})
             assert told.json["aborted"] == 2
             while len(server.worker.live()) > 2:

@@ -174,7 +174,8 @@ class Developer:
 
 def abort(worker: Worker, names: list[Any] | str) -> None:
     """End the requests of these names, a completion's with its place among the prompts; of others nothing is known."""
-    worker.abort([one for one in worker.live() if one.name in names or f"{one.name}-0" in names])
+    wanted = [names] if isinstance(names, str) else names
+    worker.abort([one for one in worker.live() if one.name in wanted or f"{one.name}-0" in wanted])
 
 
 def _says(message: str) -> Plain:
