@@ -233,11 +233,12 @@ def test_a_row_may_name_the_release_that_it_ran_with(tmp_path: Path) -> None:
         "system": "b200_sxm",
         "tp_size": "2",
     }
-    rows = [{**row, "backend_version": version} for version in ("0.19.0", "0.17.0", "", "nan")]
-    now, before, *unsaid = predict_table(Table.read(table(tmp_path / "in.csv", *rows)))
+    rows = [{**row, "backend_version": version} for version in ("0.19.0", "0.17.0", "v0.17.0", "", "nan")]
+    now, before, alike, *unsaid = predict_table(Table.read(table(tmp_path / "in.csv", *rows)))
     assert isinstance(now, Prediction)
     assert isinstance(before, Prediction)
     assert before.means["tpot_ms"] > 1.05 * now.means["tpot_ms"]
+    assert alike == before
     assert unsaid == [now, now]
 
 

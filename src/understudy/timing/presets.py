@@ -354,7 +354,7 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
 
     `release` is the version of vLLM, which matters to experts that were measured with several.
     """
-    kind, cache = weight_type(weights).name, kv_type(kv)
+    kind, cache, release = weight_type(weights).name, kv_type(kv), release.removeprefix("v")
     known = DENSE.get((gpu.name, kind)) or DENSE.get((gpu.name, "*"))
     dense = known or _HOPPER
     trust: Trust = dense.trust if known else "uncalibrated"
