@@ -157,6 +157,8 @@ def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line:
         ),
         ("engine.kv_manager must be", ["--kv-manager", "x"], "--kv-manager must be"),
         ("temperature must be", ["--router-temperature", "-1"], "--router-temperature must be"),
+        ("temperature must be", ["--router-temperature=-1"], "--router-temperature must be"),
+        ("block_size must be", ["--block-size=16", "--set=engine.block_size=0"], "block_size must be"),
         ("g2: bytes: '3x'", ["--g2-bytes", "3x"], "--g2-bytes: '3x'"),
         ("block_size must be at least 1", ["--config", "f.yaml"], "block_size must be at least 1"),
         ("workers must be", ["--max-workers", "1", "--least-workers", "2"], "workers must be"),

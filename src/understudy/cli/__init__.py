@@ -137,7 +137,10 @@ def by_flag(message: str, words: Sequence[str]) -> str:
     assignment (--set engine.block_size=0) wins over flags, so that the setting may be its own.
     """
     setting = re.match(r"[a-z]\w*(?:\.\w+|: \w+(?=[ :]))*", message)
-    if setting is None or any(f"{setting[0].rpartition('.')[2]}=" in word for word in words):
+    if setting is None:
+        return message
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    if any(f"{setting[0].rpartition('.')[2]}=" in value for value in values):
         return message
     name = "-".join(re.findall(r"\w+", setting[0])).replace("_", "-")
     typed = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
