@@ -102,9 +102,14 @@ def test_what_is_no_workload_is_refused(workload: Any) -> None:
         (VllmConfig, {"kv_manager": "x"}, "kv_manager must be one of kvbm, native; got 'x'"),
         (VllmConfig, {"vllm_version": 0.24}, "vllm_version must be text, as '0.26.0', got 0.24"),
         (VllmConfig, {"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False"),
+        (VllmConfig, {"async_scheduling": "no"}, "async_scheduling must be True or False, got 'no'"),
+        (VllmConfig, {"enable_lora": None}, "enable_lora must be True or False, got None"),
         (VllmConfig, {"speedup_ratio": "2"}, "speedup_ratio must be a number, got '2'"),
+        (VllmConfig, {"watermark": np.True_}, "watermark must be a number, got"),
+        (VllmConfig, {"long_prefill_token_threshold": "x"}, "long_prefill_token_threshold must be a whole"),
         (VllmConfig, {"eviction_policy": EvictionPolicy}, "must be a class of yours that makes an Evict"),
         (KvRouting, {"temperature": -1}, "temperature must be a finite number from 0, got -1"),
+        (KvRouting, {"temperature": True}, "temperature must be a number, got True"),
         (KvRouting, {"queue_policy": "x"}, "queue_policy must be one of fcfs, lcfs, wspt; got 'x'"),
         (TiersConfig, {"tiers": 3}, "tiers must be a list of TierSettings"),
         (TiersConfig, {"tiers": [3]}, "tiers must be a list of TierSettings"),
@@ -123,11 +128,18 @@ def test_wrong_values_are_refused_where_they_are_given(
         make(**how).build()  # of workloads: the others raise before
 
 
-def test_numpys_integers_are_integers_wherever_a_number_is_asked_for(tmp_path: Path) -> None:
+def test_numpys_numbers_are_numbers_wherever_one_is_asked_for(tmp_path: Path) -> None:
     load = ClosedLoop(np.int64(2))  # type: ignore[arg-type]
     report = understudy.replay(
         single_turns([16, 16]),
-        VllmConfig(num_gpu_blocks=np.int32(64)),  # type: ignore[arg-type]
+        VllmConfig(
+            num_gpu_blocks=np.int32(64),  # type: ignore[arg-type]
+            long_prefill_token_threshold=np.int64(8),  # type: ignore[arg-type]
+            speedup_ratio=np.float64(2),
+            decode_speedup_ratio=np.float32(1.5),  # type: ignore[arg-type]
+            watermark=np.int8(0),  # type: ignore[arg-type]
+            enable_chunked_prefill=np.True_,  # type: ignore[arg-type]
+        ),
         workers=np.int64(2),  # type: ignore[arg-type]
         seed=np.uint8(3),  # type: ignore[arg-type]
         load=load,
@@ -135,5 +147,7 @@ def test_numpys_integers_are_integers_wherever_a_number_is_asked_for(tmp_path: P
     )
     report.to_json(tmp_path / "report.json")
     assert '"workers": 2' in (tmp_path / "report.json").read_text()
+    assert '"speedup_ratio": 2.0' in (tmp_path / "report.json").read_text()
+    assert type(KvRouting(temperature=np.float32(0.5)).temperature) is float  # type: ignore[arg-type]
     assert len(FanOut(contexts=np.int64(2)).build()) == 16  # type: ignore[arg-type]
     assert read_trace(TRACE, trace_block_size=np.int64(512)).trace_block_size == 512

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from numbers import Real
 from typing import Any, TypeVar
 
 import msgspec
@@ -51,11 +52,23 @@ def port_number(name: str, value: Any, count: int = 1) -> int:
     return port
 
 
-def positive_number(name: str, value: float, *, or_zero: bool = False) -> float:
-    """`value` if it is finite and above 0 (or 0 too), else ConfigError."""
-    if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
-        raise ConfigError(f"{name} must be a finite number {'from' if or_zero else 'above'} 0, got {value:g}")
-    return value
+def plain_number(name: str, value: Any) -> float:
+    """`value` as Python's own int or float, with which a report can be written; else ConfigError."""
+    if type(value) is int or type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def positive_number(name: str, value: Any, *, or_zero: bool = False) -> float:
+    """`value` as `plain_number` if it is finite and above 0 (or 0 too), else ConfigError."""
+    number = plain_number(name, value)
+    if not math.isfinite(number) or number < 0 or (number == 0 and not or_zero):
+        raise ConfigError(
+            f"{name} must be a finite number {'from' if or_zero else 'above'} 0, got {number:g}"
+        )
+    return number
 
 
 def read_as(kind: type[_T], settings: Any, where: str = "") -> _T:

@@ -6,9 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
+import numpy as np
 
 from understudy._core import EngineConfig, Speculation, StepTiming, VllmOffload, python_timing
-from understudy.checks import read_as, whole_number
+from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
 from understudy.engines.profiles import NEWEST, VersionProfile, profile_named
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
@@ -28,7 +29,15 @@ _CHOICES = {
     "preemption_mode": ("lifo", "fifo"),
     "kv_manager": ("kvbm", "native"),
 }
-
+_SWITCHES = (
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "enable_lora",
+    "charge_first_token",
+    "long_prefill_token_threshold_adaptive",
+)
+_MAYBE_SWITCHES = ("scheduler_reserve_full_isl", "async_scheduling")
+"""None leaves them to the release."""
 
 _KVBM_ORDERS = ("lineage", "lru", "multi_lru")
 """Of Dynamo's block manager."""
@@ -109,10 +118,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if (value := getattr(self, field)) is not None:
                 value = whole_number(field, value, 1, _MOST.get(field))
                 msgspec.structs.force_setattr(self, field, value)
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError(
-                f"long_prefill_token_threshold must not be negative, got {self.long_prefill_token_threshold}"
-            )
+        threshold = whole_number("long_prefill_token_threshold", self.long_prefill_token_threshold)
+        msgspec.structs.force_setattr(self, "long_prefill_token_threshold", threshold)
         if self.max_num_active_seqs is not None and self.max_num_active_seqs > (
             self.max_num_seqs or self.max_num_active_seqs
         ):
@@ -168,10 +175,12 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if (value := getattr(self, field)) not in choices:
                 raise ConfigError(f"{field} must be one of {', '.join(choices)}; got {value!r}")
         for field in ("speedup_ratio", "decode_speedup_ratio", "watermark"):
-            if isinstance(value := getattr(self, field), bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{field} must be a number, got {value!r}")
-        for field in ("enable_prefix_caching", "enable_chunked_prefill", "enable_lora", "charge_first_token"):
-            if not isinstance(value := getattr(self, field), bool):
+            msgspec.structs.force_setattr(self, field, plain_number(field, getattr(self, field)))
+        for field in (*_SWITCHES, *_MAYBE_SWITCHES):
+            value = getattr(self, field)
+            if isinstance(value, np.bool_):
+                msgspec.structs.force_setattr(self, field, bool(value))
+            elif not isinstance(value, bool) and (value is not None or field in _SWITCHES):
                 raise ConfigError(f"{field} must be True or False, got {value!r}")
 
     def _check_speculation(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy import _core
+from understudy.checks import positive_number
 from understudy.errors import ConfigError
 
 
@@ -57,9 +58,8 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.queue_policy not in ("fcfs", "lcfs", "wspt"):
             raise ConfigError(f"queue_policy must be one of fcfs, lcfs, wspt; got {self.queue_policy!r}")
         for name in ("temperature", "event_delay_ms", "event_period_ms", "predict_ttl_ms", "queue_threshold"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf")):
-                raise ConfigError(f"{name} must be a finite number from 0, got {value!r}")
+            if (value := getattr(self, name)) is not None:
+                msgspec.structs.force_setattr(self, name, positive_number(name, value, or_zero=True))
 
     def build(
         self, seed: int = 0, *, imposed: npt.NDArray[np.int32] | None = None, keep_decisions: bool = True
