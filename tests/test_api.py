@@ -118,6 +118,12 @@ def test_what_is_no_workload_is_refused(workload: Any) -> None:
         (register_format, {"name": "x", "reader": None}, "the reader must be a function from a path"),
         (FanOut, {"seed": -1}, "seed must be at least 0"),
         (FanOut, {"question_tokens": 3}, r"question_tokens must be \(least, most\), got 3"),
+        (
+            FanOut,
+            {"context_interval_ms": float("inf")},
+            "context_interval_ms must be a finite number above 0",
+        ),
+        (QuickTurns, {"session_interval_ms": "5"}, "session_interval_ms must be a number, got '5'"),
         (QuickTurns, {"think_ms": (5, 1)}, "the most of think_ms must be at least 5, got 1"),
     ],
 )
@@ -149,5 +155,6 @@ def test_numpys_numbers_are_numbers_wherever_one_is_asked_for(tmp_path: Path) ->
     assert '"workers": 2' in (tmp_path / "report.json").read_text()
     assert '"speedup_ratio": 2.0' in (tmp_path / "report.json").read_text()
     assert type(KvRouting(temperature=np.float32(0.5)).temperature) is float  # type: ignore[arg-type]
-    assert len(FanOut(contexts=np.int64(2)).build()) == 16  # type: ignore[arg-type]
+    contexts = FanOut(contexts=np.int64(2), context_interval_ms=np.int64(5))  # type: ignore[arg-type]
+    assert len(contexts.build()) == 16
     assert read_trace(TRACE, trace_block_size=np.int64(512)).trace_block_size == 512

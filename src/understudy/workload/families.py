@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from understudy.checks import whole_number
+from understudy.checks import positive_number, whole_number
 from understudy.errors import ConfigError
 from understudy.workload.workload import Workload
 
@@ -36,7 +36,7 @@ class FanOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self, "contexts", "children", "context_tokens", "output_tokens", "gap_ms", "trace_block_size"
         )
         random = np.random.default_rng(self.seed)
-        begin_ms = _arrivals_ms(random, self.contexts, self.context_interval_ms)
+        begin_ms = _arrivals_ms(random, self, self.contexts, "context_interval_ms")
         shape = (self.contexts, self.children)
         arrival_ms = begin_ms[:, None] + self.gap_ms * np.arange(self.children)
         prompts = self.context_tokens + random.integers(least, most + 1, shape)
@@ -69,7 +69,7 @@ class QuickTurns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             self, "sessions", "turns", "first_tokens", "turn_tokens", "output_tokens", "trace_block_size"
         )
         random = np.random.default_rng(self.seed)
-        begin_ms = _arrivals_ms(random, self.sessions, self.session_interval_ms)
+        begin_ms = _arrivals_ms(random, self, self.sessions, "session_interval_ms")
         shape = (self.sessions, self.turns)
         think_ms = random.integers(least, most + 1, shape)
         think_ms[:, 0] = 0
@@ -93,9 +93,8 @@ def _pair(name: str, value: tuple[int, int], start: int) -> tuple[int, int]:
     return least, whole_number(f"the most of {name}", value[1], least)
 
 
-def _arrivals_ms(random: np.random.Generator, count: int, interval_ms: float) -> np.ndarray:
-    if not isinstance(interval_ms, int | float) or not interval_ms > 0:
-        raise ConfigError(f"the mean interval must be above 0 ms, got {interval_ms}")
+def _arrivals_ms(random: np.random.Generator, spec: msgspec.Struct, count: int, mean: str) -> np.ndarray:
+    interval_ms = positive_number(mean, getattr(spec, mean))
     gaps = np.rint(random.exponential(interval_ms, count)).astype(np.int64)
     gaps[0] = 0
     return np.cumsum(gaps)
