@@ -181,10 +181,15 @@ def test_a_stream_that_is_aborted_says_so_in_its_last_chunk() -> None:
 def test_a_pause_aborts_keeps_or_waits_for_what_is_there() -> None:
     async def main() -> None:
         async with serving(dev_mode=True) as (client, server):
-            body = {"prompt": list(range(40)), "max_tokens": 300, "ignore_eos": True}
-            for mode, finish in (("abort", "abort"), ("keep", "length"), ("wait", "length")):
-                asked = asyncio.create_task(client.post(C, body))
-                while not server.worker.live() or server.worker.live()[0].emitted < 1:
+            body = {"prompt": list(range(40)), "ignore_eos": True}
+            # What is to be aborted must still be there when a busy machine comes to it.
+            for mode, tokens, finish in (
+                ("abort", 4000, "abort"),
+                ("keep", 300, "length"),
+                ("wait", 300, "length"),
+            ):
+                asked = asyncio.create_task(client.post(C, {**body, "max_tokens": tokens}))
+                while not asked.done() and not any(one.emitted for one in server.worker.live()):
                     await asyncio.sleep(0.005)
                 assert (await client.post(f"/pause?mode={mode}", None)).json == {"status": "paused"}
                 if mode == "wait":
