@@ -171,7 +171,9 @@ def test_a_record_is_read_as_it_was_written_and_what_is_none_is_named(steps: Pat
         Record.read(steps)
 
 
-def test_a_real_engine_records_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_engine_records_its_steps_and_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shape = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -190,6 +192,7 @@ def test_a_real_engine_records_its_steps(tmp_path: Path, capsys: pytest.CaptureF
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
     file = tmp_path / "steps.jsonl"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert (
         run(
             *("qwen3", "bench", tmp_path, "--random-weights", "1", "--device", "cpu", "--num-blocks", "40"),
@@ -204,7 +207,10 @@ def test_a_real_engine_records_its_steps(tmp_path: Path, capsys: pytest.CaptureF
     tokens = sum(tokens for step in record.steps for _, tokens, _ in step["chunks"])
     assert tokens > 8 * 8
     assert all(step["ms"] > 0 for step in record.steps)
-    assert "steps of 12 requests" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "steps of 12 requests" in said.out
+    assert "\rwarming up 8 of 8 requests" in said.err
+    assert "\rrecording 12 of 12 requests" in said.err
     rows = [
         {"timestamp": 10.0 * n, "input_length": 40, "output_length": 5, "hash_ids": [n, n + 1, n + 2]}
         for n in range(9)

@@ -46,14 +46,17 @@ def run(args: argparse.Namespace) -> int:
     """Convert, and say what was lost on standard error."""
     import sys
 
+    from understudy.cli.progress import progress_bars
     from understudy.errors import InvalidArgument
     from understudy.workload import read_trace, write_mooncake
+    from understudy.workload.telling import telling
 
     check_outputs({"OUT": args.out}, {"TRACE": trace_flags.path_read(args), "--tokenizer": args.tokenizer})
-    workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
-    if not len(workload):
-        raise InvalidArgument(f"{args.trace} holds no request: nothing to convert")
-    write_mooncake(workload, args.out)
+    with progress_bars() as told, telling(told):
+        workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
+        if not len(workload):
+            raise InvalidArgument(f"{args.trace} holds no request: nothing to convert")
+        write_mooncake(workload, args.out)
     print(
         f"{len(workload):,} requests, {workload.total_prompt_tokens:,} prompt tokens, "
         f"{workload.total_output_tokens:,} output tokens; replay with --trace-block-size "

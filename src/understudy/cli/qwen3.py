@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli.progress import counter, progress_bars
 from understudy.errors import ConfigError
 from understudy.outputs import check_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from understudy.cli import Verbs
 
 EXAMPLES = """\
@@ -136,23 +133,6 @@ def needs_torch() -> None:
         raise ConfigError("the real engine needs PyTorch: pip install 'understudy[torch]'") from error
 
 
-@contextmanager
-def building() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for what an engine does before its first step."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        tasks: dict[str, Any] = {}
-
-        def told(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=of)
-            bar.update(tasks[what], completed=done)
-
-        yield told
-
-
 def _engine(args: argparse.Namespace) -> Any:
     from understudy.qwen3 import EngineOptions, build_engine
 
@@ -169,7 +149,7 @@ def _engine(args: argparse.Namespace) -> Any:
         random_weights=args.random_weights,
         tensor_parallel_size=args.tensor_parallel_size,
     )
-    with building() as told:
+    with progress_bars() as told:
         return build_engine(args.model, options, told)
 
 
@@ -227,7 +207,7 @@ def _bench(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from understudy.qwen3.bench import Bench
+    from understudy.qwen3.bench import ROWS, Bench
     from understudy.qwen3.build import device_of
     from understudy.qwen3.config import find_config
 
@@ -242,8 +222,13 @@ def _bench(args: argparse.Namespace) -> int:
             f"{bench.copy_bytes_per_ms / 1e6:.0f} GB/s (read and written)"
         )
         table = Table("what", "ms", "beside", "ms", "ratio")
-        for row in bench.rows(context=args.context):
-            table.add_row(row.what, f"{row.ms:.3f}", row.beside, f"{row.beside_ms:.3f}", f"{row.ratio:.2f}×")
+        with counter("measuring", ROWS, "rows") as measured:
+            for row in bench.rows(context=args.context):
+                table.add_row(
+                    row.what, f"{row.ms:.3f}", row.beside, f"{row.beside_ms:.3f}", f"{row.ratio:.2f}×"
+                )
+                if measured is not None:
+                    measured(table.row_count)
         console.print(table)
     finally:
         engine.close()
@@ -271,7 +256,9 @@ def _record(args: argparse.Namespace) -> int:
         for count in (max(8, args.requests // 8), args.requests):
             rows = workload(RAMP, count, config.vocab_size, seed=args.seed, longest=longest)
             manager.blocks.clear_inactive()
-            played = measure(engine, rows)
+            doing = "warming up" if count < args.requests else "recording"
+            with counter(doing, len(rows), "requests") as told:
+                played = measure(engine, rows, told)
         record = Record.of(
             played.steps,
             link,

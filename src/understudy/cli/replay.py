@@ -156,11 +156,12 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from understudy.api import replay
-    from understudy.cli.progress import progress_bar
+    from understudy.cli.progress import progress_bar, progress_bars
     from understudy.cli.replay_others import replay_online_with, replay_twin_of, slo_of
     from understudy.errors import InvalidArgument
     from understudy.run.settings import ReplaySettings
     from understudy.workload import read_trace
+    from understudy.workload.telling import telling
 
     if args.step_times is not None and args.engine != "qwen3":
         raise InvalidArgument("--step-times are those of --engine qwen3")
@@ -175,10 +176,11 @@ def run(args: argparse.Namespace) -> int:
         tier_flags.refuse_idle_flags(args)
     check_outputs(outputs, files_named(settings))
     started = time.perf_counter()
-    workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
+    hidden = args.quiet or args.digest
+    with nullcontext() if hidden else progress_bars() as told, telling(told):
+        workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
         raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
-    hidden = args.quiet or args.digest
     with nullcontext() if hidden else progress_bar("replaying", len(workload), "requests") as progress:
         report: Report = (
             replay_twin_of(args, settings, workload, progress)

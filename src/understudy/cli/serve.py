@@ -127,12 +127,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _real_server(plan: ServePlan) -> tuple[Server, Callable[[], None]]:
     """With an engine that computes, and how to end it."""
-    from understudy.cli.qwen3 import building, needs_torch
+    from understudy.cli.progress import progress_bars
+    from understudy.cli.qwen3 import needs_torch
 
     needs_torch()
     from understudy.qwen3.serve import open_server
 
-    with building() as progress:
+    with progress_bars() as progress:
         server, serving = open_server(plan, progress)
     return server, serving.close
 

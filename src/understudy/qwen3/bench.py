@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from understudy.qwen3.engine import Engine
 
 
+BATCHES = (1, 8, 64, 256)
+PREFILLS = (2048, 8192, 16384)
+ROWS = len(BATCHES) + len(PREFILLS) + 3
+"""Of `Bench.rows`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line: what was measured, in milliseconds, beside what it is compared with."""
@@ -53,12 +59,12 @@ class Bench:
         self.page = executor.buffer.layout.page_size
         self.copy_bytes_per_ms = self._copy_bandwidth()
 
-    def rows(self, batches: tuple[int, ...] = (1, 8, 64, 256), context: int = 1024) -> Iterator[Row]:
+    def rows(self, context: int = 1024) -> Iterator[Row]:
         """The lines of the table, as they are measured."""
-        for batch in batches:
+        for batch in BATCHES:
             yield self.decode(batch, context)
         yield self.whole_step(64, context)
-        for tokens in (2048, 8192, 16384):
+        for tokens in PREFILLS:
             yield self.prefill(tokens)
         yield self.cached_first_token(8192)
         yield self.restore(8192)

@@ -167,12 +167,14 @@ def play(
     return player.played
 
 
-def measure(engine: Engine, workload: Sequence[tuple[float, Request]]) -> Played:
+def measure(
+    engine: Engine, workload: Sequence[tuple[float, Request]], progress: Callable[[int], None] | None = None
+) -> Played:
     """Play it by the wall clock, undisturbed: what is recorded is much, and nobody looks through it for garbage."""
     gc.collect()
     gc.disable()
     try:
-        return play(engine, workload, WallClock())
+        return play(engine, workload, WallClock(), progress)
     finally:
         gc.enable()
 
