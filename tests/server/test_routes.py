@@ -6,7 +6,10 @@ import asyncio
 import re
 from typing import TYPE_CHECKING, Any
 
-from server.client import serving
+import msgspec
+
+from server.client import QUICK, serving
+from understudy.engines.timing import Constant
 from understudy.server.api.described import describe
 
 if TYPE_CHECKING:
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from server.client import Client
 
 C = "/v1/completions"
+SLOW = msgspec.structs.replace(QUICK, timing=Constant(prefill_ms=1.0, decode_ms=20.0))
+"""What is to be aborted is still there when a busy machine comes to it."""
 
 
 def talk(what: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
@@ -133,7 +138,7 @@ def test_weights_have_a_version_that_updates_change() -> None:
 
 def test_requests_are_aborted_by_name_or_all() -> None:
     async def main() -> None:
-        async with serving(dev_mode=True) as (client, server):
+        async with serving(dev_mode=True, engine=SLOW) as (client, server):
             body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True}
             asked = [
                 asyncio.create_task(client.post(C, body, x_request_id=name))
@@ -165,7 +170,7 @@ def test_requests_are_aborted_by_name_or_all() -> None:
 
 def test_a_stream_that_is_aborted_says_so_in_its_last_chunk() -> None:
     async def main() -> None:
-        async with serving(dev_mode=True) as (client, server):
+        async with serving(dev_mode=True, engine=SLOW) as (client, server):
             body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2000, "stream": True}
             asked = asyncio.create_task(client.post("/v1/chat/completions", {**body, "ignore_eos": True}))
             while not server.worker.live() or server.worker.live()[0].emitted < 3:
@@ -182,7 +187,7 @@ def test_a_pause_aborts_keeps_or_waits_for_what_is_there() -> None:
     async def main() -> None:
         async with serving(dev_mode=True) as (client, server):
             body = {"prompt": list(range(40)), "ignore_eos": True}
-            # What is to be aborted must still be there when a busy machine comes to it.
+            # The first would take four seconds: it is still there when a busy machine comes to it.
             for mode, tokens, finish in (
                 ("abort", 4000, "abort"),
                 ("keep", 300, "length"),
