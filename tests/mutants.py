@@ -86,8 +86,8 @@ MUTANTS = [
     Mutant(
         "failed loads have no length",
         "core/tiers/load_up.cpp",
-        "  onboard_ns_.push_back(time_ns - load.start_ns);",
-        "  if (!load.failed) onboard_ns_.push_back(time_ns - load.start_ns);",
+        "  if (keeps_load_times_) onboard_ns_.push_back(time_ns - load.start_ns);",
+        "  if (keeps_load_times_ && !load.failed) onboard_ns_.push_back(time_ns - load.start_ns);",
         "tests/tiers/test_counters.py",
     ),
     Mutant(

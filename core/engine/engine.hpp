@@ -141,9 +141,9 @@ class Engine {
   // Called when there is something to take, with that time: also for what lands while the engine sleeps, idles or is in
   // the middle of a step.
   virtual void set_on_events(std::function<void(std::int64_t)> on_events) = 0;
-  // From here on gaps between tokens are kept for `take_gaps`. Nobody takes those of a live engine, and no two are
-  // equal: it would grow with every step.
-  virtual void keep_gaps() = 0;
+  // From here on gaps between tokens and the times of loads are kept for who takes them. Nobody takes those of a live
+  // engine, and no two are equal: it would grow with every step.
+  virtual void keep_times() = 0;
   virtual Gaps take_gaps() = 0;  // between tokens, of requests that finished since the last call
   virtual std::vector<EngineSample> samples() const = 0;
   // Called by `advance` now and then, between steps, with what it has done so far; may throw to stop it there.

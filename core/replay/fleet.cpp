@@ -77,7 +77,7 @@ void Fleet::make_engine(std::size_t index) {
   name += std::to_string(index);
   const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
   auto engine = std::make_unique<VllmEngine>(config, pool.config.timing, tiers, pool.tiers.get(), name);
-  engine->keep_gaps();
+  engine->keep_times();
   engine->set_leaping(config_.leaping && !config_.on_step);
   if (config_.on_step) {
     engine->set_observer([this, index, it = engine.get()](bool ended) { config_.on_step(index, *it, ended); });

@@ -224,7 +224,7 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
     give_back(load.to);
     ++totals_.failed_loads;
   }
-  onboard_ns_.push_back(time_ns - load.start_ns);
+  if (keeps_load_times_) onboard_ns_.push_back(time_ns - load.start_ns);
   if (config_.exclusive && !load.failed) store_.set_reset_on_release(kG2, load.from, true);
   store_.release(kG2, load.from, true);
   end_load(index, time_ns);

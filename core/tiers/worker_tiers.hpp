@@ -162,7 +162,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   bool idle() const noexcept;
   std::uint64_t landings() const noexcept { return landings_; }  // of its transfers, so far
   const TierTotals& totals() const noexcept { return totals_; }
-  // How long each load took that ended, failed ones included.
+  // How long each load took that ended, failed ones included, if that is kept.
+  void keep_load_times() noexcept { keeps_load_times_ = true; }
   const std::vector<std::int64_t>& onboard_ns() const noexcept { return onboard_ns_; }
   void check() const;
 
@@ -354,6 +355,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::uint64_t released_ = 0;
   std::uint64_t landings_ = 0;
   TierTotals totals_;
+  bool keeps_load_times_ = false;
   std::vector<std::int64_t> onboard_ns_;
 
   // Scratch.

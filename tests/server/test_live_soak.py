@@ -104,7 +104,8 @@ def test_a_fleet_under_load_keeps_its_memory_and_loses_nothing() -> None:
         max_model_len=1024,
         timing=Constant(prefill_ms=5.0, decode_ms=1e3 * streams / TOKENS_PER_SECOND),
     )
-    events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0"}
+    # A publisher keeps its last 10,000 batches unless told: it would still be filling up when ten minutes have passed.
+    events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "buffer_steps": 200}
     pool = ServerSettings(model="soak", engine=engine, max_model_len=1024, kv_events_config=events)
     settings = FleetSettings(pools=((WORKERS, pool),), base_port=0, port=0, routing="kv")
 

@@ -140,7 +140,11 @@ class VllmEngine final : public Engine {
 
   EngineSnapshot snapshot() const override;
   const EngineTotals& totals() const noexcept { return totals_; }
-  void keep_gaps() override { token_log_.keep_gaps(); }
+  void keep_times() override {
+    token_log_.keep_gaps();
+    if (tiers_) tiers_->keep_load_times();
+    if (offload_links_) offload_links_->keep_load_times();
+  }
   Gaps take_gaps() override { return token_log_.take_gaps(); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 

@@ -63,7 +63,7 @@ void OffloadLinks::landed(const Errand& errand, std::int64_t time_ns) {
   if (samples_ != nullptr) {
     (direction == kUp ? samples_->loads : samples_->stores).push_back({job.bytes, time_ns - started_ns_[direction]});
   }
-  if (direction == kUp) load_ns_.push_back(time_ns - job.asked_ns);
+  if (direction == kUp && keeps_load_times_) load_ns_.push_back(time_ns - job.asked_ns);
   if (!queue.empty()) start(direction, time_ns);
 }
 

@@ -31,7 +31,8 @@ class OffloadLinks final : public TransferOwner {
   bool has_done() const noexcept { return !done_[kDown].empty() || !done_[kUp].empty(); }
   bool idle() const noexcept { return queues_[kDown].empty() && queues_[kUp].empty() && unsubmitted_.empty(); }
   bool submitted() const noexcept { return unsubmitted_.empty(); }
-  // How long each load took that has ended, from when it was asked for.
+  // How long each load took that has ended, from when it was asked for, if that is kept.
+  void keep_load_times() noexcept { keeps_load_times_ = true; }
   const std::vector<std::int64_t>& load_ns() const noexcept { return load_ns_; }
 
   void landed(const Errand& errand, std::int64_t time_ns) override;
@@ -57,6 +58,7 @@ class OffloadLinks final : public TransferOwner {
   std::array<std::vector<JobId>, 2> done_;
   std::array<std::int64_t, 2> started_ns_{};  // of those under way
   OffloadSamples* samples_;
+  bool keeps_load_times_ = false;
   std::vector<std::int64_t> load_ns_;
 };
 
