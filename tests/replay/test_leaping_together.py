@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from model.replay_gen import Case, random_case
@@ -12,7 +13,7 @@ from replay.building import single_turns
 from tiers.building import tiers, way
 from tiers.fleets import crowd_of, digest, play
 from understudy.engines.config import VllmConfig
-from understudy.engines.timing import Constant, Polynomial
+from understudy.engines.timing import Constant, Interpolated, Polynomial
 from understudy.errors import WrongState
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
@@ -22,6 +23,9 @@ from understudy.tiers.settings import TiersConfig
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical
 from understudy.workload import ClosedLoop
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHEAP_PROMPTS = StepCoefficients(
     weights_ms=0.5, token_ms=0.01, context_ms=0.01, attention_ms=1e-5, step_ms=0.3
@@ -50,6 +54,72 @@ def test_steps_of_no_time_are_begun_as_often_as_others_begin_theirs(part: int) -
         load = ClosedLoop(rng.choice([2, 5, 20]), rng.choice([0.0, 3.0]))
         leapt, stepped = digests(case, workers=rng.choice([2, 3]), load=load)
         assert leapt == stepped, seed
+
+
+def test_an_end_is_not_heard_late_because_of_who_comes_back_behind_the_step_that_is_open(
+    tmp_path: Path,
+) -> None:
+    # Row 9 was preempted at the end of a block, and finds all of it: it has a token of the batch behind the open one,
+    # none of that.
+    profile = tmp_path / "profile.npz"
+    np.savez(
+        profile,
+        prefill_isl=[1.0, 1000.0],
+        prefill_ttft_ms=[1.0, 3.0],
+        decode_active_kv_tokens=[0.0, 50.0, 400.0],
+        decode_context_length=[0.0, 20.0, 200.0],
+        decode_itl=[[1.0, 20.0, 150.0], [2.0, 25.0, 170.0], [10.0, 60.0, 300.0]],
+    )
+    workload = single_turns(
+        [1, 1, 1, 1, 17, 11, 13, 27, 6, 16, 1, 1],
+        [7, 28, 1, 1, 7, 30, 1, 12, 32, 3, 1, 1],
+        trace_block_size=4,
+    )
+    config = VllmConfig(
+        block_size=16,
+        num_gpu_blocks=7,
+        max_num_batched_tokens=1000,
+        max_num_seqs=8,
+        watermark=0,
+        async_scheduling=True,
+        timing=Interpolated(str(profile)),
+    )
+    leapt, stepped = (
+        run_offline(
+            workload, config, workers=2, load=ClosedLoop(4), routing="round_robin", leaping=leaping
+        ).timeline
+        for leaping in (True, False)
+    )
+    assert stepped.preemptions[9] == 1
+    assert leapt.arrival_ns.tolist() == stepped.arrival_ns.tolist()
+    assert leapt.arrival_ns[11] == leapt.finish_ns[5]  # in whose place it comes
+
+
+def test_an_end_is_not_heard_late_because_who_was_preempted_comes_back_by_a_cheaper_step() -> None:
+    # The second of two prompts that begin alike computes block 2 first, so that the first has one of its own until it
+    # gives way for a block; what it finds then is one block less to hold, and it is back a step later.
+    workload = single_turns(
+        [201, 217, 39],
+        [48, 3, 150],
+        content=[[1, 2, *range(1000, 1011)], [1, 2, *range(1000, 1012)], [1, 2, 2000]],
+        session=[0, 0, 1],
+        turn=[0, 1, 0],
+        delay_ns=[0, 0, 0],
+    )
+    timing = StepCoefficients(weights_ms=0.5, token_ms=0.01, context_ms=0.05, attention_ms=1e-5, step_ms=0.3)
+    config = VllmConfig(
+        block_size=16,
+        num_gpu_blocks=21,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+        long_prefill_token_threshold=16,
+        preemption_mode="fifo",
+        watermark=0,
+        timing=Physical(coefficients=timing),
+    )
+    leapt, stepped = (run_offline(workload, config, leaping=leaping).timeline for leaping in (True, False))
+    assert stepped.preemptions.tolist() == [1, 0, 0]
+    assert leapt.arrival_ns.tolist() == stepped.arrival_ns.tolist()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

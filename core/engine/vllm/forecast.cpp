@@ -35,8 +35,9 @@ std::optional<Outlook> VllmEngine::outlook() const {
     const EngineRequest& request = requests_[id];
     if (request.spec.max_tokens == 0 || (tiers_ && tiers_->waiting(id))) return std::nullopt;
     out.steps = std::min(out.steps, steps_to_finish(request));
-    // The last token of a prompt is no decode.
-    const bool decodes = (ahead || request.computed + (in_step_ ? 0 : 1) == request.known) &&
+    // The last token of a prompt is no decode. A step ahead, who comes back with the batch behind the open one, for a
+    // single token, has none of the open one.
+    const bool decodes = request.computed + (in_step_ ? 0 : 1) == request.known + (ahead ? 1 : 0) &&
                          request.computed >= request.spec.prompt_tokens;
     if (!decodes) {
       ++prompts;
@@ -92,24 +93,19 @@ std::int64_t VllmEngine::foresee_finish() const {
     if (in_step_) sums.grow();
     return from_ns + sums.duration_ns(out->steps - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
   }
-  // Of a step all that is certain is that the request is in it; and one that wants no tokens does not decode.
-  const std::uint64_t window = timing_.model->window();
+  // All that is certain of a step that gives a request a token is that the request is in it. Who was preempted has one
+  // of a step that computes it again, which need not read it as a decode does; and one that wants no tokens does not
+  // decode.
   std::int64_t least_ns = kNever;
-  const std::int64_t first_ns = timing_.least_ns({1, 0, 0}, 1, capacity_tokens_);
+  const std::int64_t token_ns = timing_.least_ns({1, 0, 0}, 1, capacity_tokens_);
   const auto consider = [&](RequestSlot id) {
     const EngineRequest& request = requests_[id];
-    const DecodeLoad alone{1, request.known, std::min<std::uint64_t>(request.known, window)};
-    const std::int64_t step_ns = request.spec.max_tokens == 0 ? 0 : timing_.least_ns(alone, 1, capacity_tokens_);
     std::uint64_t steps = steps_to_finish(request);
-    // The step that ends a prompt (or what is computed again) need not read it as a decode does, and may take no time
-    // for the token that it gives.
+    // The step that ends a prompt (or what is computed again) may take no time for the token that it gives.
     if (request.computed < request.spec.prompt_tokens && !timing_.charges_first_token && --steps == 0) {
       least_ns = from_ns;
-    } else if (in_step_) {
-      least_ns = std::min(least_ns, after(steps, step_ns));
     } else {
-      const std::int64_t last_ns = after(steps - 1, step_ns);
-      least_ns = std::min(least_ns, last_ns + std::min({step_ns, first_ns, kNever - last_ns}));
+      least_ns = std::min(least_ns, after(steps, request.spec.max_tokens == 0 ? 0 : token_ns));
     }
   };
   for (const RequestSlot id : running_) consider(id);
