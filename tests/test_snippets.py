@@ -108,6 +108,18 @@ def test_every_shell_line_of_a_page_runs(page: str, folder: Path, monkeypatch: p
                 _run(program, words, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("page", "count"), [("docs/replay.md", 2), ("docs/tiers.md", 1), ("docs/eviction.md", 1)]
+)
+def test_the_first_python_of_a_page_runs(page: str, count: int, folder: Path) -> None:
+    names: dict[str, Any] = {}
+    for code in [block for language, block in blocks(page) if language in ("python", "py")][:count]:
+        exec(code, names)
+    if page != "docs/eviction.md":
+        assert names["report"].requests.completed > 0
+    assert (folder / "report.html").exists() == (page == "docs/replay.md")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_no_shell_line_hides_in_a_block_of_another_kind(page: str) -> None:
     programs = "|".join(["understudy", "curl", "make", "python3?", r"\$", *OTHER_PROGRAMS])
