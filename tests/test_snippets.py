@@ -69,9 +69,7 @@ def commands(language: str, block: str, folder: Path) -> list[list[str]]:
         block = "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE))
     told = folder / "told"
     told.write_bytes(b"")
-    subprocess.run(
-        ["bash", "-c", f"{NOTE}{block}\nwait"], cwd=folder, env={"HOME": str(folder)}, check=True, timeout=60
-    )
+    subprocess.run(["bash", "-c", f"{NOTE}{block}\nwait"], cwd=folder, env={"HOME": str(folder)}, check=True)
     words = iter(told.read_text(encoding="utf-8").split("\0")[:-1])
     told.unlink()
     return [[next(words) for _ in range(int(count))] for count in words]
