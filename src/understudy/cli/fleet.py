@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             where = "" if processes == 1 else f"in {processes} processes, "
             print(
                 f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {where}front door and page "
-                f"on http://{settings.host}:{fleet.port}\ntimes from {'; '.join(sources)}",
+                f"on {settings.pools[0][1].scheme}://{settings.host}:{fleet.port}\ntimes from {'; '.join(sources)}",
                 file=sys.stderr,
                 flush=True,
             )

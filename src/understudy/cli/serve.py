@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
                 f"cannot listen on {plan.settings.host}:{plan.settings.port}: {error}"
             ) from None
         print(
-            f"understudy serves {', '.join(plan.settings.names)} on http://{plan.settings.host}:{server.port}\n"
+            f"understudy serves {', '.join(plan.settings.names)} on "
+            f"{plan.settings.scheme}://{plan.settings.host}:{server.port}\n"
             f"times from {'the engine, which computes' if real else plan.settings.described_times()}",
             file=sys.stderr,
             flush=True,

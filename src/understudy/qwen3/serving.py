@@ -49,6 +49,7 @@ class Qwen3Serving:
             ("structured outputs and forced tools", sampling.structure is not None),
             ("prompt_logprobs", sampling.prompt_logprobs is not None),
             ("penalties, min_p and logit_bias", sampling.steered),
+            ("cache_hit_threshold", sampling.cache_hit_threshold is not None),
         ):
             if asked:
                 raise ApiError(f"the engine qwen3 has no {name}; leave them out")

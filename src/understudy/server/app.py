@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ class App:
         self.max_body_bytes = worker.settings.max_body_bytes
         self.endpoints = Endpoints(worker)
         self.routes = Routes(worker, self.endpoints)
+        self.tell_port(worker.settings.port)
         self.ready_at_s = time.monotonic() + worker.settings.startup_duration_s
         self.draining = False
         self.dead = False
@@ -61,6 +63,10 @@ class App:
         if self.settings.knobs:
             self.knobs.turn(self.settings.knobs)
 
+    def tell_port(self, port: int) -> None:
+        """This is where it listens, for those whom answers tell it."""
+        self._headers = _VARY + _pod_headers(port)
+
     def handle(self, request: Request, connection: Connection) -> None:
         """Answer, now or when the engine has."""
         began = time.monotonic()
@@ -73,7 +79,7 @@ class App:
             http.answered(method, status, time.monotonic() - began, size, sent)
 
         connection.on_answered = answered
-        connection.extra_headers = _VARY + self._request_id(request)
+        connection.extra_headers = self._headers + self._request_id(request)
         try:
             self._answer(request, connection)
         except ApiError as error:
@@ -211,7 +217,7 @@ class App:
         if bare != request.path and (
             bare in self.routes.plain or bare in self.routes.generators or bare in _OWN
         ):
-            where = f"http://{request.headers.get('host', 'localhost')}{bare}"
+            where = f"{self.worker.settings.scheme}://{request.headers.get('host', 'localhost')}{bare}"
             if request.query:
                 where += f"?{request.query}"
             headers = f"location: {where}\r\n".encode("latin-1", "replace")
@@ -278,6 +284,16 @@ class App:
         text = b"OK" if allowed else b"Disallowed CORS origin"
         connection.respond(200 if allowed else 400, text, "text/plain; charset=utf-8", headers)
         return True
+
+
+def _pod_headers(port: int) -> bytes:
+    """Who answers, where a cluster has told us, as llm-d-inference-sim does it."""
+    pod, space = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
+    told = {"x-inference-pod": pod, "x-inference-namespace": space}
+    if pod:
+        told["x-inference-port"] = str(port)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items() if value and value.isprintable())
+    return lines.encode("latin-1", "replace")
 
 
 def encode(reply: Any) -> bytes:

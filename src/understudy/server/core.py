@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from understudy._core import Engine, Tier
@@ -36,6 +37,7 @@ class LiveRequest:
         "adapter",
         "admitted_ns",
         "arrival_ns",
+        "cache_hit_threshold",
         "cached_tokens",
         "emitted",
         "ended",
@@ -53,6 +55,7 @@ class LiveRequest:
         "prompt_tokens",
         "rank",
         "record",
+        "turned_away",
     )
 
     def __init__(
@@ -66,10 +69,13 @@ class LiveRequest:
         priority: int = 0,
         eos_at: int | None = None,
         adapter: int = 0,
+        cache_hit_threshold: float = 0.0,
     ) -> None:
         self.name = name
         self.eos_at = eos_at
         self.adapter = adapter
+        self.cache_hit_threshold = cache_hit_threshold
+        """The share of its prompt that must be cached when it comes; with less it is not computed here."""
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.identities = identities
@@ -85,6 +91,8 @@ class LiveRequest:
         self.arrival_ns = self.admitted_ns = self.first_token_ns = self.last_token_ns = self.finish_ns = -1
         self.aborted = False
         """It was ended from inside, and its client is to be told what there was of it."""
+        self.turned_away = False
+        """Too little of it was cached; the engine has not seen it."""
         self.ended = ""
         """"finished", "cancelled", "lost" (its engine was killed), or "" while it is on its way."""
 
@@ -155,6 +163,19 @@ class EngineCore:
         request.identities = None  # the engine has its own
         request.rank = self
         self.live[request.engine_id] = request
+
+    def cached_share(self, request: LiveRequest) -> float:
+        """What it would find of its prompt, on the device and below, if it began now; before it is submitted."""
+        if request.identities is None or request.prompt_tokens == 0:
+            return 0.0
+        size = self.config.block_size
+        prompt = request.identities[: request.prompt_tokens // size]
+        if self.has_tiers:
+            found = sum(kind != "miss" for kind, _, _ in self.engine.tier_lookup(prompt))
+        else:
+            here = set(self.engine.resident_hashes())
+            found = sum(1 for _ in takewhile(here.__contains__, prompt.sequence_hashes.tolist()))
+        return found * size / request.prompt_tokens
 
     def cancel(self, request: LiveRequest, now_ns: int) -> bool:
         """Drop it and free its blocks. False when it has already ended."""

@@ -70,6 +70,11 @@ class Driver:
         def come(now_ns: int) -> None:
             if request.ended:  # gone before it came
                 return
+            if request.cache_hit_threshold > 0 and core.cached_share(request) < request.cache_hit_threshold:
+                request.aborted = request.turned_away = True  # others have more of it
+                request.ended, request.finish_ns = "cancelled", now_ns
+                request.listener.on_end(request, now_ns)
+                return
             self._note(now_ns, "submit", request)
             core.submit(request)
 

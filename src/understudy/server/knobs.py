@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,17 +22,26 @@ if TYPE_CHECKING:
 class Latency:
     """A timing model of two numbers that may change between steps, in milliseconds."""
 
-    def __init__(self, prefill_ms: float, decode_ms: float) -> None:
+    def __init__(
+        self, prefill_ms: float, decode_ms: float, strays_ms: tuple[float, float] = (0.0, 0.0), seed: int = 0
+    ) -> None:
         self.prefill_cost_ms = prefill_ms
         self.decode_cost_ms = decode_ms
+        self._strays_ms = strays_ms
+        self._draw = random.Random(seed)
+
+    def _strayed(self, mean_ms: float, stray_ms: float) -> float:
+        if not stray_ms:
+            return mean_ms
+        return min(max(self._draw.gauss(mean_ms, stray_ms), 0.3 * mean_ms), 1.7 * mean_ms)
 
     def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:  # noqa: ARG002
         """Of the prompts of a step, together."""
-        return self.prefill_cost_ms
+        return self._strayed(self.prefill_cost_ms, self._strays_ms[0])
 
     def decode_ms(self, *_: float) -> float:
         """Of the decodes of a step, together."""
-        return self.decode_cost_ms
+        return self._strayed(self.decode_cost_ms, self._strays_ms[1])
 
 
 class Wave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

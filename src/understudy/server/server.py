@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.engines.offload import UNLIMITED_BLOCKS
+from understudy.errors import ConfigError
 from understudy.server.api.texts import TokenTexts
 from understudy.server.app import App
 from understudy.server.clock import WallClock
@@ -75,6 +77,25 @@ class Stage:
         )
 
 
+def tls_of(settings: ServerSettings) -> ssl.SSLContext | None:
+    """How connections are encrypted, if they are. ConfigError names a file that will not do."""
+    if settings.ssl_certfile is None:
+        if settings.ssl_keyfile is not None:
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+        if settings.ssl_ca_certs is not None:
+            context.load_verify_locations(settings.ssl_ca_certs)
+        context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
+    except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
+        raise ConfigError(
+            f"--ssl-certfile {settings.ssl_certfile}, or what goes with it, will not do: {error}"
+        ) from None
+    return context
+
+
 def tiers_of(settings: ServerSettings) -> TierConfig | None:
     """The tiers below the device in the core's form."""
     plan = TierPlan.of(settings.tiers, settings.engine.block_size)
@@ -99,6 +120,7 @@ class Server:
         events: bool = False,
     ) -> None:
         self.settings = settings
+        self.tls = tls_of(settings)
         self.stage = stage or new_stage(settings)
         self.worker = self.stage.worker(settings, index, run=run, events=events)
         self.app = App(self.worker)
@@ -108,8 +130,11 @@ class Server:
     async def start(self) -> None:
         """Listen. OSError when the port is taken."""
         self.stage.driver.start()
-        self._listening = await listen(self.app, self.stage.outbox, self.settings.host, self.settings.port)
+        self._listening = await listen(
+            self.app, self.stage.outbox, self.settings.host, self.settings.port, self.tls
+        )
         self.port = self._listening.sockets[0].getsockname()[1]
+        self.app.tell_port(self.port)
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Stop listening; let requests end for so long (the setting's own time unless given), abort the rest."""

@@ -43,6 +43,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 64 * 1024 * 1024
     shutdown_timeout_s: float = 0.0
     startup_duration_s: float = 0.0
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    global_cache_hit_threshold: float | None = None
+    """A prompt of which less is cached is not computed here; a request may say another share."""
 
     enable_request_id_headers: bool = False
     enable_prompt_tokens_details: bool = False
@@ -70,6 +76,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     dev_mode: bool = False
     latency_ms: tuple[float, float] | None = None
     """(prefill, decode) of every step, to be turned while it runs; None: the engine's timing model."""
+    latency_std_dev_ms: tuple[float, float] = (0.0, 0.0)
+    """How far they stray, with `latency_ms`; by `seed`, and by no more than 70 % of themselves."""
     knobs: dict[str, Any] = msgspec.field(default_factory=dict)
     """What `/admin/config` is to say from the start."""
     metrics: Literal["vllm", "sglang"] = "vllm"
@@ -85,6 +93,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """The model's names, the first of which is its label."""
         return self.served_model_name or (self.model,)
+
+    @property
+    def scheme(self) -> str:
+        """Of its addresses."""
+        return "http" if self.ssl_certfile is None else "https"
 
     def described_times(self) -> str:
         """Where the times of steps come from, in words."""

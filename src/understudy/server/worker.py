@@ -118,7 +118,9 @@ class Worker:
                 f"({settings.engine.num_gpu_blocks} blocks of {settings.engine.block_size}); give more "
                 "--num-gpu-blocks-override or a smaller --max-model-len"
             )
-        self.latency = None if settings.latency_ms is None else Latency(*settings.latency_ms)
+        self.latency = None
+        if settings.latency_ms is not None:
+            self.latency = Latency(*settings.latency_ms, settings.latency_std_dev_ms, settings.seed + index)
         self.cores = (
             [given.core(f"worker {index}", events=events)]
             if given is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -294,6 +295,10 @@ class Endpoints:
         priority = request.headers.get("x-vllm-priority", "")
         if priority.lstrip("-").isdigit() and len(priority) < 10:
             sampling.priority = int(priority)
+        if sampling.cache_hit_threshold is None:
+            sampling.cache_hit_threshold = self.worker.settings.global_cache_hit_threshold
+        if request.headers.get("x-cache-threshold-finish-reason", "").lower() == "true":
+            sampling.cache_hit_threshold = math.inf  # nobody has so much
         sampling.session_id = sampling.session_id or request.headers.get("x-session-id", "")
         sampling.priority = max(min(sampling.priority, 2**62), -(2**62))
         if self.worker.settings.enable_force_include_usage and sampling.stream:

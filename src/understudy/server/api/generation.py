@@ -127,17 +127,17 @@ class Choice:
         if generation.worker.diary is not None:
             generation.worker.diary.on_end(generation.worker.index, request)
         if request.aborted and request.ended == "cancelled" and isinstance(self.plan, Plan):
-            self._cut(self.plan)
+            self._cut(self.plan, "cache_threshold" if request.turned_away else "abort")
         elif self.emitted >= self.plan.total:
             generation.worker.metrics_of(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
         generation.one_ended(self, request.ended)
 
-    def _cut(self, plan: Plan) -> None:
+    def _cut(self, plan: Plan, why: str) -> None:
         """What there was of it is the answer."""
         generation, sent = self.generation, self.sent
-        self.plan = msgspec.structs.replace(plan, total=self.emitted, finish="abort", stop_reason=None)
+        self.plan = msgspec.structs.replace(plan, total=self.emitted, finish=why, stop_reason=None)
         if generation.sampling.stream and not generation.gone:
             if not generation.started:
                 generation.start()
@@ -212,6 +212,7 @@ class Generation:
                 priority=sampling.priority,
                 eos_at=choice.plan.eos_at,
                 adapter=worker.adapter_number(lora),
+                cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
             )
             requests.append(choice.request)
         self.connection.on_close = self.client_gone
@@ -329,6 +330,8 @@ class Generation:
         """Its times, where the server tells them and it has one answer; None for the unknown ones."""
         request = self.choices[0].request
         if not self.worker.settings.enable_per_request_metrics or len(self.choices) != 1 or request is None:
+            return None
+        if request.first_token_ns < 0:  # it was never computed
             return None
         tokens = self.choices[0].emitted
         generation_ms = (request.last_token_ns - request.first_token_ns) / 1e6

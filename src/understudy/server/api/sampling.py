@@ -91,7 +91,10 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     if chat and sampling.prompt_logprobs is None and fields.boolean("echo"):
         sampling.prompt_logprobs = 0
     sampling.kv_transfer_params = fields.object("kv_transfer_params")
-    sampling.cache_hit_threshold = fields.number("cache_hit_threshold")
+    share = sampling.cache_hit_threshold = fields.number("cache_hit_threshold")
+    given = fields.raw("cache_hit_threshold")
+    if given is not None and (share is None or not 0 <= share <= 1):
+        raise bad_value("cache_hit_threshold must be from 0 to 1", "cache_hit_threshold", given)
     if chat:
         wanted = fields.integer("max_completion_tokens")
         if wanted is not None:

@@ -110,7 +110,7 @@ class ResponsesStyle:
         """The response."""
         choice = generation.choices[0]
         text = choice.plan.text(generation.worker.texts, choice.emitted)
-        status = "incomplete" if choice.plan.finish == "length" else "completed"
+        status = "completed" if choice.plan.finish == "stop" else "incomplete"
         return msgspec.json.encode(self._response(generation, status, text))
 
     def _item(self, text: str, status: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ResponsesStyle:
         return {
             "id": generation.id,
             "created_at": generation.created,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": _incomplete(generation, status),
             "instructions": self._body.get("instructions"),
             "metadata": self._body.get("metadata"),
             "model": generation.model,
@@ -185,7 +185,15 @@ class ResponsesStyle:
         }
 
 
-_MESSAGE_ENDS = {"length": "max_tokens", "stop": "end_turn"}
+def _incomplete(generation: Generation, status: str) -> dict[str, str] | None:
+    """Why a response is not complete."""
+    if status != "incomplete":
+        return None
+    why = generation.choices[0].plan.finish
+    return {"reason": "max_output_tokens" if why == "length" else why}
+
+
+_MESSAGE_ENDS = {"length": "max_tokens", "stop": "end_turn", "cache_threshold": "cache_threshold"}
 
 
 class MessagesStyle:
@@ -251,8 +259,11 @@ class MessagesStyle:
             usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
         return usage
 
-    def _end(self, choice: Choice) -> str:
-        return "stop_sequence" if self._sequence(choice) is not None else _MESSAGE_ENDS[choice.plan.finish]
+    def _end(self, choice: Choice) -> str | None:
+        """Why it ended; None for an abort, which these messages have no word for."""
+        return (
+            "stop_sequence" if self._sequence(choice) is not None else _MESSAGE_ENDS.get(choice.plan.finish)
+        )
 
     def _sequence(self, choice: Choice) -> str | None:
         return choice.plan.stop_reason if isinstance(choice.plan.stop_reason, str) else None

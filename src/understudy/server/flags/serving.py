@@ -33,6 +33,9 @@ OURS = (
     Flag(["--dev-mode", "--no-dev-mode"], "bool"),
     Flag(["--time-to-first-token"], "float"),
     Flag(["--inter-token-latency"], "float"),
+    Flag(["--time-to-first-token-std-dev"], "float"),
+    Flag(["--inter-token-latency-std-dev"], "float"),
+    Flag(["--global-cache-hit-threshold"], "float"),
     Flag(["--failure-injection-rate"], "float"),
     Flag(["--failure-types"], "str", many=True),
     Flag(["--fake-metrics"], "json"),
@@ -62,6 +65,11 @@ _PLAIN = {
     "enable-per-request-metrics": "enable_per_request_metrics",
     "enable-server-load-tracking": "enable_server_load_tracking",
     "disable-fastapi-docs": "disable_fastapi_docs",
+    "global-cache-hit-threshold": "global_cache_hit_threshold",
+    "ssl-certfile": "ssl_certfile",
+    "ssl-keyfile": "ssl_keyfile",
+    "ssl-ca-certs": "ssl_ca_certs",
+    "ssl-cert-reqs": "ssl_cert_reqs",
     "enable-scale-out": "enable_scale_out",
     "enable-auto-tool-choice": "enable_auto_tool_choice",
     "tool-call-parser": "tool_call_parser",
@@ -105,6 +113,7 @@ _HANDLED = frozenset(
         ),
         *("kv-offloading-size", "kv-offloading-backend", "kv-transfer-config"),
         *("set", "tiers", "max-request-body-size-mb", "time-to-first-token", "inter-token-latency"),
+        *("time-to-first-token-std-dev", "inter-token-latency-std-dev"),
         *("failure-injection-rate", "failure-types", "fake-metrics", "engine"),
     )
 )
@@ -133,6 +142,8 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     used = {*_PLAIN, *_ENGINE, *_HANDLED, *extra}
     if not line.values.get("enable-lora"):
         used -= {"max-loras", "max-cpu-loras"}  # vLLM takes them too, and does nothing
+    if line.values.get("ssl-certfile") is None:
+        used -= {"ssl-ca-certs", "ssl-cert-reqs"}  # nothing is encrypted
     idle = [name for name in line.values if name not in used and line.values[name] is not None]
     return ServePlan(settings_of(line), idle, line)
 
@@ -147,7 +158,7 @@ def settings_of(line: CommandLine) -> ServerSettings:
     given: dict[str, Any] = {
         field: values[name] for name, field in _PLAIN.items() if values.get(name) is not None
     }
-    for field in ("host", "tool_call_parser", "tokenizer"):
+    for field in ("host", "tool_call_parser", "tokenizer", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         if field in given:
             given[field] = str(given[field])
     given["model"] = line.words[0] if line.words else values.get("model") or "understudy/tok"
@@ -211,12 +222,27 @@ def settings_of(line: CommandLine) -> ServerSettings:
     first, each = values.get("time-to-first-token"), values.get("inter-token-latency")
     if first is not None or each is not None:
         given["latency_ms"] = (float(first or 0.0), float(each or 0.0))
+    given["latency_std_dev_ms"] = _strays(values, given.get("latency_ms"))
+    threshold = given.get("global_cache_hit_threshold")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ConfigError(f"--global-cache-hit-threshold must be from 0 to 1, got {threshold:g}")
     knobs = ("failure-injection-rate", "failure-types", "fake-metrics")
     given["knobs"] = {name: values[name] for name in knobs if values.get(name) is not None}
     try:
         return msgspec.convert(given, ServerSettings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
+
+
+def _strays(values: dict[str, Any], latency_ms: tuple[float, float] | None) -> tuple[float, float]:
+    """The standard deviations of the two latencies, as llm-d-inference-sim has them: at most 30 %."""
+    strays = []
+    for place, name in enumerate(("time-to-first-token", "inter-token-latency")):
+        stray = float(values.get(f"{name}-std-dev") or 0.0)
+        if not 0 <= stray <= 0.3 * (0.0 if latency_ms is None else latency_ms[place]):
+            raise ConfigError(f"--{name}-std-dev must be from 0 to 30 % of --{name}, got {stray:g}")
+        strays.append(stray)
+    return strays[0], strays[1]
 
 
 def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfig:

@@ -84,7 +84,11 @@ class Fleet:
             for server in self.servers:
                 await server.start()
             self._listening = await listen(
-                self.door, self.stage.outbox, self.settings.host, self.settings.port
+                self.door,
+                self.stage.outbox,
+                self.settings.host,
+                self.settings.port,
+                self.servers[0].tls,
             )
         except OSError:
             await self.stop()

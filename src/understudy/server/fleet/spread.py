@@ -40,6 +40,8 @@ class SpreadFleet:
                 f"--processes must be from 2 to the number of workers ({total}), got {processes}"
             )
         for _, pool in settings.pools:
+            if pool.ssl_certfile is not None:
+                raise ConfigError("a fleet in several processes is not encrypted: leave out --ssl-certfile")
             if any(tier.tier in ("g3", "g4") for tier in pool.tiers.tiers):
                 raise ConfigError(
                     "workers in several processes share no tier: leave out g3 and g4, or --processes"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from understudy.server.http.parsing import MAX_HEADER_BYTES, BadRequest, ChunkedBody, Head, parse_head
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from understudy.server.clock import Clock
@@ -403,8 +404,10 @@ def _date() -> bytes:
     return _date_cache[1]
 
 
-async def listen(handler: Handler, outbox: Outbox, host: str | None, port: int) -> asyncio.Server:
-    """Accept connections; port 0 picks a free one."""
+async def listen(
+    handler: Handler, outbox: Outbox, host: str | None, port: int, tls: ssl.SSLContext | None = None
+) -> asyncio.Server:
+    """Accept connections, encrypted ones with `tls`; port 0 picks a free one."""
 
     family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -413,7 +416,8 @@ async def listen(handler: Handler, outbox: Outbox, host: str | None, port: int) 
         sock.bind((host or "", port))
         sock.listen(1024)
         sock.setblocking(False)
-        return await asyncio.get_running_loop().create_server(lambda: Connection(handler, outbox), sock=sock)
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(lambda: Connection(handler, outbox), sock=sock, ssl=tls)
     except BaseException:
         with contextlib.suppress(OSError):
             sock.close()
