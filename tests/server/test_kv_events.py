@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -12,6 +13,7 @@ from server.client import Client, serving
 from understudy.events.events import Stored
 from understudy.events.wire import AllBlocksCleared, BlockStored, decode_batch
 from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
+from understudy.server.core import LiveRequest
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.tiers.settings import TiersConfig
 from understudy.tokens import TokenBlocks
@@ -156,6 +158,14 @@ def test_a_topic_names_its_server_as_in_a_cluster(monkeypatch: pytest.MonkeyPatc
     assert KvEventsConfig.read({"topic": "kv-events"}).at("h", 1, "m").topic == "kv-events"
 
 
+class Nobody:
+    """Hears of a request, and does nothing."""
+
+    def on_admitted(self, request: LiveRequest, now_ns: int) -> None: ...
+    def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None: ...
+    def on_end(self, request: LiveRequest, now_ns: int) -> None: ...
+
+
 class Tiered:
     """Blocks of two tokens on two tiers, and what a sender that keeps few of them says. Tokens are 2n and 2n + 1."""
 
@@ -213,4 +223,32 @@ def test_of_blocks_that_no_tier_has_the_tokens_of_the_latest_are_kept(
     fleet.sender.forget_all()
     fleet.ask(4)
     assert len(fleet.sender._origins) == 2
+    fleet.sender.close()
+
+
+def test_blocks_of_requests_on_their_way_keep_their_tokens_however_many_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Tiered(monkeypatch, keep_blocks=2)
+    waiting = []
+    for number in range(20):
+        tokens = TokenBlocks([2 * number, 2 * number + 1], 2)
+        fleet.sender.remember(tokens.identities, tokens.tokens)
+        waiting.append(LiveRequest(f"{number}", 2, 1, tokens.identities, Nobody()))
+        fleet.sender.hold(waiting[-1])
+    again = LiveRequest("again", 2, 1, TokenBlocks([0, 1], 2).identities, Nobody())
+    fleet.sender.hold(again)
+    assert len(fleet.sender._origins) == 20
+    fleet.put(fleet.device, 7)
+    assert fleet.said == [(1, (14, 15))]
+    waiting.clear()  # they have ended
+    gc.collect()
+    fleet.put(fleet.device, 0)
+    assert fleet.said[1:] == [(1, (0, 1))]  # of whose block another still waits
+    assert len(fleet.sender._origins) == 3  # the one that is there, and two others
+    fleet.sender.restart()
+    del again
+    gc.collect()
+    fleet.ask(5)
+    assert list(fleet.sender._origins) == list(fleet.sender._nowhere)
     fleet.sender.close()

@@ -33,6 +33,7 @@ class LiveRequest:
     """A request on its way through one engine, with the times at which things happened to it (ns, −1: not yet)."""
 
     __slots__ = (
+        "__weakref__",
         "aborted",
         "adapter",
         "admitted_ns",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy._core import EventBatch, Identities
+    from understudy.server.core import LiveRequest
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +74,8 @@ class KvEventSender:
     """Sends the events of one rank. A step that says nothing sends nothing.
 
     An engine knows blocks by their hashes; the tokens behind them are kept here: of blocks that some tier has, because
-    they may be copied to another, and of as many others as `keep_blocks` says, the latest.
+    they may be copied to another; of those that a request on its way may fill (`hold`); and of as many others as
+    `keep_blocks` says, the latest.
     """
 
     def __init__(self, config: KvEventsConfig, block_size: int, rank: int, *, keep_blocks: int) -> None:
@@ -81,6 +85,11 @@ class KvEventSender:
         self._keep_blocks = keep_blocks
         self._origins: dict[int, tuple[_Origin, int]] = {}
         self._copies: dict[int, int] = {}  # on all tiers, of those that are on any
+        self._held: dict[int, int] = {}  # by requests on their way
+        self._gone: deque[tuple[int, list[int]]] = (
+            deque()
+        )  # what requests held that live no more, and in which life
+        self._lives = 0  # engines that have died
         self._nowhere: dict[int, None] = {}  # the rest of those whose origin is known, the longest ago first
         self._cleared = False
         self.stopped = False
@@ -135,10 +144,30 @@ class KvEventSender:
         origin = _Origin(tokens, salt, lora, session)
         for place, value in enumerate(identities.sequence_hashes.tolist()):
             origins[value] = (origin, place * self._block_size)
-            if value not in self._copies:
+            if value not in self._copies and value not in self._held:
                 self._nowhere.pop(value, None)
                 self._nowhere[value] = None
         self._forget_some()
+
+    def hold(self, request: LiveRequest) -> None:
+        """Its blocks are remembered for as long as it lives, however many requests wait with it."""
+        assert request.identities is not None
+        values = request.identities.sequence_hashes.tolist()
+        for value in values:
+            self._held[value] = self._held.get(value, 0) + 1
+            self._nowhere.pop(value, None)
+        # However it ends, and also if it is refused. That may be found in the middle of anything, so it is only noted.
+        weakref.finalize(request, self._gone.append, (self._lives, values)).atexit = False
+
+    def _release(self) -> None:
+        while self._gone:
+            lives, values = self._gone.popleft()
+            for value in values if lives == self._lives else ():
+                left = self._held.pop(value) - 1
+                if left > 0:
+                    self._held[value] = left
+                elif value not in self._copies and value in self._origins:
+                    self._nowhere[value] = None
 
     def _came(self, value: int) -> None:
         self._copies[value] = self._copies.get(value, 0) + 1
@@ -148,10 +177,11 @@ class KvEventSender:
         left = self._copies.pop(value, 0) - 1
         if left > 0:
             self._copies[value] = left
-        elif value in self._origins:
+        elif value in self._origins and value not in self._held:
             self._nowhere[value] = None
 
     def _forget_some(self) -> None:
+        self._release()
         while len(self._nowhere) > self._keep_blocks:
             value = next(iter(self._nowhere))
             del self._nowhere[value]
@@ -161,12 +191,13 @@ class KvEventSender:
         """The cache was cleared: readers hear of it with the next step."""
         self._cleared = True
         self._copies.clear()
-        self._nowhere = dict.fromkeys(self._origins)
+        self._nowhere = {value: None for value in self._origins if value not in self._held}
 
     def restart(self) -> None:
         """The engine died and another took its place: its stream begins again at 0."""
         self._publisher.close()
-        for known in (self._origins, self._copies, self._nowhere):
+        self._lives += 1
+        for known in (self._origins, self._copies, self._held, self._nowhere):
             known.clear()
         self._cleared = False
         self._publisher = self._open()

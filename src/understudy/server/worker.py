@@ -169,7 +169,7 @@ class Worker:
         config = KvEventsConfig.read(settings.kv_events_config)
         config = config.at(settings.host, settings.port, settings.names[0])
         if config.publishes:
-            keep = 4 * settings.engine.num_gpu_blocks + (1 << 16)
+            keep = 4 * settings.engine.num_gpu_blocks + 1024
             self.senders = [
                 KvEventSender(config, settings.engine.block_size, rank, keep_blocks=keep)
                 for rank in range(len(self.cores))
@@ -216,6 +216,8 @@ class Worker:
 
     def submit(self, request: LiveRequest, rank: int) -> None:
         """Hand it to the engine of a rank."""
+        if self.senders and request.identities is not None:
+            self.senders[rank].hold(request)
         self.driver.submit(self.cores[rank], request)
 
     def metrics_of(self, request: LiveRequest) -> VllmMetrics:
