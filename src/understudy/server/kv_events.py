@@ -86,10 +86,9 @@ class KvEventSender:
         self._origins: dict[int, tuple[_Origin, int]] = {}
         self._copies: dict[int, int] = {}  # on all tiers, of those that are on any
         self._held: dict[int, int] = {}  # by requests on their way
-        self._gone: deque[tuple[int, list[int]]] = (
-            deque()
-        )  # what requests held that live no more, and in which life
         self._lives = 0  # engines that have died
+        # What requests held that live no more, with the engine's life that they were of.
+        self._gone: deque[tuple[int, list[int]]] = deque()
         self._nowhere: dict[int, None] = {}  # the rest of those whose origin is known, the longest ago first
         self._cleared = False
         self.stopped = False
