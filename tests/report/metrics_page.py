@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from understudy.report.metrics import (
-    DISTRIBUTIONS,
-    SCALARS,
-    TIER_DISTRIBUTIONS,
-    TIER_ROWS,
-    TIER_SCALARS,
-    Metric,
-)
+from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.statistics import PERCENTILE_METHOD
+from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_ROWS, TIER_SCALARS
 from understudy.run.schema import columns_of
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
+
+if TYPE_CHECKING:
+    from understudy.report.metric import Metric
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -17,7 +17,8 @@ from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.events import Stored
 from understudy.report import Report, Slo
-from understudy.report.metrics import DISTRIBUTIONS, SCALARS, TIER_METRICS
+from understudy.report.metrics import DISTRIBUTIONS, SCALARS
+from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import LINK_WINDOWS
 from understudy.run.offline import OfflineRun, run_offline
 from understudy.tiers import TiersConfig

@@ -19,8 +19,8 @@ from report.tier_building import tiered
 from understudy.errors import InvalidArgument
 from understudy.report import Report, Statistics
 from understudy.report.html import page
-from understudy.report.metrics import TIER_METRICS
 from understudy.report.text import size
+from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import LINK_WINDOWS, TiersReport
 from understudy.workload.columns import RowError
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from understudy.report.goodput import Goodput, Slo
-from understudy.report.metrics import METRICS, Metric
+from understudy.report.metric import Metric
+from understudy.report.metrics import METRICS
 from understudy.report.report import KvUsage, PrefixHitRatio, Report, RequestCounts, Throughput, TokenCounts
 from understudy.report.statistics import PERCENTILE_METHOD, Statistics
 from understudy.report.tiers import LinkUse, TierCounts, TiersReport, TierUse

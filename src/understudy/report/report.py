@@ -14,9 +14,10 @@ from understudy.errors import InvalidArgument
 from understudy.outputs import create
 from understudy.report.goodput import Goodput, ratio
 from understudy.report.latency import NS_PER_MS, NS_PER_S, Latencies, present
-from understudy.report.metrics import METRICS, TIER_METRICS
+from understudy.report.metrics import METRICS
 from understudy.report.series import worker_means
 from understudy.report.statistics import PERCENTILE_METHOD, Statistics
+from understudy.report.tier_metrics import TIER_METRICS
 from understudy.report.tiers import TiersReport
 from understudy.run.timeline import FinishReason, Status
 from understudy.run.times import times_in_words

@@ -79,7 +79,7 @@ class TierCounts:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TiersReport:
-    """The tiers of a run; every number is defined in `understudy.report.metrics`."""
+    """The tiers of a run; every number is defined in `understudy.report.tier_metrics`."""
 
     onboard_ms: Statistics
     parked_ms: Statistics

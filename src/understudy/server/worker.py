@@ -11,9 +11,10 @@ from understudy.errors import ConfigError
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.knobs import Latency
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
-from understudy.server.lateness import BOUNDS_S
 from understudy.server.metrics import Registry
+from understudy.server.metrics.cache_info import add_cache_info
 from understudy.server.metrics.features import SleepMetrics
+from understudy.server.metrics.late import add_lateness
 from understudy.server.metrics.others import SglangMetrics, add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.vllm import VllmMetrics
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from understudy.server.driver import Driver
     from understudy.server.engines import GivenEngine
     from understudy.server.lateness import Lateness
-    from understudy.server.metrics import Histogram
     from understudy.server.outputs import Outputs
     from understudy.server.settings import ServerSettings
 
@@ -45,37 +45,6 @@ class Diary(Protocol):
 
     def on_step(self, worker: int, core: EngineCore, now_ns: int) -> None:
         """A step has ended."""
-
-
-CACHE_INFO = {
-    "_block_size_resolved": "True",
-    "cache_dtype": "auto",
-    "gpu_memory_utilization": "0.92",
-    "is_attention_free": "False",
-    "kv_cache_dtype_skip_layers": "[]",
-    "kv_offloading_backend": "native",
-    "kv_sharing_fast_prefill": "False",
-    "enable_mamba_shared_prefix_checkpoint": "False",
-    "mamba_cache_dtype": "auto",
-    "mamba_cache_mode": "none",
-    "mamba_ssm_cache_dtype": "auto",
-    "prefix_cache_retention_interval": "0",
-    "prefix_caching_hash_algo": "sha256",
-    "replayssm_buffer_len": "16",
-    "swa_bounded_replay": "True",
-    "use_kda_recoverssm": "False",
-    "use_replayssm": "False",
-    "user_specified_block_size": "True",
-    **dict.fromkeys(
-        (
-            *("cache_hit_alignment_tokens", "hash_block_size", "kv_cache_layout", "kv_cache_memory_bytes"),
-            *("kv_offloading_size", "mamba_block_size", "mamba_page_size_padded", "num_cpu_blocks"),
-            *("prefix_match_unit", "skip_page_size_padded", "sliding_window"),
-        ),
-        "None",
-    ),
-}
-"""The labels of cache_config_info that say nothing of a simulated cache, as vLLM writes its defaults."""
 
 
 class Worker:
@@ -156,7 +125,7 @@ class Worker:
             )
             for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
         }
-        self._add_info()
+        add_cache_info(self.registry, settings, len(self.cores))
         self.http = HttpMetrics(self.registry)
         self._sleep_metrics = SleepMetrics(self.registry)
         self.on_events: Callable[[int, int, EventBatch], None] | None = None
@@ -176,7 +145,7 @@ class Worker:
             ]
         if given is not None and self.senders:
             given.tell(self.senders[0])
-        self._add_lateness(token_lateness)
+        add_lateness(self.registry, driver.step_lateness, token_lateness)
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         for core in self.cores:
             driver.observe(core, self)
@@ -370,47 +339,3 @@ class Worker:
         """Let go of what others could want, such as addresses."""
         for sender in self.senders:
             sender.close()
-
-    # ── Metrics ──
-
-    def _add_info(self) -> None:
-        engine = self.settings.engine
-        for rank in range(len(self.cores)):
-            labels = {
-                **CACHE_INFO,
-                **self.settings.cache_info,
-                "engine": str(rank),
-                "block_size": str(engine.block_size),
-                "effective_attention_block_size": str(engine.block_size),
-                "num_gpu_blocks": str(engine.num_gpu_blocks),
-                "num_gpu_blocks_override": str(engine.num_gpu_blocks),
-                "enable_prefix_caching": str(engine.enable_prefix_caching),
-                "kv_cache_size_tokens": str(engine.num_gpu_blocks * engine.block_size),
-                "kv_cache_max_concurrency": str(
-                    engine.num_gpu_blocks * engine.block_size / self.settings.max_model_len
-                ),
-            }
-            self.registry.gauge("vllm:cache_config_info", "The cache's settings.", lambda: 1.0, **labels)
-
-    def _add_lateness(self, tokens: Lateness | None) -> None:
-        sources = {"step_end": self.driver.step_lateness}
-        if tokens is not None:
-            sources["token"] = tokens
-        for what, source in sources.items():
-            for name, share in (("0.5", 0.5), ("0.99", 0.99)):
-                self.registry.gauge(
-                    "understudy:lateness_quantile_seconds",
-                    "How late the machine is: tokens delivered and steps ended after they were due.",
-                    lambda source=source, share=share: source.quantile(share),  # type: ignore[misc]
-                    what=what,
-                    quantile=name,
-                )
-            shown = self.registry.histogram(
-                "understudy:lateness_seconds", "The same as a distribution.", BOUNDS_S, what=what
-            )
-
-            def refresh(shown: Histogram = shown, source: Lateness = source) -> None:
-                shown.counts = list(source.counts)
-                shown.count, shown.sum = source.count, source.sum_s
-
-            self.registry.before_page(refresh)

@@ -20,7 +20,7 @@ from understudy.report.html.tier_charts import tier_cards
 from understudy.report.html.tier_tables import tier_tables
 from understudy.report.html.tiles import change, tiles
 from understudy.report.latency import NS_PER_S
-from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS, Metric
+from understudy.report.metrics import DISTRIBUTIONS, SCALARS, STATISTICS
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.text import duration, fixed, quantity, significant
 from understudy.run.schema import NEVER
@@ -29,6 +29,7 @@ from understudy.run.times import times_in_words
 
 if TYPE_CHECKING:
     from understudy.report.html.charts import Card
+    from understudy.report.metric import Metric
     from understudy.report.report import Report
 
 MOST_PROBLEMS = 50

@@ -6,11 +6,13 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from understudy.report.metrics import BY_KEY, STATISTICS, TIER_DISTRIBUTIONS, TIER_SCALARS, Metric
+from understudy.report.metrics import BY_KEY, STATISTICS
 from understudy.report.text import NONE, fixed, quantity, size
+from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_SCALARS
 from understudy.report.tier_table import arrow, limiting
 
 if TYPE_CHECKING:
+    from understudy.report.metric import Metric
     from understudy.report.report import Report
 
 TIER_COLUMNS = {

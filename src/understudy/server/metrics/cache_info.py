@@ -1,0 +1,60 @@
+"""The settings of the cache as a metric, the way vLLM has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from understudy.server.metrics.families import Registry
+    from understudy.server.settings import ServerSettings
+
+CACHE_INFO = {
+    "_block_size_resolved": "True",
+    "cache_dtype": "auto",
+    "gpu_memory_utilization": "0.92",
+    "is_attention_free": "False",
+    "kv_cache_dtype_skip_layers": "[]",
+    "kv_offloading_backend": "native",
+    "kv_sharing_fast_prefill": "False",
+    "enable_mamba_shared_prefix_checkpoint": "False",
+    "mamba_cache_dtype": "auto",
+    "mamba_cache_mode": "none",
+    "mamba_ssm_cache_dtype": "auto",
+    "prefix_cache_retention_interval": "0",
+    "prefix_caching_hash_algo": "sha256",
+    "replayssm_buffer_len": "16",
+    "swa_bounded_replay": "True",
+    "use_kda_recoverssm": "False",
+    "use_replayssm": "False",
+    "user_specified_block_size": "True",
+    **dict.fromkeys(
+        (
+            *("cache_hit_alignment_tokens", "hash_block_size", "kv_cache_layout", "kv_cache_memory_bytes"),
+            *("kv_offloading_size", "mamba_block_size", "mamba_page_size_padded", "num_cpu_blocks"),
+            *("prefix_match_unit", "skip_page_size_padded", "sliding_window"),
+        ),
+        "None",
+    ),
+}
+"""The labels of cache_config_info that say nothing of a simulated cache, as vLLM writes its defaults."""
+
+
+def add_cache_info(registry: Registry, settings: ServerSettings, ranks: int) -> None:
+    """The line of every rank."""
+    engine = settings.engine
+    for rank in range(ranks):
+        labels = {
+            **CACHE_INFO,
+            **settings.cache_info,
+            "engine": str(rank),
+            "block_size": str(engine.block_size),
+            "effective_attention_block_size": str(engine.block_size),
+            "num_gpu_blocks": str(engine.num_gpu_blocks),
+            "num_gpu_blocks_override": str(engine.num_gpu_blocks),
+            "enable_prefix_caching": str(engine.enable_prefix_caching),
+            "kv_cache_size_tokens": str(engine.num_gpu_blocks * engine.block_size),
+            "kv_cache_max_concurrency": str(
+                engine.num_gpu_blocks * engine.block_size / settings.max_model_len
+            ),
+        }
+        registry.gauge("vllm:cache_config_info", "The cache's settings.", lambda: 1.0, **labels)
