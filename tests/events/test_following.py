@@ -263,6 +263,14 @@ def test_two_publishers_under_one_name_are_found_and_nothing_of_them_believed() 
             assert view.subscriber.state == "partial"
 
 
+def test_a_publisher_that_nobody_can_ask_keeps_nothing() -> None:
+    with Publisher("tcp://127.0.0.1:*") as source:
+        for i in range(1, 100):
+            source.publish([stored(i)])
+        assert not source._ring
+        assert len(source._mirror) == 0
+
+
 def test_a_subscriber_that_never_reads_costs_the_publisher_nothing() -> None:
     with publisher(hwm=10) as source:
         view = follow(source, hwm=10)

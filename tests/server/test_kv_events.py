@@ -219,10 +219,10 @@ def test_of_blocks_that_no_tier_has_the_tokens_of_the_latest_are_kept(
     for number in (1, 2, 3):
         fleet.put(fleet.device, number)
     assert fleet.said == [(1, (2, 3)), (1, None), (1, (6, 7))]
-    assert len(fleet.sender._origins) == 2  # 1, of which nobody has a copy any more, and 3
+    assert len(fleet.sender._tokens) == 2  # 1, of which nobody has a copy any more, and 3
     fleet.sender.forget_all()
     fleet.ask(4)
-    assert len(fleet.sender._origins) == 2
+    assert len(fleet.sender._tokens) == 2
     fleet.sender.close()
 
 
@@ -238,17 +238,17 @@ def test_blocks_of_requests_on_their_way_keep_their_tokens_however_many_wait(
         fleet.sender.hold(waiting[-1])
     again = LiveRequest("again", 2, 1, TokenBlocks([0, 1], 2).identities, Nobody())
     fleet.sender.hold(again)
-    assert len(fleet.sender._origins) == 20
+    assert len(fleet.sender._tokens) == 20
     fleet.put(fleet.device, 7)
     assert fleet.said == [(1, (14, 15))]
     waiting.clear()  # they have ended
     gc.collect()
     fleet.put(fleet.device, 0)
     assert fleet.said[1:] == [(1, (0, 1))]  # of whose block another still waits
-    assert len(fleet.sender._origins) == 3  # the one that is there, and two others
+    assert len(fleet.sender._tokens) == 3  # the one that is there, and two others
     fleet.sender.restart()
     del again
     gc.collect()
     fleet.ask(5)
-    assert list(fleet.sender._origins) == list(fleet.sender._nowhere)
+    assert list(fleet.sender._tokens) == list(fleet.sender._nowhere)
     fleet.sender.close()

@@ -117,8 +117,9 @@ class Publisher:
         with self._lock:
             sequence = self._sequence
             self._sequence += 1
-            self._ring.append((sequence, payload))
-            self._mirror.apply(events)
+            if self.replay is not None:  # else nobody can ask
+                self._ring.append((sequence, payload))
+                self._mirror.apply(events)
             if not lost:
                 self._send(live_frames(self.topic, sequence, payload))
         return sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -61,12 +61,11 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
-class _Origin(msgspec.Struct, frozen=True):
-    """Whose blocks these are."""
+class _Names(NamedTuple):
+    """What blocks are told with beside their tokens, "" where there is none."""
 
-    tokens: npt.NDArray[np.uint32]
-    salt: str
     lora: str
+    salt: str
     session: str
 
 
@@ -83,13 +82,14 @@ class KvEventSender:
         self._rank = rank
         self._block_size = block_size
         self._keep_blocks = keep_blocks
-        self._origins: dict[int, tuple[_Origin, int]] = {}
+        self._tokens: dict[int, bytes] = {}  # as 32-bit numbers: a fleet has many blocks
+        self._names: dict[int, _Names] = {}  # of those that have any
         self._copies: dict[int, int] = {}  # on all tiers, of those that are on any
         self._held: dict[int, int] = {}  # by requests on their way
         self._lives = 0  # engines that have died
         # What requests held that live no more, with the engine's life that they were of.
         self._gone: deque[tuple[int, list[int]]] = deque()
-        self._nowhere: dict[int, None] = {}  # the rest of those whose origin is known, the longest ago first
+        self._nowhere: dict[int, None] = {}  # the rest of those whose tokens are known, the longest ago first
         self._cleared = False
         self.stopped = False
         self.lose = 0
@@ -139,10 +139,15 @@ class KvEventSender:
         session: str = "",
     ) -> None:
         """A request comes whose blocks are these."""
-        origins = self._origins
-        origin = _Origin(tokens, salt, lora, session)
+        size = self._block_size
+        names = _Names(lora, salt, session) if lora or salt or session else None
         for place, value in enumerate(identities.sequence_hashes.tolist()):
-            origins[value] = (origin, place * self._block_size)
+            if value not in self._tokens:
+                self._tokens[value] = tokens[place * size : (place + 1) * size].tobytes()
+            if names is not None:
+                self._names[value] = names
+            elif self._names:
+                self._names.pop(value, None)
             if value not in self._copies and value not in self._held:
                 self._nowhere.pop(value, None)
                 self._nowhere[value] = None
@@ -165,7 +170,7 @@ class KvEventSender:
                 left = self._held.pop(value) - 1
                 if left > 0:
                     self._held[value] = left
-                elif value not in self._copies and value in self._origins:
+                elif value not in self._copies and value in self._tokens:
                     self._nowhere[value] = None
 
     def _came(self, value: int) -> None:
@@ -176,7 +181,7 @@ class KvEventSender:
         left = self._copies.pop(value, 0) - 1
         if left > 0:
             self._copies[value] = left
-        elif value in self._origins and value not in self._held:
+        elif value in self._tokens and value not in self._held:
             self._nowhere[value] = None
 
     def _forget_some(self) -> None:
@@ -184,19 +189,20 @@ class KvEventSender:
         while len(self._nowhere) > self._keep_blocks:
             value = next(iter(self._nowhere))
             del self._nowhere[value]
-            del self._origins[value]
+            del self._tokens[value]
+            self._names.pop(value, None)
 
     def forget_all(self) -> None:
         """The cache was cleared: readers hear of it with the next step."""
         self._cleared = True
         self._copies.clear()
-        self._nowhere = {value: None for value in self._origins if value not in self._held}
+        self._nowhere = {value: None for value in self._tokens if value not in self._held}
 
     def restart(self) -> None:
         """The engine died and another took its place: its stream begins again at 0."""
         self._publisher.close()
         self._lives += 1
-        for known in (self._origins, self._copies, self._held, self._nowhere):
+        for known in (self._tokens, self._names, self._copies, self._held, self._nowhere):
             known.clear()
         self._cleared = False
         self._publisher = self._open()
@@ -229,21 +235,20 @@ class KvEventSender:
 
     def _with_tokens(self, event: Stored) -> Stored:
         blocks = []
-        origin: _Origin | None = None
-        size = self._block_size
         for block in event.blocks:
-            known = self._origins.get(block.sequence_hash)
-            if known is None:
+            tokens = self._tokens.get(block.sequence_hash)
+            if tokens is None:
                 return event
-            origin, first = known
-            ids = tuple(origin.tokens[first : first + size].tolist())
-            blocks.append(msgspec.structs.replace(block, token_ids=ids))
+            blocks.append(msgspec.structs.replace(block, token_ids=tuple(memoryview(tokens).cast("I"))))
+        names = (
+            self._names.get(blocks[-1].sequence_hash, _Names("", "", "")) if blocks else _Names("", "", "")
+        )
         return msgspec.structs.replace(
             event,
             blocks=tuple(blocks),
-            lora=(origin.lora or None) if origin else None,
-            salt=(origin.salt or None) if origin else None,
-            session=(origin.session or None) if origin else None,
+            lora=names.lora or None,
+            salt=names.salt or None,
+            session=names.session or None,
         )
 
     def close(self) -> None:

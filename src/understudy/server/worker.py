@@ -138,7 +138,8 @@ class Worker:
         config = KvEventsConfig.read(settings.kv_events_config)
         config = config.at(settings.host, settings.port, settings.names[0])
         if config.publishes:
-            keep = 4 * settings.engine.num_gpu_blocks + 1024
+            # A copy that is still on its way down may be told of after its block has gone above.
+            keep = 512 + (4 * settings.engine.num_gpu_blocks if settings.tiers.tiers else 0)
             self.senders = [
                 KvEventSender(config, settings.engine.block_size, rank, keep_blocks=keep)
                 for rank in range(len(self.cores))
