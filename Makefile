@@ -40,7 +40,7 @@ help:
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop   our events read by Dynamo'"'"'s own router, in an environment of its own'
 	@echo 'make clang     the core compiled by clang, warnings as errors (CLANG=clang++-16 names another one)'
-	@echo 'make mutants   one-line faults put into the core, each of which a test must notice (a minute each)'
+	@echo 'make mutants   one-line faults put into the core, each of which a test must notice (one build, then some seconds each)'
 	@echo 'make bench     the benchmarks, each against a peer measured in the same run'
 	@echo 'make fuzz      the test suite with new random examples (make test draws the same ones every time)'
 	@echo 'make soak      the randomised state machines, SOAK_OPS=$(SOAK_OPS) operations, and SOAK_SECONDS=$(SOAK_SECONDS) of scenarios'
