@@ -66,3 +66,18 @@ def check_pools(pools: Sequence[WorkerPool]) -> None:
         raise ConfigError(f"pools of one fleet need one block_size, got {listed}")
     if len({pool.engine.scheduling_policy for pool in pools}) > 1:
         raise ConfigError("pools of one fleet need one scheduling_policy: it says how requests are named")
+
+
+def pools_of(
+    pools: Sequence[WorkerPool], engine: VllmConfig | None, workers: int, tiers: TiersConfig | None
+) -> Sequence[WorkerPool]:
+    """The pools that were given, or one of workers that are all alike; ConfigError where they make no fleet."""
+    if pools and (engine is not None or workers != 1 or tiers is not None):
+        raise ConfigError(
+            "pools have engines, workers and tiers of their own: leave engine, workers and tiers out"
+        )
+    pools = pools or [
+        WorkerPool(engine=VllmConfig() if engine is None else engine, workers=workers, tiers=tiers)
+    ]
+    check_pools(pools)
+    return pools
