@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,40 @@ def test_standard_output_is_a_dash(capfdbinary: pytest.CaptureFixture[bytes]) ->
         file.write(b"out")
     assert capfdbinary.readouterr().out == b"out"
     assert not Path("-").exists()
+
+
+def test_standard_output_that_is_a_file_goes_on_behind_what_it_has(tmp_path: Path) -> None:
+    path, link = tmp_path / "log", tmp_path / "link"
+    path.write_text("precious\n")
+    link.symlink_to("/dev/stdout")
+    script = (
+        "from understudy.outputs import create\n"
+        "print('a table', flush=True)\n"
+        f"for name in ('-', '/dev/stdout', '/dev/fd/1', '/proc/self/fd/1', {str(link)!r}):\n"
+        "    with create(name) as file:\n"
+        "        file.write(name[-4:].encode() + b'\\n')\n"
+        "print('the end')\n"
+    )
+    with path.open("ab") as log:
+        subprocess.run([sys.executable, "-c", script], stdout=log, check=True)
+    assert path.read_text().splitlines() == [
+        *("precious", "a table", "-", "dout", "fd/1", "fd/1", "link", "the end")
+    ]
+
+
+def test_a_pipe_that_the_shell_has_opened_is_written_as_it_is() -> None:
+    read_end, write_end = os.pipe()
+    with create(f"/dev/fd/{write_end}") as file:
+        file.write(b"out")
+    check_outputs({"--json": f"/dev/fd/{write_end}"}, {})
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        assert pipe.read() == b"out"
+
+
+def test_two_names_of_standard_output_are_one_output() -> None:
+    with pytest.raises(ConfigError, match="--html would overwrite /dev/stdout, which is written for --json"):
+        check_outputs({"--json": "-", "--html": "/dev/stdout"}, {})
 
 
 @pytest.mark.parametrize("how", ["same", "dotted", "symlink", "hard link"])

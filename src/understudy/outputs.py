@@ -29,8 +29,8 @@ _PATHS = ("path", "timing", "tokenizer", "model")  # settings whose value is rea
 def create(path: FilePath) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of `path` when the block ends well; else what was there stays.
 
-    A link is followed; a device or a pipe, and `-` (standard output), are written as they are. InvalidArgument names
-    the file that cannot be written.
+    A link is followed; a device or a pipe, `-` (standard output) and what the shell has opened (`/dev/stdout`,
+    `>(command)`) are written as they are. InvalidArgument names the file that cannot be written.
     """
     if is_stdout(path):
         yield sys.stdout.buffer
@@ -38,6 +38,10 @@ def create(path: FilePath) -> Iterator[IO[bytes]]:
         return
     target = Path(os.path.realpath(path))
     try:
+        if (opened := _descriptor(path)) is not None:
+            with os.fdopen(os.dup(opened), "wb") as file:
+                yield file
+            return
         if _is_special(target):
             with target.open("wb") as file:
                 yield file
@@ -97,7 +101,26 @@ def files_named(settings: Any, name: str = "") -> dict[str, Path]:
 
 def is_stdout(path: FilePath) -> bool:
     """Whether an output of that name goes to standard output."""
-    return os.fspath(path) == STDOUT
+    return os.fspath(path) == STDOUT or _descriptor(path) == 1
+
+
+def _descriptor(path: FilePath) -> int | None:
+    """The number of a file that this process has open, where the path is a name of it, as `/dev/stdout` is.
+
+    Such a name resolves to the file behind it, which may have more in it than we are about to write, and writers
+    besides us; to that of a pipe, which nobody can open.
+    """
+    place = os.fspath(path)
+    for _ in range(40):  # links, before it is a loop
+        folder, name = os.path.split(place)
+        folder = os.path.realpath(folder)
+        if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and name.isdecimal():
+            return int(name)
+        place = os.path.join(folder, name)
+        if not os.path.islink(place):
+            return None
+        place = os.path.join(folder, os.readlink(place))
+    return None
 
 
 def _check_place(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -140,6 +141,17 @@ def test_a_trace_comes_from_standard_input_too(
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert main(["replay", "-", "--digest"]) == 0
         assert capsys.readouterr().out == digest
+
+
+@pytest.mark.parametrize("verb", [["replay", "-", "--json"], ["convert", "-"]])
+def test_a_trace_on_standard_input_is_not_overwritten_either(trace: Path, verb: list[str]) -> None:
+    before = trace.read_bytes()
+    with trace.open("rb") as stdin:
+        command = [sys.executable, "-m", "understudy", *verb, str(trace)]
+        said = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
+    assert said.returncode == 2
+    assert "which is read for TRACE" in said.stderr.replace("\n", "")
+    assert trace.read_bytes() == before
 
 
 # ── Nothing to report ──

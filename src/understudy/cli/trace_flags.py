@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
 
 STDIN = "-"  # as the name of the trace
 FORMATS = """\
@@ -44,7 +44,7 @@ def reader_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
 
 
-def path_read(args: argparse.Namespace) -> Path | None:
-    """The file that will be read; None for standard input."""
+def path_read(args: argparse.Namespace) -> Path:
+    """The file that will be read, of which standard input may be another name."""
     path: Path = args.trace
-    return None if str(path) == STDIN else path
+    return Path("/dev/stdin") if str(path) == STDIN else path
