@@ -112,7 +112,7 @@ MUTANTS = [
         "core/links/link_flow_meters.cpp",
         "past_ticks <= late_ticks",
         "past_ticks <= (FAULT ? 262144 : late_ticks)",
-        "tests/tiers/test_links.py",
+        "tests/tiers/test_links_exact.py",
     ),
     Mutant(
         "events of the host wait for the end of the step",

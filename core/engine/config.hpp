@@ -77,9 +77,9 @@ struct EngineConfig {
   bool preempted_first = true;    // in the queue, before those who were passed over because of their adapter
   bool phantom_hits = true;       // a victim already scheduled keeps keys of blocks that nobody will compute
 
-  bool events = false;        // keep what happens to blocks until it is drained; nothing without prefix caching
+  bool events = false;        // keep what happens to blocks until it is taken; nothing without prefix caching
   bool known_blocks = false;  // keep what a step changes until it ends, for VllmEngine::known_prefix; without tiers
-  bool kv_trace = false;      // keep a record of every allocation and eviction until it is drained
+  bool kv_trace = false;      // keep a record of every allocation and eviction until it is taken
   double stay_sample = 0.0;   // share of blocks whose stay is measured, step by step only
   bool check = false;         // verify conservation and the truth of events at the end of every step
 };

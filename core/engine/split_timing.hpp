@@ -56,8 +56,8 @@ class PolynomialTiming final : public SplitTiming {
                          : std::fmin(1.0, static_cast<double>(context_tokens) / static_cast<double>(capacity_tokens));
     return std::fmax(1.0, -25.74 * u * u + 54.01 * u + 5.74);
   }
-  bool foresee_ms(const DecodeLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups,
-                  std::span<double> out) const override {
+  bool next_steps_ms(const DecodeLoad& load, std::uint64_t capacity_tokens, const Speedups& speedups,
+                     std::span<double> out) const override {
     const double speedup = speedups.all * speedups.decode;
     std::uint64_t context = load.context_tokens;
     for (double& ms : out) {

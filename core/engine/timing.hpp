@@ -40,8 +40,8 @@ class TimingModel {
                                 const Speedups& speedups) const = 0;
   // The same for as many steps in which all of these decode, each with a context a token longer in every step. False,
   // and nothing is said: this model wants to be asked of one step at a time.
-  virtual bool foresee_ms(const DecodeLoad&, std::uint64_t /*capacity_tokens*/, const Speedups&,
-                          std::span<double> /*out*/) const {
+  virtual bool next_steps_ms(const DecodeLoad&, std::uint64_t /*capacity_tokens*/, const Speedups&,
+                             std::span<double> /*out*/) const {
     return false;
   }
   // What every step takes that decodes at least this with a mean context of at least that, or 0 where nobody can tell.
@@ -77,9 +77,9 @@ struct StepTiming {
   // What the next steps take in which all of these decode; returns of how many that is known now, from the first on: at
   // least one, at most `out.size()` (itself at most kMostAtOnce).
   static constexpr std::size_t kMostAtOnce = 32;
-  std::size_t foresee(const DecodeLoad& first, std::uint64_t capacity_tokens, std::span<std::int64_t> out) const {
+  std::size_t next_steps_ns(const DecodeLoad& first, std::uint64_t capacity_tokens, std::span<std::int64_t> out) const {
     std::array<double, kMostAtOnce> ms;
-    if (out.size() > 1 && model->foresee_ms(first, capacity_tokens, speedups, std::span(ms).first(out.size()))) {
+    if (out.size() > 1 && model->next_steps_ms(first, capacity_tokens, speedups, std::span(ms).first(out.size()))) {
       std::size_t known = 0;
       for (; known < out.size() && (known == 0 || is_duration(ms[known])); ++known) out[known] = rounded(ms[known]);
       return known;

@@ -15,14 +15,14 @@ constexpr double kMaxGbps = 1e6;
 constexpr LinkFlow::Wide kMaxBacklogNs = LinkFlow::Wide{1} << 58;  // nine years: times stay far from the end of int64
 
 // Whole bytes per second; 0 stands for no limit.
-std::uint64_t bytes_per_second(const std::string& name, double gbps) {
+std::uint64_t bytes_per_second(const std::string& what, double gbps) {
   if (gbps == std::numeric_limits<double>::infinity()) return 0;
   if (gbps == 0) {
-    throw Error(ErrorKind::ConfigError, "link ", name,
+    throw Error(ErrorKind::ConfigError, what,
                 ": bandwidth_gbps must be positive, got 0; for no limit say inf (Dynamo reads 0 as unlimited)");
   }
   if (!(gbps >= 1e-9) || gbps > kMaxGbps) {
-    throw Error(ErrorKind::ConfigError, "link ", name, ": bandwidth_gbps must be from 1e-9 to ", kMaxGbps,
+    throw Error(ErrorKind::ConfigError, what, ": bandwidth_gbps must be from 1e-9 to ", kMaxGbps,
                 " (10^9 bytes per second) or inf, got ", gbps);
   }
   return static_cast<std::uint64_t>(std::llround(gbps * 1e9));
@@ -45,7 +45,8 @@ double ns_of(LinkFlow::Tick tick) {
 }  // namespace
 
 DuplexId Links::add_duplex(const std::string& name, double bandwidth_gbps, bool demand_first) {
-  duplexes_.push_back({flow_.add_port(bytes_per_second(name, bandwidth_gbps), demand_first), name, bandwidth_gbps});
+  const std::uint64_t most = bytes_per_second("duplex " + name, bandwidth_gbps);
+  duplexes_.push_back({flow_.add_port(most, demand_first), name, bandwidth_gbps});
   return static_cast<DuplexId>(duplexes_.size() - 1);
 }
 
@@ -55,7 +56,7 @@ LinkId Links::add_link(const LinkSpec& spec) {
   if (spec.duplex && *spec.duplex >= duplexes_.size())
     throw Error(ErrorKind::ConfigError, "link ", spec.name, ": there is no duplex ", *spec.duplex);
   Link link;
-  link.port = flow_.add_port(bytes_per_second(spec.name, spec.bandwidth_gbps), spec.demand_first);
+  link.port = flow_.add_port(bytes_per_second("link " + spec.name, spec.bandwidth_gbps), spec.demand_first);
   link.fixed_ns = spec.fixed_ns;
   link.duplex = spec.duplex;
   link.usage.name = spec.name;
@@ -66,25 +67,25 @@ LinkId Links::add_link(const LinkSpec& spec) {
 
 void Links::set_share(std::int64_t now_ns, LinkId id, double share) {
   if (id >= links_.size()) throw Error(ErrorKind::InvalidArgument, "there is no link ", id);
-  lower(now_ns, links_[id].port, links_[id].usage.name, links_[id].usage.bandwidth_gbps, share);
+  lower(now_ns, links_[id].port, "link " + links_[id].usage.name, links_[id].usage.bandwidth_gbps, share);
 }
 
 void Links::set_duplex_share(std::int64_t now_ns, DuplexId id, double share) {
   if (id >= duplexes_.size()) throw Error(ErrorKind::InvalidArgument, "there is no duplex ", id);
-  lower(now_ns, duplexes_[id].port, duplexes_[id].name, duplexes_[id].bandwidth_gbps, share);
+  lower(now_ns, duplexes_[id].port, "duplex " + duplexes_[id].name, duplexes_[id].bandwidth_gbps, share);
 }
 
-void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& name, double bandwidth_gbps,
+void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& what, double bandwidth_gbps,
                   double share) {
   if (!(share >= kLeastShare && share <= 1)) {
-    throw Error(ErrorKind::InvalidArgument, "link ", name, ": a share of its bandwidth is from ", kLeastShare,
-                " to 1, got ", share);
+    throw Error(ErrorKind::InvalidArgument, what, ": a share of its bandwidth is from ", kLeastShare, " to 1, got ",
+                share);
   }
-  const std::uint64_t usual = bytes_per_second(name, bandwidth_gbps);
-  if (usual == 0) throw Error(ErrorKind::InvalidArgument, "link ", name, " has no limit that could be lowered");
+  const std::uint64_t usual = bytes_per_second(what, bandwidth_gbps);
+  if (usual == 0) throw Error(ErrorKind::InvalidArgument, what, " has no limit that could be lowered");
   const double least_share = std::min(least_share_, share);
   if (takes_years(backlog_ns_, least_share))
-    throw Error(ErrorKind::CapacityExhausted, "link ", name, ": what is under way would take years");
+    throw Error(ErrorKind::CapacityExhausted, what, ": what is under way would take years");
   advance(now_ns);
   least_share_ = least_share;
   const auto lowered = static_cast<std::uint64_t>(static_cast<double>(usual) * share);

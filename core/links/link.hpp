@@ -93,7 +93,7 @@ class Links {
     double bandwidth_gbps = 0;
   };
 
-  void lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& name, double bandwidth_gbps, double share);
+  void lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& what, double bandwidth_gbps, double share);
   LinkFlow::LaneId lane_of(std::span<const LinkId> path, Priority priority);
   void advance(std::int64_t now_ns);
   static bool takes_years(LinkFlow::Wide backlog_ns, double least_share);

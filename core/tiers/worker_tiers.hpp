@@ -143,7 +143,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<RequestSlot> take_ready() { return std::exchange(ready_, {}); }
   bool has_ready() const noexcept { return !ready_.empty(); }
   std::size_t parked() const noexcept { return parked_ + ready_.size(); }  // and not taken since
-  // The request is gone, or was never parked; what is under way drains.
+  // The request is gone, or was never parked; what is under way goes on to its end.
   void abandon(RequestSlot who);
   // Where each block behind the prefix came from when the request was last loaded, and that position; forgets it.
   struct Origin {

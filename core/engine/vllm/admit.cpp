@@ -85,7 +85,7 @@ bool VllmEngine::only_decodes() const {
 }
 
 // What the device has of it.
-VllmEngine::Admission VllmEngine::look_up(RequestSlot slot) {
+Admission VllmEngine::look_up(RequestSlot slot) {
   EngineRequest& request = requests_[slot];
   Admission head;
   head.slot = slot;

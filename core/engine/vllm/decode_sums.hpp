@@ -50,7 +50,7 @@ class DecodeSums {
     std::array<std::int64_t, StepTiming::kMostAtOnce> durations_ns;
     for (std::uint64_t done = 0; done < steps;) {
       const auto some = std::span(durations_ns).first(std::min<std::uint64_t>(steps - done, durations_ns.size()));
-      const std::size_t known = timing.foresee(after(done), capacity_tokens, some);
+      const std::size_t known = timing.next_steps_ns(after(done), capacity_tokens, some);
       sum_ns += std::accumulate(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(known), std::int64_t{0});
       done += known;
     }

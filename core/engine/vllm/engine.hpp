@@ -23,6 +23,7 @@
 #include "engine/kv_trace.hpp"
 #include "engine/timing.hpp"
 #include "engine/token_log.hpp"
+#include "engine/vllm/admission.hpp"
 #include "engine/vllm/batch.hpp"
 #include "engine/vllm/burst_sampler.hpp"
 #include "engine/vllm/decode_sums.hpp"
@@ -121,7 +122,7 @@ class VllmEngine final : public Engine {
   std::int64_t now_ns() const noexcept override { return now_ns_; }
   void skip_to(std::int64_t time_ns) noexcept override {
     now_ns_ = std::max(now_ns_, time_ns);
-    foreseen_.reset();
+    finish_bound_.reset();
   }
   std::int64_t wake_ns() const override;
   void set_leaping(bool on) noexcept { leaping_ = on; }
@@ -173,33 +174,6 @@ class VllmEngine final : public Engine {
   static constexpr std::uint64_t kThrashing = 1 << 17;  // fruitless preemptions: far more than real progress has
   using Room = KvBackend::Room;
 
-  // The head of the queue was not admitted, and will not be while this stands: the others only decode.
-  struct Refusal {
-    bool stands = false;
-    bool wants_block = false;
-    LineageHash missing;         // the block that would lengthen its hit
-    std::uint64_t released = 0;  // by the tiers until then
-  };
-  // Nothing can be computed before a transfer lands, unless somebody comes or goes.
-  struct LandingWait {
-    bool on = false;
-    bool visited = false;        // somebody came or went since the last step began
-    std::uint64_t released = 0;  // by the tiers until then
-  };
-  // The head of the queue, as the step at hand could admit it.
-  struct Admission {
-    RequestSlot slot = 0;
-    std::size_t limit = 0;  // blocks that it could find at most
-    KvHit hit;
-    std::uint32_t hit_tokens = 0;
-    std::uint32_t wanted = 0;  // tokens that it would compute if the budget were no matter
-    std::uint32_t tokens = 0;  // that it does
-    bool padded = false;       // with blank drafts
-    bool too_long = false;     // without chunks, for the budget that is left
-    bool slow_load = false;    // tiers have more of it, and would take longer than computing it
-
-    std::uint32_t total() const noexcept { return hit_tokens + tokens; }
-  };
   // What `play` does with the step that is in progress when its time is up.
   enum class Last : std::uint8_t {
     Open,    // it has begun
@@ -312,10 +286,10 @@ class VllmEngine final : public Engine {
   }
   std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
 
-  // forecast.cpp
+  // finish_bound.cpp
   std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
   std::optional<Outlook> outlook() const;
-  std::int64_t foresee_finish() const;
+  std::int64_t finish_bound() const;
 
   // rest.cpp
   std::uint64_t steps_to_rest() const;
@@ -381,10 +355,10 @@ class VllmEngine final : public Engine {
   std::int64_t now_ns_ = 0;
   bool in_step_ = false;
   bool stuck_ = false;
-  mutable std::optional<std::int64_t> foreseen_;  // no_finish_before, while nothing has changed
-  bool played_through_ = false;                   // the last step, to its end after the time that was asked for
-  bool catching_up_ = false;                      // transfers may have come further than the steps that are played
-  std::uint64_t fruitless_preemptions_ = 0;       // since the last token
+  mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, while nothing has changed
+  bool played_through_ = false;                       // the last step, to its end after the time that was asked for
+  bool catching_up_ = false;                          // transfers may have come further than the steps that are played
+  std::uint64_t fruitless_preemptions_ = 0;           // since the last token
   LandingWait landing_wait_;
   std::uint64_t landings_noticed_ = 0;
   std::int64_t rested_step_ns_ = 0;  // at rest: when the first step ends that was not played

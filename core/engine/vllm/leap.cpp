@@ -10,7 +10,7 @@ namespace understudy {
 
 // Begins as a step does.
 bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish, bool through) {
-  engine_.foreseen_.reset();
+  engine_.finish_bound_.reset();
   engine_.read_input(engine_.now_ns_);
   engine_.landing_wait_.on = false;
   if (engine_.tiers_) {
@@ -144,7 +144,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
     std::span<std::int64_t> durations_ns =
         std::span(room).first(std::min<std::uint64_t>(until_step - steps, room.size()));
     try {
-      durations_ns = durations_ns.first(timing.foresee(sums.load(), engine_.capacity_tokens_, durations_ns));
+      durations_ns = durations_ns.first(timing.next_steps_ns(sums.load(), engine_.capacity_tokens_, durations_ns));
     } catch (...) {
       failure = std::current_exception();
       break;

@@ -93,7 +93,7 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
 }
 
 void VllmEngine::somebody_came_or_went() {
-  foreseen_.reset();
+  finish_bound_.reset();
   refusal_.stands = false;
   landing_wait_.visited = true;
   leap_->forget_begun();

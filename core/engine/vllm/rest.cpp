@@ -56,7 +56,7 @@ std::optional<std::int64_t> VllmEngine::rest(std::int64_t now_ns) {
     if (known < sums.window() && sums.window() - known < steps) passing.push_back(sums.window() - known);
   }
   std::ranges::sort(passing);
-  // Where nobody can foresee what a step takes, or it may take nothing, steps are played in their order.
+  // Where nobody can say what a step takes, or it may take nothing, steps are played in their order.
   const std::uint64_t mean = sums.load().context_tokens / sums.requests();
   if (timing_.least_ns(sums.load(), mean, capacity_tokens_) <= 0) return std::nullopt;
   landing_wait_.on = false;

@@ -57,7 +57,7 @@ void VllmEngine::greet(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   require_time(now_ns);
   begun_ns_ = now_ns;
-  foreseen_.reset();
+  finish_bound_.reset();
   read_input(now_ns);
   landing_wait_.visited = false;
   log_.clear();
@@ -149,7 +149,7 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
     if (!offload_) write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
   }
   in_step_ = false;
-  foreseen_.reset();
+  finish_bound_.reset();
   now_ns_ = end_ns;
   receive(batch(), end_ns);
   if (offload_steps_) report_offload(std::exchange(open_.reports, {}));

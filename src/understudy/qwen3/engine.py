@@ -151,7 +151,7 @@ class Engine:
         finally:
             self._apply()
         if confirmed:
-            self.scheduler.take(foreseen)
+            self.scheduler.adopt(foreseen)
         if failure is not None:
             self._running = None
             self._outputs += self.scheduler.fail(foreseen, failure)

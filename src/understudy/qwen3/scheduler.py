@@ -133,7 +133,7 @@ class Scheduler:
     def confirm(self, foreseen: Plan, computed: Computed) -> bool:
         """Whether it is what comes next, now that the step before it is computed; then it learns its tokens.
 
-        Nobody `stops` by these. It may begin at once. That step is applied meanwhile, and `take` comes right after.
+        Nobody `stops` by these. It may begin at once. That step is applied meanwhile, and `adopt` comes right after.
         """
         if self.restores is not None:
             for request in self.restores.arrived():
@@ -143,7 +143,7 @@ class Scheduler:
         foreseen.feed(computed.tokens)
         return True
 
-    def take(self, confirmed: Plan) -> None:
+    def adopt(self, confirmed: Plan) -> None:
         """The step before it has been applied: its requests are scheduled as it says."""
         for request in confirmed.decodes:
             request.held.schedule_decode()

@@ -8,7 +8,7 @@ namespace understudy {
 
 namespace {
 
-constexpr std::uint64_t kForeseen = 128;  // steps: to time more of them costs more than to look again
+constexpr std::uint64_t kMostTimed = 128;  // steps: to time more of them costs more than to look again
 
 }  // namespace
 
@@ -67,11 +67,11 @@ std::optional<Outlook> VllmEngine::outlook() const {
 }
 
 std::int64_t VllmEngine::no_finish_before() const {
-  if (!foreseen_ || tiers_) foreseen_ = foresee_finish();
-  return *foreseen_;
+  if (!finish_bound_ || tiers_) finish_bound_ = finish_bound();
+  return *finish_bound_;
 }
 
-std::int64_t VllmEngine::foresee_finish() const {
+std::int64_t VllmEngine::finish_bound() const {
   if (idle() && !in_step_) return kNever;
   std::int64_t from_ns = now_ns_;
   if (!in_step_ && landing_wait_.on && !landing_wait_over()) {
@@ -87,7 +87,7 @@ std::int64_t VllmEngine::foresee_finish() const {
     DecodeSums& sums = out->sums;
     const std::uint64_t mean = out->alone ? sums.load().context_tokens / sums.requests() : 1;
     const std::int64_t least_ns = timing_.least_ns(sums.load(), mean, capacity_tokens_);
-    if (!out->alone || least_ns <= 0 || out->steps > std::min(kForeseen, out->to_window)) {
+    if (!out->alone || least_ns <= 0 || out->steps > std::min(kMostTimed, out->to_window)) {
       return after(out->steps, least_ns);
     }
     if (in_step_) sums.grow();

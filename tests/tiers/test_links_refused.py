@@ -1,0 +1,98 @@
+"""What links refuse, by name and before anything changes; and what they keep."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tiers.link_building import drain, one_link
+from understudy.errors import CapacityExhausted, ConfigError, InvalidArgument
+from understudy.tiers import Links
+
+
+@pytest.mark.parametrize("bandwidth", [-1.0, math.nan, 1e-12, 1e9, -math.inf])
+def test_a_bandwidth_that_makes_no_sense_is_refused_by_name(bandwidth: float) -> None:
+    with pytest.raises(ConfigError, match=r"^link h2d: bandwidth_gbps must be"):
+        Links().add_link("h2d", bandwidth)
+    with pytest.raises(ConfigError, match=r"^duplex pcie: bandwidth_gbps must be"):
+        Links().add_duplex("pcie", bandwidth)
+
+
+def test_zero_bandwidth_is_refused_with_a_hint() -> None:
+    with pytest.raises(ConfigError, match=r"for no limit say inf .Dynamo reads 0 as unlimited"):
+        Links().add_link("h2d", 0)
+
+
+def test_time_never_goes_backwards() -> None:
+    links = one_link()
+    links.start(10, [0], 100)
+    for call in (lambda: links.start(9, [0], 1), lambda: links.pop_due(9)):
+        with pytest.raises(InvalidArgument, match="now_ns 9 is before 10"):
+            call()
+    assert drain(links) == [(110, 0)]
+
+
+@pytest.mark.parametrize(
+    ("path", "num_bytes", "match"),
+    [
+        ([], 1, "one link or two"),
+        ([0, 1, 2], 1, "one link or two"),
+        ([0, 0], 1, "twice"),
+        ([9], 1, "no link 9"),
+        ([0], (1 << 38) + 1, "at most"),
+        ([0], -1, "num_bytes"),
+    ],
+)
+def test_a_transfer_that_cannot_be_is_refused_and_changes_nothing(
+    path: list[int], num_bytes: int, match: str
+) -> None:
+    links = Links()
+    for i in range(3):
+        links.add_link(f"link {i}", 1.0)
+    with pytest.raises(InvalidArgument, match=match):
+        links.start(5, path, num_bytes)
+    assert (links.now_ns, links.in_flight, links.usage(0).bytes_started) == (0, 0, 0)
+
+
+def test_what_would_take_years_is_refused() -> None:
+    links = one_link(1e-9)
+    with pytest.raises(CapacityExhausted, match=r"link d2h: .* years; is bandwidth_gbps right"):
+        links.start(0, [0], 1 << 38)
+    links.start(0, [0], 10**8)
+    with pytest.raises(CapacityExhausted):
+        links.start(1, [0], 2 * 10**8)
+    assert (links.now_ns, links.usage(0).bytes_started) == (0, 10**8)
+    assert drain(links) == [(10**17, 0)]
+
+
+def test_a_cap_that_does_not_exist_and_a_negative_cost_are_refused() -> None:
+    links = Links()
+    with pytest.raises(ConfigError, match="link d2h: there is no duplex 3"):
+        links.add_link("d2h", 1.0, duplex=3)
+    with pytest.raises(InvalidArgument, match="fixed_ns"):
+        links.add_link("d2h", 1.0, fixed_ns=-1)
+
+
+def test_only_transfers_under_way_have_a_deadline() -> None:
+    links = one_link()
+    links.start(0, [0], 100)
+    links.start(0, [0], 300)
+    with pytest.raises(InvalidArgument, match="transfer 2 is not under way"):
+        links.deadline_ns(2)
+    assert links.deadline_ns(0) == 200
+    links.pop_due(250)
+    assert links.deadline_ns(1) == 400
+    with pytest.raises(InvalidArgument, match="transfer 0 is not under way"):
+        links.deadline_ns(0)
+
+
+def test_a_completion_that_nobody_fetched_is_kept() -> None:
+    links = one_link()
+    links.start(0, [0], 100)
+    links.start(500, [0], 100)
+    assert links.deadline_ns(0) == 100
+    assert links.next_completion_ns() == 500
+    assert links.next_wake_ns() == 500
+    assert not links.idle
+    assert links.pop_due(500) == [(100, 0)]

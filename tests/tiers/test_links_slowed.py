@@ -1,0 +1,60 @@
+"""Links that are slowed while transfers are under way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tiers.link_building import MB, MS, drain, one_link
+from understudy.errors import CapacityExhausted, InvalidArgument
+from understudy.tiers import Links
+
+
+def test_a_link_that_is_slowed_halfway_moves_the_rest_at_its_new_pace() -> None:
+    links = one_link()
+    links.start(0, [0], MB)
+    assert links.deadline_ns(0) == 1 * MS
+    links.set_share(MS // 2, 0, 0.1)
+    assert links.deadline_ns(0) == MS // 2 + 5 * MS
+    links.set_share(MS, 0, 1.0)  # 450,000 bytes are left
+    assert drain(links) == [(MS + 450_000, 0)]
+
+
+def test_a_cap_that_is_slowed_slows_both_directions() -> None:
+    links = Links()
+    cap = links.add_duplex("both", 2.0)
+    for name in ("down", "up"):
+        links.start(0, [links.add_link(name, math.inf, duplex=cap)], MB)
+    assert (links.deadline_ns(0), links.deadline_ns(1)) == (MS, MS)
+    links.set_duplex_share(MS // 2, cap, 0.1)
+    assert drain(links) == [(MS // 2 + 5 * MS, 0), (MS // 2 + 5 * MS, 1)]
+    with pytest.raises(InvalidArgument, match=r"^duplex both: a share of its bandwidth"):
+        links.set_duplex_share(6 * MS, cap, 2.0)
+    with pytest.raises(InvalidArgument, match="no duplex 7"):
+        links.set_duplex_share(6 * MS, 7, 0.5)
+
+
+def test_a_link_that_cannot_be_slowed_so_says_why() -> None:
+    links = one_link()
+    free = links.add_link("free", math.inf)
+    with pytest.raises(
+        InvalidArgument, match=r"link d2h: a share of its bandwidth is from 0.001 to 1, got 0"
+    ):
+        links.set_share(0, 0, 0.0)
+    with pytest.raises(InvalidArgument, match="share"):
+        links.set_share(0, 0, math.nan)
+    with pytest.raises(InvalidArgument, match="link free has no limit"):
+        links.set_share(0, free, 0.5)
+    with pytest.raises(InvalidArgument, match="no link 9"):
+        links.set_share(0, 9, 0.5)
+    with pytest.raises(InvalidArgument, match=r"^duplex free has no limit"):
+        links.set_duplex_share(0, links.add_duplex("free", math.inf), 0.5)
+
+
+def test_a_link_is_not_slowed_so_far_that_its_transfers_take_years() -> None:
+    links = one_link(1e-6)
+    links.start(0, [0], 1 << 38)
+    with pytest.raises(CapacityExhausted, match="link d2h"):
+        links.set_share(0, 0, 0.001)
+    assert links.next_completion_ns() == (1 << 38) * 10**6  # nothing has changed
