@@ -257,6 +257,14 @@ void bind_engine(nb::module_& m) {
           },
           "Sequence hashes of the registered blocks, each once.")
       .def(
+          "cached_blocks",
+          [](const VllmEngine& self, const Identities& identities) {
+            return self.store().prefix_length(0, identities.span());
+          },
+          "identities"_a, "How many leading blocks the device has. Reads only.")
+      .def("keep_times", &VllmEngine::keep_times,
+           "From here on gaps between tokens and the times of loads are kept for RunColumns; it grows with every step.")
+      .def(
           "take_kv_trace", [](VllmEngine& self) { return trace_rows(self.take_kv_trace()); },
           "Take (time ns, eviction, blocks, free, active, inactive) of allocations and evictions.")
       .def("take_stays", &take_stays,

@@ -55,6 +55,8 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
           "No transfer of this engine's is under way or waits for its turn.")
       .def("land", &VllmEngine::land, "now_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Let every transfer that ends by then land, each at its time.")
+      .def("finish_transfers", &VllmEngine::finish_transfers, nb::call_guard<nb::gil_scoped_release>(),
+           "Let every transfer land; for an engine that has nothing more to do.")
       .def(
           "set_link_share",
           [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {

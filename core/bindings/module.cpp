@@ -26,4 +26,5 @@ NB_MODULE(_core, m) {
   understudy::bind_router(m);
   understudy::bind_kv_router(m);
   understudy::bind_replay(m);
+  understudy::bind_run_columns(m);
 }

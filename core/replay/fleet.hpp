@@ -15,6 +15,7 @@
 #include "engine/vllm/engine.hpp"
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
+#include "replay/run_columns.hpp"
 #include "replay/workload_columns.hpp"
 #include "router/router.hpp"
 
@@ -147,13 +148,7 @@ class Fleet final : private FleetView {
   void collect(std::size_t index);  // what a worker leaves, which has ended; its engine goes
   void keep(const Worker& worker, const RequestRecord& record);  // of a request that has ended
   void keep_events(Worker& worker, TimedEvents& room);           // that it has told since the last call
-  void collect_tiers(const Worker& worker);
-  void add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
-  void add_shared(const std::vector<std::unique_ptr<SharedTier>>& tiers, std::span<EventTable> told);
-  void add_links(const Links& links);
   FleetResult finish_columns();
-  void add_gaps(Gaps gaps);
-  void merge_last_gaps();
 
   FleetConfig config_;
   WorkloadColumns workload_;
@@ -204,8 +199,7 @@ class Fleet final : private FleetView {
   std::vector<std::int64_t> arrival_ns_;  // when each row really arrived; -1 if never
   std::vector<std::int32_t> worker_of_;
   std::vector<std::pair<std::int64_t, std::string>> rejections_;
-  std::vector<Gaps> gaps_;  // of workers that have ended
-  FleetResult result_;
+  RunColumns columns_;
   std::atomic<std::size_t> ended_ = 0;
   std::atomic<bool> stop_ = false;
   std::size_t reported_ = 0;

@@ -96,10 +96,16 @@ inline constexpr std::tuple kRecordColumns{
     RecordColumn{"cached_tokens_total", &FleetResult::cached_tokens_total, &RequestRecord::cached_total, 0},
     RecordColumn{"looked_up_tokens", &FleetResult::looked_up_tokens, &RequestRecord::looked_up, 0},
     RecordColumn{"preemptions", &FleetResult::preemptions, &RequestRecord::preemptions, 0},
-    RecordColumn{"status", &FleetResult::fate, [](const RequestRecord&) { return RequestFate::Completed; },
+    RecordColumn{"status", &FleetResult::fate,
+                 [](const RequestRecord& record) {
+                   return record.reason == FinishReason::Cancelled ? RequestFate::Cancelled : RequestFate::Completed;
+                 },
                  static_cast<int>(RequestFate::Unfinished)},
     RecordColumn{"finish_reason", &FleetResult::finish_reason,
-                 [](const RequestRecord& record) { return record.reason == FinishReason::Stop ? 2 : 1; }, 0},
+                 [](const RequestRecord& record) {
+                   return record.reason == FinishReason::Cancelled ? 0 : record.reason == FinishReason::Stop ? 2 : 1;
+                 },
+                 0},
 };
 // The same of runs with tiers.
 inline constexpr std::tuple kTierRecordColumns{

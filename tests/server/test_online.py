@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from replay.building import sessions, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
 from understudy.run.offline import run_offline
 from understudy.run.timeline import FinishReason, Status
 from understudy.server.online import prompt_of, replay_online, run_online
-from understudy.tiers.settings import TiersConfig
 
 ENGINE = VllmConfig(block_size=16, num_gpu_blocks=256, timing=Constant(prefill_ms=4.0, decode_ms=2.0))
 
@@ -58,21 +55,3 @@ def test_equal_content_is_equal_tokens_and_nothing_else_is() -> None:
     assert one[32:] != two[32:]
     assert one == three[:48]
     assert len(three) == 50
-
-
-def test_tiers_say_what_they_gave() -> None:
-    tiers = TiersConfig.from_dict(
-        {
-            "kv_bytes_per_token": 1024,
-            "tiers": [{"tier": "g2", "blocks": 512}],
-            "offload": {"recompute_fallback": False},
-        }
-    )
-    engine = msgspec.structs.replace(ENGINE, num_gpu_blocks=20)
-    # Three prompts that do not fit together, each asked for twice.
-    blocks = [[10 * prompt + place + 1 for place in range(9)] for prompt in range(3)] * 2
-    workload = single_turns([144] * 6, [2] * 6, [400 * place for place in range(6)], blocks)
-    use = replay_online(workload, "tiers", engine, tiers=tiers, speedup=4).run["tier_use"]
-    assert use["g2"]["hit_tokens_first"] > 0
-    assert use["offloaded_blocks"] >= use["onboarded_blocks"] > 0
-    assert use["g3"]["hit_tokens_first"] == 0

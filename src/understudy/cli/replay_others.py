@@ -130,15 +130,4 @@ def replay_online_with(
             f"first tokens at the client p99 {late['client_first_token_p99']:.1f} ms",
             file=sys.stderr,
         )
-        if use := report.run.get("tier_use"):
-            below = ", ".join(
-                f"{name} {100 * use[name]['hit_ratio_first']:.1f} %"
-                for name in ("g2", "g3", "g4")
-                if use[name]["hit_tokens_first"]
-            )
-            print(
-                f"tiers: {below or 'nothing'} of prompt tokens; {use['offloaded_blocks']:,} blocks went down, "
-                f"{use['onboarded_blocks']:,} came up in {use['onboards']:,} loads",
-                file=sys.stderr,
-            )
     return report

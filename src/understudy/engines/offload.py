@@ -19,9 +19,11 @@ UNLIMITED_BLOCKS = 1 << 22
 """Of a host without a limit, where nobody can say what a workload will fill."""
 
 
-def offload_of(tiers: TiersConfig, engine: VllmConfig) -> VllmOffload | None:
+def offload_of(
+    tiers: TiersConfig, engine: VllmConfig, max_blocks: int = UNLIMITED_BLOCKS
+) -> VllmOffload | None:
     """The offload that the settings of tiers ask for, for an engine that serves."""
-    return vllm_offload(TierPlan.of(tiers, engine.block_size), engine, UNLIMITED_BLOCKS, samples=True)
+    return vllm_offload(TierPlan.of(tiers, engine.block_size), engine, max_blocks, samples=True)
 
 
 def vllm_offload(

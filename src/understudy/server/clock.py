@@ -22,8 +22,12 @@ class WallClock:
         self.speedup = speedup
         self._start_ns = time.monotonic_ns()
 
+    def start_in(self, ahead_ns: int) -> None:
+        """It is 0 in so many nanoseconds of the world's. Before anybody was told the time."""
+        self._start_ns = time.monotonic_ns() + ahead_ns
+
     def now_ns(self) -> int:
-        """Simulated time since the clock was made."""
+        """Simulated time since the clock was made, or started; below 0 before that."""
         passed = time.monotonic_ns() - self._start_ns
         return passed if self.speedup == 1 else int(passed * self.speedup)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from understudy._core import Engine, Tier
@@ -174,8 +173,7 @@ class EngineCore:
         if self.has_tiers:
             found = sum(kind != "miss" for kind, _, _ in self.engine.tier_lookup(prompt))
         else:
-            here = set(self.engine.resident_hashes())
-            found = sum(1 for _ in takewhile(here.__contains__, prompt.sequence_hashes.tolist()))
+            found = self.engine.cached_blocks(prompt)
         return found * size / request.prompt_tokens
 
     def cancel(self, request: LiveRequest, now_ns: int) -> bool:

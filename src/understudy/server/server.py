@@ -8,7 +8,6 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.errors import ConfigError
 from understudy.server.api.texts import TokenTexts
 from understudy.server.app import App
@@ -99,7 +98,7 @@ def tls_of(settings: ServerSettings) -> ssl.SSLContext | None:
 def tiers_of(settings: ServerSettings) -> TierConfig | None:
     """The tiers below the device in the core's form."""
     plan = TierPlan.of(settings.tiers, settings.engine.block_size)
-    return None if plan is None else to_core(plan, UNLIMITED_BLOCKS, seed=settings.seed)
+    return None if plan is None else to_core(plan, settings.most_blocks, seed=settings.seed)
 
 
 def new_stage(settings: ServerSettings) -> Stage:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from understudy.engines.config import VllmConfig
+from understudy.engines.offload import UNLIMITED_BLOCKS
 from understudy.tiers.settings import TiersConfig
 
 VERSION = "0.32.0"
@@ -29,6 +30,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 32768
     engine: VllmConfig = VllmConfig(block_size=16)
     tiers: TiersConfig = TiersConfig()
+    most_blocks: int = UNLIMITED_BLOCKS
+    """What requests will ever fill: the capacity of a tier without a limit."""
     data_parallel_size: int = 1
     tokenizer: str | None = None
     response_mode: Literal["filler", "echo", "recorded"] = "filler"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from understudy._core import Tier, TokenBlocks
 from understudy.engines.offload import offload_of
@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from understudy.server.lateness import Lateness
     from understudy.server.outputs import Outputs
     from understudy.server.settings import ServerSettings
-
-
-class Diary(Protocol):
-    """Who keeps what happens to the requests of a worker."""
-
-    def on_tokens(self, request: LiveRequest, count: int, now_ns: int) -> None:
-        """Tokens became visible; `request.last_token_ns` is still that of those before."""
-
-    def on_end(self, worker: int, request: LiveRequest) -> None:
-        """It has ended."""
-
-    def on_step(self, worker: int, core: EngineCore, now_ns: int) -> None:
-        """A step has ended."""
 
 
 class Worker:
@@ -98,7 +85,7 @@ class Worker:
                     settings.engine,
                     timing=self.latency,
                     tiers=tiers,
-                    offload=offload_of(settings.tiers, settings.engine),
+                    offload=offload_of(settings.tiers, settings.engine, settings.most_blocks),
                     run=run,
                     name=f"worker {index}"
                     if settings.data_parallel_size == 1
@@ -132,8 +119,8 @@ class Worker:
         """Told of every step's events: (worker, rank, batch)."""
         self.on_restart: Callable[[int], None] | None = None
         """Told when the worker has lost its cache."""
-        self.diary: Diary | None = None
-        """Told of every token, end and step, if anybody keeps one."""
+        self.on_end: Callable[[int, LiveRequest], None] | None = None
+        """Told when a request has ended: (worker, request)."""
         self.senders: list[KvEventSender] = []
         config = KvEventsConfig.read(settings.kv_events_config)
         config = config.at(settings.host, settings.port, settings.names[0])
@@ -195,12 +182,10 @@ class Worker:
         assert request.rank is not None
         return self.metrics[self._rank_of[id(request.rank)]]
 
-    def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
+    def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:  # noqa: ARG002
         """A step has ended."""
         rank = self._rank_of[id(core)]
         self.metrics[rank].on_step(effects)
-        if self.diary is not None:
-            self.diary.on_step(self.index, core, now_ns)
         self._tell_events(core, rank)
         if self._pausing is not None and not self.live():
             clear_cache, self._pausing = self._pausing, None

@@ -97,8 +97,6 @@ class Choice:
         last = self.emitted >= plan.total
         generation = self.generation
         generation.worker.metrics_of(request).on_tokens(request, first, count, now_ns)
-        if generation.worker.diary is not None:
-            generation.worker.diary.on_tokens(request, count, now_ns)
         if first == 0:
             generation.connection.tell_first_token()
         if generation.sampling.stream:
@@ -124,8 +122,8 @@ class Choice:
             return
         self.done = True
         generation = self.generation
-        if generation.worker.diary is not None:
-            generation.worker.diary.on_end(generation.worker.index, request)
+        if generation.worker.on_end is not None:
+            generation.worker.on_end(generation.worker.index, request)
         if request.aborted and request.ended == "cancelled" and isinstance(self.plan, Plan):
             self._cut(self.plan, "cache_threshold" if request.turned_away else "abort")
         elif self.emitted >= self.plan.total:

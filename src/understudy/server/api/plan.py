@@ -63,7 +63,7 @@ def plan_answer(answer: Answer, sampling: Sampling, texts: TokenTexts) -> Plan:
         finish=finish,
         limit=answer.room,
         stop_reason=reason,
-        ends_itself=bool(beyond),
+        ends_itself=answer.stops,
     )
     if sampling.stop_token_ids:
         stops = set(sampling.stop_token_ids)

@@ -36,10 +36,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """The workers of one process on one stage."""
 
-    def __init__(self, settings: FleetSettings, *, events: bool = False) -> None:
-        """With `events`, workers keep them for whoever sets their `on_events`."""
+    def __init__(self, settings: FleetSettings) -> None:
         self.settings = settings
-        self._events = events
         first = settings.pools[0][1]
         for _, pool in settings.pools:
             if pool.speedup != first.speedup or pool.tokenizer != first.tokenizer:
@@ -47,8 +45,12 @@ class Fleet:
         self.stage: Stage = new_stage(first)
         self.servers: list[Server] = []
         self.routing = FleetRouting(self.servers, settings.routing, settings.seed)
+        self.shared_runs: list[TierRun] = []
+        """What lies below the hosts of pools that have such tiers."""
         for count, pool in settings.pools:
             run = self._shared_run(pool)
+            if run is not None:
+                self.shared_runs.append(run)
             for _ in range(count):
                 server = self._server(pool, len(self.servers), run)
                 self.servers.append(server)
@@ -70,7 +72,7 @@ class Fleet:
         events = pool.kv_events_config
         if events.get("enable_kv_cache_events"):
             own["kv_events_config"] = {**events, **shifted(events, index * pool.data_parallel_size)}
-        events_kept = self._events or self.routing.dispatcher.wants_events
+        events_kept = self.routing.dispatcher.wants_events
         return Server(msgspec.structs.replace(pool, **own), self.stage, index, run=run, events=events_kept)
 
     @property

@@ -1,0 +1,78 @@
+// The columns of engines that Python drives.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings.hpp"
+#include "convert.hpp"
+#include "replay/run_columns.hpp"
+
+namespace understudy {
+
+namespace {
+
+using namespace nb::literals;
+
+// A row that nothing is known of so far, and that is known to have come now.
+std::size_t come(RunColumns& self, nb::handle row, std::int64_t arrival_ns) {
+  FleetResult& out = self.result();
+  const auto at = static_cast<std::size_t>(read_uint(row, "row"));
+  if (at >= out.fate.size()) throw Error(ErrorKind::InvalidArgument, "row ", at, " of ", out.fate.size());
+  if (out.arrival_ns[at] != kNeverHappened) throw Error(ErrorKind::WrongState, "row ", at, " is known already");
+  out.arrival_ns[at] = arrival_ns;
+  return at;
+}
+
+}  // namespace
+
+void bind_run_columns(nb::module_& m) {
+  nb::class_<RunColumns>(m, "RunColumns", "Gathers what live engines leave into the columns that a replay has.")
+      .def(
+          "__init__",
+          [](RunColumns* self, nb::handle rows, bool tiers) {
+            const auto count = static_cast<std::size_t>(read_uint(rows, "rows", std::uint64_t{1} << 40));
+            new (self) RunColumns();
+            self->prepare(count, tiers, false);
+            self->result().arrival_ns.assign(count, kNeverHappened);
+            self->result().worker.assign(count, -1);
+          },
+          "rows"_a, nb::kw_only(), "tiers"_a = false, "Of so many requests; with the columns of tiers, if there are.")
+      .def(
+          "keep",
+          [](RunColumns& self, nb::handle row, const RequestRecord& record, nb::handle worker,
+             std::int64_t arrival_ns) {
+            const auto index = static_cast<std::int32_t>(read_uint(worker, "worker", 0x7FFFFFFFu));
+            const std::size_t at = come(self, row, arrival_ns);
+            self.keep(at, record);
+            self.result().worker[at] = index;
+          },
+          "row"_a, "record"_a, "worker"_a, "arrival_ns"_a, "A request has ended.")
+      .def(
+          "reject",
+          [](RunColumns& self, nb::handle row, std::int64_t now_ns, const std::string& why) {
+            const std::size_t at = come(self, row, now_ns);
+            self.result().fate[at] = static_cast<std::uint8_t>(RequestFate::Rejected);
+            self.result().finish_ns[at] = now_ns;
+            self.result().rejections.emplace_back(static_cast<std::int64_t>(at), why);
+          },
+          "row"_a, "now_ns"_a, "why"_a, "A request was refused in front of the engines.")
+      .def(
+          "add_engine",
+          [](RunColumns& self, nb::handle worker, VllmEngine& engine) {
+            const auto index = static_cast<std::size_t>(read_uint(worker, "worker", 0x7FFFFFFFu));
+            const Turn turn(engine.turns(), "Engine");
+            self.add_engine(index, engine, engine.take_gaps());
+          },
+          "worker"_a, "engine"_a,
+          "Its samples, totals and tiers; gaps between tokens and the times of loads if it was told to keep them.")
+      .def(
+          "add_run",
+          [](RunColumns& self, TierRun& run) {
+            const Turn turn(run.turns(), "TierRun");
+            self.add_shared(run);
+            self.add_links(run.hub().links());
+          },
+          "run"_a, "The tiers and links that engines shared.")
+      .def("take", &RunColumns::take, "All of it, once.");
+}
+
+}  // namespace understudy

@@ -1,0 +1,45 @@
+// Gathers what the engines of a run leave into its columns: of one that a fleet plays, and of one on somebody's clock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/vllm/engine.hpp"
+#include "events/event_table.hpp"
+#include "replay/fleet_result.hpp"
+
+namespace understudy {
+
+class RunColumns {
+ public:
+  // Of so many requests, none of which has left anything; with `tiers`, those columns too. `events`: what shared tiers
+  // told is kept.
+  void prepare(std::size_t rows, bool tiers, bool events);
+
+  // A request has ended. Threads may call it, each for rows of its own.
+  void keep(std::uint64_t row, const RequestRecord& record);
+  // An engine has ended, and so have its transfers: its samples, totals and tiers.
+  void add_engine(std::size_t worker, VllmEngine& engine, Gaps gaps);
+  // What workers share; `told` are events that were taken before, one table a tier, or none.
+  void add_shared(TierRun& run, std::span<EventTable> told = {});
+  void add_links(const Links& links);
+
+  FleetResult& result() noexcept { return result_; }
+  // All of it, once.
+  FleetResult take();
+
+ private:
+  void add_tiers(VllmEngine& engine);
+  TierSummary& add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
+  void add_gaps(Gaps gaps);
+  void merge_last_gaps();
+
+  FleetResult result_;
+  bool tiers_ = false;
+  bool events_ = false;
+  std::vector<Gaps> gaps_;  // of workers that have ended
+};
+
+}  // namespace understudy

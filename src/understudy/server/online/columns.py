@@ -1,0 +1,70 @@
+"""What live engines did to a workload, in the columns of a replay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from understudy._core import RunColumns
+from understudy.run.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy._core import FleetResult, TierRun
+    from understudy.server.core import EngineCore, LiveRequest
+    from understudy.workload import Workload
+
+
+class LiveColumns:
+    """Keeps the requests of a run; in the end the engines say the rest. Rows are those of the workload.
+
+    The engines keep what a report needs from when this is made, which is before the first request.
+    """
+
+    def __init__(
+        self, workload: Workload, cores: Sequence[EngineCore], shared: Sequence[TierRun] = ()
+    ) -> None:
+        """`cores` are the engines of the workers, in order, and `shared` the tiers below some of them."""
+        self._workload = workload
+        self._cores = cores
+        self._shared = shared
+        self._requests: dict[int, tuple[int, LiveRequest]] = {}
+        self._refused: dict[int, tuple[int, str]] = {}
+        for core in cores:
+            core.engine.keep_times()
+
+    def on_end(self, row: int, worker: int, request: LiveRequest) -> None:
+        """The request of a row has ended in its worker."""
+        self._requests[row] = worker, request
+
+    def on_refused(self, row: int, now_ns: int, why: str) -> None:
+        """The request of a row was turned away."""
+        self._refused[row] = now_ns, why
+
+    def request(self, row: int) -> LiveRequest:
+        """That of a row, which has ended."""
+        return self._requests[row][1]
+
+    def gathered(self) -> tuple[Timeline, FleetResult]:
+        """All of it, once, and the core's own form of it. Nobody plays the engines any more."""
+        for core in self._cores:
+            core.engine.finish_transfers()
+        columns = RunColumns(len(self._workload), tiers=any(core.has_tiers for core in self._cores))
+        for row, (worker, request) in self._requests.items():
+            assert request.record is not None  # the engine wrote it at the end
+            columns.keep(row, request.record, worker, request.arrival_ns)
+        for row, (now_ns, why) in sorted(self._refused.items()):
+            columns.reject(row, now_ns, why)
+        for worker, core in enumerate(self._cores):
+            columns.add_engine(worker, core.engine)
+        for run in self._shared:
+            columns.add_run(run)
+        result = columns.take()
+        timeline = Timeline.of(
+            result,
+            self._workload,
+            None,
+            worker_blocks=[core.config.num_gpu_blocks for core in self._cores],
+            block_size=self._cores[0].config.block_size,
+        )
+        return timeline, result

@@ -1,0 +1,60 @@
+"""What is said online: the tokens of a workload's prompts, and answers of its lengths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from understudy.server.outputs import Answer, Outputs
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from understudy.workload import Workload
+
+_VOCABULARY = 200_000
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+class TrueLengths(Outputs):
+    """Answers that end by themselves where the workload says: the seed of a request is its row."""
+
+    def __init__(self, outputs: Outputs, workload: Workload) -> None:
+        self.__dict__.update(outputs.__dict__)
+        self._workload = workload
+
+    def answer(
+        self, prompt: npt.NDArray[np.uint32], limit: int, *, seed: int | None = None, **how: Any
+    ) -> Answer:
+        """See `Outputs`."""
+        whole = super().answer(prompt, limit, seed=seed, **how)
+        if seed is None or limit_of(self._workload, seed) is None:
+            return whole
+        length = max(int(self._workload.output_tokens[seed]), 1)
+        return Answer(whole.tokens[:length], length <= limit, limit)
+
+
+def limit_of(workload: Workload, row: int) -> int | None:
+    """The limit of a row that has one of its own."""
+    limit = -1 if workload.max_tokens is None else int(workload.max_tokens[row])
+    return None if limit < 0 or workload.output_tokens[row] == 0 else limit
+
+
+def prompt_of(workload: Workload, row: int) -> npt.NDArray[np.int64]:
+    """Token ids of a prompt: equal content hashes are equal tokens, others are not."""
+    first, last = int(workload.hash_offsets[row]), int(workload.hash_offsets[row + 1])
+    size = workload.trace_block_size
+    hashes = workload.hash_ids[first:last].astype(np.uint64)
+    count = int(workload.prompt_tokens[row])
+    keys = (hashes[:, None] << np.uint64(20)) + np.arange(size, dtype=np.uint64)[None, :]
+    flat = keys.reshape(-1)[:count]
+    if len(flat) < count:  # the trace names fewer blocks: what follows is the request's own
+        own = (np.uint64(1) << np.uint64(60)) + (np.uint64(row) << np.uint64(24))
+        flat = np.concatenate([flat, own + np.arange(count - len(flat), dtype=np.uint64)])
+    with np.errstate(over="ignore"):
+        mixed = (flat + np.uint64(1)) * _MIX
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+    return (mixed % np.uint64(_VOCABULARY)).astype(np.int64)

@@ -1,0 +1,158 @@
+"""Sends the requests of a workload when they are due, and reads their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from understudy.engines.config import scheduling_in_words
+from understudy.errors import WrongState
+from understudy.run.times import outside_share
+from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
+from understudy.server.lateness import Lateness
+from understudy.server.online.columns import LiveColumns
+from understudy.server.online.content import TrueLengths, limit_of, prompt_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.engines.config import VllmConfig
+    from understudy.run.timeline import Timeline
+    from understudy.server.core import LiveRequest
+    from understudy.workload import Workload
+
+_HEAD_START_NS = 20_000_000
+"""From when everybody is ready until the workload's time is 0, outside."""
+
+
+class Player:
+    """One run: a fleet, and the clients of its front door."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: FleetSettings,
+        engine: VllmConfig,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._workload = workload
+        self._settings = settings
+        self._engine = engine
+        self._progress = progress
+        self._fleet = Fleet(settings)
+        self._columns = LiveColumns(
+            workload,
+            [core for server in self._fleet.servers for core in server.worker.cores],
+            self._fleet.shared_runs,
+        )
+        self._first_byte = Lateness()
+        self._ended = 0
+
+    async def play(self) -> tuple[Timeline, dict[str, Any]]:
+        """Play it to its end. Times are those of the workload: its first request is due at 0."""
+        fleet = self._fleet
+        for server in fleet.servers:
+            server.worker.on_end = self._on_end
+            server.worker.outputs = TrueLengths(server.worker.outputs, self._workload)
+        await fleet.start()
+        fleet.stage.clock.start_in(_HEAD_START_NS)
+        began_s = time.perf_counter()
+        try:
+            heads = np.flatnonzero(self._workload.turn == 0)
+            await asyncio.gather(*(self._session(int(row)) for row in heads))
+        finally:
+            await fleet.stop()
+            fleet.stage.driver.stop()
+        played_s = round(time.perf_counter() - began_s, 3)
+        timeline, result = self._columns.gathered()
+        facts = {
+            "online": True,
+            "workers": len(fleet.servers),
+            "routing": name_of(self._settings.routing),
+            "seed": self._settings.seed,
+            "speedup": fleet.stage.clock.speedup,
+            "scheduling": scheduling_in_words([self._engine]),
+            "engine": self._engine.described(),
+            "times": {
+                "from": self._engine.timing.described_origin(),
+                "outside_domain_share": outside_share([result]),
+                "front_end_ms": 0.0,
+            },
+            "lateness_ms": self._lateness_ms(),
+            "played_s": played_s,
+        }
+        return timeline, facts
+
+    def _on_end(self, worker: int, request: LiveRequest) -> None:
+        self._columns.on_end(int(request.name.rpartition("-")[2]), worker, request)
+
+    async def _session(self, row: int) -> None:
+        due_ns = int(self._workload.arrival_ns[row])
+        while row >= 0:
+            await self._until(due_ns)
+            await self._request(row)
+            self._ended += 1
+            if self._progress is not None:
+                self._progress(self._ended)
+            row = int(self._workload.next_turn[row])
+            if row >= 0:
+                due_ns = self._fleet.stage.clock.now_ns() + int(self._workload.delay_ns[row])
+
+    async def _until(self, due_ns: int) -> None:
+        clock = self._fleet.stage.clock
+        while (wait_ns := due_ns - clock.now_ns()) > 0:
+            await asyncio.sleep(wait_ns / clock.speedup / 1e9)
+
+    async def _request(self, row: int) -> None:
+        workload, clock = self._workload, self._fleet.stage.clock
+        limit = limit_of(workload, row)
+        most = self._settings.pools[0][1].max_model_len - int(workload.prompt_tokens[row])
+        length = int(workload.cut_output_tokens[row]) if limit is None else min(limit, max(most, 1))
+        body = msgspec.json.encode(
+            {
+                "prompt": prompt_of(workload, row).tolist(),
+                "max_tokens": max(length, 1),
+                "ignore_eos": limit is None,
+                "seed": row,
+                "stream": True,
+                "priority": int(workload.priority[row]) if workload.priority is not None else 0,
+            }
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._fleet.port)
+        try:
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: online\r\nconnection: close\r\nx-request-id: row-%d\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (row, len(body), body)
+            )
+            data = await reader.read(1 << 16)
+            seen_ns = clock.now_ns()
+            answer = data
+            while data:
+                data = await reader.read(1 << 16)
+                answer += data
+        finally:
+            writer.close()
+        if not answer.startswith(b"HTTP/1.1 200"):
+            why = answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")[:300]
+            self._columns.on_refused(row, clock.now_ns(), why)
+            return
+        if b"[DONE]" not in answer:
+            raise WrongState(f"row {row}: the stream ended before its answer did")
+        first_ns = self._columns.request(row).first_token_ns
+        self._first_byte.record((seen_ns - first_ns) / clock.speedup / 1e9)
+
+    def _lateness_ms(self) -> dict[str, float]:
+        """How late tokens and ends of steps were, and first tokens as their clients saw them."""
+        stage = self._fleet.stage
+        late_s = {
+            "token_p50": stage.token_lateness.quantile(0.5),
+            "token_p99": stage.token_lateness.quantile(0.99),
+            "step_end_p99": stage.driver.step_lateness.quantile(0.99),
+            "client_first_token_p50": self._first_byte.quantile(0.5),
+            "client_first_token_p99": self._first_byte.quantile(0.99),
+        }
+        return {name: round(1e3 * value, 3) for name, value in late_s.items()}

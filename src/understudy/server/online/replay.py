@@ -1,0 +1,100 @@
+"""How a workload is replayed online: the fleet that it needs, and the report on it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from understudy.errors import ConfigError
+from understudy.run.pools import WorkerPool
+from understudy.server.fleet.fleet import FleetSettings
+from understudy.server.loop import run
+from understudy.server.online.player import Player
+from understudy.server.settings import ServerSettings
+from understudy.workload.arrivals import OpenLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from understudy.engines.config import VllmConfig
+    from understudy.report import Report, Slo
+    from understudy.router.kv import KvRouting
+    from understudy.router.router import Router
+    from understudy.run.timeline import Timeline
+    from understudy.tiers.settings import TiersConfig
+    from understudy.workload import Workload
+
+
+class OnlineRun(msgspec.Struct, frozen=True):
+    """What a run left: its columns, and facts with how late the machine was."""
+
+    timeline: Timeline
+    facts: dict[str, Any]
+
+
+def run_online(
+    workload: Workload,
+    engine: VllmConfig,
+    *,
+    workers: int = 1,
+    routing: str | KvRouting | Router = "round_robin",
+    seed: int = 0,
+    speed_up: float = 1.0,
+    speedup: float = 1.0,
+    tiers: TiersConfig | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> OnlineRun:
+    """Play an open-loop workload in real time, simulated time passing `speedup` times as fast as outside.
+
+    `speed_up` plays the workload's own timestamps faster, as offline. Sessions go on when the turn before has ended.
+    """
+    if not workload.has_arrivals:
+        raise ConfigError("--online needs a workload with timestamps")
+    if workload.adapter is not None:
+        raise ConfigError("--online does not send adapters yet: replay the workload offline")
+    if engine.data_parallel_size > 1:
+        raise ConfigError(
+            "--online plays workers of one rank: leave data_parallel_size at 1, give more workers"
+        )
+    workload = workload.normalised().speed_up(speed_up)
+    tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
+    length = max(engine.max_model_len or 0, int(tokens.max(initial=1)) + 1)
+    most = engine.num_gpu_blocks * engine.block_size
+    below = WorkerPool(engine=engine, workers=workers, tiers=tiers).below()
+    settings = ServerSettings(
+        model="online",
+        max_model_len=min(length, most),
+        engine=msgspec.structs.replace(engine, max_model_len=min(length, most)),
+        tiers=below,
+        most_blocks=int((-(-tokens // engine.block_size)).sum()),
+        speedup=speedup,
+        seed=seed,
+    )
+    fleet = FleetSettings(pools=((workers, settings),), base_port=0, port=0, routing=routing, seed=seed)
+    timeline, facts = run(Player(workload, fleet, engine, progress).play())
+    facts["load"] = msgspec.to_builtins(OpenLoop(speed_up=speed_up))
+    if below.tiers:
+        facts["tiers"] = below.described()
+    return OnlineRun(timeline, facts)
+
+
+def replay_online(
+    workload: Workload, name: str, engine: VllmConfig, *, slo: Slo | None = None, **how: Any
+) -> Report:
+    """Play it as `run_online` does, and report on it as a replay does."""
+    from understudy.report import Report
+    from understudy.run.digest import digests
+
+    started_s = time.perf_counter()
+    run = run_online(workload, engine, **how)
+    facts = {
+        "workload": name,
+        "workload_digest": workload.digest,
+        "trace_block_size": workload.trace_block_size,
+        **run.facts,
+        **digests(run.timeline),
+    }
+    return Report.build(run.timeline, facts, slo).with_run(wall_time_s=time.perf_counter() - started_s)
