@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,21 @@ def test_a_small_run_is_tried_even_where_nothing_seems_free(monkeypatch: pytest.
     require_memory("it", 24_320, "less")
     with pytest.raises(ConfigError, match=r"it would take about 0\.1 GB of memory, and 0\.0 GB are free"):
         require_memory("it", 65_000_000, "less")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "routing", "fits"),
+    [(2048, "least_loaded", True), (1500, "least_loaded", False), (1500, "round_robin", True)],
+)
+def test_workers_that_meet_are_all_there_at_once(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, routing: str, fits: bool
+) -> None:
+    """An idle worker of 1,500 blocks has 93 KB; of 2,048, whose pages come as they are used, 7 KB."""
+    monkeypatch.setattr(understudy.memory, "available_bytes", lambda: 10**8)
+    how: dict[str, Any] = {"workers": 2000, "routing": routing}
+    refused = pytest.raises(ConfigError, match=r"2,000 workers .* would take about 0\.3 GB")
+    with nullcontext() if fits else refused:
+        run_offline(single_turns([16]), VllmConfig(num_gpu_blocks=blocks), **how)
 
 
 def test_files_that_a_control_group_keeps_at_hand_count_as_free(

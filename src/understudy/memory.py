@@ -8,10 +8,14 @@ from understudy.errors import ConfigError
 
 WORKER_BYTES = 8_000
 """Of an idle worker, whatever its capacity."""
+ABSENT_BYTES = 400
+"""Of a worker whose turn to be played has not come, where workers are played one after another."""
 TIERS_BYTES = 16_000
 """Of the tiers of an idle worker."""
 SLOT_BYTES = 80
 """Of the slot of a block, on any tier, once it is used."""
+SHORT_BLOCKS = 2048
+"""Fewer slots on a device than that are all there at once: too few to ask the system for each page."""
 
 _LEFT_FREE = 0.1
 _ALWAYS_TRIED_BYTES = 64_000_000

@@ -11,7 +11,14 @@ from understudy._core import Pool
 from understudy.engines.config import scheduling_in_words
 from understudy.engines.offload import vllm_offload
 from understudy.errors import ConfigError
-from understudy.memory import SLOT_BYTES, TIERS_BYTES, WORKER_BYTES, require_memory
+from understudy.memory import (
+    ABSENT_BYTES,
+    SHORT_BLOCKS,
+    SLOT_BYTES,
+    TIERS_BYTES,
+    WORKER_BYTES,
+    require_memory,
+)
 from understudy.tiers.native import slots_for, to_core
 from understudy.tiers.plan import TierPlan
 
@@ -25,12 +32,15 @@ if TYPE_CHECKING:
 
 
 class FleetPlan:
-    """Every worker is a deployment of `ranks` engines, which its pool then has as workers of their own.
+    """Every worker is a deployment of `ranks` engines, which its pool then has as workers of their own; they `meet`
+    unless what they share says that they do not: then they are played one after another.
 
     ConfigError where the fleet cannot serve the workload, or would not fit into this machine's memory.
     """
 
-    def __init__(self, pools: Sequence[WorkerPool], workload: Workload, ranks: int) -> None:
+    def __init__(
+        self, pools: Sequence[WorkerPool], workload: Workload, ranks: int = 1, *, meet: bool = True
+    ) -> None:
         if workload.adapter is not None and not all(pool.engine.enable_lora for pool in pools):
             named = ", ".join(workload.adapters[:3])
             raise ConfigError(f"the workload names LoRA adapters ({named}): set enable_lora, and max_loras")
@@ -39,7 +49,7 @@ class FleetPlan:
         self.pools = [msgspec.structs.replace(pool, workers=pool.workers * ranks) for pool in pools]
         self._plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
         self._most_blocks = _blocks_of(workload, self.engine)
-        self._require_memory()
+        self._require_memory(meet)
 
     @property
     def engine(self) -> VllmConfig:
@@ -97,14 +107,21 @@ class FleetPlan:
             ],
         }
 
-    def _require_memory(self) -> None:
+    def _require_memory(self, meet: bool) -> None:
         """Refuse at once what cannot fit, with an estimate. Slots cost as they are used, so a fleet is as large as its
         content; but a policy of the user's is told of every slot.
         """
         what, need, most = [], 0, self._most_blocks
         for pool, plan in zip(self.pools, self._plans, strict=True):
             tiers = () if plan is None else plan.tiers
-            need += pool.workers * (WORKER_BYTES + (TIERS_BYTES if tiers else 0))
+            short = SLOT_BYTES * pool.engine.num_gpu_blocks * (pool.engine.num_gpu_blocks < SHORT_BLOCKS)
+            there = (
+                pool.workers
+                if meet or tiers or not isinstance(pool.engine.eviction_policy, str | None)
+                else 1
+            )
+            need += there * (WORKER_BYTES + short + (TIERS_BYTES if tiers else 0))
+            need += (pool.workers - there) * ABSENT_BYTES
             own = pool.engine.num_gpu_blocks + sum(
                 slots_for(tier.blocks, most) for tier in tiers if not tier.shared
             )

@@ -106,7 +106,9 @@ def run_offline(
     pools = pools_of(pools, engine, workers, tiers)
     given = workload
     workload, order = _as_it_arrives(workload, load)
-    fleet = FleetPlan(pools, workload, ranks_of(pools, routing))
+    looked_at = record_steps is not None or on_step_end is not None or ranks
+    alone = isinstance(load, OpenLoop) and routing in ("round_robin", "random") and not workload.turn.any()
+    fleet = FleetPlan(pools, workload, ranks_of(pools, routing), meet=looked_at or not alone)
     if routing == "kv":
         routing = KvRouting()
     router = _router(routing, fleet, workload, seed)
