@@ -12,6 +12,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "turn_class.hpp"
 
 namespace understudy {
 
@@ -65,7 +66,7 @@ void bind_kv_router(nb::module_& m) {
       .def_ro("best_overlap_blocks", &KvDecision::best_overlap)
       .def_ro("ties", &KvDecision::ties)
       .def_prop_ro("waited_ms", [](const KvDecision& self) { return static_cast<double>(self.waited_ns) / 1e6; });
-  nb::class_<KvRouter, Router>(m, "KvRouter", "The native KV-aware router.")
+  TurnClass<KvRouter, Router>(m, "KvRouter", "The native KV-aware router; one caller or run at a time (WrongState).")
       .def(
           "__init__",
           [](KvRouter* self, double overlap_score_credit, double overlap_score_credit_decay, double prefill_load_scale,
@@ -188,11 +189,10 @@ void bind_kv_router(nb::module_& m) {
           "row"_a, "The request is gone.")
       .def_prop_ro(
           "index",
-          [](KvRouter& self) -> PrefixIndex& {
+          [](KvRouter& self) {
             require_begun(self);
-            return self.view()->index();
+            return std::shared_ptr<PrefixIndex>(self.shared_view(), &self.shared_view()->index());
           },
-          nb::rv_policy::reference_internal,
           "What events have told it; worker i has this number there. A replay that shows it what workers hold tells "
           "nothing.")
       .def_prop_ro("rows", &column<std::int64_t, &KvDecision::row>)

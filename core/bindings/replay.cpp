@@ -10,7 +10,9 @@
 #include <any>
 #include <array>
 #include <type_traits>
+#include <unordered_map>
 
+#include "base/turn.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "replay/fleet.hpp"
@@ -147,6 +149,26 @@ void make_settings(FleetConfig* self, std::vector<WorkerPool> pools, nb::handle 
   new (self) FleetConfig(std::move(config));
 }
 
+// Engines as a callback sees them. When the run is over they are gone, whoever has kept a handle.
+class LentEngines {
+ public:
+  LentEngines() = default;
+  LentEngines(const LentEngines&) = delete;
+  LentEngines& operator=(const LentEngines&) = delete;
+  ~LentEngines() {
+    for (auto& [engine, handle] : handles_) nb::inst_set_state(handle, false, false);
+  }
+
+  nb::object handle_of(VllmEngine& engine) {
+    nb::object& handle = handles_[&engine];
+    if (!handle.is_valid()) handle = nb::inst_reference(nb::type<VllmEngine>(), &engine);
+    return handle;
+  }
+
+ private:
+  std::unordered_map<VllmEngine*, nb::object> handles_;
+};
+
 FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vector<std::string>& names,
                       nb::object progress, nb::object on_step) {
   ColumnReader reader(workload);
@@ -155,10 +177,11 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
     throw Error(ErrorKind::InvalidArgument, "names has ", names.size(), " rows, expected ", columns.size());
   }
   columns.names = names;
+  LentEngines lent;
   if (!on_step.is_none()) {
-    settings.on_step = [&on_step](std::size_t worker, VllmEngine& stepped, bool ended) {
+    settings.on_step = [&on_step, &lent](std::size_t worker, VllmEngine& stepped, bool ended) {
       nb::gil_scoped_acquire gil;
-      on_step(worker, nb::cast(&stepped, nb::rv_policy::reference), ended);
+      on_step(worker, lent.handle_of(stepped), ended);
     };
   }
   const Fleet::Progress report = [&progress](std::size_t ended) {
@@ -166,6 +189,8 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
     if (!progress.is_none()) progress(ended);
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   };
+  const std::shared_ptr<Router> router = settings.router;
+  const Turn turn(router->turns(), "the router");
   nb::gil_scoped_release release;
   Fleet fleet(std::move(settings), columns);
   return fleet.run(report);

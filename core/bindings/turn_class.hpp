@@ -14,7 +14,7 @@ namespace understudy {
 namespace nb = nanobind;
 
 // As nb::class_, of a type with `Turns& turns()`.
-template <typename T>
+template <typename T, typename... Bases>
 class TurnClass {
  public:
   TurnClass(nb::handle scope, const char* name, const char* doc) : class_(scope, name, doc), name_(name) {}
@@ -64,7 +64,7 @@ class TurnClass {
     return in_turn(+call);
   }
 
-  nb::class_<T> class_;
+  nb::class_<T, Bases...> class_;
   const char* name_;
 };
 

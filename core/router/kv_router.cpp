@@ -52,7 +52,7 @@ KvRouter::KvRouter(KvRouterConfig config) : config_(std::move(config)), random_(
 
 void KvRouter::begin(std::span<const std::uint64_t> batch_tokens) {
   random_.seed(config_.seed);
-  view_ = std::make_unique<KvView>(config_, batch_tokens.size());
+  view_ = std::make_shared<KvView>(config_, batch_tokens.size());
   load_ = std::make_unique<KvLoad>(batch_tokens.size());
   batch_tokens_.assign(batch_tokens.begin(), batch_tokens.end());
   available_.assign(batch_tokens.size(), true);

@@ -64,7 +64,7 @@ class KvRouter final : public Router {
   std::size_t waiting() const noexcept { return queue_.size(); }
   // Null before the first run.
   const KvView* view() const noexcept { return view_.get(); }
-  KvView* view() noexcept { return view_.get(); }
+  const std::shared_ptr<KvView>& shared_view() noexcept { return view_; }
   const KvLoad* load() const noexcept { return load_.get(); }
 
  private:
@@ -81,7 +81,7 @@ class KvRouter final : public Router {
 
   KvRouterConfig config_;
   std::mt19937_64 random_;
-  std::unique_ptr<KvView> view_;
+  std::shared_ptr<KvView> view_;
   std::unique_ptr<KvLoad> load_;
   std::vector<KvDecision> decisions_;
   KvDecision last_;

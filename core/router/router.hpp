@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/turn.hpp"
 #include "engine/request.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
@@ -77,6 +78,8 @@ class Router {
 
   virtual ~Router() = default;
 
+  Turns& turns() noexcept { return turns_; }  // a run takes one from its begin to its end
+
   // A run begins with as many workers as there are numbers: prompt tokens that fit into a step of each. What was known
   // of another run is forgotten.
   virtual void begin(std::span<const std::uint64_t> /*batch_tokens*/) {}
@@ -115,6 +118,9 @@ class Router {
 
   // Whether its choice is a matter of the requests alone, so that workers may be played one after another.
   virtual bool blind() const noexcept { return false; }
+
+ private:
+  Turns turns_;
 };
 
 // By name: round_robin, random, least_loaded (fewest outstanding tokens; of equals the first), power_of_two (the
