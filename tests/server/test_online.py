@@ -48,6 +48,14 @@ def test_sessions_go_on_when_the_turn_before_has_ended() -> None:
     assert report.requests.completed == 3
 
 
+def test_a_turn_finds_the_answer_that_it_quotes_as_offline() -> None:
+    workload = sessions([(32, 40, 0), (96, 4, 20), (128, 4, 20)], quoted=True)
+    online = run_online(workload, ENGINE, speedup=4).timeline
+    offline = run_offline(workload, ENGINE).timeline
+    assert offline.cached_tokens_first.tolist() == [0, 64, 96]
+    assert online.cached_tokens_first.tolist() == offline.cached_tokens_first.tolist()
+
+
 def test_equal_content_is_equal_tokens_and_nothing_else_is() -> None:
     workload = single_turns([48, 48, 50], content=[[1, 2, 3], [1, 2, 9], [1, 2, 3, 4]])
     one, two, three = (prompt_of(workload, row).tolist() for row in range(3))

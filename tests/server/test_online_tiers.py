@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from replay.building import single_turns
 from understudy import _core
@@ -175,9 +177,12 @@ def test_over_http_the_report_has_the_tiers_of_the_replay_at_the_same_stamps(
         for name in ("name", "links", "bandwidth_gbps", "transfers", "bytes", "busy_s"):
             assert ours[name] == theirs[name]
     assert online.run["tiers"] == run.facts["tiers"]
+    table = StringIO()
+    online.print(Console(file=table, width=100))
+    assert "Machine late" in table.getvalue()
     online.to_html(tmp_path / "online.html")
     page = (tmp_path / "online.html").read_text()
-    for words in ("Hits by tier", "Residency", "Onboard latency", "G2 → G1", "Offloaded blocks"):
+    for words in ("Hits by tier", "Residency", "Onboard latency", "G2 → G1", "the machine was late"):
         assert words in page
 
 

@@ -85,7 +85,6 @@ def replay_online_with(
 ) -> Report:
     """Replay against live workers over HTTP, and say how late the machine was."""
     import math
-    import sys
 
     from understudy.errors import ConfigError
     from understudy.server.online import replay_online
@@ -110,7 +109,7 @@ def replay_online_with(
         raise ConfigError(f"--speedup must be positive, got {speedup:g}")
     if settings.route_rejected:
         raise ConfigError("--route-rejected is for offline runs; leave out --online")
-    report = replay_online(
+    return replay_online(
         workload if args.max_tokens is None else workload.limited(args.max_tokens),
         args.trace.name,
         settings.engine,
@@ -123,11 +122,3 @@ def replay_online_with(
         tiers=settings.tiers,
         progress=progress,
     )
-    if not (args.quiet or args.digest):
-        late = report.run["lateness_ms"]
-        print(
-            f"the machine was late: tokens p50 {late['token_p50']:.1f} ms, p99 {late['token_p99']:.1f} ms; "
-            f"first tokens at the client p99 {late['client_first_token_p99']:.1f} ms",
-            file=sys.stderr,
-        )
-    return report

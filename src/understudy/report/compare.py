@@ -52,6 +52,7 @@ COMPARED = (
 
 _NO_SETTINGS = (
     *("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio", "routed_hit_ratio"),
+    *("lateness_ms", "played_s"),
     "router",  # what its choices came to
 )
 _TOLD_ELSEWHERE = ("engine.timing.coefficients.", "engine.timing.origin.", "engine.timing.domain.")

@@ -13,7 +13,7 @@ from rich.text import Text
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
 from understudy.report.tier_table import comparison, link_rows, tier_facts, tier_rows
-from understudy.run.times import times_in_words
+from understudy.run.times import lateness_in_words, times_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -61,6 +61,9 @@ class ReportTable:
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
         words = times_in_words(self.report.run.get("times"))
         yield Padding(Text.assemble(("Times from  ", "dim"), words), (0, 1), expand=False)
+        if "lateness_ms" in self.report.run:
+            late = lateness_in_words(self.report.run["lateness_ms"])
+            yield Padding(Text.assemble(("Machine late  ", "dim"), late), (0, 1), expand=False)
         if "digest" in self.report.run:
             digest = Text.assemble(("Digest  ", "dim"), str(self.report.run["digest"]), overflow="fold")
             yield Padding(digest, (0, 1), expand=False)

@@ -98,3 +98,11 @@ def times_in_words(times: dict[str, Any] | None) -> str:
     if times["front_end_ms"] > 0:
         words += f"; TTFT and E2E count {round(times['front_end_ms'], 2):g} ms between client and engine"
     return words
+
+
+def lateness_in_words(late_ms: dict[str, float]) -> str:
+    """One line of how late the machine was that a run was played on."""
+    return (
+        f"tokens p50 {late_ms['token_p50']:.1f} ms, p99 {late_ms['token_p99']:.1f} ms; "
+        f"first tokens at the client p99 {late_ms['client_first_token_p99']:.1f} ms"
+    )

@@ -25,7 +25,7 @@ from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.text import duration, fixed, quantity, significant
 from understudy.run.schema import NEVER
 from understudy.run.timeline import Status
-from understudy.run.times import times_in_words
+from understudy.run.times import lateness_in_words, times_in_words
 
 if TYPE_CHECKING:
     from understudy.report.html.charts import Card
@@ -83,6 +83,8 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
     if report.steps:
         facts.append(f"<b>{report.steps:,}</b> steps")
     facts.append(f"times from {escape(times_in_words(report.run.get('times')))}")
+    if "lateness_ms" in report.run:
+        facts.append(f"the machine was late: {escape(lateness_in_words(report.run['lateness_ms']))}")
     if baseline is not None:
         facts.append(f"compared with <b>{escape(str(baseline.run.get('workload', 'a baseline')))}</b>")
         if (others := times_in_words(baseline.run.get("times"))) != times_in_words(report.run.get("times")):

@@ -17,8 +17,11 @@ _VOCABULARY = 200_000
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-class TrueLengths(Outputs):
-    """Answers that end by themselves where the workload says: the seed of a request is its row."""
+class TrueOutputs(Outputs):
+    """Answers as the workload has them: they end where it says, and say what the next turn quotes.
+
+    The seed of a request is its row.
+    """
 
     def __init__(self, outputs: Outputs, workload: Workload) -> None:
         self.__dict__.update(outputs.__dict__)
@@ -28,11 +31,16 @@ class TrueLengths(Outputs):
         self, prompt: npt.NDArray[np.uint32], limit: int, *, seed: int | None = None, **how: Any
     ) -> Answer:
         """See `Outputs`."""
-        whole = super().answer(prompt, limit, seed=seed, **how)
-        if seed is None or limit_of(self._workload, seed) is None:
-            return whole
-        length = max(int(self._workload.output_tokens[seed]), 1)
-        return Answer(whole.tokens[:length], length <= limit, limit)
+        answer = super().answer(prompt, limit, seed=seed, **how)
+        if seed is None:
+            return answer
+        if limit_of(self._workload, seed) is not None:
+            length = max(int(self._workload.output_tokens[seed]), 1)
+            answer = Answer(answer.tokens[:length], length <= limit, limit)
+        if self._workload.output_in_next is None or not self._workload.output_in_next[seed]:
+            return answer
+        quoted = prompt_of(self._workload, int(self._workload.next_turn[seed]))[len(prompt) :]
+        return Answer(quoted[: len(answer.tokens)].astype(np.uint32), answer.stops, answer.room)
 
 
 def limit_of(workload: Workload, row: int) -> int | None:

@@ -15,7 +15,7 @@ from understudy.run.times import outside_share
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
 from understudy.server.lateness import Lateness
 from understudy.server.online.columns import LiveColumns
-from understudy.server.online.content import TrueLengths, limit_of, prompt_of
+from understudy.server.online.content import TrueOutputs, limit_of, prompt_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class Player:
         fleet = self._fleet
         for server in fleet.servers:
             server.worker.on_end = self._on_end
-            server.worker.outputs = TrueLengths(server.worker.outputs, self._workload)
+            server.worker.outputs = TrueOutputs(server.worker.outputs, self._workload)
         await fleet.start()
         fleet.stage.clock.start_in(_HEAD_START_NS)
         began_s = time.perf_counter()
