@@ -105,7 +105,7 @@ soak: .venv/installed-dev
 
 # Load generators are heavy, so they live in an environment of their own.
 clients-ci: .venv/installed-dev .venv-clients/installed
-	$(BIN)/python tests/server/clients.py --clients .venv-clients/bin
+	$(BIN)/python tests/server/clients.py --short --clients .venv-clients/bin
 
 clients: .venv/installed-dev .venv-clients/installed .venv-vllm/installed .venv-guidellm/installed
 	$(BIN)/python tests/server/clients.py --times --clients .venv-clients/bin --vllm .venv-vllm/bin --guidellm .venv-guidellm/bin

@@ -43,8 +43,8 @@ def test_every_command_of_the_tutorial_runs(
 
 
 def test_no_page_links_to_one_that_is_not_there() -> None:
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         for link in re.findall(
             r"\]\(([a-z0-9_/.-]+\.(?:md|svg|py|yaml))(?:#[a-z-]+)?\)", page.read_text(encoding="utf-8")
         ):
-            assert (DOCS / link).is_file(), f"{page.name} links to {link}"
+            assert (page.parent / link).is_file(), f"{page.name} links to {link}"

@@ -1,9 +1,9 @@
 """Real clients, unmodified, against a live server and a KV-routed fleet of 20: `make clients-ci`, `make clients`.
 
-Each is run as its users run it. Counts of requests and tokens must be the server's own, exactly; times as the client
-saw them are shown beside the engine's record, and with `--times` must agree with it: within the lateness that the
-server reports, what the machine let any sleeper oversleep meanwhile, and what a client needs for itself. Where they do
-not, on a machine that is later than a client may be, the run is done again, and in the end it is told.
+Each is run as its page in docs/clients says. Counts of requests and tokens must be the server's own, exactly; times as
+the client saw them are shown beside the engine's record, and with `--times` must agree with it: within the lateness
+that the server reports, what the machine let any sleeper oversleep meanwhile, and what a client needs for itself. Where
+they do not, on a machine that is later than a client may be, the run is done again, and in the end it is told.
 """
 
 from __future__ import annotations
@@ -30,6 +30,38 @@ OWN_MS = 10.0
 """What a client may need for itself, on top of the lateness that the server reports."""
 TRIES = 3
 """How often a run is done whose times a busy machine spoilt."""
+
+DOCS = Path(__file__).parents[2] / "docs" / "clients"
+
+
+def documented(client: str) -> list[str]:
+    """The commands of its page that run the client itself."""
+    text = (DOCS / f"{client}.md").read_text(encoding="utf-8").replace("\\\n", "")
+    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    return [line.removeprefix("PYTHONHASHSEED=0 ") for line in lines if not line.startswith("understudy")]
+
+
+def documented_python(client: str) -> str:
+    """The Python of its page."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (DOCS / f"{client}.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return "".join(blocks)
+
+
+MORE_OF_OPENAI = """
+assert chunk.usage.completion_tokens == 16, chunk
+assert [model.id for model in client.models.list()] == ["my-model"]
+asked = {"model": "my-model", "max_tokens": 16}
+hello = [{"role": "user", "content": "hello"}]
+for answer in (
+    client.chat.completions.create(messages=hello, **asked),
+    client.completions.create(prompt="hello", **asked),
+    *client.completions.create(prompt="hello", stream=True, stream_options={"include_usage": True}, **asked),
+):
+    assert answer.choices or answer.usage, answer
+    assert answer.usage is None or answer.usage.completion_tokens == 16, answer
+"""
 
 
 class Record(NamedTuple):
@@ -153,32 +185,26 @@ class Check:
         self._runs = 0
 
     def openai(self, clients: Path) -> None:
-        """A chat, streamed."""
+        """Chats and completions, streamed and whole."""
         before = self.target.record()
-        script = (
-            "from openai import OpenAI\n"
-            f"client = OpenAI(base_url='{self.url}/v1', api_key='x', max_retries=0)\n"
-            "stream = client.chat.completions.create(model='my-model', stream=True, max_tokens=9,\n"
-            "    messages=[{'role': 'user', 'content': 'hello'}], stream_options={'include_usage': True})\n"
-            "chunks = list(stream)\n"
-            "assert chunks[-1].usage.completion_tokens == 9, chunks[-1]\n"
-        )
-        subprocess.run([clients / "python", "-c", script], check=True, timeout=120)
+        script = documented_python("openai").replace("http://127.0.0.1:8000", self.url) + MORE_OF_OPENAI
+        subprocess.run([clients / "python", "-c", script], check=True, timeout=120, stdout=subprocess.DEVNULL)
         after = self.target.record()
-        assert after.output_tokens - before.output_tokens == 9
-        print(f"openai, {self.target.name}: a chat of 9 tokens")
+        assert after.requests - before.requests == 4
+        assert after.output_tokens - before.output_tokens == 4 * OUTPUT_TOKENS
+        print(f"openai, {self.target.name}: 4 requests, {4 * OUTPUT_TOKENS} tokens", flush=True)
 
-    def aiperf(self, clients: Path, flags: str) -> None:
+    def aiperf(self, clients: Path, command: str) -> None:
         """One run of aiperf."""
-        self._try(lambda: self._aiperf(clients, flags))
+        self._try(lambda: self._aiperf(clients, command))
 
-    def vllm(self, clients: Path, flags: str) -> None:
+    def vllm(self, clients: Path, command: str) -> None:
         """One run of vLLM's own bench."""
-        self._try(lambda: self._vllm(clients, flags))
+        self._try(lambda: self._vllm(clients, command))
 
-    def guidellm(self, clients: Path) -> None:
+    def guidellm(self, clients: Path, command: str) -> None:
         """One run of guidellm."""
-        self._try(lambda: self._guidellm(clients))
+        self._try(lambda: self._guidellm(clients, command))
 
     def _try(self, run: Callable[[], bool]) -> None:
         """Once, or as often as the machine spoils the times."""
@@ -187,45 +213,34 @@ class Check:
         else:
             self.spoilt += 1
 
-    def _aiperf(self, clients: Path, flags: str) -> bool:
+    def _aiperf(self, clients: Path, command: str) -> bool:
         before, folder = self.target.record(), self._new_folder()
-        late_ms = self._run(
-            f"{clients / 'aiperf'} profile --model my-model --url {self.url} --streaming {flags} "
-            f"--tokenizer understudy/tok --extra-inputs ignore_eos:true --ui simple --artifact-dir {folder}"
-        )
+        late_ms = self._run(clients, f"{command} --artifact-dir {folder}")
         (found,) = folder.rglob("profile_export_aiperf.json")
         told = json.loads(found.read_text())
         count, tokens = told["request_count"]["avg"], told["output_sequence_length"]["avg"]
         first, gap = told["time_to_first_token"]["avg"], told["inter_token_latency"]["avg"]
         seen = Seen(count, round(tokens * count), first, gap)
-        return self._compare("aiperf", flags, seen, before, late_ms)
+        return self._compare("aiperf", command, seen, before, late_ms)
 
-    def _vllm(self, clients: Path, flags: str) -> bool:
+    def _vllm(self, clients: Path, command: str) -> bool:
         """It sends one request more, to see whether anybody is there."""
         before, folder = self.target.record(), self._new_folder()
         late_ms = self._run(
-            f"{clients / 'vllm'} bench serve --backend openai --base-url {self.url} --endpoint /v1/completions "
-            f"--model understudy/tok --served-model-name my-model {flags} --ready-check-timeout-sec 20 "
-            f"--save-result --result-dir {folder} --result-filename told.json"
+            clients, f"{command} --save-result --result-dir {folder} --result-filename told.json"
         )
         told = json.loads((folder / "told.json").read_text())
         seen = Seen(told["completed"], told["total_output_tokens"], told["mean_ttft_ms"], told["mean_itl_ms"])
-        return self._compare("vllm bench serve", flags, seen, before, late_ms, more_requests=1)
+        return self._compare("vllm bench serve", command, seen, before, late_ms, more_requests=1)
 
-    def _guidellm(self, clients: Path) -> bool:
+    def _guidellm(self, clients: Path, command: str) -> bool:
         before, folder = self.target.record(), self._new_folder()
-        flags = f"--profile kind=concurrent,streams=4 --constraint kind=max_requests,count={REQUESTS}"
-        late_ms = self._run(
-            f"{clients / 'guidellm'} run --backend kind=openai_http,target={self.url},model=my-model "
-            f"--tokenizer kind=hf_auto,model=understudy/tok {flags} "
-            f"--data kind=synthetic_text,prompt_tokens=64,output_tokens={OUTPUT_TOKENS} "
-            f"--output kind=json,path={folder / 'told.json'} --disable-console-interactive"
-        )
+        late_ms = self._run(clients, command.replace("path=g.json", f"path={folder / 'told.json'}"))
         told = json.loads((folder / "told.json").read_text())["benchmarks"][0]["metrics"]
         names = ("output_token_count", "time_to_first_token_ms", "inter_token_latency_ms")
         tokens, first, gap = (told[name]["successful"] for name in names)
         seen = Seen(told["request_totals"]["successful"], tokens["total_sum"], first["mean"], gap["mean"])
-        return self._compare("guidellm", flags, seen, before, late_ms)
+        return self._compare("guidellm", command, seen, before, late_ms)
 
     def _new_folder(self) -> Path:
         self._runs += 1
@@ -233,8 +248,9 @@ class Check:
         folder.mkdir()
         return folder
 
-    def _run(self, command: str) -> float:
+    def _run(self, clients: Path, documented: str) -> float:
         """How late the machine was meanwhile, in milliseconds."""
+        command = documented.replace("http://127.0.0.1:8000", self.url).replace("t.jsonl", str(self.trace))
         environment = {
             **os.environ,
             "HF_HOME": str(self._home),
@@ -242,9 +258,15 @@ class Check:
             "PYTHONHASHSEED": "0",
             "VLLM_NO_USAGE_STATS": "1",
         }
+        words = command.split()
         with Machine() as machine:
             ran = subprocess.run(
-                command.split(), timeout=900, env=environment, capture_output=True, text=True, check=False
+                [clients / words[0], *words[1:]],
+                timeout=900,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         if ran.returncode:
             raise SystemExit(f"{command}\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}\nexit {ran.returncode}")
@@ -253,7 +275,7 @@ class Check:
     def _compare(
         self,
         client: str,
-        flags: str,
+        command: str,
         seen: Seen,
         before: Record,
         machine_ms: float,
@@ -264,7 +286,9 @@ class Check:
         wrote = Record(*(now - then for now, then in zip(self.target.record(), before, strict=True)))
         first_ms, gap_ms = 1e3 * wrote.first_token_s / wrote.first_tokens, 1e3 * wrote.gap_s / wrote.gaps
         late_ms = self.target.late_ms()
-        kind = next((word for word in ("mooncake", "timed_trace", "random") if word in flags), "concurrency")
+        kind = next(
+            (word for word in ("mooncake", "timed_trace", "random") if word in command), "concurrency"
+        )
         print(
             f"{client} ({kind}), {self.target.name}: {seen.requests:.0f} requests, {seen.output_tokens:.0f} tokens; "
             f"TTFT {seen.first_token_ms:.1f} ms (engine {first_ms:.1f}), ITL {seen.gap_ms:.2f} ms "
@@ -302,6 +326,7 @@ def main() -> None:
     parser.add_argument("--clients", type=Path, help="bin of an environment with openai and aiperf")
     parser.add_argument("--vllm", type=Path, help="bin of one with vllm")
     parser.add_argument("--guidellm", type=Path, help="bin of one with guidellm")
+    parser.add_argument("--short", action="store_true", help="aiperf in one form against each, not both")
     parser.add_argument(
         "--times", action="store_true", help="times must agree too; wants a machine that is not busy"
     )
@@ -330,21 +355,17 @@ def run(check: Check, args: argparse.Namespace) -> None:
         clients = args.clients.absolute()
         check.openai(clients)
         if (clients / "aiperf").exists():
-            chat = f"--endpoint-type chat --concurrency 4 --request-count {REQUESTS} --isl 128 --osl {OUTPUT_TOKENS}"
-            trace = "--endpoint-type completions --custom-dataset-type mooncake_trace --fixed-schedule"
-            trace += f" --use-server-token-count --input-file {check.trace}"
-            check.aiperf(clients, chat if check.target.name == "serve" else trace)
+            concurrency, trace = documented("aiperf")
+            if not (args.short and check.target.name == "fleet"):
+                check.aiperf(clients, concurrency)
+            if not (args.short and check.target.name == "serve"):
+                check.aiperf(clients, trace)
     if args.vllm is not None:
-        lengths = f"--random-input-len 128 --random-output-len {OUTPUT_TOKENS}"
-        clients = args.vllm.absolute()
-        check.vllm(clients, f"--dataset-name random {lengths} --num-prompts {REQUESTS} --max-concurrency 4")
-        check.vllm(
-            clients,
-            f"--dataset-name timed_trace --dataset-path {check.trace} --num-prompts {REQUESTS} "
-            "--timed-trace-chunk-hash-size 512 --timed-trace-sec-multiplier 0.001",
-        )
+        for command in documented("vllm-bench"):
+            check.vllm(args.vllm.absolute(), command)
     if args.guidellm is not None:
-        check.guidellm(args.guidellm.absolute())
+        for command in documented("guidellm"):
+            check.guidellm(args.guidellm.absolute(), command)
 
 
 if __name__ == "__main__":
