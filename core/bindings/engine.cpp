@@ -185,6 +185,10 @@ void bind_engine(nb::module_& m) {
            "Why a request of this size could never run to its end, or None.")
       .def("cancel", &VllmEngine::cancel, "request"_a, "now_ns"_a,
            "Drop a request: it gets no more tokens, and this is its record. None when it is unknown or has ended.")
+      .def("set_admitting", &VllmEngine::set_admitting, "on"_a,
+           "While off, nobody is admitted but who holds blocks already; the queue waits.")
+      .def_prop_ro("drained", &VllmEngine::drained, "Nobody who holds blocks is left.")
+      .def("forget_cache", &VllmEngine::forget_cache, "now_ns"_a, "Forget every block on the device that nobody holds.")
       .def("begin_step", &VllmEngine::begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
       .def("end_step", &VllmEngine::end_step, "end_ns"_a, nb::rv_policy::copy, "Make the step's tokens visible.")
       .def("begin_turn", &VllmEngine::begin_turn, "now_ns"_a,

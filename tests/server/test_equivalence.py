@@ -45,6 +45,9 @@ class Diary:
         if rows[0]:
             self.lines.append(("landed", core.engine.pool, rows))
 
+    def on_rest(self, core: EngineCore) -> None:
+        """It says nothing: how often depends on when inputs came."""
+
     def _events(self, core: EngineCore) -> list[list[int]]:
         batch, times = core.take_events()
         return [

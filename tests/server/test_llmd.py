@@ -178,6 +178,38 @@ def test_latencies_stray_by_seed_and_not_far() -> None:
     asyncio.run(main())
 
 
+def test_how_far_latencies_stray_is_turned_while_the_server_runs() -> None:
+    async def main() -> None:
+        async with serving(latency_ms=(20.0, 10.0), latency_std_dev_ms=(0.0, 3.0)) as (client, server):
+            latency = server.worker.latency
+            assert latency is not None
+            told = (await client.get("/admin/config")).json
+            assert (told["time-to-first-token-std-dev"], told["inter-token-latency-std-dev"]) == (0.0, 3.0)
+            turned = await client.post("/admin/config", {"time-to-first-token-std-dev": 6})
+            assert turned.json["time-to-first-token-std-dev"] == 6.0
+            assert latency.strays_ms == (6.0, 3.0)
+            assert len({latency.prefill_ms(1, 1, 0) for _ in range(9)}) == 9
+            # More than 30 % of the latency that there is then, or none at all: nothing changes.
+            for wrong, what in (
+                ({"time-to-first-token-std-dev": 6.1}, "time-to-first-token-std-dev"),
+                ({"inter-token-latency": 9}, "inter-token-latency-std-dev"),
+                ({"inter-token-latency-std-dev": -1}, "inter-token-latency-std-dev"),
+                ({"inter-token-latency-std-dev": None}, "inter-token-latency-std-dev"),
+            ):
+                refused = await client.post("/admin/config", wrong)
+                assert refused.status == 400
+                assert what in refused.json["error"]["message"]
+                assert (latency.decode_cost_ms, latency.strays_ms) == (10.0, (6.0, 3.0))
+            both = {"inter-token-latency": 5, "inter-token-latency-std-dev": 0}
+            assert (await client.post("/admin/config", both)).status == 200
+            assert latency.decode_ms() == 5.0
+        async with serving() as (client, _):
+            refused = await client.post("/admin/config", {"inter-token-latency-std-dev": 1})
+            assert refused.status == 400
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("name", ["time-to-first-token", "inter-token-latency"])
 def test_a_latency_strays_by_at_most_30_percent(name: str) -> None:
     read_serve(["m", f"--{name}", "10", f"--{name}-std-dev", "3"])

@@ -41,7 +41,7 @@ def test_chromium_shows_every_worker_what_it_does_and_the_requests_of_one(tmp_pa
         await fleet.start()
         try:
             for server in fleet.servers:  # requests that stay: the page shows them
-                server.worker.set_paused(server.worker.cores[0], True)
+                server.worker.pauses.pause("keep", clear_cache=False, then=lambda: None)
             asked = [
                 asyncio.create_task(Client(fleet.port).post("/v1/completions", {"prompt": "x"}))
                 for _ in range(WORKERS + 1)
@@ -50,7 +50,7 @@ def test_chromium_shows_every_worker_what_it_does_and_the_requests_of_one(tmp_pa
                 await asyncio.sleep(0.01)
             page = await asyncio.to_thread(look, fleet.port)
             for server in fleet.servers:
-                server.worker.resume()
+                server.worker.pauses.resume()
             await asyncio.gather(*asked)
             return page
         finally:

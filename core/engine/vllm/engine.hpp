@@ -54,6 +54,15 @@ class VllmEngine final : public Engine {
   RequestId submit(RequestSpec spec) override;
   std::optional<std::string> never_fits(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const override;
   std::optional<RequestRecord> cancel(RequestId id, std::int64_t now_ns) override;
+  // While off, nobody is admitted but who holds blocks already: those in progress end, the others stay queued. For
+  // drivers that play step by step; `advance` raises WrongState meanwhile.
+  void set_admitting(bool on);
+  // Whether nobody who holds blocks is left: while admissions are off, a step would find nothing to do.
+  bool drained() const;
+  // Nobody is here, or nobody who may go on.
+  bool at_rest() const { return idle() || (!admitting_ && drained()); }
+  // Forgets every block on the device that nobody holds.
+  void forget_cache(std::int64_t now_ns);
   // One that has not ended; InvalidArgument when there is none.
   const EngineRequest& request(RequestId id) const;
   // Tokens that it will have emitted when it has run to its end.
@@ -320,6 +329,7 @@ class VllmEngine final : public Engine {
   WaitingQueue waiting_;
   std::vector<RequestSlot> unread_;  // who came since the engine last looked
   std::size_t parked_ = 0;
+  bool admitting_ = true;
 
   // vLLM's offload: who was skipped, or (by release) who holds blocks; and blocks that steps in flight still write.
   struct Kept {

@@ -27,9 +27,14 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
     passed.push_back(queue.head());
     queue.pop();
   };
-  while (num_waiting() > 0 && can_add() && running_.size() < max_running()) {
+  const auto left = [this] { return admitting_ ? num_waiting() : skipped_.size(); };
+  while (left() > 0 && can_add() && running_.size() < max_running()) {
     WaitingQueue& queue = next_queue();
     EngineRequest& request = requests_[queue.head()];
+    if (!admitting_ && request.table.empty()) {
+      pass(queue);
+      continue;
+    }
     if (request.status == RequestStatus::Loading) {
       if (!request.loaded) {
         pass(queue);
@@ -73,6 +78,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
 }
 
 WaitingQueue& VllmEngine::next_queue() noexcept {
+  if (!admitting_) return skipped_;
   if (skipped_.empty() || waiting_.empty()) return skipped_.empty() ? waiting_ : skipped_;
   if (config_.offload->holders_first || config_.policy == SchedulingPolicy::Fcfs) return skipped_;
   return waiting_.before(waiting_.head(), skipped_.head()) ? waiting_ : skipped_;
@@ -274,8 +280,9 @@ void VllmEngine::report_offload(std::vector<JobId> done) {
 // A step has ended on the clock. When nobody is left to schedule, vLLM goes on with empty steps until all is stored.
 void VllmEngine::offload_after_step(std::int64_t now_ns) {
   if (offload_links_->has_done()) report_offload(offload_links_->take_done());
-  if (idle()) (void)begin_transfers_alone(now_ns);
-  while (idle() && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
+  const bool rests = at_rest();
+  if (rests) (void)begin_transfers_alone(now_ns);
+  while (rests && (offload_->has_ended_to_tell() || !offload_links_->submitted())) {
     (void)offload_links_->begin(offload_->close_schedule(), *offload_, now_ns);
   }
 }

@@ -92,6 +92,23 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
   return take_record(slot, FinishReason::Cancelled, now_ns);
 }
 
+void VllmEngine::set_admitting(bool on) {
+  if (on == admitting_) return;
+  admitting_ = on;
+  somebody_came_or_went();  // or may, from now on
+}
+
+bool VllmEngine::drained() const {
+  return running_.empty() && planned_.empty() && parked_ == 0 &&
+         std::ranges::all_of(skipped_.ids(), [this](RequestSlot slot) { return requests_[slot].table.empty(); });
+}
+
+void VllmEngine::forget_cache(std::int64_t now_ns) {
+  (void)store_.clear_inactive(0);
+  somebody_came_or_went();  // what the next in the queue would find has gone
+  announcer_.show(now_ns);
+}
+
 void VllmEngine::somebody_came_or_went() {
   finish_bound_.reset();
   refusal_.stands = false;

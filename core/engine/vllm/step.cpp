@@ -94,7 +94,7 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
     announcer_.release(now_ns);
     return false;
   }
-  stuck_ = nothing && !(running_.empty() && num_waiting() == 0) && !still_offloads();
+  stuck_ = nothing && admitting_ && !(running_.empty() && num_waiting() == 0) && !still_offloads();
   return true;
 }
 
@@ -206,6 +206,7 @@ const StepEffects& VllmEngine::advance_through(std::int64_t until_ns) {
 }
 
 void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
+  if (!admitting_) throw Error(ErrorKind::WrongState, "advance while admissions are off: play step by step");
   played_through_ = false;
   for (std::uint32_t turns = 1;; ++turns) {
     if (turns % 64 == 0 && pause_) pause_(effects_);

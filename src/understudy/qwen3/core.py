@@ -68,7 +68,8 @@ class Qwen3Core(EngineCore):
         self.draft_tokens = 0
         self.has_events = events
         self.live = {}
-        self.paused = False
+        self.paused = self.holding = False
+        self._held: dict[int, Callable[[], object]] = {}
         self.preemptions = self.steps = 0
         self.step_end_ns = self.wake_ns = -1
         self.sender: KvEventSender | None = None
@@ -116,7 +117,10 @@ class Qwen3Core(EngineCore):
             self._chains[request.engine_id] = TokenBlocks(
                 choice.prompt, size, salt=sampling.cache_salt, lora=lora
             )
-        self._asked.append(lambda: self.real.submit(asked))
+        if self.holding:
+            self._held[request.engine_id] = lambda: self.real.submit(asked)
+        else:
+            self._asked.append(lambda: self.real.submit(asked))
 
     def cancel(self, request: LiveRequest, now_ns: int) -> bool:
         """It hears nothing more, and its blocks are free before the next step begins."""
@@ -124,14 +128,27 @@ class Qwen3Core(EngineCore):
             return False
         self._chains.pop(request.engine_id, None)
         name = f"{request.engine_id}"
-        self._asked.append(lambda: self.real.cancel(name))
+        if self._held.pop(request.engine_id, None) is None:
+            self._asked.append(lambda: self.real.cancel(name))
         request.finish_ns, request.ended = now_ns, "cancelled"
         return True
 
+    def hold(self, on: bool) -> None:
+        """While on, who comes is not handed to the engine; who is there goes on to its end."""
+        self.holding = on
+        if not on:
+            self._asked.extend(self._held.values())
+            self._held.clear()
+
     @property
-    def busy(self) -> bool:
-        """There is something to do."""
-        return not self.paused and (bool(self._asked) or not self.real.idle)
+    def quiet(self) -> bool:
+        """There is nothing to do."""
+        return self.paused or (not self._asked and self.real.idle)
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Requests hold some of its blocks."""
+        return len(self.live) > len(self._held)
 
     def restart(self) -> list[LiveRequest]:
         """Every request is lost, and nothing is cached."""
@@ -139,10 +156,10 @@ class Qwen3Core(EngineCore):
         for request in lost:
             self.cancel(request, -1)
             request.ended = "lost"
-        self.forget_cache()
+        self.forget_cache(-1)
         return lost
 
-    def forget_cache(self) -> None:
+    def forget_cache(self, now_ns: int) -> None:  # noqa: ARG002
         """Every block that nobody holds is empty."""
         self._asked.append(lambda: self.real.scheduler.manager.blocks.clear_inactive())
 
@@ -160,7 +177,7 @@ class Qwen3Core(EngineCore):
     @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
-        return self.engine.num_waiting + len(self._asked)
+        return self.engine.num_waiting + len(self._asked) + len(self._held)
 
     @property
     def usage(self) -> float:

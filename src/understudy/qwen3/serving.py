@@ -124,8 +124,11 @@ class Qwen3Driver(Driver):
         loop, core = asyncio.get_running_loop(), self._core
         assert core is not None
         while True:
-            if not core.busy:
+            if core.quiet:
                 self._woken.clear()
+                observer = self._observers.get(id(core))
+                if observer is not None:
+                    observer.on_rest(core)
                 await self._woken.wait()
                 continue
             told = await loop.run_in_executor(self._thread, core.advance)

@@ -13,6 +13,7 @@ import msgspec
 
 from understudy.server.api.adapters import PREFIX
 from understudy.server.api.described import Html
+from understudy.server.api.developer import Later
 from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_json
@@ -182,7 +183,9 @@ class App:
             return
         query = {name: values[-1] for name, values in parse_qs(request.query).items()}
         status, reply = answer(request, query)
-        if isinstance(reply, str):
+        if isinstance(reply, Later):
+            reply.ask(lambda told: connection.respond(status, encode(told)))
+        elif isinstance(reply, str):
             connection.respond(
                 status, reply.encode(), "text/html; charset=utf-8" if isinstance(reply, Html) else ""
             )

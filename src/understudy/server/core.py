@@ -146,6 +146,7 @@ class EngineCore:
         self.steps = 0
         self.preemptions = 0
         self.paused = False
+        self.holding = False
         self._batch_tokens = 0
 
     def submit(self, request: LiveRequest) -> None:
@@ -186,10 +187,28 @@ class EngineCore:
         request.ended = "cancelled"
         return True
 
+    def hold(self, on: bool) -> None:
+        """While on, the queue waits: who holds blocks goes on to its end, and nobody else begins."""
+        self.holding = on
+        self.engine.set_admitting(not on)
+
+    @property
+    def quiet(self) -> bool:
+        """No step is in progress, and none would begin."""
+        engine = self.engine
+        if engine.in_step:
+            return False
+        return self.paused or engine.idle or engine.stuck or (self.holding and engine.drained)
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Requests hold some of its blocks."""
+        return bool(self.live) and not self.engine.drained
+
     def begin(self, now_ns: int) -> bool:
         """Begin a step if there is something to do and none is open; True if so, and `step_end_ns` is its end."""
         engine = self.engine
-        if self.paused or engine.in_step or engine.idle or engine.stuck:
+        if engine.in_step or self.quiet:
             return False
         duration_ns = engine.begin_step(now_ns)
         for engine_id, _, cached in engine.admitted:
@@ -237,16 +256,24 @@ class EngineCore:
         """The engine dies and another takes its place, with nothing cached. Returns the requests that died with it."""
         lost = list(self.live.values())
         self.live.clear()
-        self.engine = self._make()
+        self._renew()
         self.step_end_ns = -1
         for request in lost:
             request.ended = "lost"
         return lost
 
-    def forget_cache(self) -> None:
-        """An idle engine forgets every cached block. Nothing when it has requests."""
+    def forget_cache(self, now_ns: int) -> None:
+        """Forget every block that nobody holds; below the device too where nobody is here. No events tell of it."""
         if not self.live and not self.engine.in_step and self.engine.idle:
-            self.engine = self._make()
+            self._renew()
+            return
+        self.engine.forget_cache(now_ns)
+        if self.has_events:
+            self.engine.take_events()
+
+    def _renew(self) -> None:
+        self.engine = self._make()
+        self.engine.set_admitting(not self.holding)
 
     def take_events(self) -> tuple[EventBatch, npt.NDArray[np.int64]]:
         """The events of ended steps since the last call."""
@@ -264,8 +291,8 @@ class EngineCore:
 
     @property
     def still_lands(self) -> bool:
-        """Nobody is here, and what those who were left is on its way to or between tiers."""
-        if not self.engine.idle:
+        """Nobody is here, or nobody who may go on, and what those who were left is on its way to or between tiers."""
+        if not (self.engine.idle or (self.holding and self.engine.drained)):
             return False
         return self.engine.offload_pending if self.offload is not None else not self.engine.tiers_idle
 

@@ -32,6 +32,9 @@ class Observer(Protocol):
     def on_landed(self, core: EngineCore) -> None:
         """Transfers have landed in an engine that computes nothing."""
 
+    def on_rest(self, core: EngineCore) -> None:
+        """Something happened to an engine that begins no step now."""
+
 
 class Driver:
     """Plays engines on a clock. All its methods are called from one thread, the event loop's."""
@@ -162,8 +165,11 @@ class Driver:
                 continue
             if core.has_tiers and (core.engine.asleep or core.still_lands):
                 self._put_landing(core, now_ns)
-            if id(core) in landed and id(core) in self._observers:
-                self._observers[id(core)].on_landed(core)
+            observer = self._observers.get(id(core))
+            if observer is not None:
+                if id(core) in landed:
+                    observer.on_landed(core)
+                observer.on_rest(core)
 
     def _end(self, core: EngineCore, now_ns: int) -> None:
         self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speedup / 1e9)

@@ -27,7 +27,8 @@ class Latency:
     ) -> None:
         self.prefill_cost_ms = prefill_ms
         self.decode_cost_ms = decode_ms
-        self._strays_ms = strays_ms
+        self.strays_ms = strays_ms
+        """Their standard deviations."""
         self._draw = random.Random(seed)
 
     def _strayed(self, mean_ms: float, stray_ms: float) -> float:
@@ -37,11 +38,11 @@ class Latency:
 
     def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:  # noqa: ARG002
         """Of the prompts of a step, together."""
-        return self._strayed(self.prefill_cost_ms, self._strays_ms[0])
+        return self._strayed(self.prefill_cost_ms, self.strays_ms[0])
 
     def decode_ms(self, *_: float) -> float:
         """Of the decodes of a step, together."""
-        return self._strayed(self.decode_cost_ms, self._strays_ms[1])
+        return self._strayed(self.decode_cost_ms, self.strays_ms[1])
 
 
 class Wave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +74,19 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename="k
     failure_types: list[str] = msgspec.field(default_factory=lambda: list(FAILURES))
     time_to_first_token: float | None = None
     inter_token_latency: float | None = None
+    time_to_first_token_std_dev: float = 0.0
+    inter_token_latency_std_dev: float = 0.0
     fake_metrics: dict[str, float | Wave] = msgspec.field(default_factory=dict)
+
+
+LATENCIES = ("time-to-first-token", "inter-token-latency")
+MAX_STRAY = 0.3
+
+
+def check_stray(name: str, mean_ms: float, stray_ms: float) -> None:
+    """A latency strays by at most 30 %, as llm-d-inference-sim has it. ConfigError."""
+    if not 0 <= stray_ms <= MAX_STRAY * mean_ms:
+        raise ConfigError(f"{name}-std-dev must be from 0 to 30 % of {name}={mean_ms:g}, got {stray_ms:g}")
 
 
 _FAKED = {"running-requests": "running", "waiting-requests": "waiting", "kv-cache-usage": "usage"}
@@ -90,6 +103,8 @@ class Knobs:
         if latency is not None:
             self.config.time_to_first_token = latency.prefill_cost_ms
             self.config.inter_token_latency = latency.decode_cost_ms
+            strays_ms = latency.strays_ms
+            self.config.time_to_first_token_std_dev, self.config.inter_token_latency_std_dev = strays_ms
 
     def answer(self, request: Request) -> tuple[int, Any]:
         """The knobs as they are, after they were turned."""
@@ -128,6 +143,9 @@ class Knobs:
                 "latencies follow the engine's timing model; start with --time-to-first-token or "
                 "--inter-token-latency to turn them by hand"
             )
+        strays_ms = (config.time_to_first_token_std_dev, config.inter_token_latency_std_dev)
+        for name, mean_ms, stray_ms in zip(LATENCIES, times, strays_ms, strict=True):
+            check_stray(name, mean_ms or 0.0, stray_ms)
         self.config = config
         faults = self._app.faults
         faults.failure_rate = config.failure_injection_rate
@@ -135,6 +153,7 @@ class Knobs:
         if latency is not None:
             latency.prefill_cost_ms = config.time_to_first_token or 0.0
             latency.decode_cost_ms = config.inter_token_latency or 0.0
+            latency.strays_ms = strays_ms
         self._began_s = time.monotonic()
         for metrics in self._app.worker.metrics:
             metrics.fake = {_FAKED[name]: self._reader(value) for name, value in config.fake_metrics.items()}

@@ -18,6 +18,7 @@ from understudy.server.metrics.late import add_lateness
 from understudy.server.metrics.others import SglangMetrics, add_old_names
 from understudy.server.metrics.process import HttpMetrics, add_process
 from understudy.server.metrics.vllm import VllmMetrics
+from understudy.server.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,8 +65,6 @@ class Worker:
         self._adapter_numbers: dict[str, int] = {}
         self.worst_s = 0.0
         """How late a token of its was delivered at most, since somebody looked and set it to 0."""
-        self.sleep_level = 0
-        self._pausing: bool | None = None  # once all have ended; whether the cache is to go then
         self._slowed: set[str] = set()
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
         if settings.max_model_len > capacity:
@@ -114,7 +113,7 @@ class Worker:
         }
         add_cache_info(self.registry, settings, len(self.cores))
         self.http = HttpMetrics(self.registry)
-        self._sleep_metrics = SleepMetrics(self.registry)
+        self.pauses = Pauses(self, SleepMetrics(self.registry))
         self.on_events: Callable[[int, int, EventBatch], None] | None = None
         """Told of every step's events: (worker, rank, batch)."""
         self.on_restart: Callable[[int], None] | None = None
@@ -187,9 +186,10 @@ class Worker:
         rank = self._rank_of[id(core)]
         self.metrics[rank].on_step(effects)
         self._tell_events(core, rank)
-        if self._pausing is not None and not self.live():
-            clear_cache, self._pausing = self._pausing, None
-            self.pause("wait", clear_cache=clear_cache)
+
+    def on_rest(self, core: EngineCore) -> None:  # noqa: ARG002
+        """It begins no step now."""
+        self.pauses.look()
 
     def on_landed(self, core: EngineCore) -> None:
         """Transfers have landed in an idle engine: what they changed is told now, since no step will."""
@@ -212,78 +212,25 @@ class Worker:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block, unless requests hold some."""
-        if self.live():
+        if any(core.holds_blocks for core in self.cores):
             return False
         for core in self.cores:
-            self._forget(core)
+            self.forget(core)
         return True
 
-    def _forget(self, core: EngineCore) -> None:
-        self.driver.do(core, lambda _: core.forget_cache())
+    def forget(self, core: EngineCore) -> None:
+        """Its cache is empty from now on, but for what requests hold."""
+        self.driver.do(core, core.forget_cache)
         if self.senders:
             self.senders[self._rank_of[id(core)]].forget_all()
         if self.on_restart is not None:
             self.on_restart(self.index)
-
-    @property
-    def asleep(self) -> bool:
-        """Requests are accepted and wait."""
-        return self.sleep_level > 0
 
     def abort(self, requests: list[LiveRequest]) -> None:
         """End them now; their clients get what there was."""
         for request in requests:
             request.aborted = True
             self.driver.cancel(request)
-
-    def pause(self, mode: str, *, clear_cache: bool) -> None:
-        """Begin no step from now on. "abort": what is here ends; "keep": it goes on later; "wait": it ends first."""
-        if mode == "wait" and self.live():
-            self._pausing = clear_cache
-            return
-        if mode == "abort":
-            self.abort(self.live())
-        for core in self.cores:
-            if clear_cache and mode != "keep":
-                self._forget(core)
-            self.set_paused(core, True)
-
-    def resume(self) -> None:
-        """Begin steps again."""
-        self._pausing = None
-        for core in self.cores:
-            self.set_paused(core, False)
-
-    def sleep(self, level: int, mode: str = "abort") -> None:
-        """Abort what runs, unless it is to be kept; then accept requests and let them wait. The cache is gone."""
-        began_s = time.perf_counter()
-        self.sleep_level = max(level, 1)
-        if mode != "keep":
-            self.abort(self.live())
-        for core, metrics in zip(self.cores, self.metrics, strict=True):
-            metrics.asleep = "weights_offloaded" if level < 2 else "discard_all"
-            core.paused = True
-        self._sleep_metrics.done("sleep", time.perf_counter() - began_s)
-
-    def release_cache(self) -> None:
-        """Give the memory of the KV cache back, which here is to forget it."""
-        began_s = time.perf_counter()
-        self.reset_prefix_cache()
-        self._sleep_metrics.done("release_kv_cache_memory", time.perf_counter() - began_s)
-
-    def wake(self) -> None:
-        """Go on."""
-        began_s = time.perf_counter()
-        self.sleep_level = 0
-        for core, metrics in zip(self.cores, self.metrics, strict=True):
-            metrics.asleep = "awake"
-            self.set_paused(core, False)
-        self._sleep_metrics.done("wake", time.perf_counter() - began_s)
-
-    def set_paused(self, core: EngineCore, paused: bool) -> None:
-        """Begin no step while paused."""
-        core.paused = paused
-        self.driver.do(core, lambda _: None)
 
     def kill(self) -> int:
         """The engines die and start again with nothing cached; requests in them are lost. Returns how many."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
@@ -24,6 +24,13 @@ _FALSE = ("false", "0", "no", "off", "f", "n")
 _ACTIONS = ("checksum", "reset", "compare")
 
 
+class Later(NamedTuple):
+    """A reply that is not there yet."""
+
+    ask: Callable[[Callable[[Any], None]], None]
+    """Begin what it tells of; what it is given is called with the reply."""
+
+
 class Developer:
     """Answers for one worker. Weights are told of and never there: an update changes their version alone."""
 
@@ -39,11 +46,11 @@ class Developer:
             "/sleep": {"POST": self._sleep},
             "/release_kv_cache_memory": {"POST": self._release},
             "/wake_up": {"POST": self._wake},
-            "/is_sleeping": {"GET": lambda *_: (200, {"is_sleeping": worker.asleep})},
+            "/is_sleeping": {"GET": lambda *_: (200, {"is_sleeping": worker.pauses.asleep})},
             "/pause": {"POST": self._pause},
             "/resume": {"POST": self._resume},
             "/abort_requests": {"POST": self._abort},
-            "/is_paused": {"GET": lambda *_: (200, {"is_paused": any(core.paused for core in worker.cores)})},
+            "/is_paused": {"GET": lambda *_: (200, {"is_paused": worker.pauses.paused})},
             "/init_weight_transfer_engine": {"POST": self._init_transfer},
             "/shutdown_weight_transfer_engine": {"POST": _says("Weight transfer shut down")},
             "/start_weight_update": {"POST": _says("Weight update started")},
@@ -70,25 +77,27 @@ class Developer:
         level = query.get("level", "1")
         if level not in ("0", "1", "2"):
             raise invalid_body([Problem("int_parsing", "query.level", "must be 0, 1 or 2", level)])
-        self._worker.sleep(int(level), _mode(query))
-        return 200, {"status": "sleeping", "level": int(level)}
+        mode, told = _mode(query), {"status": "sleeping", "level": int(level)}
+        return 200, Later(
+            lambda answer: self._worker.pauses.sleep(int(level), mode, then=lambda: answer(told))
+        )
 
     def _wake(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         tags = parse_qs(request.query).get("tags")
-        self._worker.wake()
-        return 200, {"status": "awake", "tags": tags}
+        awake = self._worker.pauses.wake(tags)
+        return 200, {"status": "awake" if awake else "sleeping", "tags": tags}
 
     def _release(self, *_: object) -> tuple[int, Any]:
-        self._worker.release_cache()
+        self._worker.pauses.release_cache()
         return 200, {"status": "kv_cache_released"}
 
     def _pause(self, _: Request, query: dict[str, str]) -> tuple[int, Any]:
         mode, clear_cache = _mode(query), _flag(query, "clear_cache", default=True)
-        self._worker.pause(mode, clear_cache=clear_cache)
-        return 200, {"status": "paused"}
+        pause, told = self._worker.pauses.pause, {"status": "paused"}
+        return 200, Later(lambda answer: pause(mode, clear_cache=clear_cache, then=lambda: answer(told)))
 
     def _resume(self, *_: object) -> tuple[int, Any]:
-        self._worker.resume()
+        self._worker.pauses.resume()
         return 200, {"status": "resumed"}
 
     def _abort(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
