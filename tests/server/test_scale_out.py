@@ -130,3 +130,122 @@ def test_wrong_bodies_are_refused_as_vllm_does() -> None:
         assert (await client.post("/inference/v1/abort_requests", {"request_ids": ["x"]})).body == b""
 
     talk(what)
+
+
+def test_a_stream_is_read_chunk_by_chunk_with_nothing_kept_here() -> None:
+    async def what(client: Client) -> None:
+        messages = [{"role": "user", "content": "hi"}]
+        chat = {"messages": messages, "max_tokens": 6, "seed": 1, "logprobs": True, "top_logprobs": 2}
+        usual = (await client.post("/v1/chat/completions", chat)).json["choices"][0]
+        rendered = (await client.post("/v1/chat/completions/render", chat)).json
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        for path, said in (("/v1/chat/completions/derender", "delta"), (f"{C}/derender", "text")):
+            text, state, roles, tokens, seen = "", None, [], [], None
+            for event in (await client.post(G, {**rendered, **options})).events[:-1]:
+                asked = {"stream": True, "generate_chunk": event, "stream_state": state, "prompt_tokens": 50}
+                told = await client.post(path, {**asked, "prompt_token_ids": rendered["token_ids"]})
+                assert told.status == 200, told.body
+                chunk, state = told.json["chunk"], told.json["stream_state"]
+                assert chunk["id"] == event["request_id"]
+                assert len(state["prev_tokens"]) < 9
+                for choice in chunk["choices"]:
+                    seen = choice["finish_reason"]
+                    if said == "delta":
+                        roles.append(choice["delta"]["role"])
+                        text += choice["delta"]["content"] or ""
+                        tokens += [entry["token"] for entry in choice["logprobs"]["content"]]
+                    else:
+                        assert choice["logprobs"]["text_offset"][0] == len(text)
+                        text += choice["text"]
+                        tokens += choice["logprobs"]["tokens"]
+            assert text == usual["message"]["content"]
+            assert tokens == [entry["token"] for entry in usual["logprobs"]["content"]]
+            assert seen == usual["finish_reason"]
+            assert roles == ["assistant", *[None] * 5] or said == "text"
+            assert chunk["choices"] == []
+            assert (chunk["usage"]["prompt_tokens"], chunk["usage"]["total_tokens"]) == (50, 56)
+
+    talk(what)
+
+
+def test_half_a_character_waits_for_its_other_half() -> None:
+    async def what(client: Client) -> None:
+        ids = (await client.post("/tokenize", {"prompt": "☃ 雪 a"})).json["tokens"]
+        assert len(ids) > 3
+        whole = {"choices": [{"index": 0, "token_ids": ids}]}
+        for cut in range(len(ids) + 1):
+            text, state = "", None
+            for part in (ids[:cut], ids[cut:]):
+                chunk = {"request_id": "a", "choices": [{"index": 0, "token_ids": part}]}
+                asked = {"stream": True, "generate_chunk": chunk, "stream_state": state}
+                told = (await client.post(f"{C}/derender", asked)).json
+                state = told["stream_state"]
+                text += told["chunk"]["choices"][0]["text"]
+                assert "�" not in text
+            assert text == "☃ 雪 a"
+        told = (await client.post(f"{C}/derender", {"generate_responses": [whole]})).json
+        assert told["choices"][0]["text"] == "☃ 雪 a"
+
+    talk(what)
+
+
+def test_chunks_and_states_that_are_none_are_refused() -> None:
+    async def what(client: Client) -> None:
+        chunk = {"request_id": "a", "choices": [{"index": 0, "token_ids": [5, 6]}]}
+        two = {"choices": [{"index": n, "token_ids": [5]} for n in (0, 1)]}
+        for path, where in (
+            ("/v1/chat/completions/derender", "body.DerenderChatRequest.stream"),
+            (f"{C}/derender", "body.stream"),
+        ):
+            for param, more in (
+                (where, {"generate_chunk": {}}),
+                (where, {"generate_chunk": {"choices": [{"token_ids": [1]}]}}),
+                (where, {"generate_chunk": {"choices": [{"index": 0, "token_ids": ["x"]}]}}),
+                (where, {"generate_chunk": {**chunk, "output_mode": "text"}}),
+                (where, {"stream": "true"}),
+                (where, {"stream": None}),
+                (where, {"stream_state": {"prev_tokens": 5}}),
+                (where, {"stream_state": {"prev_tokens": ["1"] * 2000}}),
+                (where, {"stream_state": {"prefix_offset": -1}}),
+                (where, {"stream_state": {"output_token_ids": [1]}}),
+                (where, {"stream_state": {"logprob_context_token_ids": [1, 2, 3, 4, 5]}}),
+                (where, {"prompt_token_ids": [-1]}),
+                (None, {"generate_chunk": two}),
+                (None, {"stream_state": {"prev_tokens": ["not ours"], "read_offset": 1}}),
+                (None, {"stream_state": {"read_offset": 7}}),
+                (None, {"generate_chunk": {"choices": [{"index": 0, "token_ids": [10**9]}]}}),
+                (None, {"prompt_token_ids": [1] * 5000}),
+            ):
+                told = await client.post(path, {"stream": True, "generate_chunk": chunk, **more})
+                assert (told.status, told.json["error"]["param"]) == (400, param), (path, more)
+            lost = {"stream": True, "generate_chunk": chunk, "model": "nobody"}
+            assert (await client.post(path, lost)).status == 404
+        for body in (
+            {"generate_responses": []},
+            {"generate_responses": [{"choices": [{"index": 0, "token_ids": None}]}]},
+            {"generate_responses": [chunk], "prompt_tokens": [1, 2]},
+        ):
+            assert (await client.post(f"{C}/derender", body)).status == 400, body
+
+    talk(what)
+
+
+def test_sampling_parameters_of_another_type_are_refused_and_others_are_nobodys() -> None:
+    async def what(client: Client) -> None:
+        wrong: tuple[dict[str, Any], ...] = (
+            {"max_tokens": "x"},
+            {"temperature": "a"},
+            {"stop": 5},
+            {"output_kind": 7},
+            {"detokenize": "x"},
+            {"extra_args": 3},
+            {"seed": "x"},
+        )
+        for given in wrong:
+            told = await client.post(G, {"token_ids": [1], "sampling_params": given})
+            assert (told.status, told.json["error"]["param"]) == (400, "body.sampling_params"), given
+            assert "2 validation errors" in told.json["error"]["message"]
+        told = await client.post(G, {"token_ids": [1], "sampling_params": {"colour": "red", "max_tokens": 2}})
+        assert len(told.json["choices"][0]["token_ids"]) == 2
+
+    talk(what)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from understudy.server.api.anthropic import check_anthropic, messages_of
-from understudy.server.api.completions import FINGERPRINT
+from understudy.server.api.derender import Derender
 from understudy.server.api.developer import abort
 from understudy.server.api.errors import ApiError, Problem, bad_request, invalid_body
 from understudy.server.api.fields import Fields, read_body, read_object
@@ -65,16 +64,29 @@ _GENERATE = {
     "kv_transfer_params": Shape("object"),
     "ec_transfer_params": Shape("object"),
 }
-_DERENDER = {
-    "model": Shape("str"),
-    "generate_responses": Shape("objects", null=False, required=True),
-    "prompt_tokens": Shape("ints"),
+
+_BOOL, _INT, _FLOAT = Shape("bool", null=False), Shape("int", null=False), Shape("float", null=False)
+_SAMPLING = {
+    **dict.fromkeys(("n", "top_k", "min_tokens"), _INT),
+    **dict.fromkeys(
+        ("max_tokens", "seed", "logprobs", "prompt_logprobs", "thinking_token_budget"), Shape("int")
+    ),
+    **dict.fromkeys(
+        ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"),
+        _FLOAT,
+    ),
+    **dict.fromkeys(
+        (
+            *("ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
+            *("include_stop_str_in_output", "skip_clone", "skip_reading_prefix_cache"),
+        ),
+        _BOOL,
+    ),
+    **dict.fromkeys(("extra_args", "structured_outputs", "logit_bias"), Shape("object")),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), Shape("ints")),
+    "bad_words": Shape("strs"),
 }
-_DERENDER_CHAT = {
-    "model": Shape("str"),
-    "generate_response": Shape("object", null=False, required=True),
-    "prompt_tokens": Shape("int"),
-}
+"""Types of vLLM's sampling parameters. Others are ignored, as there: no field is unknown to it."""
 
 
 class ScaleOut:
@@ -89,9 +101,8 @@ class ScaleOut:
             "/v1/chat/completions/render": {"POST": self._render_chat},
             "/v1/messages/render": {"POST": self._render_messages},
             "/v1/responses/render": {"POST": self._render_responses},
-            "/v1/completions/derender": {"POST": self._derender},
-            "/v1/chat/completions/derender": {"POST": self._derender_chat},
             "/inference/v1/abort_requests": {"POST": self._abort},
+            **Derender(worker).plain,
         }
 
     def _generate(self, body: dict[str, Any], request: Request, connection: Connection) -> None:
@@ -101,6 +112,7 @@ class ScaleOut:
             fields.note("too_short", "token_ids", "must not be empty", [])
         fields.done()
         tokens, given = fields.integers("token_ids"), fields.object("sampling_params") or {}
+        _check_sampling(given)
         if body.get("features") or body.get("content_parts"):
             raise ApiError("media are not played")
         room = max(self._worker.settings.max_model_len - len(tokens), 1)
@@ -224,81 +236,24 @@ class ScaleOut:
             "ec_transfer_params": None,
         }
 
-    # ── Read as text ──
 
-    def _derender(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        fields = Fields(read_body(request))
-        check_types(fields, _DERENDER)
-        fields.done()
-        choices: list[dict[str, Any]] = []
-        responses: list[Any] = fields.raw("generate_responses")
-        for one in responses:
-            for choice in _choices(one):
-                text = self._text(choice)
-                choices.append({**_ended(choice), "index": len(choices), "text": text, "logprobs": None})
-        name = str(responses[0].get("request_id", "")) if responses else ""
-        return 200, self._whole(fields, name, "text_completion", choices, responses)
-
-    def _derender_chat(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        fields = Fields(read_body(request))
-        if not fields.has("generate_response"):
-            where = "body.DerenderChatRequest.generate_response"
-            raise invalid_body([Problem("missing", where, "must be given")])
-        check_types(fields, _DERENDER_CHAT)
-        fields.done()
-        response = fields.object("generate_response") or {}
-        choices = [
-            {
-                **_ended(choice),
-                "index": place,
-                "message": {"role": "assistant", "content": self._text(choice), "refusal": None},
-                "logprobs": None,
-            }
-            for place, choice in enumerate(_choices(response))
-        ]
-        name = str(response.get("request_id", ""))
-        return 200, self._whole(fields, name, "chat.completion", choices, [response])
-
-    def _text(self, choice: dict[str, Any]) -> str:
-        return self._worker.tokenizer.decode(choice["token_ids"])
-
-    def _whole(
-        self, fields: Fields, name: str, kind: str, choices: list[dict[str, Any]], responses: list[Any]
-    ) -> dict[str, Any]:
-        given = fields.raw("prompt_tokens")
-        prompt = sum(given) if isinstance(given, list) else int(given or 0)
-        completion = sum(len(choice["token_ids"]) for one in responses for choice in _choices(one))
-        return {
-            "id": name,
-            "object": kind,
-            "created": int(time.time()),
-            "model": fields.text("model") or self._worker.settings.names[0],
-            "choices": choices,
-            "system_fingerprint": FINGERPRINT.decode(),
-            "usage": {
-                "prompt_tokens": prompt,
-                "total_tokens": prompt + completion,
-                "completion_tokens": completion,
-            },
-        }
+def _check_sampling(given: dict[str, Any]) -> None:
+    """Of whatever is wrong in them, vLLM complains of the parameters as a whole first."""
+    sampling = Fields(given, "body.sampling_params")
+    check_types(sampling, _SAMPLING)
+    stop = given.get("stop")
+    if not (
+        stop is None
+        or isinstance(stop, str)
+        or (isinstance(stop, list) and all(isinstance(s, str) for s in stop))
+    ):
+        sampling.note("string_type", "stop", "must be a text or a list of texts", stop)
+    if "output_kind" in given and given["output_kind"] not in (0, 1, 2):
+        sampling.note("enum", "output_kind", "must be 0, 1 or 2", given["output_kind"])
+    if sampling.problems:
+        whole = Problem("is_instance_of", "body.sampling_params", "must be sampling parameters", given)
+        raise invalid_body([whole, *sampling.problems])
 
 
 def _name(request: Request, read: Read) -> str:
     return request.headers.get("x-request-id") or read.sampling.request_id or new_id()
-
-
-def _choices(response: Any) -> list[dict[str, Any]]:
-    """Those of an answer of `generate`. ApiError when it is none."""
-    found = response.get("choices") if isinstance(response, dict) else None
-    if not isinstance(found, list) or not all(_is_choice(one) for one in found):
-        raise ApiError("this is no answer of /inference/v1/generate: its choices have token_ids")
-    return found
-
-
-def _is_choice(one: Any) -> bool:
-    ids = one.get("token_ids") if isinstance(one, dict) else None
-    return isinstance(ids, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in ids)
-
-
-def _ended(choice: dict[str, Any]) -> dict[str, Any]:
-    return {"finish_reason": choice.get("finish_reason"), "stop_reason": choice.get("stop_reason")}
