@@ -220,11 +220,12 @@ def test_chunks_and_states_that_are_none_are_refused() -> None:
                 assert (told.status, told.json["error"]["param"]) == (400, param), (path, more)
             lost = {"stream": True, "generate_chunk": chunk, "model": "nobody"}
             assert (await client.post(path, lost)).status == 404
-        for body in (
+        none: tuple[dict[str, Any], ...] = (
             {"generate_responses": []},
             {"generate_responses": [{"choices": [{"index": 0, "token_ids": None}]}]},
             {"generate_responses": [chunk], "prompt_tokens": [1, 2]},
-        ):
+        )
+        for body in none:
             assert (await client.post(f"{C}/derender", body)).status == 400, body
 
     talk(what)

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from understudy._core import TokenBlocks, xxh3_64
+from understudy._core import xxh3_64
 from understudy.errors import InvalidArgument
-from understudy.server.api.before import check_batch, check_chat, check_completion, check_salt
+from understudy.server.api.before import check_batch, check_salt
 from understudy.server.api.chat import ChatStyle
 from understudy.server.api.completions import CompletionStyle
-from understudy.server.api.errors import ApiError, bad_value, no_such_model
+from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import Fields
 from understudy.server.api.generation import Generation, new_id
 from understudy.server.api.plan import Plan, plan_answer
 from understudy.server.api.prompts import (
-    MAX_PROMPTS,
     chat_text,
     read_conversations,
-    read_messages,
-    read_prompts,
     read_scoring,
     room_for,
     tokens_of,
 )
-from understudy.server.api.sampling import Sampling, check_sampling, read_sampling
-from understudy.server.api.schema import BATCH, CHAT, COMPLETION, SCORING, check_types
+from understudy.server.api.reading import Reader
+from understudy.server.api.sampling import Sampling, read_sampling
+from understudy.server.api.schema import BATCH, SCORING, check_types
 from understudy.server.api.scoring import ScoringStyle
 from understudy.server.api.structured import instance, structured_text
 from understudy.server.outputs import Answer
@@ -36,33 +34,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from understudy._core import Identities
     from understudy.server.api.generation import Style
     from understudy.server.api.growing import GrowingPlan
     from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
-
-
-class Read(NamedTuple):
-    """What a body asks for."""
-
-    sampling: Sampling
-    model: str
-    tokens: list[npt.NDArray[np.uint32]]
-    """Of its prompts."""
-    echo: bool = False
-    echoed: list[str] = []  # noqa: RUF012
-    empty: bool = False
-    """Only the prompt is to be told."""
-    tool: dict[str, Any] | None = None
-    role: str = "assistant"
-    text: str | None = None
-    """The prompt of a chat, where it is to be shown."""
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """The tokens as numbers."""
-        return [tokens.tolist() for tokens in self.tokens]
 
 
 class Endpoints:
@@ -70,34 +45,8 @@ class Endpoints:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self.reads = Reader(worker)
         self.in_flight: set[Generation] = set()
-
-    def read_completion(self, body: dict[str, Any]) -> Read:
-        """The prompts of a completion as tokens, and how they are to be answered. ApiError as vLLM's."""
-        worker, settings = self.worker, self.worker.settings
-        check_completion(body, MAX_PROMPTS)
-        fields = Fields(body)
-        check_types(fields, COMPLETION)
-        prompts = read_prompts(fields)
-        fields.done()
-        sampling = read_sampling(fields, chat=False)
-        echo = fields.boolean("echo")
-        model = self._model(fields)
-        empty = sampling.asked_tokens == 0 and echo
-        if empty:
-            sampling.asked_tokens = 1
-        if fields.raw("suffix") is not None:
-            raise bad_value("this model does not fill in the middle", "suffix", msgspec.UNSET)
-        if fields.raw("prompt_embeds"):
-            raise bad_value("prompt_embeds are not taken here", "prompt_embeds")
-        self._check(fields, sampling)
-        tokens = [tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len) for prompt in prompts]
-        echoed: list[str] = []
-        if echo:
-            echoed = [
-                prompt if isinstance(prompt, str) else worker.tokenizer.decode(prompt) for prompt in prompts
-            ]
-        return Read(sampling, model, tokens, echo=echo, echoed=echoed, empty=empty)
 
     def completions(
         self,
@@ -108,7 +57,7 @@ class Endpoints:
         prefix: str = "cmpl-",
     ) -> Generation:
         """`/v1/completions`, and what is told in another style."""
-        read = self.read_completion(body)
+        read = self.reads.completion(body)
         sampling, model = read.sampling, read.model
         self._headers(sampling, request)
         if style is None:
@@ -119,27 +68,6 @@ class Endpoints:
             generation.add(tokens, plans)
         return self._run(generation, request, model)
 
-    def read_chat(self, body: dict[str, Any], *, checked: bool = False) -> Read:
-        """The same of a chat. `checked`: fields that contradict each other were looked for elsewhere."""
-        worker, settings = self.worker, self.worker.settings
-        if not checked:
-            check_chat(body)
-        fields = Fields(body)
-        if fields.raw("messages") is None:
-            fields.note("missing", "messages", "must be given")
-        messages = read_messages(fields, "messages", settings.names[0]) if fields.has("messages") else []
-        check_types(fields, CHAT)
-        fields.done()
-        sampling = read_sampling(fields, chat=True)
-        model = self._model(fields)
-        self._check(fields, sampling)
-        tool = self.check_tools(fields)
-        text = chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
-        tokens = tokens_of(text, sampling, worker.tokenizer, settings.max_model_len)
-        role = "assistant" if fields.boolean("add_generation_prompt", True) else messages[-1][0]
-        shown = text if fields.boolean("return_prompt_text") else None
-        return Read(sampling, model, [tokens], tool=tool, role=role, text=shown)
-
     def chat(
         self,
         body: dict[str, Any],
@@ -149,7 +77,7 @@ class Endpoints:
         prefix: str = "chatcmpl-",
     ) -> Generation:
         """`/v1/chat/completions`, and what is told in another style."""
-        read = self.read_chat(body, checked=style is not None)
+        read = self.reads.chat(body, checked=style is not None)
         sampling, model, tool, (tokens,) = read.sampling, read.model, read.tool, read.tokens
         self._headers(sampling, request)
         generation = self._open(request, connection, sampling, style or ChatStyle(read.role), prefix, model)
@@ -180,8 +108,8 @@ class Endpoints:
         fields.done()
         sampling = read_sampling(fields, chat=True)
         sampling.stream = False
-        model = self._model(fields)
-        self._check(fields, sampling)
+        model = self.reads.model(fields)
+        self.reads.check(fields, sampling)
         texts = [
             chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
             for messages in conversations
@@ -201,7 +129,7 @@ class Endpoints:
         query, items = read_scoring(fields)
         check_types(fields, SCORING)
         fields.done()
-        model = self._model(fields)
+        model = self.reads.model(fields)
         labels = fields.integers("label_token_ids")
         unknown = [label for label in labels if not 0 <= label < worker.tokenizer.vocabulary]
         if unknown:
@@ -223,73 +151,7 @@ class Endpoints:
             generation.add(tokens, [self._plan(tokens, sampling, 0)])
         return self._run(generation, request, model)
 
-    def prompt_blocks(self, body: dict[str, Any]) -> tuple[int, Identities | None]:
-        """For routers: tokens of a body's (first) prompt, and the blocks that they fill. ApiError if there is none."""
-        worker, settings = self.worker, self.worker.settings
-        fields = Fields(body)
-        chat = "messages" in body or "input" in body
-        sampling = read_sampling(fields, chat=chat)
-        if chat:
-            name = "messages" if "messages" in body else "input"
-            messages = (
-                read_messages(fields, name, "")
-                if isinstance(body[name], list)
-                else [("user", str(body[name]))]
-            )
-            prompt: str | list[int] = worker.tokenizer.render_chat(messages)
-        else:
-            prompts = read_prompts(fields)
-            if not prompts:
-                raise ApiError("no prompt")
-            prompt = prompts[0]
-        fields.done()
-        tokens = tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len)
-        model = self._model(fields)
-        lora = model if model in worker.loras else ""
-        blocks = TokenBlocks(tokens, settings.engine.block_size, salt=sampling.cache_salt, lora=lora)
-        return len(tokens), blocks.identities
-
     # ── Parts ──
-
-    def _check(self, fields: Fields, sampling: Sampling) -> None:
-        settings = self.worker.settings
-        sampling.stream_interval = max(sampling.stream_interval, settings.stream_interval)
-        check_sampling(
-            fields,
-            sampling,
-            max_logprobs=settings.max_logprobs,
-            vocabulary=self.worker.tokenizer.vocabulary,
-        )
-
-    def _model(self, fields: Fields) -> str:
-        names = self.worker.settings.names
-        given = fields.text("model")
-        if given is None or given == "":
-            return names[0]
-        if given not in names and given not in self.worker.loras:
-            fields.done()
-            raise no_such_model(given, (*names, *self.worker.loras))
-        return given
-
-    def check_tools(self, fields: Fields) -> dict[str, Any] | None:
-        """The function that is to be called, if one must be. ApiError where the server was not told how."""
-        settings = self.worker.settings
-        tools, choice = fields.raw("tools"), fields.raw("tool_choice")
-        if tools is None or choice == "none" or (choice is None and fields.has("tool_choice")):
-            return None
-        functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
-        if choice in (None, "auto"):
-            if not (settings.enable_auto_tool_choice and settings.tool_call_parser):
-                raise ApiError('tool_choice "auto" needs --enable-auto-tool-choice and --tool-call-parser')
-            return None
-        if choice == "required":
-            if not settings.tool_call_parser:
-                raise ApiError('tool_choice "required" needs --tool-call-parser')
-            return functions[0]
-        name = choice["function"]["name"]
-        if not settings.tool_call_parser:
-            raise ApiError(f"tool_choice of function {name!r} needs --tool-call-parser")
-        return next(function for function in functions if function["name"] == name)
 
     def _headers(self, sampling: Sampling, request: Request) -> None:
         priority = request.headers.get("x-vllm-priority", "")

@@ -245,7 +245,7 @@ class Routes:
             self._known_model(fields)
             messages = read_messages(fields, "messages", worker.settings.names[0])
             fields.done()
-            self._endpoints.check_tools(Fields(tools_of(body)))
+            self._endpoints.reads.check_tools(Fields(tools_of(body)))
             text = chat_text(fields, messages, worker.tokenizer, trusted=False)
             count = len(tokens_of(text, Sampling(), worker.tokenizer, worker.settings.max_model_len))
         except ApiError as error:

@@ -14,7 +14,8 @@ from understudy.server.api.generation import new_id
 from understudy.server.api.schema import MESSAGES, Shape, check_types
 
 if TYPE_CHECKING:
-    from understudy.server.api.endpoints import Endpoints, Read
+    from understudy.server.api.endpoints import Endpoints
+    from understudy.server.api.reading import Read
     from understudy.server.http import Connection, Request
     from understudy.server.worker import Worker
 
@@ -145,7 +146,7 @@ class ScaleOut:
 
     def _render_completions(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         body = read_body(request)
-        read = self._endpoints.read_completion(body)
+        read = self._endpoints.reads.completion(body)
         name = f"cmpl-{_name(request, read)}"
         names = [name] if len(read.prompts) == 1 else [f"{name}-{n}" for n in range(len(read.prompts))]
         return 200, [
@@ -189,7 +190,7 @@ class ScaleOut:
         return 200, self._chat(chat, request, "resp_")
 
     def _chat(self, body: dict[str, Any], request: Request, prefix: str) -> dict[str, Any]:
-        read = self._endpoints.read_chat(body)
+        read = self._endpoints.reads.chat(body)
         return self._rendered(body, read, read.prompts[0], f"{prefix}{_name(request, read)}")
 
     def _rendered(self, body: dict[str, Any], read: Read, tokens: list[int], name: str) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class FrontDoor:
         tokens, blocks = len(request.body) // 5, self._no_blocks
         if self._dispatcher.wants_blocks:
             try:
-                tokens, found = self.servers[0].app.endpoints.prompt_blocks(read_body(request))
+                tokens, found = self.servers[0].app.endpoints.reads.prompt_blocks(read_body(request))
                 blocks = blocks if found is None else found
             except ApiError:  # the worker says what is wrong with it
                 pass

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from understudy.server.http.connection import Connection, Outbox, Request, listen
+from understudy.server.http.connection import Connection
+from understudy.server.http.listen import listen
+from understudy.server.http.outbox import Outbox
+from understudy.server.http.request import Request
 
 __all__ = ["Connection", "Outbox", "Request", "listen"]

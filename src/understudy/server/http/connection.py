@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-import time
-from email.utils import formatdate
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from understudy.server.http.heads import date_lines, status_line
 from understudy.server.http.parsing import MAX_HEADER_BYTES, BadRequest, ChunkedBody, Head, parse_head
+from understudy.server.http.request import Request
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
-    from understudy.server.clock import Clock
-    from understudy.server.lateness import Lateness
+    from understudy.server.http.outbox import Late, Outbox
+    from understudy.server.http.request import Handler
 
 KEEP_ALIVE_S = 5.0
 MAX_ARRIVAL_S = 60.0
@@ -25,65 +22,7 @@ MAX_ARRIVAL_S = 60.0
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """A reader who lags behind by more loses its connection, and nobody else anything."""
 
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
 _HEX = [f"{size:x}\r\n".encode() for size in range(4096)]
-
-
-class Request:
-    """A request that has come in whole."""
-
-    __slots__ = ("body", "head", "headers", "method", "path", "query")
-
-    def __init__(self, head: Head, body: bytes) -> None:
-        self.head = head
-        self.method = head.method
-        self.path = head.path
-        self.query = head.query
-        self.headers = head.headers
-        self.body = body
-
-
-class Handler(Protocol):
-    """Answers requests, at once or later. Must not raise."""
-
-    max_body_bytes: int
-
-    def handle(self, request: Request, connection: Connection) -> None:
-        """Answer on the connection, now or when the answer is there."""
-
-    def malformed(self, status: int, why: str) -> bytes:
-        """The body of the answer to bytes that are no request."""
-
-
-class Late(Protocol):
-    """Who is told how late what it made was delivered."""
-
-    worst_s: float
-
-
-class Outbox:
-    """Connections with something to send: each gets one write, when the step has been told."""
-
-    def __init__(self, clock: Clock, lateness: Lateness) -> None:
-        self._clock = clock
-        self._lateness = lateness
-        self.dirty: list[Connection] = []
-
-    def flush(self) -> None:
-        """Send, and note how late the tokens were."""
-        if not self.dirty:
-            return
-        dirty, self.dirty = self.dirty, []
-        clock = self._clock
-        for connection in dirty:
-            connection.flush()
-            if connection.due_tokens:
-                late_s = (clock.now_ns() - connection.due_ns) / clock.speedup / 1e9
-                self._lateness.record(late_s, connection.due_tokens)
-                connection.due_tokens = 0
-                whose = connection.due_of
-                if whose is not None and late_s > whose.worst_s:
-                    whose.worst_s = late_s
 
 
 class Connection(asyncio.Protocol):
@@ -224,8 +163,8 @@ class Connection(asyncio.Protocol):
         self._write(
             b"".join(
                 (
-                    _status_line(status),
-                    _date(),
+                    status_line(status),
+                    date_lines(),
                     b"content-length: %d\r\n" % len(body),
                     kind,
                     headers,
@@ -254,8 +193,8 @@ class Connection(asyncio.Protocol):
         if not self._chunked:
             self._keep_alive = False
         head = (
-            _status_line(status),
-            _date(),
+            status_line(status),
+            date_lines(),
             f"content-type: {content_type}\r\n".encode("latin-1") if content_type else b"",
             headers,
             self.extra_headers,
@@ -387,38 +326,3 @@ class Connection(asyncio.Protocol):
                 self._idle = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_idle)
             else:
                 self._transport.close()
-
-
-def _status_line(status: int) -> bytes:
-    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n".encode()
-
-
-_date_cache: tuple[int, bytes] = (0, b"")
-
-
-def _date() -> bytes:
-    global _date_cache
-    now = int(time.time())
-    if _date_cache[0] != now:
-        _date_cache = (now, f"date: {formatdate(now, usegmt=True)}\r\nserver: uvicorn\r\n".encode())
-    return _date_cache[1]
-
-
-async def listen(
-    handler: Handler, outbox: Outbox, host: str | None, port: int, tls: ssl.SSLContext | None = None
-) -> asyncio.Server:
-    """Accept connections, encrypted ones with `tls`; port 0 picks a free one."""
-
-    family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host or "", port))
-        sock.listen(1024)
-        sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: Connection(handler, outbox), sock=sock, ssl=tls)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            sock.close()
-        raise

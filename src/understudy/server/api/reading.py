@@ -1,0 +1,167 @@
+"""What bodies ask for: prompts as tokens, and how they are to be answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from understudy._core import TokenBlocks
+from understudy.server.api.before import check_chat, check_completion
+from understudy.server.api.errors import ApiError, bad_value, no_such_model
+from understudy.server.api.fields import Fields
+from understudy.server.api.prompts import MAX_PROMPTS, chat_text, read_messages, read_prompts, tokens_of
+from understudy.server.api.sampling import Sampling, check_sampling, read_sampling
+from understudy.server.api.schema import CHAT, COMPLETION, check_types
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from understudy._core import Identities
+    from understudy.server.worker import Worker
+
+
+class Read(NamedTuple):
+    """What a body asks for."""
+
+    sampling: Sampling
+    model: str
+    tokens: list[npt.NDArray[np.uint32]]
+    """Of its prompts."""
+    echo: bool = False
+    echoed: list[str] = []  # noqa: RUF012
+    empty: bool = False
+    """Only the prompt is to be told."""
+    tool: dict[str, Any] | None = None
+    role: str = "assistant"
+    text: str | None = None
+    """The prompt of a chat, where it is to be shown."""
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The tokens as numbers."""
+        return [tokens.tolist() for tokens in self.tokens]
+
+
+class Reader:
+    """Reads on behalf of one worker. ApiError as vLLM's for what cannot be read."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def completion(self, body: dict[str, Any]) -> Read:
+        """The prompts of a completion as tokens, and how they are to be answered."""
+        worker, settings = self.worker, self.worker.settings
+        check_completion(body, MAX_PROMPTS)
+        fields = Fields(body)
+        check_types(fields, COMPLETION)
+        prompts = read_prompts(fields)
+        fields.done()
+        sampling = read_sampling(fields, chat=False)
+        echo = fields.boolean("echo")
+        model = self.model(fields)
+        empty = sampling.asked_tokens == 0 and echo
+        if empty:
+            sampling.asked_tokens = 1
+        if fields.raw("suffix") is not None:
+            raise bad_value("this model does not fill in the middle", "suffix", msgspec.UNSET)
+        if fields.raw("prompt_embeds"):
+            raise bad_value("prompt_embeds are not taken here", "prompt_embeds")
+        self.check(fields, sampling)
+        tokens = [tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len) for prompt in prompts]
+        echoed: list[str] = []
+        if echo:
+            echoed = [
+                prompt if isinstance(prompt, str) else worker.tokenizer.decode(prompt) for prompt in prompts
+            ]
+        return Read(sampling, model, tokens, echo=echo, echoed=echoed, empty=empty)
+
+    def chat(self, body: dict[str, Any], *, checked: bool = False) -> Read:
+        """The same of a chat. `checked`: fields that contradict each other were looked for elsewhere."""
+        worker, settings = self.worker, self.worker.settings
+        if not checked:
+            check_chat(body)
+        fields = Fields(body)
+        if fields.raw("messages") is None:
+            fields.note("missing", "messages", "must be given")
+        messages = read_messages(fields, "messages", settings.names[0]) if fields.has("messages") else []
+        check_types(fields, CHAT)
+        fields.done()
+        sampling = read_sampling(fields, chat=True)
+        model = self.model(fields)
+        self.check(fields, sampling)
+        tool = self.check_tools(fields)
+        text = chat_text(fields, messages, worker.tokenizer, trusted=settings.trust_request_chat_template)
+        tokens = tokens_of(text, sampling, worker.tokenizer, settings.max_model_len)
+        role = "assistant" if fields.boolean("add_generation_prompt", True) else messages[-1][0]
+        shown = text if fields.boolean("return_prompt_text") else None
+        return Read(sampling, model, [tokens], tool=tool, role=role, text=shown)
+
+    def prompt_blocks(self, body: dict[str, Any]) -> tuple[int, Identities | None]:
+        """For routers: tokens of a body's (first) prompt, and the blocks that they fill. ApiError if there is none."""
+        worker, settings = self.worker, self.worker.settings
+        fields = Fields(body)
+        chat = "messages" in body or "input" in body
+        sampling = read_sampling(fields, chat=chat)
+        if chat:
+            name = "messages" if "messages" in body else "input"
+            messages = (
+                read_messages(fields, name, "")
+                if isinstance(body[name], list)
+                else [("user", str(body[name]))]
+            )
+            prompt: str | list[int] = worker.tokenizer.render_chat(messages)
+        else:
+            prompts = read_prompts(fields)
+            if not prompts:
+                raise ApiError("no prompt")
+            prompt = prompts[0]
+        fields.done()
+        tokens = tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len)
+        model = self.model(fields)
+        lora = model if model in worker.loras else ""
+        blocks = TokenBlocks(tokens, settings.engine.block_size, salt=sampling.cache_salt, lora=lora)
+        return len(tokens), blocks.identities
+
+    def check(self, fields: Fields, sampling: Sampling) -> None:
+        """What is asked for is within what the server allows."""
+        settings = self.worker.settings
+        sampling.stream_interval = max(sampling.stream_interval, settings.stream_interval)
+        check_sampling(
+            fields,
+            sampling,
+            max_logprobs=settings.max_logprobs,
+            vocabulary=self.worker.tokenizer.vocabulary,
+        )
+
+    def model(self, fields: Fields) -> str:
+        """The model or adapter that is named, or the server's own."""
+        names = self.worker.settings.names
+        given = fields.text("model")
+        if given is None or given == "":
+            return names[0]
+        if given not in names and given not in self.worker.loras:
+            fields.done()
+            raise no_such_model(given, (*names, *self.worker.loras))
+        return given
+
+    def check_tools(self, fields: Fields) -> dict[str, Any] | None:
+        """The function that is to be called, if one must be. ApiError where the server was not told how."""
+        settings = self.worker.settings
+        tools, choice = fields.raw("tools"), fields.raw("tool_choice")
+        if tools is None or choice == "none" or (choice is None and fields.has("tool_choice")):
+            return None
+        functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
+        if choice in (None, "auto"):
+            if not (settings.enable_auto_tool_choice and settings.tool_call_parser):
+                raise ApiError('tool_choice "auto" needs --enable-auto-tool-choice and --tool-call-parser')
+            return None
+        if choice == "required":
+            if not settings.tool_call_parser:
+                raise ApiError('tool_choice "required" needs --tool-call-parser')
+            return functions[0]
+        name = choice["function"]["name"]
+        if not settings.tool_call_parser:
+            raise ApiError(f"tool_choice of function {name!r} needs --tool-call-parser")
+        return next(function for function in functions if function["name"] == name)

@@ -1,0 +1,26 @@
+"""The lines above an answer."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from http import HTTPStatus
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    """The first of them."""
+    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n".encode()
+
+
+_date_cache: tuple[int, bytes] = (0, b"")
+
+
+def date_lines() -> bytes:
+    """When, and by whom."""
+    global _date_cache
+    now = int(time.time())
+    if _date_cache[0] != now:
+        _date_cache = (now, f"date: {formatdate(now, usegmt=True)}\r\nserver: uvicorn\r\n".encode())
+    return _date_cache[1]

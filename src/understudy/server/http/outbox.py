@@ -1,0 +1,41 @@
+"""What leaves with a step: connections with something to send get one write each, and lateness is measured there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from understudy.server.clock import Clock
+    from understudy.server.http.connection import Connection
+    from understudy.server.lateness import Lateness
+
+
+class Late(Protocol):
+    """Who is told how late what it made was delivered."""
+
+    worst_s: float
+
+
+class Outbox:
+    """Connections with something to send: each gets one write, when the step has been told."""
+
+    def __init__(self, clock: Clock, lateness: Lateness) -> None:
+        self._clock = clock
+        self._lateness = lateness
+        self.dirty: list[Connection] = []
+
+    def flush(self) -> None:
+        """Send, and note how late the tokens were."""
+        if not self.dirty:
+            return
+        dirty, self.dirty = self.dirty, []
+        clock = self._clock
+        for connection in dirty:
+            connection.flush()
+            if connection.due_tokens:
+                late_s = (clock.now_ns() - connection.due_ns) / clock.speedup / 1e9
+                self._lateness.record(late_s, connection.due_tokens)
+                connection.due_tokens = 0
+                whose = connection.due_of
+                if whose is not None and late_s > whose.worst_s:
+                    whose.worst_s = late_s
