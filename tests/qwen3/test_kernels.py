@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from understudy.qwen3.batch import Batch, Chunk, Decode
 from understudy.qwen3.buffer import KvBuffer
 from understudy.qwen3.forward import forward
-from understudy.qwen3.kernels import decode, likeliest, matvec, norm, prefill
+from understudy.qwen3.kernels import decode, gated, likeliest, matvec, norm, prefill
 from understudy.qwen3.reference import ReferenceBackend
 from understudy.qwen3.triton_backend import TritonBackend
 from understudy.qwen3.weights import random_weights
@@ -67,6 +67,16 @@ def test_one_row_times_a_matrix_is_that_of_torch(outs: int, width: int) -> None:
     if outs % 2 == 0:
         gated, _ = matvec.normed_matvec(x, residual, scale, weight, TINY.norm_eps, gates=True)
         close(gated, backend.normed_gated(x, residual, scale, weight)[0])
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 33, 64])
+@pytest.mark.parametrize(("outs", "width"), [(7, 48), (64, 200)])
+def test_few_rows_times_the_gated_matrix_are_those_of_torch(rows: int, outs: int, width: int) -> None:
+    x, weight = rand(rows, width), rand(2 * outs, width) * width**-0.5
+    product = x @ weight.T
+    close(gated.gated(x, weight), torch.nn.functional.silu(product[:, :outs]) * product[:, outs:])
+    last = gated.gated(x, weight)[-1:]
+    close(gated.gated(x[-1:], weight), last)  # whoever shares the batch
 
 
 @pytest.mark.parametrize("width", [7, 4096, 4097, 13000])

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from understudy.qwen3.backend import rotary_tables
 from understudy.qwen3.kernels import decode, likeliest, matvec, prefill, rotary
+from understudy.qwen3.kernels.gated import MOST_ROWS, gated
 from understudy.qwen3.kernels.norm import add_norm, gate
 from understudy.timing.recorded.shapes import parts_of
 
@@ -49,7 +50,8 @@ class TritonBackend:
         if residual.shape[0] == 1:
             return matvec.normed_matvec(x, residual, norm, gate_up, self.config.norm_eps, gates=True)
         normed, total = add_norm(x, residual, norm, self.config.norm_eps)
-        return gate(F.linear(normed, gate_up)), total
+        few = residual.shape[0] <= MOST_ROWS
+        return gated(normed, gate_up) if few else gate(F.linear(normed, gate_up)), total
 
     def store(
         self, qkv: torch.Tensor, layer: Layer, batch: Batch, keys: torch.Tensor, values: torch.Tensor

@@ -123,7 +123,7 @@ def decode_attention(
     _decode[(batch, kv_heads, splits)](
         queries, keys, values, page_ids, page_indptr, seq_lens, out, partial, stats, dim**-0.5 * 1.4426950408889634,
         keys.stride(0), keys.stride(1), heads, kv_heads, dim, page_size, splits, rows, BLOCK, least,
-        queries.dtype == torch.float32, num_warps=4, num_stages=3,
+        queries.dtype == torch.float32, num_warps=2, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         _merge[(batch * heads,)](partial, stats, seq_lens, out, heads, splits, dim, BLOCK, least, num_warps=4)

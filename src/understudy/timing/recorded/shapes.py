@@ -14,7 +14,7 @@ MOST_CHUNKS = 32
 """Prompts in one step."""
 SHORT_CHUNK_TOKENS = 32
 """Up to so many tokens of prompts are computed as so many decodes of the same pages, which split a long context."""
-UNEVEN_ROWS = 64
+UNEVEN_ROWS = 32
 """So many decodes fill the device, one program for each context and head. Then a long one among them is waited for."""
 PARTS_COST_TOKENS = 6
 """What it costs to read all of them in parts, for each: so many more tokens of one context would take as long."""
