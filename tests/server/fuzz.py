@@ -103,6 +103,7 @@ FIELDS = (
     ),
     *("method", "args", "update_info", "init_info", "new_version", "weight_version", "action", "baseline"),
     *("request_ids", "new_data_parallel_size", "drain_timeout", "prompt_tokens"),
+    *("generate_chunk", "stream_state", "prompt_token_ids", "chat_request", "inter-token-latency-std-dev"),
 )
 VALUES: tuple[Any, ...] = (
     *(
@@ -149,6 +150,16 @@ VALUES: tuple[Any, ...] = (
         [{"choices": []}],
         "text",
         "compare",
+    ),
+    *(
+        {"choices": [{"index": 0, "token_ids": [1, 250, 3]}], "usage": {"prompt_tokens": 1}},
+        {
+            "choices": [
+                {"index": 0, "token_ids": [5], "logprobs": {"content": [{"token_id": 9, "logprob": -1}]}}
+            ]
+        },
+        {"prev_tokens": ["5", "7"], "read_offset": 1, "role_sent": True},
+        {"prev_tokens": ["-5"], "read_offset": 1, "output_token_ids": [1], "output_chunk_lens": [1]},
     ),
     *({"max_tokens": 2}, {"max_tokens": "x", "logprobs": 3}, {"logprobs": -5, "n": 0}),
     *([{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}], "required"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import Any
 
 import pytest
@@ -166,3 +168,103 @@ def test_ranks_take_the_requests_that_name_them() -> None:
         assert bad.status == 400
 
     run(test, data_parallel_size=2)
+
+
+def test_an_old_client_is_told_that_its_connection_stays() -> None:
+    async def test(client: Client, _: object) -> None:
+        asked = b"GET /version HTTP/1.0\r\n"
+        assert (await client.raw(asked + b"\r\n")).headers["connection"] == "close"
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        for _ in range(2):
+            writer.write(asked + b"Connection: Keep-Alive\r\nexpect: 100-continue\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert head.startswith(b"HTTP/1.1 200")  # and nothing of 100, which it would not know
+            assert b"\r\nconnection: keep-alive\r\n" in head
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+        stream = BODY.replace(b"}", b',"stream":true}')
+        writer.write(HEAD.replace(b"1.1", b"1.0") + b"connection: keep-alive\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(stream) + stream)
+        rest = await asyncio.wait_for(reader.read(), 5)  # its end is that of the connection
+        assert b"connection: close" in rest
+        assert b"transfer-encoding" not in rest
+        assert rest.endswith(b"data: [DONE]\n\n")
+        writer.close()
+        assert b"connection:" not in (await client.get("/version")).body
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # the greeting of TLS
+        b"GET /version HTTP/1.1\nhost: t\n\n",
+        b"\x00",
+        b" GET / HTTP/1.1",
+    ],
+)
+def test_what_cannot_become_a_request_is_refused_at_once(said: bytes) -> None:
+    async def test(client: Client, _: object) -> None:
+        reply = await asyncio.wait_for(client.raw(said), 4)
+        assert reply.status == 400
+        assert reply.json["error"]["type"] == "Bad Request"
+
+    run(test)
+
+
+def test_who_says_more_than_any_request_and_waits_for_no_answer_is_dropped() -> None:
+    async def test(client: Client, server: Any) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        body = b'{"prompt":"x","max_tokens":4000,"ignore_eos":true}'
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        with contextlib.suppress(ConnectionError):
+            while True:  # it would end by itself after some minutes
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        writer.close()
+        while server.worker.live():
+            await asyncio.sleep(0.01)
+        assert server.worker.metrics[0].success["length"].value == 0  # it was cancelled
+        assert (await client.get("/health")).status == 200
+
+    run(test, max_body_bytes=1000, latency_ms=(1.0, 100.0))
+
+
+def test_a_slow_client_gets_all_of_its_answer_and_a_very_slow_one_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def read_after(client: Client, server: Any) -> bytes:
+        """The answer to somebody who begins to read when all of it was generated."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", client.port))
+        reader, writer = await asyncio.open_connection(sock=sock)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        body = b'{"prompt":"x","max_tokens":3000,"n":6,"ignore_eos":true,"stream":true,"logprobs":5}'
+        writer.write(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        while not server.worker.cores[0].steps or server.worker.live():
+            await asyncio.sleep(0.01)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def patient(client: Client, server: Any) -> None:
+        answer = await read_after(client, server)
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert answer.count(b'"finish_reason":"length"') == 6
+
+    async def impatient(client: Client, server: Any) -> None:
+        answer = await read_after(client, server)
+        assert b"[DONE]" not in answer
+        assert not server.app.endpoints.in_flight
+        assert server.worker.cores[0].engine.pool[1] == 0
+        assert (await client.get("/health")).status == 200
+
+    monkeypatch.setattr("understudy.server.http.connection.MAX_UNSENT_BYTES", 1 << 30)
+    run(patient, speedup=100.0)
+    monkeypatch.setattr("understudy.server.http.connection.MAX_UNSENT_BYTES", 1 << 16)
+    run(impatient, speedup=100.0)

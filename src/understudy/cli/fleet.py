@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.errors import ConfigError
     from understudy.server.fleet.fleet import Fleet
     from understudy.server.fleet.spread import SpreadFleet
+    from understudy.server.http import address_of
     from understudy.server.loop import run as run_loop
     from understudy.server.server import run_until_stopped
 
@@ -71,9 +72,10 @@ def run(args: argparse.Namespace) -> int:
             ports = fleet.ports
             sources = dict.fromkeys(pool.described_times() for _, pool in settings.pools)
             where = "" if processes == 1 else f"in {processes} processes, "
+            door = f"{settings.pools[0][1].scheme}://{address_of(settings.host, fleet.port)}"
             print(
                 f"understudy fleet: {len(ports)} workers on ports {ports[0]} … {ports[-1]}, {where}front door and page "
-                f"on {settings.pools[0][1].scheme}://{settings.host}:{fleet.port}\ntimes from {'; '.join(sources)}",
+                f"on {door}\ntimes from {'; '.join(sources)}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -109,6 +111,8 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
     plan = read_serve(arguments, more=own)
     tell_idle(plan.idle)
     values = plan.line.values
+    if "uds" in values:
+        raise ConfigError("--uds is of one server; the workers of a fleet have ports")
     content: dict[str, Any] = {}
     if path := values.get("fleet-config"):
         content = read_yaml(Path(path))

@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.checks import port_number, positive_number, whole_number
     from understudy.cli.router_flags import live_policy
     from understudy.errors import ConfigError
+    from understudy.server.http import address_of
     from understudy.server.proxy.service import RouterService, RouterSettings
     from understudy.server.proxy.workers import WorkerAddress
     from understudy.server.server import run_until_stopped
@@ -113,13 +114,15 @@ def run(args: argparse.Namespace) -> int:
             try:
                 await service.start()
             except OSError as error:
-                raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error}") from None
+                raise ConfigError(
+                    f"cannot listen on {address_of(settings.host, settings.port)}: {error}"
+                ) from None
             count = len(service.workers.ranks)
             followed = sum(rank.follower.source is not None for rank in service.workers.ranks)
             awaited = len(service.workers.awaited)
             print(
                 f"understudy router: {count} engine{'s' * (count != 1)}, {followed} with KV events, "
-                f"{f'{awaited} awaited, ' * bool(awaited)}on http://{settings.host}:{service.port}",
+                f"{f'{awaited} awaited, ' * bool(awaited)}on http://{address_of(settings.host, service.port)}",
                 file=sys.stderr,
                 flush=True,
             )

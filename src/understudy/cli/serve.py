@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
     from understudy.errors import ConfigError
     from understudy.server.flags.serving import read_serve
+    from understudy.server.http import address_of
     from understudy.server.loop import run as run_loop
     from understudy.server.server import Server, run_until_stopped
 
@@ -103,12 +104,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             await server.start()
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {plan.settings.host}:{plan.settings.port}: {error}"
-            ) from None
+            where = plan.settings.uds or address_of(plan.settings.host, plan.settings.port)
+            raise ConfigError(f"cannot listen on {where}: {error}") from None
         print(
-            f"understudy serves {', '.join(plan.settings.names)} on "
-            f"{plan.settings.scheme}://{plan.settings.host}:{server.port}\n"
+            f"understudy serves {', '.join(plan.settings.names)} on {server.address}\n"
             f"times from {'the engine, which computes' if real else plan.settings.described_times()}",
             file=sys.stderr,
             flush=True,

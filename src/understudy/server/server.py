@@ -13,7 +13,7 @@ from understudy.server.api.texts import TokenTexts
 from understudy.server.app import App
 from understudy.server.clock import WallClock
 from understudy.server.driver import Driver
-from understudy.server.http import Outbox, listen
+from understudy.server.http import Outbox, address_of, listen
 from understudy.server.kv_events import KvEventsConfig
 from understudy.server.lateness import Lateness
 from understudy.server.loop import heap_frozen
@@ -130,9 +130,15 @@ class Server:
         """Listen. OSError when the port is taken."""
         self.stage.driver.start()
         self._listening = await listen(
-            self.app, self.stage.outbox, self.settings.host, self.settings.port, self.tls
+            self.app,
+            self.stage.outbox,
+            self.settings.host,
+            self.settings.port,
+            self.tls,
+            uds=self.settings.uds,
         )
-        self.port = self._listening.sockets[0].getsockname()[1]
+        if self.settings.uds is None:
+            self.port = self._listening.sockets[0].getsockname()[1]
         self.app.tell_port(self.port)
 
     async def stop(self, drain_s: float | None = None) -> None:
@@ -140,26 +146,47 @@ class Server:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+            if self.settings.uds is not None:
+                Path(self.settings.uds).unlink(missing_ok=True)
         self.app.draining = True
         left_s = self.settings.shutdown_timeout_s if drain_s is None else drain_s
-        while left_s > 0 and self.app.endpoints.in_flight:
-            await asyncio.sleep(0.02)
-            left_s -= 0.02
-        for generation in list(self.app.endpoints.in_flight):
-            generation.connection.drop()
+        try:
+            while left_s > 0 and self.app.endpoints.in_flight:
+                await asyncio.sleep(0.02)
+                left_s -= 0.02
+        finally:  # also when nobody wants to wait any longer
+            for generation in list(self.app.endpoints.in_flight):
+                generation.connection.drop()
         await asyncio.sleep(0)
         self.worker.close()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as a URL or a path."""
+        if self.settings.uds is not None:
+            return f"unix:{self.settings.uds}"
+        return f"{self.settings.scheme}://{address_of(self.settings.host, self.port)}"
 
 
 async def run_until_stopped(
     start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
 ) -> None:
-    """Start, wait for SIGINT or SIGTERM, stop."""
-    stopping = asyncio.Event()
+    """Start, wait for SIGINT or SIGTERM, stop; a second one ends that at once."""
+    stopping, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        (at_once if stopping.is_set() else stopping).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, told)
     await start()
     with heap_frozen():
         await stopping.wait()
-        await stop()
+        ways = [asyncio.ensure_future(stop()), asyncio.ensure_future(at_once.wait())]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        if not ways[0].cancelled():
+            ways[0].result()

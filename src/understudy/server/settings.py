@@ -41,6 +41,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    """A path at which to listen, instead of host and port."""
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 64 * 1024 * 1024

@@ -66,6 +66,7 @@ _PLAIN = {
     "enable-server-load-tracking": "enable_server_load_tracking",
     "disable-fastapi-docs": "disable_fastapi_docs",
     "global-cache-hit-threshold": "global_cache_hit_threshold",
+    "uds": "uds",
     "ssl-certfile": "ssl_certfile",
     "ssl-keyfile": "ssl_keyfile",
     "ssl-ca-certs": "ssl_ca_certs",
@@ -158,7 +159,15 @@ def settings_of(line: CommandLine) -> ServerSettings:
     given: dict[str, Any] = {
         field: values[name] for name, field in _PLAIN.items() if values.get(name) is not None
     }
-    for field in ("host", "tool_call_parser", "tokenizer", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+    for field in (
+        "host",
+        "uds",
+        "tool_call_parser",
+        "tokenizer",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_ca_certs",
+    ):
         if field in given:
             given[field] = str(given[field])
     given["model"] = line.words[0] if line.words else values.get("model") or "understudy/tok"

@@ -11,7 +11,7 @@ from understudy._core import TierRun
 from understudy.errors import ConfigError
 from understudy.server.fleet.front import FrontDoor
 from understudy.server.fleet.routing import FleetRouting
-from understudy.server.http import listen
+from understudy.server.http import address_of, listen
 from understudy.server.server import Server, Stage, new_stage, tiers_of
 
 if TYPE_CHECKING:
@@ -82,9 +82,12 @@ class Fleet:
 
     async def start(self) -> None:
         """Listen, everywhere. OSError when a port is taken; nothing listens then."""
+        port = 0
         try:
             for server in self.servers:
+                port = server.settings.port
                 await server.start()
+            port = self.settings.port
             self._listening = await listen(
                 self.door,
                 self.stage.outbox,
@@ -92,9 +95,10 @@ class Fleet:
                 self.settings.port,
                 self.servers[0].tls,
             )
-        except OSError:
+        except OSError as error:
             await self.stop()
-            raise
+            where = address_of(self.settings.host, port)
+            raise OSError(error.errno, f"{error.strerror or error} ({where})") from None
         self.port = self._listening.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from understudy.server.http.connection import Connection
-from understudy.server.http.listen import listen
+from understudy.server.http.listen import address_of, listen
 from understudy.server.http.outbox import Outbox
 from understudy.server.http.request import Request
 
-__all__ = ["Connection", "Outbox", "Request", "listen"]
+__all__ = ["Connection", "Outbox", "Request", "address_of", "listen"]

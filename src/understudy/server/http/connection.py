@@ -7,7 +7,14 @@ import socket
 from typing import TYPE_CHECKING
 
 from understudy.server.http.heads import date_lines, status_line
-from understudy.server.http.parsing import MAX_HEADER_BYTES, BadRequest, ChunkedBody, Head, parse_head
+from understudy.server.http.parsing import (
+    MAX_HEADER_BYTES,
+    BadRequest,
+    ChunkedBody,
+    Head,
+    check_beginning,
+    parse_head,
+)
 from understudy.server.http.request import Request
 
 if TYPE_CHECKING:
@@ -37,6 +44,7 @@ class Connection(asyncio.Protocol):
         self._chunks: ChunkedBody | None = None
         self._answering = False
         self._keep_alive = True
+        self._old = False
         self._chunked = True
         self._bodyless = False
         self._streaming = False
@@ -90,6 +98,8 @@ class Connection(asyncio.Protocol):
         self._buffer += data
         if not self._answering:
             self._read()
+        elif len(self._buffer) > MAX_HEADER_BYTES + self._handler.max_body_bytes:
+            self.drop()  # it says more than any request could, and does not wait for its answer
 
     def pause_writing(self) -> None:
         """The client reads more slowly than tokens come."""
@@ -108,7 +118,8 @@ class Connection(asyncio.Protocol):
                 self._stop_resting()
                 self._answering = True
                 self._keep_alive = request.head.keep_alive
-                self._chunked = not request.head.http_1_0
+                self._old = request.head.http_1_0
+                self._chunked = not self._old
                 self._bodyless = request.method == "HEAD"
                 self._handler.handle(request, self)
         except BadRequest as error:
@@ -124,6 +135,7 @@ class Connection(asyncio.Protocol):
             if end > MAX_HEADER_BYTES or (end < 0 and len(self._buffer) > MAX_HEADER_BYTES):
                 raise BadRequest(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
             if end < 0:
+                check_beginning(self._buffer)
                 return None
             head = parse_head(bytes(self._buffer[:end]))
             del self._buffer[: end + 4]
@@ -131,7 +143,7 @@ class Connection(asyncio.Protocol):
                 raise BadRequest(413, f"the body is larger than {self._handler.max_body_bytes} bytes")
             self._head = head
             self._chunks = ChunkedBody(self._handler.max_body_bytes) if head.length < 0 else None
-            if head.headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
+            if self._transport is not None and head.expects_more:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         head = self._head
         if self._chunks is not None:
@@ -169,7 +181,7 @@ class Connection(asyncio.Protocol):
                     kind,
                     headers,
                     self.extra_headers,
-                    b"" if self._keep_alive else b"connection: close\r\n",
+                    self._stays(),
                     b"\r\n",
                     b"" if self._bodyless else body,  # who asked for the head alone reads no more
                 )
@@ -199,11 +211,17 @@ class Connection(asyncio.Protocol):
             headers,
             self.extra_headers,
             b"transfer-encoding: chunked\r\n" if self._chunked else b"",
-            b"" if self._keep_alive else b"connection: close\r\n",
+            self._stays(),
             b"\r\n",
         )
         if self._transport is not None:
             self._write(b"".join(head))
+
+    def _stays(self) -> bytes:
+        """Whether the connection does: an old client is told if so, a new one if not."""
+        if self._keep_alive:
+            return b"connection: keep-alive\r\n" if self._old else b""
+        return b"connection: close\r\n"
 
     def send_event(self, data: bytes) -> None:
         """An event of the stream; it leaves with the next flush. Nothing is no event: an empty chunk ends a stream."""

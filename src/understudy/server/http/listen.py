@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.server.http.connection import Connection
@@ -17,20 +19,58 @@ if TYPE_CHECKING:
 
 
 async def listen(
-    handler: Handler, outbox: Outbox, host: str | None, port: int, tls: ssl.SSLContext | None = None
+    handler: Handler,
+    outbox: Outbox,
+    host: str | None,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    *,
+    uds: str | None = None,
 ) -> asyncio.Server:
-    """Accept connections, encrypted ones with `tls`; port 0 picks a free one."""
+    """Accept connections, encrypted ones with `tls`; port 0 picks a free one. `uds`: at a path instead. OSError."""
+    sock = _bound(host, port) if uds is None else _bound_at(Path(uds))
+    try:
+        sock.listen(1024)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        make = loop.create_server if uds is None else loop.create_unix_server
+        return await make(lambda: Connection(handler, outbox), sock=sock, ssl=tls)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.close()
+        raise
 
+
+def address_of(host: str, port: int) -> str:
+    """As it stands in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bound(host: str | None, port: int) -> socket.socket:
     family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host or "", port))
-        sock.listen(1024)
-        sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: Connection(handler, outbox), sock=sock, ssl=tls)
     except BaseException:
-        with contextlib.suppress(OSError):
-            sock.close()
+        sock.close()
         raise
+    return sock
+
+
+def _bound_at(path: Path) -> socket.socket:
+    """A socket that nobody listens at any more, left by one who was killed, gives way."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            try:
+                sock.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            sock.close()
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(str(path))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_HEADERS = 256
 _TOKEN = re.compile(rb"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+_TOKEN_BYTES = frozenset(byte for byte in range(256) if _TOKEN.match(bytes([byte])))
 _CHUNK = re.compile(rb"^[0-9A-Fa-f]{1,15}(?:[ \t]*;.*)?$")
 
 
@@ -31,6 +32,19 @@ class Head(NamedTuple):
     http_1_0: bool
     length: int
     """Of the body; −1: it comes in chunks."""
+
+    @property
+    def expects_more(self) -> bool:
+        """The client waits with the body until it is told to go on. One of HTTP/1.0 knows nothing of that."""
+        return not self.http_1_0 and self.headers.get("expect", "").lower() == "100-continue"
+
+
+def check_beginning(data: bytearray) -> None:
+    """BadRequest when these bytes cannot become a request: of another protocol, or lines that end otherwise."""
+    if data and data[0] not in _TOKEN_BYTES:
+        raise BadRequest(400, "this is no HTTP; a client that encrypts needs a server that does")
+    if b"\n\n" in data:
+        raise BadRequest(400, "lines must end with CR LF")
 
 
 def parse_head(data: bytes) -> Head:
