@@ -142,7 +142,15 @@ VALUES: tuple[Any, ...] = (
         {"a": {"b": []}},
     ),
     *({"type": "json_schema", "json_schema": {"schema": {"$ref": "#/$ref"}}}, {"type": "json_object"}),
-    *({"regex": "(a|b)*[^c]{3}"}, {"regex": "((("}, {"choice": []}, {"json": "{"}, {"include_usage": True}),
+    *(
+        {"regex": "(a|b)*[^c]{3}"},
+        {"regex": "((("},
+        {"regex": "a*"},
+        {"choice": [""]},
+        {"choice": []},
+        {"json": "{"},
+        {"include_usage": True},
+    ),
     *([{"role": "user", "content": "hi"}], [{"role": "user", "content": [{"type": "text"}]}], [{"role": 1}]),
     *(
         {"choices": [{"token_ids": [1, 2]}]},

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from typing import TYPE_CHECKING, Protocol
 
-from understudy.errors import InvalidArgument
+from understudy.errors import InvalidArgument, UnderstudyError
 from understudy.server.lateness import Lateness
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from understudy.server.clock import Clock, ScriptedClock
     from understudy.server.core import EngineCore, LiveRequest, StepEffects
+
+log = logging.getLogger("understudy.server")
 
 _LAND, _END, _INPUT = range(3)  # the order of things that happen at one time
 
@@ -79,7 +82,12 @@ class Driver:
                 request.listener.on_end(request, now_ns)
                 return
             self._note(now_ns, "submit", request)
-            core.submit(request)
+            try:
+                core.submit(request)
+            except UnderstudyError:
+                log.exception("an engine refused a request that nobody foresaw")
+                request.ended, request.finish_ns = "lost", now_ns
+                request.listener.on_end(request, now_ns)
 
         self._put(request.arrival_ns, _INPUT, core, come)
         self._wake()

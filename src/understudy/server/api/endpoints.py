@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from understudy._core import xxh3_64
 from understudy.errors import InvalidArgument
@@ -31,7 +32,6 @@ from understudy.server.api.structured import instance, structured_text
 from understudy.server.outputs import Answer
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from understudy.server.api.generation import Style
@@ -178,6 +178,8 @@ class Endpoints:
         outputs = self.worker.outputs
         if sampling.structure is not None:
             said = outputs.text_tokens(structured_text(sampling.structure, self._key(tokens, index)))
+            if not len(said):  # a form may be met by nothing: then the end is all that is said
+                said = np.array([self.worker.tokenizer.end_id], dtype=np.uint32)
             answer = Answer(said[:room], len(said) <= room, room)
         else:
             seed = None if sampling.seed is None else sampling.seed & (2**32 - 1)

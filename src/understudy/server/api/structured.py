@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 _MAX_DEPTH = 16
 _MAX_ITEMS = 16
+_MAX_PARTS = 10_000
+"""Of a value, however often a schema refers to itself; what follows is null."""
+_MAX_CHARACTERS = 1 << 17
+"""Of a text that a pattern asks for; no answer is as long."""
 
 
 def structured_text(structure: dict[str, Any], key: int) -> str:
@@ -41,35 +45,46 @@ def structured_text(structure: dict[str, Any], key: int) -> str:
     )
 
 
-def instance(schema: Any, key: int, root: Any = None, depth: int = 0) -> Any:
+def instance(schema: Any, key: int) -> Any:
     """A value that a JSON schema admits, as small as it may be."""
-    root = schema if root is None else root
-    if depth > _MAX_DEPTH or not isinstance(schema, dict):
-        return None
-    if "$ref" in schema:
-        return instance(_resolve(schema["$ref"], root), key, root, depth + 1)
-    if "const" in schema:
-        return schema["const"]
-    if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return schema["enum"][key % len(schema["enum"])]
-    for name in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(name), list) and schema[name]:
-            return instance(schema[name][0], key, root, depth + 1)
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    if isinstance(kind, list):
-        kind = kind[0] if kind else "null"
-    if kind == "object":
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, dict) else {}
-        return {
-            name: instance(part, xxh3_64(str(name).encode("utf-8", "replace"), key), root, depth + 1)
-            for name, part in properties.items()
-        }
-    if kind == "array":
-        least = schema.get("minItems", 1)
-        count = min(max(least if isinstance(least, int) else 1, 0), _MAX_ITEMS)
-        return [instance(schema.get("items", {}), key + place, root, depth + 1) for place in range(count)]
-    return _scalar(kind, schema, key)
+    return _Maker(schema).make(schema, key, 0)
+
+
+class _Maker:
+    """Makes one value."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = _MAX_PARTS
+
+    def make(self, schema: Any, key: int, depth: int) -> Any:
+        self._left -= 1
+        if depth > _MAX_DEPTH or self._left < 0 or not isinstance(schema, dict):
+            return None
+        if "$ref" in schema:
+            return self.make(_resolve(schema["$ref"], self._root), key, depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        if isinstance(schema.get("enum"), list) and schema["enum"]:
+            return schema["enum"][key % len(schema["enum"])]
+        for name in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schema.get(name), list) and schema[name]:
+                return self.make(schema[name][0], key, depth + 1)
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        if isinstance(kind, list):
+            kind = kind[0] if kind else "null"
+        if kind == "object":
+            properties = schema.get("properties")
+            properties = properties if isinstance(properties, dict) else {}
+            return {
+                name: self.make(part, xxh3_64(str(name).encode("utf-8", "replace"), key), depth + 1)
+                for name, part in properties.items()
+            }
+        if kind == "array":
+            least = schema.get("minItems", 1)
+            count = min(max(least if isinstance(least, int) else 1, 0), _MAX_ITEMS)
+            return [self.make(schema.get("items", {}), key + place, depth + 1) for place in range(count)]
+        return _scalar(kind, schema, key)
 
 
 def _scalar(kind: Any, schema: dict[str, Any], key: int) -> Any:
@@ -105,7 +120,7 @@ def _matching(pattern: Any) -> str:
         raise ApiError("structured_outputs.regex must be a string.")
     try:
         parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
-        return "".join(_spell(parsed))
+        return _spell(parsed)
     except (re.error, RecursionError, OverflowError, ValueError, KeyError) as error:
         raise ApiError(f"structured_outputs.regex cannot be read: {error}") from None
 
@@ -113,28 +128,31 @@ def _matching(pattern: Any) -> str:
 _CATEGORIES = {"CATEGORY_DIGIT": "0", "CATEGORY_WORD": "a", "CATEGORY_SPACE": " "}
 
 
-def _spell(parsed: Sequence[Any]) -> list[str]:
-    """The shortest text that matches, more or less: the first branch, the fewest repeats."""
-    out: list[str] = []
+def _spell(parsed: Sequence[Any]) -> str:
+    """The shortest text that matches, more or less: the first branch, the fewest repeats. A very long one is cut."""
+    out = ""
     for operation, value in parsed:
         name = str(operation)
         if name == "LITERAL":
-            out.append(chr(value))
+            out += chr(value)
         elif name == "NOT_LITERAL":
-            out.append("a" if value != ord("a") else "b")
+            out += "a" if value != ord("a") else "b"
         elif name == "ANY":
-            out.append("a")
+            out += "a"
         elif name == "IN":
-            out.append(_member(value))
+            out += _member(value)
         elif name == "BRANCH":
             out += _spell(value[1][0])
         elif name == "SUBPATTERN":
             out += _spell(value[3])
         elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-            out += _spell(value[2]) * min(int(value[0]), 4096)
+            part = _spell(value[2])
+            out += part * min(int(value[0]), _MAX_CHARACTERS // max(len(part), 1) + 1)
         elif name not in ("AT", "ASSERT", "ASSERT_NOT"):
             raise ValueError(f"{name.lower()} is not played")
-    return out
+        if len(out) > _MAX_CHARACTERS:
+            break
+    return out[:_MAX_CHARACTERS]
 
 
 def _member(members: Sequence[Any]) -> str:
