@@ -40,6 +40,7 @@ _OWN_HEADERS = (
     "te",
     "upgrade",
 )
+_ANSWERS_OWN_HEADERS = (*_OWN_HEADERS, "date", "server", "content-type", "trailer")
 
 
 class OwnPaths(Protocol):
@@ -205,18 +206,23 @@ class Proxy:
         except UpstreamError as error:
             self._workers.down(rank.worker, str(error))
             return False
-        more = f"x-understudy-worker: {rank.number}\r\nx-understudy-overlap-blocks: {decision.overlap_blocks}\r\n"
+        more = _passed_on(
+            {
+                **answer.headers,
+                "x-understudy-worker": str(rank.number),
+                "x-understudy-overlap-blocks": str(decision.overlap_blocks),
+            }
+        )
         began = False
         try:
             if "content-length" in answer.headers:
                 body = await answer.body()
                 self._dispatcher.first_token(asked.row)
                 began = True
-                connection.respond(answer.status, body, answer.headers.get("content-type", ""), more.encode())
+                connection.respond(answer.status, body, answer.headers.get("content-type", ""), more)
             else:
-                connection.start_stream(
-                    more.encode(), status=answer.status, content_type=answer.headers.get("content-type", "")
-                )
+                kind = answer.headers.get("content-type", "")
+                connection.start_stream(more, status=answer.status, content_type=kind)
                 async for part in answer.chunks():
                     if not began:
                         began = True
@@ -257,4 +263,11 @@ class Proxy:
         except UpstreamError as error:
             self._workers.down(worker, str(error))
             raise ApiError(str(error), status=502, kind="Bad Gateway") from error
-        connection.respond(answer.status, body, answer.headers.get("content-type", ""))
+        kind = answer.headers.get("content-type", "")
+        connection.respond(answer.status, body, kind, _passed_on(answer.headers))
+
+
+def _passed_on(headers: dict[str, str]) -> bytes:
+    """Lines of an engine's answer that are for the client: all but those of the connection that it came by."""
+    lines = (f"{name}: {value}\r\n" for name, value in headers.items() if name not in _ANSWERS_OWN_HEADERS)
+    return "".join(lines).encode("latin-1", "replace")

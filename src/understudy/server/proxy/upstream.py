@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from understudy.errors import ConfigError
+from understudy.server.http import address_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -95,7 +96,8 @@ class Upstream:
             raise ConfigError(f"a worker is an address like http://host:8000, got {url!r}")
         self.host = parts.hostname
         self.port = 80 if port is None else port
-        self.url = f"http://{self.host}:{self.port}"
+        self.address = address_of(self.host, self.port)
+        self.url = f"http://{self.address}"
         self._idle: list[_Pair] = []
 
     async def ask(
@@ -104,7 +106,7 @@ class Upstream:
         """Send a request, and wait for the head of its answer. UpstreamError when there is none."""
         lines = [
             f"{method} {target} HTTP/1.1",
-            f"host: {self.host}:{self.port}",
+            f"host: {self.address}",
             f"content-length: {len(body)}",
         ]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
