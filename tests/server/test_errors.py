@@ -201,3 +201,23 @@ def test_a_full_queue_is_a_503_and_counted() -> None:
             assert counted == statuses.count(503)
 
     asyncio.run(go())
+
+
+def test_a_request_takes_no_more_memory_than_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.server.api.generation.MAX_CHOICES", 50)
+    monkeypatch.setattr("understudy.server.api.generation.MAX_PLANNED", 10_000)
+
+    async def main() -> None:
+        async with serving() as (client, server):
+            whole: dict[str, Any] = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
+            for more in ({"n": 11}, {"prompt": ["x"] * 3, "n": 17, "max_tokens": 1}, {"n": 16384}):
+                reply = await client.post("/v1/completions", {**whole, **more})
+                assert reply.status == 400
+                assert "one request has at most" in reply.json["error"]["message"]
+            chats = {"messages": [[{"role": "user", "content": "x"}]] * 51, "max_tokens": 1}
+            assert (await client.post("/v1/chat/completions/batch", chats)).status == 400
+            assert not server.app.endpoints.in_flight
+            for more in ({"n": 10}, {"prompt": ["x"] * 2, "n": 25, "max_tokens": 1}):
+                assert (await client.post("/v1/completions", {**whole, **more})).status == 200
+
+    asyncio.run(main())

@@ -64,8 +64,8 @@ class Endpoints:
             style = CompletionStyle(echo=read.echo, echo_text=read.echoed)
         generation = self._open(request, connection, sampling, style, prefix, model)
         for tokens in read.tokens:
-            plans = [self._plan(tokens, sampling, index, empty=read.empty) for index in range(sampling.n)]
-            generation.add(tokens, plans)
+            answers = range(sampling.n)
+            generation.add(tokens, (self._plan(tokens, sampling, n, empty=read.empty) for n in answers))
         return self._run(generation, request, model)
 
     def chat(
@@ -85,7 +85,7 @@ class Endpoints:
             generation.detail["prompt_text"] = read.text
         if tool is not None:
             sampling.structure = {"json": tool.get("parameters", {})}
-        generation.add(tokens, [self._plan(tokens, sampling, index) for index in range(sampling.n)])
+        generation.add(tokens, (self._plan(tokens, sampling, index) for index in range(sampling.n)))
         if tool is not None:
             for choice in generation.choices:
                 arguments = msgspec.json.encode(

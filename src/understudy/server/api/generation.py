@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from understudy.server.api.errors import error_body
+from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.plan import Plan
 from understudy.server.core import LiveRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     import numpy.typing as npt
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+MAX_CHOICES = 1 << 16
+MAX_PLANNED = 1 << 23
+"""Tokens of the answers to one request: what it will say is made when it comes."""
 
 
 class Style(Protocol):
@@ -169,6 +172,7 @@ class Generation:
         self.prompt_tokens = 0
         self.started = False
         self.on_done: Callable[[Generation, str], None] | None = None
+        self._planned = 0
         self._left = 0
         self._gone = False
         self.load_format = ""
@@ -176,11 +180,16 @@ class Generation:
         self.spoke = False
         """A chunk has left since somebody last looked."""
 
-    def add(self, prompt: npt.NDArray[np.uint32], plans: Sequence[Plan | GrowingPlan]) -> None:
-        """Answers to one more prompt."""
+    def add(self, prompt: npt.NDArray[np.uint32], plans: Iterable[Plan | GrowingPlan]) -> None:
+        """Answers to one more prompt. ApiError when they are more than one request may take of the server's memory."""
         self.prompts += 1
         self.prompt_tokens += len(prompt)
         for plan in plans:
+            self._planned += len(plan.tokens)
+            if len(self.choices) >= MAX_CHOICES or self._planned > MAX_PLANNED:
+                raise ApiError(
+                    f"one request has at most {MAX_CHOICES} answers, of {MAX_PLANNED} tokens together; send several"
+                )
             self.choices.append(Choice(self, len(self.choices), prompt, plan))
 
     def run(self, rank: int, *, lora: str) -> None:
