@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,3 +270,18 @@ def test_a_slow_client_gets_all_of_its_answer_and_a_very_slow_one_nothing_more(
     run(patient, speedup=100.0)
     monkeypatch.setattr("understudy.server.http.connection.MAX_UNSENT_BYTES", 1 << 16)
     run(impatient, speedup=100.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's limit")
+def test_many_clients_may_come_while_the_server_is_busy() -> None:
+    if int(Path("/proc/sys/net/core/somaxconn").read_text()) < 512:
+        pytest.skip("the system lets fewer wait")
+
+    async def test(client: Client, _: object) -> None:
+        # Nothing is accepted meanwhile: this is the server's own loop.
+        waiting = [socket.create_connection(("127.0.0.1", client.port), timeout=0.9) for _ in range(400)]
+        for one in waiting:
+            one.close()
+        assert (await client.get("/health")).status == 200
+
+    run(test)

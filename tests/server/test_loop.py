@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import select
 import selectors
@@ -78,3 +79,27 @@ def test_a_frozen_heap_is_collected_again_when_it_ends() -> None:
     with loop.heap_frozen():
         assert gc.get_freeze_count() > before
     assert gc.get_freeze_count() == 0
+
+
+def test_a_flood_of_the_same_trouble_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    hears = loop.FewerWords()
+    with contextlib.closing(loop.new_loop()) as other:
+        for _ in range(50):
+            hears(other, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
+        assert caplog.text.count("Too many open files") == 1
+        for _ in range(2):  # others are nobody's to keep quiet
+            hears(other, {"message": "else", "exception": OSError(errno.EPERM, "not that")})
+        assert caplog.text.count("not that") >= 2
+
+
+def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    limits = [(256, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
+    loop.allow_many_files()
+    loop.allow_many_files()
+    assert limits == [(256, 4096), (4096, 4096)]
+    limits[:] = [(256, resource.RLIM_INFINITY)]
+    loop.allow_many_files()
+    assert limits[-1] == (loop.MANY_FILES, resource.RLIM_INFINITY)

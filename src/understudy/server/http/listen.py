@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from understudy.server.http.request import Handler
 
 
+BACKLOG = 1024
+"""Connections that wait to be accepted while a step is told; the next ones would be tried again after a second."""
+
+
 async def listen(
     handler: Handler,
     outbox: Outbox,
@@ -30,11 +34,10 @@ async def listen(
     """Accept connections, encrypted ones with `tls`; port 0 picks a free one. `uds`: at a path instead. OSError."""
     sock = _bound(host, port) if uds is None else _bound_at(Path(uds))
     try:
-        sock.listen(1024)
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         make = loop.create_server if uds is None else loop.create_unix_server
-        return await make(lambda: Connection(handler, outbox), sock=sock, ssl=tls)
+        return await make(lambda: Connection(handler, outbox), sock=sock, ssl=tls, backlog=BACKLOG)
     except BaseException:
         with contextlib.suppress(OSError):
             sock.close()
