@@ -6,10 +6,12 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import zmq
 import zmq.asyncio
 
-from server.client import Client, serving
+from server.client import QUICK, Client, serving
 from understudy.events.events import Stored
 from understudy.events.wire import AllBlocksCleared, BlockStored, decode_batch
 from understudy.kv import BlockManager, BlockStore, PoolConfig, Tier
@@ -158,6 +160,101 @@ def test_a_topic_names_its_server_as_in_a_cluster(monkeypatch: pytest.MonkeyPatc
     assert KvEventsConfig.read({"topic": "kv-events"}).at("h", 1, "m").topic == "kv-events"
 
 
+LARGE = msgspec.structs.replace(
+    QUICK, num_gpu_blocks=4096, max_num_batched_tokens=65_536, max_model_len=60_000
+)
+"""A step of it may store more blocks than are kept of those that nobody has or holds."""
+
+
+def heard(server: Any) -> list[tuple[int, ...] | None]:
+    """The tokens of every block that it will say it has stored."""
+    said: list[tuple[int, ...] | None] = []
+    sender = server.worker.senders[0]
+    tell = sender._with_tokens
+
+    def listen(event: Stored) -> Stored:
+        told: Stored = tell(event)
+        said.extend(block.token_ids for block in told.blocks)
+        return told
+
+    sender._with_tokens = listen
+    return said
+
+
+def play_large(what: Any, **settings: Any) -> None:
+    events = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0"}
+
+    async def main() -> None:
+        async with serving(
+            kv_events_config=events, dev_mode=True, engine=LARGE, max_model_len=60_000, **settings
+        ) as (client, server):
+            await what(client, server)
+
+    asyncio.run(main())
+
+
+def test_prompts_of_many_blocks_are_told_with_all_their_tokens() -> None:
+    async def what(client: Client, server: Any) -> None:
+        said = heard(server)
+        prompts = [[number] * 16 * 150 for number in range(6)]  # 900 blocks in one request
+        for prompt in ([*range(5000), *range(5000), *range(6000)], prompts):
+            assert (await client.post(C, {"prompt": prompt, "max_tokens": 1})).status == 200
+        assert len(said) == 1000 + 900
+        assert None not in said
+        for number in range(40):  # none of which fills a block: nobody holds what was stored any more
+            await client.post(C, {"prompt": [number], "max_tokens": 1})
+        assert len(server.worker.senders[0]._tokens) == 1900  # all of them are there
+
+    play_large(what)
+
+
+def test_what_a_step_stores_is_told_with_its_tokens_though_its_request_has_gone_and_others_come_and_go() -> (
+    None
+):
+    async def what(client: Client, server: Any) -> None:
+        said = heard(server)
+        core = server.worker.cores[0]
+
+        async def ask_and_go(first: int) -> None:
+            asked = asyncio.create_task(
+                client.post(C, {"prompt": [first, *range(15_999)], "max_tokens": 1}, x_request_id="gone")
+            )
+            while not server.worker.live():
+                await asyncio.sleep(0.002)
+            await client.post("/abort_requests", {})
+            assert (await asked).status == 200
+            assert server.worker.live() == []
+            gc.collect()
+
+        await ask_and_go(1)  # in the step that it began, which takes as long as we say
+        for other in range(2, 5):
+            await ask_and_go(other)
+        assert core.engine.in_step
+        assert not said
+        server.stage.driver._end(core, core.step_end_ns)
+        assert len(said) == 1000
+        assert None not in said
+        assert len(server.worker.senders[0]._tokens) <= 1000 + 512
+
+    play_large(what, latency_ms=(3_600_000.0, 1.0))
+
+
+def test_a_request_that_comes_while_its_worker_dies_is_told_with_its_tokens() -> None:
+    async def what(client: Client, server: Any) -> None:
+        said, worker = heard(server), server.worker
+        worker.kill()  # as soon as the event loop is free; so does the request come
+        prompt = np.arange(64, dtype=np.uint32)
+        named = worker.identities(prompt, prompt[:0], 0, salt="", lora="")
+        request = LiveRequest("late", 64, 1, named, Nobody())
+        worker.submit(request, 0)
+        while not request.ended:
+            await asyncio.sleep(0.002)
+        assert len(said) == 4
+        assert None not in said
+
+    play_large(what)
+
+
 class Nobody:
     """Hears of a request, and does nothing."""
 
@@ -216,12 +313,14 @@ def test_of_blocks_that_no_tier_has_the_tokens_of_the_latest_are_kept(
 ) -> None:
     fleet = Tiered(monkeypatch, keep_blocks=2)
     fleet.ask(1, 2, 1, 3)  # 2 was wanted longest ago
+    fleet.sender.forget_some()
     for number in (1, 2, 3):
         fleet.put(fleet.device, number)
     assert fleet.said == [(1, (2, 3)), (1, None), (1, (6, 7))]
     assert len(fleet.sender._tokens) == 2  # 1, of which nobody has a copy any more, and 3
     fleet.sender.forget_all()
     fleet.ask(4)
+    fleet.sender.forget_some()
     assert len(fleet.sender._tokens) == 2
     fleet.sender.close()
 
@@ -250,5 +349,7 @@ def test_blocks_of_requests_on_their_way_keep_their_tokens_however_many_wait(
     del again
     gc.collect()
     fleet.ask(5)
-    assert list(fleet.sender._tokens) == list(fleet.sender._nowhere)
+    fleet.sender.forget_some()
+    assert set(fleet.sender._tokens) == set(fleet.sender._nowhere)
+    assert not fleet.sender._held
     fleet.sender.close()

@@ -74,7 +74,8 @@ class KvEventSender:
 
     An engine knows blocks by their hashes; the tokens behind them are kept here: of blocks that some tier has, because
     they may be copied to another; of those that a request on its way may fill (`hold`); and of as many others as
-    `keep_blocks` says, the latest.
+    `keep_blocks` says, the latest. They are forgotten between steps only (`forget_some`): while one is open, whoever
+    fills blocks in it may have gone already, and what comes may not be held yet.
     """
 
     def __init__(self, config: KvEventsConfig, block_size: int, rank: int, *, keep_blocks: int) -> None:
@@ -86,9 +87,7 @@ class KvEventSender:
         self._names: dict[int, _Names] = {}  # of those that have any
         self._copies: dict[int, int] = {}  # on all tiers, of those that are on any
         self._held: dict[int, int] = {}  # by requests on their way
-        self._lives = 0  # engines that have died
-        # What requests held that live no more, with the engine's life that they were of.
-        self._gone: deque[tuple[int, list[int]]] = deque()
+        self._gone: deque[list[int]] = deque()  # what requests held that live no more
         self._nowhere: dict[int, None] = {}  # the rest of those whose tokens are known, the longest ago first
         self._cleared = False
         self.stopped = False
@@ -151,7 +150,6 @@ class KvEventSender:
             if value not in self._copies and value not in self._held:
                 self._nowhere.pop(value, None)
                 self._nowhere[value] = None
-        self._forget_some()
 
     def hold(self, request: LiveRequest) -> None:
         """Its blocks are remembered for as long as it lives, however many requests wait with it."""
@@ -161,12 +159,11 @@ class KvEventSender:
             self._held[value] = self._held.get(value, 0) + 1
             self._nowhere.pop(value, None)
         # However it ends, and also if it is refused. That may be found in the middle of anything, so it is only noted.
-        weakref.finalize(request, self._gone.append, (self._lives, values)).atexit = False
+        weakref.finalize(request, self._gone.append, values).atexit = False
 
     def _release(self) -> None:
         while self._gone:
-            lives, values = self._gone.popleft()
-            for value in values if lives == self._lives else ():
+            for value in self._gone.popleft():
                 left = self._held.pop(value) - 1
                 if left > 0:
                     self._held[value] = left
@@ -184,7 +181,8 @@ class KvEventSender:
         elif value in self._tokens and value not in self._held:
             self._nowhere[value] = None
 
-    def _forget_some(self) -> None:
+    def forget_some(self) -> None:
+        """No step is open: nothing will be told of but what requests hold, and what is copied."""
         self._release()
         while len(self._nowhere) > self._keep_blocks:
             value = next(iter(self._nowhere))
@@ -201,15 +199,14 @@ class KvEventSender:
     def restart(self) -> None:
         """The engine died and another took its place: its stream begins again at 0."""
         self._publisher.close()
-        self._lives += 1
-        for known in (self._tokens, self._names, self._copies, self._held, self._nowhere):
-            known.clear()
+        self.forget_all()  # but for what somebody holds, who may have come for the next engine
         self._cleared = False
         self._publisher = self._open()
 
     def on_step(self, batch: EventBatch) -> None:
         """Send what the engine said of the step."""
         if not len(batch) and not self._cleared:
+            self.forget_some()
             return
         spoken: list[SpokenEvent] = []
         if self._cleared:
@@ -226,7 +223,7 @@ class KvEventSender:
                 spoken += [
                     Removed(event.event_id, (block,), event.tier, event.dp_rank) for block in event.blocks
                 ]
-        self._forget_some()
+        self.forget_some()
         if self.stopped:
             return
         lost = self.lose > 0

@@ -187,8 +187,10 @@ class Worker:
         self.metrics[rank].on_step(effects)
         self._tell_events(core, rank)
 
-    def on_rest(self, core: EngineCore) -> None:  # noqa: ARG002
+    def on_rest(self, core: EngineCore) -> None:
         """It begins no step now."""
+        if self.senders and core.step_end_ns < 0:
+            self.senders[self._rank_of[id(core)]].forget_some()
         self.pauses.look()
 
     def on_landed(self, core: EngineCore) -> None:
