@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,38 +64,6 @@ def test_text_is_tokenized_by_the_engine_or_here() -> None:
 
     play(test, 2)
     play(test, 2, tokenizer="builtin")
-
-
-def test_streams_are_passed_on_as_they_come() -> None:
-    async def test(told: Scene) -> None:
-        direct = Client(told.servers[0].port)
-        body = {"prompt": "hello there", "max_tokens": 5, "stream": True, "seed": 3}
-        there, here = await direct.post(C, body), await told.client.post(C, body)
-        texts = [[event["choices"][0]["text"] for event in reply.events[:-1]] for reply in (there, here)]
-        assert texts[0] == texts[1]
-        assert here.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert here.headers["transfer-encoding"] == "chunked"
-        # A chunk leaves when it comes, not with the last.
-        reader, writer = await asyncio.open_connection("127.0.0.1", told.client.port)
-        data = json.dumps({**body, "max_tokens": 3000}).encode()
-        writer.write(
-            f"POST {C} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-            + data
-        )
-        await asyncio.wait_for(reader.readuntil(b"data: "), 5)
-        assert told.servers[0].worker.live()
-        writer.close()  # and a client that goes away frees its blocks there
-
-        async def idle() -> bool:
-            return not told.servers[0].worker.live()
-
-        await told.until(idle)
-        assert told.service.dispatcher.counted.requests == [0]
-        kv = told.service.dispatcher.kv
-        assert kv is not None
-        assert not kv.active_blocks.any()
-
-    play(test, 1)
 
 
 def test_errors_and_other_paths_are_the_engines_own() -> None:

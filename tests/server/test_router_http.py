@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from server.client import Client, serving
-from server.router_scene import C
+from server.router_scene import C, Scene, play
 from understudy.server.proxy.service import RouterService, RouterSettings
 from understudy.server.proxy.upstream import Upstream
 from understudy.server.proxy.workers import WorkerAddress
@@ -50,3 +51,35 @@ def test_an_engine_at_an_address_of_ipv6_is_named_as_a_url() -> None:
     assert Upstream("http://[::1]:8000").url == "http://[::1]:8000"
     assert Upstream("http://[::1]").host == "::1"
     assert Upstream("gpu1:8000").url == "http://gpu1:8000"
+
+
+def test_streams_are_passed_on_as_they_come() -> None:
+    async def test(told: Scene) -> None:
+        direct = Client(told.servers[0].port)
+        body = {"prompt": "hello there", "max_tokens": 5, "stream": True, "seed": 3}
+        there, here = await direct.post(C, body), await told.client.post(C, body)
+        texts = [[event["choices"][0]["text"] for event in reply.events[:-1]] for reply in (there, here)]
+        assert texts[0] == texts[1]
+        assert here.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert here.headers["transfer-encoding"] == "chunked"
+        # A chunk leaves when it comes, not with the last.
+        reader, writer = await asyncio.open_connection("127.0.0.1", told.client.port)
+        data = json.dumps({**body, "max_tokens": 3000}).encode()
+        writer.write(
+            f"POST {C} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
+        await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+        assert told.servers[0].worker.live()
+        writer.close()  # and a client that goes away frees its blocks there
+
+        async def idle() -> bool:
+            return not told.servers[0].worker.live()
+
+        await told.until(idle)
+        assert told.service.dispatcher.counted.requests == [0]
+        kv = told.service.dispatcher.kv
+        assert kv is not None
+        assert not kv.active_blocks.any()
+
+    play(test, 1)
