@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from server.client import QUICK, serving
+from understudy.events.events import Removed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from server.client import Client, Reply
+    from understudy.events.events import SpokenEvent
     from understudy.server.server import Server
 
 C = "/v1/completions"
@@ -204,6 +206,41 @@ def test_memory_is_taken_back_by_name_and_with_all_of_it_the_engine_goes_on() ->
         assert (await client.get("/is_paused")).json == {"is_paused": False}
 
     play(what)
+
+
+def test_readers_of_events_know_what_kept_requests_hold() -> None:
+    async def what(client: Client, server: Server) -> None:
+        core, (sender,) = server.worker.cores[0], server.worker.senders
+        there: set[int] = set()
+
+        def hear(events: Iterable[SpokenEvent], **_: object) -> None:
+            for event in events:
+                if isinstance(event, Stored):
+                    there.update(block.sequence_hash for block in event.blocks)
+                elif isinstance(event, Removed):
+                    there.difference_update(block.sequence_hash for block in event.blocks)
+                else:
+                    there.clear()
+
+        sender._publisher.publish_events = hear  # type: ignore[method-assign]
+        await client.post(C, SHORT)
+        kept = await ask(client, server, LONG, runs=True)
+        for query in ("/pause?mode=keep", "/sleep?mode=keep"):
+            assert (await client.post(query, None)).status == 200
+            before = core.steps
+            await client.post("/wake_up", None)
+            await until(lambda before=before: core.steps > before)  # type: ignore[misc]
+            assert there
+            assert there == {int(value) for value in core.engine.resident_hashes()}
+        hurry(server)
+        assert (await kept).status == 200
+        await client.post("/pause", None)
+        await client.post("/resume", None)
+        assert core.engine.resident_hashes() == []
+        await client.post(C, SHORT)
+        assert there == {int(value) for value in core.engine.resident_hashes()}
+
+    play(what, kv_events_config={"enable_kv_cache_events": True, "endpoint": "tcp://*:0"})
 
 
 def test_who_waits_for_a_pause_and_goes_leaves_it_as_it_is() -> None:

@@ -159,9 +159,10 @@ class Qwen3Core(EngineCore):
         self.forget_cache(-1)
         return lost
 
-    def forget_cache(self, now_ns: int) -> None:  # noqa: ARG002
-        """Every block that nobody holds is empty."""
+    def forget_cache(self, now_ns: int) -> bool:  # noqa: ARG002
+        """Every block that nobody holds is empty. Whether that is all of them."""
         self._asked.append(lambda: self.real.scheduler.manager.blocks.clear_inactive())
+        return not self.holds_blocks
 
     def take_events(self) -> tuple[EventBatch, Any]:
         """Of the step that was told last."""

@@ -102,7 +102,7 @@ class Qwen3Driver(Driver):
         if self._loop is not None:
             self._loop.call_soon(self._ended, request, now_ns)
 
-    def do(self, core: EngineCore, action: Callable[[int], None]) -> None:  # noqa: ARG002
+    def do(self, core: EngineCore, action: Callable[[int], object]) -> None:  # noqa: ARG002
         """Anything else that happens to the engine, now."""
         action(self.clock.now_ns())
         self._woken.set()

@@ -262,14 +262,19 @@ class EngineCore:
             request.ended = "lost"
         return lost
 
-    def forget_cache(self, now_ns: int) -> None:
-        """Forget every block that nobody holds; below the device too where nobody is here. No events tell of it."""
+    def forget_cache(self, now_ns: int) -> bool:
+        """Forget every block that nobody holds; below the device too where nobody is here.
+
+        Whether that was all of them: then no events tell of it. Else the next step's tell which.
+        """
         if not self.live and not self.engine.in_step and self.engine.idle:
             self._renew()
-            return
+            return True
+        some_stay = self.holds_blocks
         self.engine.forget_cache(now_ns)
-        if self.has_events:
+        if self.has_events and not some_stay:
             self.engine.take_events()
+        return not some_stay
 
     def _renew(self) -> None:
         self.engine = self._make()

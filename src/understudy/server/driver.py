@@ -49,7 +49,7 @@ class Driver:
         """If a list: (time, kind, request name) of everything that came in, in the order in which it was played."""
         self.after_pump: Callable[[], None] | None = None
         self._max_burst = max_burst
-        self._queue: list[tuple[int, int, int, EngineCore, Callable[[int], None] | None]] = []
+        self._queue: list[tuple[int, int, int, EngineCore, Callable[[int], object] | None]] = []
         self._sequence = 0
         self._cores: list[EngineCore] = []
         self._observers: dict[int, Observer] = {}
@@ -112,7 +112,7 @@ class Driver:
         self._put(self.clock.now_ns() if at_ns is None else at_ns, _INPUT, core, go)
         self._wake()
 
-    def do(self, core: EngineCore, action: Callable[[int], None]) -> None:
+    def do(self, core: EngineCore, action: Callable[[int], object]) -> None:
         """Anything else that happens to an engine from outside, now and in order."""
         self._put(self.clock.now_ns(), _INPUT, core, action)
         self._wake()
@@ -198,7 +198,7 @@ class Driver:
             core.wake_ns = wake_ns
             self._put(max(wake_ns, now_ns + 1), _LAND, core, None)
 
-    def _put(self, time_ns: int, kind: int, core: EngineCore, action: Callable[[int], None] | None) -> None:
+    def _put(self, time_ns: int, kind: int, core: EngineCore, action: Callable[[int], object] | None) -> None:
         self._sequence += 1
         heapq.heappush(self._queue, (time_ns, kind, self._sequence, core, action))
 

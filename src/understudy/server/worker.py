@@ -222,11 +222,16 @@ class Worker:
 
     def forget(self, core: EngineCore) -> None:
         """Its cache is empty from now on, but for what requests hold."""
-        self.driver.do(core, core.forget_cache)
-        if self.senders:
-            self.senders[self._rank_of[id(core)]].forget_all()
-        if self.on_restart is not None:
-            self.on_restart(self.index)
+
+        def go(now_ns: int) -> None:
+            if not core.forget_cache(now_ns):
+                return  # its events say what has gone
+            if self.senders:
+                self.senders[self._rank_of[id(core)]].forget_all()
+            if self.on_restart is not None:
+                self.on_restart(self.index)
+
+        self.driver.do(core, go)
 
     def abort(self, requests: list[LiveRequest]) -> None:
         """End them now; their clients get what there was."""
