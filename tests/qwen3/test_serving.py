@@ -204,6 +204,36 @@ def test_a_client_that_leaves_gives_its_blocks_back(model: Path) -> None:
     serve(model, test)
 
 
+def test_a_pause_lets_those_in_progress_end_and_nobody_begin(model: Path) -> None:
+    async def test(client: Client, server: Server, serving: Qwen3Serving) -> None:
+        asked = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        running = asyncio.create_task(client.post(C, asked))
+        while not any(one.emitted for one in server.worker.live()):
+            await asyncio.sleep(0.001)
+        # Before anything else can happen on this loop.
+        paused = asyncio.get_running_loop().create_future()
+        server.worker.pauses.pause("wait", clear_cache=True, then=lambda: paused.set_result(None))
+        late = asyncio.create_task(client.post(C, {**asked, "max_tokens": 3, "return_token_ids": True}))
+        gone = asyncio.create_task(client.post(C, asked))
+        while len(server.worker.live()) < 2:
+            await asyncio.sleep(0.001)
+        assert (await running).json["usage"]["completion_tokens"] == 60
+        await paused
+        while len(server.worker.live()) < 2:
+            await asyncio.sleep(0.001)
+        assert (await client.get("/is_paused")).json == {"is_paused": True}
+        assert server.worker.cores[0].num_waiting >= 2
+        server.worker.abort([server.worker.live()[1]])  # one who has not begun
+        assert {one.emitted for one in server.worker.live()} == {0}
+        await client.post("/resume", None)
+        ends = [(await one).json["choices"][0] for one in (late, gone)]
+        assert sorted(end["finish_reason"] for end in ends) == ["abort", "length"]
+        while not serving.engine.idle:
+            await asyncio.sleep(0.001)
+
+    serve(model, test, "--dev-mode")
+
+
 def test_kv_events_name_the_tokens_of_every_block_that_was_computed(model: Path) -> None:
     async def test(client: Client, server: Server, serving: Qwen3Serving) -> None:
         sources = (await client.get("/kv_event_sources")).json

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from understudy.server.api.errors import ApiError, error_body
-from understudy.server.api.plan import Plan
 from understudy.server.core import LiveRequest
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from understudy.server.api.growing import GrowingPlan
+    from understudy.server.api.plan import Plan
     from understudy.server.api.sampling import Sampling
     from understudy.server.http import Connection
     from understudy.server.worker import Worker
@@ -127,18 +127,18 @@ class Choice:
         generation = self.generation
         if generation.worker.on_end is not None:
             generation.worker.on_end(generation.worker.index, request)
-        if request.aborted and request.ended == "cancelled" and isinstance(self.plan, Plan):
-            self._cut(self.plan, "cache_threshold" if request.turned_away else "abort")
+        if request.aborted and request.ended == "cancelled":
+            self._cut("cache_threshold" if request.turned_away else "abort")
         elif self.emitted >= self.plan.total:
             generation.worker.metrics_of(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
         generation.one_ended(self, request.ended)
 
-    def _cut(self, plan: Plan, why: str) -> None:
+    def _cut(self, why: str) -> None:
         """What there was of it is the answer."""
         generation, sent = self.generation, self.sent
-        self.plan = msgspec.structs.replace(plan, total=self.emitted, finish=why, stop_reason=None)
+        self.plan = self.plan.cut(self.emitted, why)
         if generation.sampling.stream and not generation.gone:
             if not generation.started:
                 generation.start()

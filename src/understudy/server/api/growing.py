@@ -63,6 +63,13 @@ class GrowingPlan:
         else:
             self._tell(text, max((len(stop) for stop in self._sampling.stop), default=1) - 1)
 
+    def cut(self, count: int, why: str) -> GrowingPlan:
+        """It was ended from outside after so many tokens."""
+        for told in (self.tokens, self.pieces, self.logprobs):
+            del told[count:]
+        self._end(why, stop_reason=None, stopped=False)
+        return self
+
     def text(self, _: TokenTexts, count: int) -> str:
         """What can be seen of its first `count` tokens."""
         return "".join(self.pieces[:count])

@@ -42,6 +42,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Which output ends it, where one does."""
         return self.total if self.ends_itself else None
 
+    def cut(self, count: int, why: str) -> Plan:
+        """The same, ended from outside after so many tokens."""
+        return msgspec.structs.replace(self, total=count, finish=why, stop_reason=None)
+
     def text(self, texts: TokenTexts, count: int) -> str:
         """What can be seen of its first `count` tokens."""
         if self.pieces is None:
