@@ -122,3 +122,35 @@ def test_nobody_leaps_over_a_queue_that_is_held() -> None:
     core.hold(False)
     core.engine.advance(10**9)
     assert core.engine.idle
+
+
+def test_in_a_step_that_all_have_left_the_driver_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lands meanwhile does so then: looked for every nanosecond, it kept a server busy for minutes."""
+    core, diary, clock = core_of("tiers", asynchronous=False), Diary(), ScriptedClock()
+    driver = Driver(clock)
+    times: list[int] = []
+    play_at = driver._play
+
+    def played(now_ns: int) -> None:
+        times.append(now_ns)
+        assert len(times) < 100
+        play_at(now_ns)
+
+    monkeypatch.setattr(driver, "_play", played)
+    first = live_request(Part("first", 0.0, list(range(160)), 1), diary)
+    driver.submit(core, first)
+    while not first.ended:  # its blocks go down from now on, 16 KiB each at 0.2 GB/s
+        driver.run_to(clock, driver._queue[0][0] + 1)
+    second = live_request(Part("second", 0.0, list(range(500, 600)), 5), diary)
+    driver.submit(core, second)
+    driver.run_to(clock, clock.time_ns + 1)
+    assert core.engine.in_step
+    driver.cancel(second)
+    driver.run_to(clock, clock.time_ns + 1)
+    assert core.engine.in_step
+    assert core.still_lands
+    assert core.engine.wake_ns is not None
+    assert core.engine.wake_ns < core.step_end_ns
+    driver.run_to(clock)
+    assert core.engine.idle
+    assert not core.still_lands

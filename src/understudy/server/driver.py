@@ -171,8 +171,8 @@ class Driver:
             if core.begin(now_ns):
                 self._put(core.step_end_ns, _END, core, None)
                 continue
-            if core.has_tiers and (core.engine.asleep or core.still_lands):
-                self._put_landing(core, now_ns)
+            if core.has_tiers and core.step_end_ns < 0 and (core.engine.asleep or core.still_lands):
+                self._put_landing(core, now_ns)  # in a step that all have left, nothing lands until it ends
             observer = self._observers.get(id(core))
             if observer is not None:
                 if id(core) in landed:
