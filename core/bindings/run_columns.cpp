@@ -60,7 +60,7 @@ void bind_run_columns(nb::module_& m) {
           [](RunColumns& self, nb::handle worker, VllmEngine& engine) {
             const auto index = static_cast<std::size_t>(read_uint(worker, "worker", 0x7FFFFFFFu));
             const Turn turn(engine.turns(), "Engine");
-            self.add_engine(index, engine, engine.take_gaps());
+            self.add_engine(index, engine);
           },
           "worker"_a, "engine"_a,
           "Its samples, totals and tiers; gaps between tokens and the times of loads if it was told to keep them.")

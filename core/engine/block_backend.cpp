@@ -1,5 +1,7 @@
 #include "engine/block_backend.hpp"
 
+#include "base/spares.hpp"
+
 namespace understudy {
 
 namespace {
@@ -31,6 +33,7 @@ void BlockBackend::release(KvRequest& request) {
 
 void BlockBackend::need_names(KvRequest& request, std::size_t blocks) {
   if (request.blocks.size() >= blocks) return;
+  if (request.blocks.capacity() == 0) request.blocks = Spares<BlockIdentity>::take();
   if (config_.enable_prefix_caching) {
     request.spec.identities->extend(request.blocks, blocks);
     return;

@@ -144,7 +144,7 @@ class Engine {
   // From here on gaps between tokens and the times of loads are kept for who takes them. Nobody takes those of a live
   // engine, and no two are equal: it would grow with every step.
   virtual void keep_times() = 0;
-  virtual Gaps take_gaps() = 0;  // between tokens, of requests that finished since the last call
+  virtual void take_gaps(GapSum& out) = 0;  // adds those of requests that finished since the last call
   virtual std::vector<EngineSample> samples() const = 0;
   // Called by `advance` now and then, between steps, with what it has done so far; may throw to stop it there.
   virtual void set_pause(std::function<void(const StepEffects&)> pause) = 0;

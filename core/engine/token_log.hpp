@@ -6,7 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "base/huge_allocator.hpp"
+#include "engine/gap_sum.hpp"
+#include "engine/token_runs.hpp"
 
 namespace understudy {
 
@@ -22,30 +23,20 @@ struct EngineSample {
   bool operator==(const EngineSample&) const = default;
 };
 
-// Consecutive steps with tokens of one request.
-struct TokenRun {
-  std::uint64_t first_step;
-  std::uint32_t count;
-};
-
-// A time between two tokens of one request, and how often it occurred.
-struct GapCount {
-  std::int64_t gap_ns;
-  std::int64_t count;
-};
-using Gaps = std::vector<GapCount, HugeAllocator<GapCount>>;  // there is one for nearly every step
-
-// The sum of two lists of gaps that ascend without repeats; so does the result.
-Gaps merge_gaps(std::span<const GapCount> a, std::span<const GapCount> b);
-
 // Exact and small: all requests of a step get their tokens at its end, so a gap between two tokens is most often the
 // length of a step, and how many requests saw that gap is a running sum of changes.
 class TokenLog {
  public:
   std::uint64_t next_step() const noexcept { return first_kept_ + ends_.size(); }
   std::int64_t end_of(std::uint64_t step) const noexcept { return ends_[step - first_kept_]; }
-  void end_step(std::int64_t end_ns) { ends_.push_back(end_ns); }
-  void end_steps(std::span<const std::int64_t> ends_ns) { ends_.insert(ends_.end(), ends_ns.begin(), ends_ns.end()); }
+  void end_step(std::int64_t end_ns) {
+    if (ends_.size() == ends_.capacity()) make_room(1);
+    ends_.push_back(end_ns);
+  }
+  void end_steps(std::span<const std::int64_t> ends_ns) {
+    if (ends_.capacity() - ends_.size() < ends_ns.size()) make_room(ends_ns.size());
+    ends_.insert(ends_.end(), ends_ns.begin(), ends_ns.end());
+  }
 
   // Gaps are kept from now on; without this call there are none to take.
   void keep_gaps() noexcept {
@@ -53,12 +44,15 @@ class TokenLog {
     crowd_ = kCrowd;
   }
   // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
-  void count_gaps(std::span<const TokenRun> runs, std::uint64_t tokens) {
+  void count_gaps(const TokenRuns& runs, std::uint64_t tokens) {
     if (!keeps_gaps_) return;
     zero_gaps_ += static_cast<std::int64_t>(tokens);
-    for (const TokenRun& run : runs) zero_gaps_ -= run.count;
-    if (gap_changes_.size() <= ends_.size()) gap_changes_.resize(ends_.size() + 1);
+    if (gap_changes_.size() <= ends_.size()) {
+      gap_changes_.reserve(ends_.capacity() + 1);
+      gap_changes_.resize(ends_.size() + 1);
+    }
     for (std::size_t i = 0; i < runs.size(); ++i) {
+      zero_gaps_ -= runs[i].count;
       const std::uint64_t first = runs[i].first_step - first_kept_;
       ++gap_changes_[first + 1];
       --gap_changes_[first + runs[i].count];
@@ -66,8 +60,8 @@ class TokenLog {
         odd_gaps_.push_back(end_of(runs[i].first_step) - end_of(runs[i - 1].first_step + runs[i - 1].count - 1));
     }
   }
-  // Every gap since the last call and how often it occurred, ascending and without repeats. O(steps).
-  Gaps take_gaps();
+  // Adds every gap since the last call. O(steps).
+  void take_gaps(GapSum& out);
 
   // Steps are forgotten that concern nobody: it is time to say from which one on they do. What is left is as large as
   // that, and as the number of different gaps.
@@ -93,7 +87,8 @@ class TokenLog {
   static constexpr std::size_t kCrowd = 65536;
   static constexpr std::size_t kCrowdWithoutGaps = 1024;  // nothing to merge: to forget steps costs little
 
-  void fold_gaps();
+  void make_room(std::size_t steps);
+  void pour_gaps(GapSum& out);
 
   std::vector<std::int64_t> ends_;  // of the steps from first_kept_ on
   std::uint64_t first_kept_ = 0;

@@ -43,6 +43,27 @@ class SlotQueue {
     put(ring_, back_, id);
     back_ = after(back_);
   }
+  // Those of them that `belongs` is true of; returns how many come up to the last of the others.
+  template <typename Belongs>
+  std::size_t push_back(std::span<const SlotId> ids, Belongs belongs) noexcept {
+    Slot* const slots = slots_;  // copies, which stay in registers
+    SlotId* const ring = ring_.get();
+    const std::size_t end = ring_.size();
+    std::size_t back = back_;
+    std::size_t others = 0;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      const SlotId id = ids[i];
+      if (!belongs(slots[id])) {
+        others = i + 1;
+        continue;
+      }
+      ring[back] = id;
+      slots[id].prev = static_cast<SlotId>(back);
+      back = back + 1 == end ? 0 : back + 1;
+    }
+    back_ = back;
+    return others;
+  }
   void push_front(SlotId id) noexcept {
     front_ = before(front_);
     put(ring_, front_, id);

@@ -19,14 +19,10 @@ class VllmOrder final : public EvictionPolicy {
 
   void insert(std::span<const SlotId> slots) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
-    std::size_t in_front = 0;  // are among so many first
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (append_empty_ || slots_[slots[i]].state == SlotState::Inactive) {
-        queue_.push_back(slots[i]);
-      } else {
-        in_front = i + 1;
-      }
-    }
+    // The others are among so many first.
+    const std::size_t in_front = queue_.push_back(slots, [everybody = append_empty_](const Slot& slot) {
+      return everybody || slot.state == SlotState::Inactive;
+    });
     for (std::size_t i = in_front; i > 0; --i) {
       if (slots_[slots[i - 1]].state != SlotState::Inactive) queue_.push_front(slots[i - 1]);
     }

@@ -79,7 +79,6 @@ class Fleet final : private FleetView {
     std::uint64_t ready_round = 0;                 // of beginnings: the last it came too late for
     std::vector<RequestRecord> finished;           // and not recorded
     EventTable events;                             // that it has told so far, if they are kept
-    Gaps gaps;                                     // when it is done
   };
 
   void make_engine(std::size_t index);

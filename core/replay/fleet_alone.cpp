@@ -131,7 +131,6 @@ void Fleet::play_alone(std::size_t index, const std::vector<std::uint64_t>& rows
   require_progress(worker);
   worker.engine->finish_transfers();
   worker.engine->set_pause({});
-  worker.gaps = worker.engine->take_gaps();
 }
 
 }  // namespace understudy

@@ -20,7 +20,7 @@ void Fleet::collect(std::size_t index) {
     columns_.result().events.push_back(std::move(worker.events));
   }
   if (pools_[worker.pool].config.engine.kv_trace) columns_.result().kv_trace.push_back(engine.take_kv_trace());
-  columns_.add_engine(index, engine, std::move(worker.gaps));
+  columns_.add_engine(index, engine);
   worker.engine.reset();
 }
 
@@ -50,9 +50,9 @@ FleetResult Fleet::finish_columns() {
     out.fate[at] = static_cast<std::uint8_t>(RequestFate::Rejected);
     out.finish_ns[at] = arrival_ns_[at];
   }
-  out.arrival_ns = arrival_ns_;
-  out.worker = worker_of_;
-  out.rejections = rejections_;
+  out.arrival_ns = std::move(arrival_ns_);
+  out.worker = std::move(worker_of_);
+  out.rejections = std::move(rejections_);
   for (Pool& pool : pools_) {
     if (!pool.tiers) continue;
     if (config_.check) pool.tiers->check(true);

@@ -58,10 +58,7 @@ void Fleet::run_together(const Progress& progress) {
     require_progress(worker);
     worker.engine->finish_transfers();
   }
-  for (std::size_t index = 0; index < workers_.size(); ++index) {
-    workers_[index].gaps = workers_[index].engine->take_gaps();
-    collect(index);
-  }
+  for (std::size_t index = 0; index < workers_.size(); ++index) collect(index);
 }
 
 // ── Requests come and go ──

@@ -29,8 +29,10 @@ class Cursor {
     skip_blanks();
     const char* const first = at_;
     value = 0;
-    for (; !done() && *at_ >= '0' && *at_ <= '9' && at_ - first <= kMaxDigits; ++at_) {
-      value = 10 * value + static_cast<std::uint64_t>(*at_ - '0');
+    for (; !done(); ++at_) {
+      const unsigned digit = static_cast<unsigned char>(*at_) - unsigned{'0'};
+      if (digit > 9) break;
+      value = 10 * value + digit;
     }
     const std::ptrdiff_t digits = at_ - first;
     return digits == 1 || (digits > 1 && digits <= kMaxDigits && *first != '0');

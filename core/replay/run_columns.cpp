@@ -44,7 +44,7 @@ void RunColumns::keep(std::uint64_t row, const RequestRecord& record) {
   if (tiers_) for_each_line(kTierRecordColumns, write);
 }
 
-void RunColumns::add_engine(std::size_t worker, VllmEngine& engine, Gaps gaps) {
+void RunColumns::add_engine(std::size_t worker, VllmEngine& engine) {
   FleetResult& out = result_;
   for (const EngineSample& sample : engine.samples()) {
     out.samples.push_back(sample);
@@ -55,7 +55,7 @@ void RunColumns::add_engine(std::size_t worker, VllmEngine& engine, Gaps gaps) {
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
   if (engine.tiers() != nullptr) add_tiers(engine);
-  add_gaps(std::move(gaps));
+  engine.take_gaps(gaps_);
 }
 
 void RunColumns::add_tiers(VllmEngine& engine) {
@@ -120,29 +120,14 @@ void RunColumns::add_links(const Links& links) {
 }
 
 FleetResult RunColumns::take() {
-  while (gaps_.size() > 1) merge_last_gaps();
-  if (!gaps_.empty()) {
-    result_.gap_ns.reserve(gaps_.front().size());
-    result_.gap_count.reserve(gaps_.front().size());
-    for (const GapCount& gap : gaps_.front()) {
-      result_.gap_ns.push_back(gap.gap_ns);
-      result_.gap_count.push_back(gap.count);
-    }
-    gaps_.clear();
+  const Gaps gaps = gaps_.take();
+  result_.gap_ns.reserve(gaps.size());
+  result_.gap_count.reserve(gaps.size());
+  for (const GapCount& gap : gaps) {
+    result_.gap_ns.push_back(gap.gap_ns);
+    result_.gap_count.push_back(gap.count);
   }
   return std::exchange(result_, {});
-}
-
-// Lists of gaps that get shorter by more than half: what many workers saw is counted once, as they end.
-void RunColumns::add_gaps(Gaps gaps) {
-  gaps_.push_back(std::move(gaps));
-  while (gaps_.size() > 1 && gaps_[gaps_.size() - 2].size() <= 2 * gaps_.back().size()) merge_last_gaps();
-}
-
-void RunColumns::merge_last_gaps() {
-  Gaps merged = merge_gaps(gaps_[gaps_.size() - 2], gaps_.back());
-  gaps_.pop_back();
-  gaps_.back() = std::move(merged);
 }
 
 }  // namespace understudy

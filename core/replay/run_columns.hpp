@@ -20,8 +20,8 @@ class RunColumns {
 
   // A request has ended. Threads may call it, each for rows of its own.
   void keep(std::uint64_t row, const RequestRecord& record);
-  // An engine has ended, and so have its transfers: its samples, totals and tiers.
-  void add_engine(std::size_t worker, VllmEngine& engine, Gaps gaps);
+  // An engine has ended, and so have its transfers: its samples, totals, gaps and tiers.
+  void add_engine(std::size_t worker, VllmEngine& engine);
   // What workers share; `told` are events that were taken before, one table a tier, or none.
   void add_shared(TierRun& run, std::span<EventTable> told = {});
   void add_links(const Links& links);
@@ -33,13 +33,11 @@ class RunColumns {
  private:
   void add_tiers(VllmEngine& engine);
   TierSummary& add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
-  void add_gaps(Gaps gaps);
-  void merge_last_gaps();
 
   FleetResult result_;
   bool tiers_ = false;
   bool events_ = false;
-  std::vector<Gaps> gaps_;  // of workers that have ended
+  GapSum gaps_;  // of workers that have ended
 };
 
 }  // namespace understudy

@@ -3,6 +3,7 @@
 #include "store/block_store.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "store/block_pool.hpp"
@@ -262,6 +263,7 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
 
 // `out` holds global ids that have just left the policy's order; it ends with local ones.
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted) {
+  if (is_quiet(pool) && !evicted.asked()) return hand_out_quietly(pool, out);
   events_.begin_call();
   Slot* const slots = slots_.get();
   BlockIndex map = pool.map;
@@ -333,6 +335,49 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   }
   pool.map = map;
   if (evicted.slots != nullptr) evicted.slots->resize(placed + evictions);
+  pool.handed_out(out.size(), evictions, SlotState::Mutable);
+}
+
+// The same where nobody wants to know what goes. A slot is asked for, some blocks later the bucket that it is in, and
+// some blocks later both are here.
+void BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out) {
+  constexpr std::size_t kBucketsAhead = kAhead / 2;
+  Slot* const slots = slots_.get();
+  BlockIndex map = pool.map;
+  std::array<std::uint32_t, kBucketsAhead> tags{};
+  const auto ask = [&](std::size_t i) {
+    const Slot& slot = slots[out[i]];
+    if (slot.state != SlotState::Inactive) return;
+    tags[i % kBucketsAhead] = BlockIndex::tag(slot.lineage);
+    map.warm(tags[i % kBucketsAhead]);
+  };
+  for (const SlotId id : out.first(std::min(kAhead, out.size()))) slots[id].warm();
+  for (std::size_t i = 0; i < std::min(kBucketsAhead, out.size()); ++i) ask(i);
+  const bool reset_on_release = pool.config.reset_on_release;
+  const SlotId first = pool.first;
+  std::uint64_t evictions = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::uint32_t tag = tags[i % kBucketsAhead];
+    if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
+    if (i + kBucketsAhead < out.size()) ask(i + kBucketsAhead);
+    const SlotId id = out[i];
+    Slot& slot = slots[id];
+    out[i] = id - first;
+    if (slot.state == SlotState::Inactive) {
+      ++evictions;
+      if (slot.twinned) {
+        pool.map = map;
+        leave_twins(pool, id, tag);
+        map = pool.map;
+      } else {
+        map.erase(tag, id);
+      }
+    }
+    slot.state = SlotState::Mutable;
+    slot.refs = 1;
+    slot.reset_on_release = reset_on_release;
+  }
+  pool.map = map;
   pool.handed_out(out.size(), evictions, SlotState::Mutable);
 }
 

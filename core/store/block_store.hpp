@@ -242,12 +242,15 @@ class BlockStore final : public Residency {
     std::vector<BlockIdentity>* blocks = nullptr;
     std::vector<SlotId>* slots = nullptr;
     std::vector<Token>* tokens = nullptr;  // where events carry them
+
+    bool asked() const noexcept { return blocks != nullptr || slots != nullptr || tokens != nullptr; }
   };
   bool take(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
   bool take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available);
   bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
                        bool* overtaken);
   void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
+  void hand_out_quietly(Pool& pool, std::span<SlotId> out);
 
   void check_tokens(std::size_t blocks, std::span<const Token> tokens) const;
   // Those that copies have on any tier, where events carry token ids; InvalidArgument when a block is nowhere.

@@ -145,21 +145,31 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
   BlockIndex map = pool.map;
   const std::uint32_t* const tags = tags_.data();
   const SlotId first = pool.first;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (i + kAhead < slots.size()) map.warm(tags[i + kAhead]);
+  const std::size_t size = slots.size();
+  const auto copy_of = [&](std::size_t i, SlotId id, SlotId head, const Token* block_tokens) {
+    pool.map = map;
+    slots[i] = register_copy(pool, id, head, block_tokens) - first;
+    map = pool.map;
+  };
+  for (std::size_t i = 0; quiet && i < size; ++i) {
+    if (i + kAhead < size) map.warm(tags[i + kAhead]);
+    const SlotId id = first + slots[i];
+    if (const SlotId head = map.find_or_insert(tags[i], id); head != kNoSlot) {
+      copy_of(i, id, head, nullptr);
+    } else {
+      ++fresh;
+      all[id].state = SlotState::Primary;
+    }
+  }
+  for (std::size_t i = 0; !quiet && i < size; ++i) {
+    if (i + kAhead < size) map.warm(tags[i + kAhead]);
     const Token* block_tokens = tokens.empty() ? nullptr : tokens.data() + i * block_size_;
     const SlotId id = first + slots[i];
     if (block_tokens != nullptr && emits_token_ids()) std::copy_n(block_tokens, block_size_, tokens_at(id));
     if (const SlotId head = map.find_or_insert(tags[i], id); head != kNoSlot) {
-      pool.map = map;
-      slots[i] = register_copy(pool, id, head, block_tokens) - first;
-      map = pool.map;
-      continue;
-    }
-    ++fresh;
-    if (quiet) {
-      all[id].state = SlotState::Primary;
+      copy_of(i, id, head, block_tokens);
     } else {
+      ++fresh;
       note_registered(pool, id, block_tokens);
     }
   }

@@ -74,15 +74,22 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
   std::size_t num_freed = 0;
   freed_.resize(slots.size());
   for (std::size_t i = 0; i < std::min(kAhead, slots.size()); ++i) warm_slot(pool, at(i));
+  // Copies, which stay in registers.
+  Slot* const all = slots_.get();
+  SlotId* const freed = freed_.data();
+  const SlotId first = pool.first;
+  const std::uint32_t count = pool.count;
+  const std::size_t size = slots.size();
   try {
-    for (; last < slots.size(); ++last) {
-      if (last + kAhead < slots.size()) warm_slot(pool, at(last + kAhead));
-      const SlotId id = global(pool, at(last));
-      Slot& slot = slots_[id];
+    for (; last < size; ++last) {
+      if (last + kAhead < size && at(last + kAhead) < count) all[first + at(last + kAhead)].warm();
+      if (at(last) >= count) refuse_unknown(pool, at(last));
+      const SlotId id = first + at(last);
+      Slot& slot = all[id];
       if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but nobody holds it");
       references += slot.registered() ? 1 : 0;
       if (--slot.refs > 0) continue;
-      freed_[num_freed++] = id;
+      freed[num_freed++] = id;
       if (slot.state == SlotState::Primary && !slot.reset_on_release) {
         slot.state = SlotState::Inactive;
         ++cached;

@@ -155,7 +155,7 @@ class VllmEngine final : public Engine {
     if (tiers_) tiers_->keep_load_times();
     if (offload_links_) offload_links_->keep_load_times();
   }
-  Gaps take_gaps() override { return token_log_.take_gaps(); }
+  void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 
   // ── Events: with config().events, rows of both streams since the last call ──
@@ -293,10 +293,17 @@ class VllmEngine final : public Engine {
   bool live(const Scheduled& turn) const noexcept {
     return requests_[turn.slot].id == turn.id && requests_[turn.slot].status != RequestStatus::Finished;
   }
-  std::uint32_t outputs_left(const EngineRequest& request) const noexcept;
+  std::uint32_t outputs_left(const EngineRequest& request) const noexcept {
+    return std::min(request.spec.outputs() - request.outputs(), config_.max_model_len - request.known);
+  }
 
   // finish_bound.cpp
-  std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept;
+  // Every one of them ends with a token of the request, or with several if it speculates.
+  std::uint64_t steps_to_finish(const EngineRequest& request) const noexcept {
+    const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
+    const std::uint64_t drafts = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens);
+    return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
+  }
   std::optional<Outlook> outlook() const;
   std::int64_t finish_bound() const;
 

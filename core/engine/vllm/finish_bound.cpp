@@ -12,13 +12,6 @@ constexpr std::uint64_t kMostTimed = 128;  // steps: to time more of them costs 
 
 }  // namespace
 
-// Every one of them ends with a token of the request, or with several if it speculates.
-std::uint64_t VllmEngine::steps_to_finish(const EngineRequest& request) const noexcept {
-  const std::uint64_t left = expected_outputs(request) - std::min(request.outputs(), expected_outputs(request));
-  const std::uint64_t drafts = std::max<std::uint64_t>(config_.accept_rates.size(), config_.speculation.tokens);
-  return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
-}
-
 // Unless somebody comes, all that decode get a token in each step until the first of all ends: there is room for what
 // everybody adds, and they stand before those who compute a prompt, or wait.
 std::optional<Outlook> VllmEngine::outlook() const {
@@ -31,10 +24,18 @@ std::optional<Outlook> VllmEngine::outlook() const {
   Outlook out{DecodeSums(*timing_.model)};
   DecodeSums& sums = out.sums;
   std::size_t prompts = 0;
-  for (const RequestSlot id : running_) {
-    const EngineRequest& request = requests_[id];
+  // A token a step.
+  const auto to_finish = [&](const EngineRequest& request) {
+    const std::uint64_t all = expected_outputs(request);
+    return all > request.outputs() ? all - request.outputs() : 1;
+  };
+  const EngineRequest* const requests = requests_.data();
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    const RequestSlot id = running_[i];
+    if (i + 1 < running_.size()) requests[running_[i + 1]].warm();
+    const EngineRequest& request = requests[id];
     if (request.spec.max_tokens == 0 || (tiers_ && tiers_->waiting(id))) return std::nullopt;
-    out.steps = std::min(out.steps, steps_to_finish(request));
+    out.steps = std::min(out.steps, to_finish(request));
     // The last token of a prompt is no decode. A step ahead, who comes back with the batch behind the open one, for a
     // single token, has none of the open one.
     const bool decodes = request.computed + (in_step_ ? 0 : 1) == request.known + (ahead ? 1 : 0) &&
@@ -51,7 +52,7 @@ std::optional<Outlook> VllmEngine::outlook() const {
   }
   out.alone = prompts == 0 && num_waiting() == 0;
   if (sums.requests() == 0 || (!out.alone && (tiers_ || offload_))) return std::nullopt;
-  for (const RequestSlot id : waiting_.ids()) out.steps = std::min(out.steps, steps_to_finish(requests_[id]));
+  for (const RequestSlot id : waiting_.ids()) out.steps = std::min(out.steps, to_finish(requests_[id]));
   const std::uint64_t steps = out.steps + (ahead ? 1 : 0);
   const auto lacks = [&](RequestSlot id) {
     const std::uint64_t blocks = (requests_[id].known + steps + config_.block_size - 1) / config_.block_size;

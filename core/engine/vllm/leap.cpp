@@ -29,6 +29,7 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish, bool thr
     engine_.announcer_.release(engine_.now_ns_);
   }
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
+    if (order + 1 < members_.size()) request(order + 1).warm();
     if (computes(order)) catch_up(order);
   }
   forget_finished();

@@ -55,11 +55,7 @@ void VllmEngine::Leap::catch_up(std::uint32_t order) {
   member.known += played;
   member.record.output_tokens += played;
   if (played > 0) engine_.effects_.tokens.push_back({member.id, played});
-  if (member.tokens.back().first_step + member.tokens.back().count == first) {
-    member.tokens.back().count += played;
-  } else if (played > 0) {
-    member.tokens.push_back({first, played});
-  }
+  member.tokens.add(first, played);
   since_[order] = steps_;
 }
 

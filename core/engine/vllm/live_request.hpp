@@ -7,7 +7,7 @@
 
 #include "engine/kv_backend.hpp"
 #include "engine/request.hpp"
-#include "engine/token_log.hpp"
+#include "engine/token_runs.hpp"
 
 namespace understudy {
 
@@ -28,7 +28,7 @@ struct alignas(64) EngineRequest : KvRequest {
   std::uint32_t drafts = 0;    // that wait to be verified
   bool passed_over = false;    // in the queue, because the batch had its adapters
   bool prefilling = false;     // its last turn did not reach the end of its tokens
-  std::vector<TokenRun> tokens;
+  TokenRuns tokens;
 
   RequestRecord record;           // what is known by now
   std::uint32_t first_burst = 0;  // tokens of the step that gave the first

@@ -2,7 +2,15 @@
 
 #include <algorithm>
 
+#include "base/spares.hpp"
+
 namespace understudy {
+
+namespace {
+
+constexpr std::uint32_t kOutputAhead = 4096;  // tokens that a request's table has room for beforehand
+
+}  // namespace
 
 std::uint64_t NativeBackend::cost(KvRequest&, const KvHit& hit, std::size_t blocks) {
   return (blocks > hit.blocks ? blocks - hit.blocks : 0) + hit.unreferenced;
@@ -12,7 +20,11 @@ KvBackend::Room NativeBackend::place(KvRequest& request, const KvHit& hit, std::
                                      std::int64_t now_ns) {
   const std::span<const SlotId> slots = found(hit);
   store_.reference(0, slots);
-  request.table.reserve((request.known + config_.block_size - 1) / config_.block_size);  // it comes in chunks
+  // It comes in chunks, and grows with its output.
+  const std::uint32_t output = request.spec.outputs() - std::min(request.spec.outputs(), request.outputs());
+  const std::uint64_t tokens = std::uint64_t{request.known} + std::min(output, kOutputAhead);
+  if (request.table.capacity() == 0) request.table = Spares<SlotId>::take();
+  request.table.reserve((tokens + config_.block_size - 1) / config_.block_size);
   request.table.assign(slots.begin(), slots.end());
   Room room = Room::Short;
   try {
@@ -75,7 +87,9 @@ void NativeBackend::name(KvRequest& request, std::uint32_t blocks) {
 }
 
 void NativeBackend::name_full(KvRequest& request, std::uint32_t tokens) {
-  name(request, std::min(tokens, request.known) / config_.block_size);
+  const std::uint32_t full = std::min(tokens, request.known);
+  // Mostly no block is, which takes no division to see.
+  if (full >= (std::uint64_t{request.keyed} + 1) * config_.block_size) name(request, full / config_.block_size);
 }
 
 void NativeBackend::handed_out(std::span<const SlotId> slots) {

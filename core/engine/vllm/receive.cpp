@@ -47,13 +47,8 @@ bool VllmEngine::receive_token(const Scheduled& turn, std::uint64_t step) {
   if (const std::uint32_t fresh = request.known - known; fresh > 0) {
     fruitless_preemptions_ = 0;
     effects_.tokens.push_back({request.id, fresh});
-    std::vector<TokenRun>& runs = request.tokens;
-    if (runs.empty()) request.first_burst = fresh;
-    if (!runs.empty() && runs.back().first_step + runs.back().count == step) {
-      ++runs.back().count;
-    } else {
-      runs.push_back({step, 1});
-    }
+    if (request.tokens.empty()) request.first_burst = fresh;
+    request.tokens.add(step, 1);
   }
   return request.outputs() >= request.spec.outputs() || request.known >= config_.max_model_len;
 }
@@ -62,14 +57,10 @@ bool VllmEngine::receive_token(const Scheduled& turn, std::uint64_t step) {
 void VllmEngine::fold_token_log() {
   std::uint64_t oldest = token_log_.next_step();
   for (const auto& [id, slot] : slots_) {
-    const std::vector<TokenRun>& runs = requests_[slot].tokens;
+    const TokenRuns& runs = requests_[slot].tokens;
     if (!runs.empty()) oldest = std::min(oldest, runs.front().first_step);
   }
   token_log_.fold(oldest);
-}
-
-std::uint32_t VllmEngine::outputs_left(const EngineRequest& request) const noexcept {
-  return std::min(request.spec.outputs() - request.outputs(), config_.max_model_len - request.known);
 }
 
 // ── Speculation ──

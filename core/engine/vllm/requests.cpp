@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/spares.hpp"
 #include "engine/vllm/engine.hpp"
 #include "engine/vllm/leap.hpp"
 
@@ -138,7 +139,7 @@ RequestRecord VllmEngine::take_record(RequestSlot slot, FinishReason reason, std
   record.reason = reason;
   record.finish_ns = now_ns;
   if (tiers_) record.room_wait_ns = tiers_->take_waited_ns(slot);
-  const std::vector<TokenRun>& runs = request.tokens;
+  const TokenRuns& runs = request.tokens;
   if (runs.empty()) return record;
   record.first_token_ns = token_log_.end_of(runs.front().first_step);
   record.last_token_ns = token_log_.end_of(runs.back().first_step + runs.back().count - 1);
@@ -167,8 +168,8 @@ void VllmEngine::retire(EngineRequest& request, bool aborted, std::int64_t now_n
     kv_->release(request);
   }
   request.status = RequestStatus::Finished;
-  std::vector<SlotId>().swap(request.table);  // assigning {} would keep the memory
-  std::vector<BlockIdentity>().swap(request.blocks);
+  Spares<SlotId>::keep(std::move(request.table));  // assigning {} would keep the memory here
+  Spares<BlockIdentity>::keep(std::move(request.blocks));
   request.spec.identities = nullptr;
 }
 

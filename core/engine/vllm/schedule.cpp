@@ -56,6 +56,7 @@ void VllmEngine::undo_schedule() {
 // ── Phase 1: the running list, in order; nobody rotates ──
 
 void VllmEngine::schedule_running(std::int64_t now_ns) {
+  const std::uint64_t most_ahead = config_.speculation.lookahead + (bursts_.on() ? bursts_.longest() : 0);
   std::size_t cursor = 0;
   while (cursor < running_.size() && can_add()) {
     const RequestSlot id = running_[cursor];
@@ -67,7 +68,9 @@ void VllmEngine::schedule_running(std::int64_t now_ns) {
       continue;
     }
     const std::uint32_t end = request.computed + tokens;
-    const std::size_t blocks = blocks_up_to(request, end, false);
+    // Mostly it holds enough, which takes no division to see.
+    const std::size_t held = request.table.size();
+    const std::size_t blocks = end + most_ahead <= held * config_.block_size ? held : blocks_up_to(request, end, false);
     Room room = Room::Short;
     while ((room = kv_->grow(request, blocks, end, now_ns)) == Room::Short) {
       const std::size_t victim = choose_victim();

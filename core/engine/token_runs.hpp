@@ -1,0 +1,40 @@
+// The steps in which one request got its tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace understudy {
+
+// Consecutive steps with tokens of one request.
+struct TokenRun {
+  std::uint64_t first_step;
+  std::uint32_t count;
+};
+
+// In order. Nearly always there is one run, which stands here, near the rest of its request: every step extends it.
+class TokenRuns {
+ public:
+  bool empty() const noexcept { return last_.count == 0; }
+  std::size_t size() const noexcept { return empty() ? 0 : earlier_.size() + 1; }
+  const TokenRun& front() const noexcept { return earlier_.empty() ? last_ : earlier_.front(); }
+  const TokenRun& back() const noexcept { return last_; }
+  const TokenRun& operator[](std::size_t i) const noexcept { return i < earlier_.size() ? earlier_[i] : last_; }
+
+  // A token in each of so many steps, behind those that are known.
+  void add(std::uint64_t first_step, std::uint32_t count) {
+    if (count == 0) return;
+    if (last_.first_step + last_.count != first_step || empty()) {
+      if (!empty()) earlier_.push_back(last_);
+      last_ = {first_step, 0};
+    }
+    last_.count += count;
+  }
+
+ private:
+  TokenRun last_{0, 0};
+  std::vector<TokenRun> earlier_;
+};
+
+}  // namespace understudy
