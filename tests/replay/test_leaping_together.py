@@ -146,6 +146,33 @@ def test_an_end_is_not_heard_late_where_the_end_of_a_prompt_costs_less_than_a_de
         assert leapt == stepped, seed
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_costs_by_its_context(
+    tmp_path: Path, asynchronous: bool
+) -> None:
+    profile = tmp_path / "profile.npz"
+    for seed in range(60):
+        rng = Random(f"free first tokens {seed}")
+        by_context = np.cumsum([0.2, rng.choice([0.0, 5.0, 60.0]), rng.choice([0.1, 90.0, 400.0])])
+        by_load = np.cumsum([0.0, rng.choice([0.0, 3.0, 40.0]), rng.choice([1.0, 200.0])])
+        np.savez(
+            profile,
+            prefill_isl=[1.0, 300.0],
+            prefill_ttft_ms=[rng.choice([0.0, 0.3]), rng.choice([0.5, 20.0])],
+            decode_active_kv_tokens=[0.0, 60.0, 600.0],
+            decode_context_length=[0.0, 30.0, 200.0],
+            decode_itl=by_load[:, None] + by_context,
+        )
+        changes: dict[str, Any] = {"timing": Interpolated(str(profile)), "charge_first_token": False}
+        if asynchronous:
+            changes |= {"async_scheduling": True, "aic_nextn": None, "aic_nextn_accept_rates": None}
+        case = random_case(seed, **changes)
+        load = ClosedLoop(rng.choice([2, 5, 20]), rng.choice([0.0, 3.0]))
+        routing = rng.choice(["round_robin", "least_loaded"])
+        leapt, stepped = digests(case, workers=rng.choice([2, 3]), load=load, routing=routing)
+        assert leapt == stepped, seed
+
+
 def test_a_router_hears_of_what_has_landed_on_a_host_while_its_worker_did_nothing() -> None:
     # The events of the device may be lost; those of the host come later, when the worker is idle.
     workload = single_turns([640, 640], 4, [0, 900], [range(40), range(40)], 16)
