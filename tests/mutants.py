@@ -122,6 +122,13 @@ MUTANTS = [
         "tests/tiers/test_event_times.py",
     ),
     Mutant(
+        "what a router has taken is not recorded",
+        "core/events/event_log.hpp",
+        "if (keeps_taken_) {",
+        "if (keeps_taken_ && !FAULT) {",
+        "tests/replay/test_record_steps.py",
+    ),
+    Mutant(
         "an engine takes a second caller",
         "core/base/turn.hpp",
         "turns_.taken_.exchange(true)",

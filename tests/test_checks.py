@@ -11,7 +11,7 @@ import pytest
 
 import understudy.memory
 from replay.building import single_turns
-from understudy.checks import whole_number
+from understudy.checks import read_settings, whole_number
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
@@ -95,6 +95,15 @@ def test_a_settings_file_is_refused_by_its_line(
     config.write_text(text)
     assert main(["replay", str(TRACE), "--config", str(config)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", "[" * 100_000, b"\xff"])
+def test_a_file_that_holds_no_settings_is_named(tmp_path: Path, content: str | bytes | None) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=r"^model .*config\.json: "):
+        read_settings(path, "model ")
 
 
 # ── Memory ──

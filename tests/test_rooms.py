@@ -64,6 +64,14 @@ def test_nobody_but_the_command_line_uses_calibration() -> None:
     assert not rooms_used_by("calibrate") & {"cli", "server", "qwen3", "api"}
 
 
+def test_every_file_of_the_engine_that_the_documents_name_is_there() -> None:
+    said = (CORE.parent / "docs" / "architecture.md").read_text()
+    listed = said[said.index("`core/engine/vllm/` says what vLLM does") : said.index("Beside them stand")]
+    named = set(re.findall(r"`(\w+)`", listed))
+    assert named <= {path.stem for path in (CORE / "engine" / "vllm").glob("*.cpp")}
+    assert len(named) >= 10
+
+
 def test_a_request_goes_from_replay_to_a_block_in_four_hops_as_the_documents_say() -> None:
     """replay → run_offline → run_fleet → an engine's step → its KV backend, which takes blocks of the store."""
     house = CORE.parent

@@ -177,7 +177,7 @@ def _run(program: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         assert program in OTHER_PROGRAMS, line
 
 
-async def _never(start: object, stop: object) -> None:
+async def _never(start: object, stop: object, address: object) -> None:
     """Neither start nor stop."""
 
 

@@ -16,11 +16,16 @@ template <typename T>
 using Column = std::vector<T, HugeAllocator<T>>;
 
 template <typename T, typename Read>
-nb::object column(const DrainedEvents& self, Read read) {
-  Column<T> out;
-  out.reserve(self.records.size());
-  for (const EventRecord& record : self.records) out.push_back(static_cast<T>(read(record)));
-  return to_array(std::move(out));
+void bind_column(nb::class_<DrainedEvents>& batch, const char* name, Read read, const char* doc = "") {
+  batch.def_prop_ro(
+      name,
+      [read](const DrainedEvents& self) {
+        Column<T> out;
+        out.reserve(self.records.size());
+        for (const EventRecord& record : self.records) out.push_back(static_cast<T>(read(record)));
+        return to_array(std::move(out));
+      },
+      doc);
 }
 
 // The events that `understudy.events.decode` makes of the rows, as columns and in one pass.
@@ -132,62 +137,29 @@ void bind_event_table(nb::module_& m) {
 
 void bind_events(nb::module_& m) {
   bind_event_table(m);
-  nb::class_<DrainedEvents>(m, "EventBatch", "Events taken from a store, as columns with one row a block.")
-      .def("__len__", [](const DrainedEvents& self) { return self.records.size(); })
+  nb::class_<DrainedEvents> batch(m, "EventBatch", "Events taken from a store, as columns with one row a block.");
+  batch.def("__len__", [](const DrainedEvents& self) { return self.records.size(); })
       .def("event_columns", &event_columns, "raw"_a, "Events, as `EventColumns` has them.")
       .def_ro("lost", &DrainedEvents::lost, "Events that a bounded ring forgot before these.")
-      .def_prop_ro("ids",
-                   [](const DrainedEvents& self) {
-                     return column<std::uint64_t>(self, [](const EventRecord& r) { return r.id; });
-                   })
-      .def_prop_ro(
-          "kinds",
-          [](const DrainedEvents& self) {
-            return column<std::uint8_t>(self, [](const EventRecord& r) { return r.kind; });
-          },
-          "0 stored, 1 removed.")
-      .def_prop_ro("tiers",
-                   [](const DrainedEvents& self) {
-                     return column<std::uint8_t>(self, [](const EventRecord& r) { return r.tier; });
-                   })
-      .def_prop_ro(
-          "starts",
-          [](const DrainedEvents& self) {
-            return column<std::uint8_t>(self, [](const EventRecord& r) { return r.starts; });
-          },
-          "1 on the first row of what one call to the store registered or removed.")
-      .def_prop_ro(
-          "sole",
-          [](const DrainedEvents& self) {
-            return column<std::uint8_t>(self, [](const EventRecord& r) { return r.sole; });
-          },
-          "1 where the event is the first copy's arrival or the last copy's departure.")
-      .def_prop_ro("sequence_hashes",
-                   [](const DrainedEvents& self) {
-                     return column<std::uint64_t>(self,
-                                                  [](const EventRecord& r) { return r.identity.sequence_hash(); });
-                   })
-      .def_prop_ro("local_hashes",
-                   [](const DrainedEvents& self) {
-                     return column<std::uint64_t>(self, [](const EventRecord& r) { return r.identity.local_hash; });
-                   })
-      .def_prop_ro(
-          "parent_hashes",
-          [](const DrainedEvents& self) {
-            return column<std::uint64_t>(self, [](const EventRecord& r) { return r.identity.parent_hash; });
-          },
-          "0 at a root, or when not known.")
-      .def_prop_ro("positions",
-                   [](const DrainedEvents& self) {
-                     return column<std::uint32_t>(self, [](const EventRecord& r) { return r.identity.position(); });
-                   })
-      .def_prop_ro("generations",
-                   [](const DrainedEvents& self) {
-                     return column<std::uint64_t>(self, [](const EventRecord& r) { return r.generation; });
-                   })
       .def_prop_ro(
           "token_ids", [](const DrainedEvents& self) { return to_array(std::vector<Token>(self.tokens)); },
           "block_size tokens for every stored row, concatenated; empty unless asked for.");
+  bind_column<std::uint64_t>(batch, "ids", [](const EventRecord& r) { return r.id; });
+  bind_column<std::uint8_t>(batch, "kinds", [](const EventRecord& r) { return r.kind; }, "0 stored, 1 removed.");
+  bind_column<std::uint8_t>(batch, "tiers", [](const EventRecord& r) { return r.tier; });
+  bind_column<std::uint8_t>(
+      batch, "starts", [](const EventRecord& r) { return r.starts; },
+      "1 on the first row of what one call to the store registered or removed.");
+  bind_column<std::uint8_t>(
+      batch, "sole", [](const EventRecord& r) { return r.sole; },
+      "1 where the event is the first copy's arrival or the last copy's departure.");
+  bind_column<std::uint64_t>(batch, "sequence_hashes", [](const EventRecord& r) { return r.identity.sequence_hash(); });
+  bind_column<std::uint64_t>(batch, "local_hashes", [](const EventRecord& r) { return r.identity.local_hash; });
+  bind_column<std::uint64_t>(
+      batch, "parent_hashes", [](const EventRecord& r) { return r.identity.parent_hash; },
+      "0 at a root, or when not known.");
+  bind_column<std::uint32_t>(batch, "positions", [](const EventRecord& r) { return r.identity.position(); });
+  bind_column<std::uint64_t>(batch, "generations", [](const EventRecord& r) { return r.generation; });
 }
 
 }  // namespace understudy

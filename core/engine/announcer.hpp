@@ -45,6 +45,8 @@ class Announcer {
   void take_visible(TimedEvents& out) { log_.take_visible(out); }
   DrainedEvents take_all();  // those of the step in progress too, as the store tells them
   DrainedEvents peek_new();  // the same, and they stay to be taken
+  void keep_taken() noexcept { log_.keep_taken(); }
+  void forget_taken() noexcept { log_.forget_taken(); }
 
   // Leading blocks that are on the device as far as `show` has let anybody know: not what the step in progress has
   // changed. For an engine without tiers.

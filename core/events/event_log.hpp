@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <utility>
 #include <vector>
@@ -85,6 +86,10 @@ class EngineEventLog {
     out.batch.records.clear();
     out.time_ns.clear();
     std::swap(out, visible_);
+    if (keeps_taken_) {
+      std::ranges::copy_if(out.batch.records, std::back_inserter(taken_),
+                           [&](const EventRecord& record) { return record.id >= peeked_; });
+    }
     number(out.batch.records);
   }
   // Everything since the last call, as it happened; the step in progress then has nothing more to tell of it.
@@ -100,9 +105,15 @@ class EngineEventLog {
   DrainedEvents peek_new() {
     DrainedEvents out;
     out.records = since(peeked_);
+    out.records.insert(out.records.begin(), taken_.begin(), taken_.end());
+    std::ranges::sort(out.records, {}, &EventRecord::id);
+    taken_.clear();
     peeked_ = happened_;
     return out;
   }
+  // For who peeks when a step ends: rows that others take before, as transfers land; and that nobody peeks any more.
+  void keep_taken() noexcept { keeps_taken_ = true; }
+  void forget_taken() noexcept { taken_.clear(); }
 
  private:
   // Until it is handed out, a row's id is its place in the order in which things happened.
@@ -126,6 +137,8 @@ class EngineEventLog {
 
   TimedEvents visible_;
   EventRecords hidden_;  // of a step that has not ended
+  EventRecords taken_;   // that nobody has peeked at
+  bool keeps_taken_ = false;
   std::uint64_t happened_ = 0;
   std::uint64_t peeked_ = 0;
   std::uint64_t next_id_ = 0;

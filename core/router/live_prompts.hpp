@@ -24,7 +24,6 @@ class LivePrompts {
   // Leading blocks of a prompt that are among each worker's.
   void match(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
   std::uint64_t blocks(std::size_t worker) const { return blocks_[worker]; }  // distinct ones
-  std::size_t num_nodes() const noexcept { return children_.size(); }
 
  private:
   struct Holder {

@@ -23,8 +23,7 @@ PrefixIndex::Member PrefixIndex::join(WorkerRank who) {
   const auto [at, fresh] = numbers_.try_emplace(who, 0);
   if (!fresh) return at->second;
   const bool full = numbers_.size() > members_.size();  // with the newcomer: there is no number to use again
-  const auto vacant =
-      full ? members_.end() : std::ranges::find_if(members_, [](const auto& each) { return !each; });
+  const auto vacant = full ? members_.end() : std::ranges::find_if(members_, [](const auto& each) { return !each; });
   const auto number = static_cast<Member>(vacant - members_.begin());
   if (number >= HolderSets::kMaxMembers) {
     numbers_.erase(at);

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import re
 from numbers import Real
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _T = TypeVar("_T")
 
@@ -40,6 +44,17 @@ def whole_number(name: str, value: Any, least: int = 0, most: int | None = None)
         wanted = f"at least {least:,}" if most is None or number < least else f"at most {most:,}"
         raise ConfigError(f"{name} must be {wanted}, got {number:,}")
     return number
+
+
+def read_settings(path: Path, what: str = "") -> dict[str, Any]:
+    """The JSON object that a file holds, else ConfigError names it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{what}{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{what}{path}: expected settings by name at the top level")
+    return content
 
 
 def port_number(name: str, value: Any, count: int = 1) -> int:

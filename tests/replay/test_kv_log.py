@@ -238,13 +238,23 @@ def test_what_the_run_did_not_keep_is_not_written_nor_anything_beside_it(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["events.npz", "events.jsonl"])
+def test_a_stream_that_does_not_exist_is_not_written(tmp_path: Path, name: str) -> None:
+    kv = run_offline(single_turns([64]), events=True).kv
+    assert kv is not None
+    with pytest.raises(InvalidArgument, match="stream must be 'raw' or 'consolidated', got 'whole'"):
+        kv.write_events(tmp_path / name, "whole")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_events_are_asked_for_of_workers_that_there_are() -> None:
     traced = run_offline(single_turns([64]), kv_trace=True).kv
     told = run_offline(single_turns([64]), events=True).kv
     assert traced is not None
     assert told is not None
-    with pytest.raises(InvalidArgument, match="the run kept no events"):
-        traced.events(0, "raw")
+    for ask in (lambda: traced.events(0, "raw"), traced.digests, traced.raw_distance):
+        with pytest.raises(InvalidArgument, match="the run kept no events"):
+            ask()
     for worker in (-1, 1):
         with pytest.raises(InvalidArgument, match=f"worker must be from 0 to 0, got {worker}"):
             told.events(worker, "raw")

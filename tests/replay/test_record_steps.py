@@ -13,11 +13,15 @@ import pytest
 from model.replay_gen import random_case
 from replay.building import ONE_MS, conversations, crowd, sessions, single_turns
 from understudy import _core
+from understudy._core import Tier
 from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.engines.scenario import read_scenario
 from understudy.errors import ConfigError, InvalidArgument, WrongState
+from understudy.router import Router
+from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
+from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, concat, read_trace, write_mooncake
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm"
@@ -90,6 +94,50 @@ def test_a_scenario_s_order_of_equal_priorities_survives_sorting_but_not_a_trace
 
 
 # ── Ordinary traces ──
+
+
+@pytest.mark.parametrize("routing", ["kv", "mine"])
+def test_recording_takes_nothing_from_a_router_that_listens(routing: str, tmp_path: Path) -> None:
+    class Listener(Router):
+        def __init__(self) -> None:
+            self.heard = 0
+
+        def observe(self, batch: Any) -> None:
+            self.heard += len(batch.events)
+
+        def choose(self, _request: Any, _view: Any) -> int:
+            return self.heard % 2
+
+    digests = set()
+    for path in (None, tmp_path / "steps.jsonl"):
+        how: dict[str, Any] = {"routing": Listener() if routing == "mine" else routing, "record_steps": path}
+        engine = VllmConfig(block_size=16, num_gpu_blocks=64)
+        digests.add(run_offline(crowd(40), engine, workers=2, **how).facts["digest"])
+    assert len(digests) == 1
+
+
+def test_blocks_that_land_between_steps_are_in_the_recording(tmp_path: Path) -> None:
+    """An idle worker loads what another has computed; its router is asked again before the next step ends."""
+    link = {"down_gbps": 1, "up_gbps": 1}
+    tiers = TiersConfig.from_dict(
+        {
+            "kv_bytes_per_token": 1000,
+            "tiers": [{"tier": tier, "blocks": 100, "link": link} for tier in ("g2", "g3")],
+            "offload": {"mode": "write_through", "recompute_fallback": False},
+        }
+    )
+    workload = single_turns([320] * 3, 20, [0, 1000, 1001], [range(20)] * 3)
+    router = KvRouting().build(0, imposed=np.array([0, 1, 1], np.int32))
+    engine = VllmConfig(block_size=16, num_gpu_blocks=100, timing=ONE_MS)
+    path = tmp_path / "steps.jsonl"
+    run = run_offline(
+        workload, engine, workers=2, tiers=tiers, routing=router, record_steps=path, events=True
+    )
+    assert run.kv is not None
+    assert run.timeline.worker.tolist() == [0, 1, 1]
+    loaded = [event for step in lines(path)[1:-1] if step["worker"] == 1 for event in step["kv_events"]]
+    told = [event for _, event in run.kv.events(1, "raw") if event.tier == Tier.G1]
+    assert sum(event["n"] for event in loaded) == sum(len(event.blocks) for event in told) >= 20
 
 
 def test_workers_that_keep_their_own_time_say_who_and_when(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.replay_gen import REQUEST_COLUMNS
 from replay.building import single_turns
+from tiers.building import INF, way
 from understudy import _core
 
 if TYPE_CHECKING:
@@ -79,3 +80,23 @@ def drained(result: _core.FleetResult) -> None:
     for link in result.links:
         assert link.bytes_started == link.bytes_finished
         assert link.transfers_started == link.transfers_finished
+
+
+def random_tiers(rng: Random, through: bool) -> dict[str, Any]:
+    """Settings of tiers so small that everything happens."""
+    return {
+        "g2_blocks": rng.choice([4, 12, 100]),
+        "host": way(
+            rng.choice([0.1, 1.0, 10.0, INF]),
+            rng.choice([0.3, 1.0, INF]),
+            down_fixed_ns=rng.choice([0, 0, 1000, 700_000]),
+            duplex_gbps=rng.choice([0.3, INF, INF]),
+        ),
+        "demand_first": rng.random() < 0.3,
+        "offload_batch_size": rng.choice([1, 4]),
+        "offload_concurrency": rng.choice([1, 2]),
+        "write_through": through,
+        "exclusive": not through and rng.random() < 0.4,
+        "recompute_fallback": rng.random() < 0.3,
+        "onboard_failure_rate": rng.choice([0, 0, 0.3]),
+    }

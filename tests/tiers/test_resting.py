@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiers.building import EVENT_COLUMNS, INF, shared, tiers, way
-from tiers.fleets import crowd_of, digest, play
+from tiers.building import EVENT_COLUMNS, INF, shared, tiers
+from tiers.fleets import crowd_of, digest, play, random_tiers
 from understudy import _core
 from understudy.kv import BUILT_IN_POLICIES
 
@@ -36,22 +36,7 @@ def scenario(seed: int) -> tuple[Workload, dict[str, Any], dict[str, Any]]:
         burst=rng.choice([1, 3, 8]),
         most_outputs=rng.choice([12, 60, 200]),
     )
-    below: dict[str, Any] = {
-        "g2_blocks": rng.choice([4, 12, 100]),
-        "host": way(
-            rng.choice([0.1, 1.0, 10.0, INF]),
-            rng.choice([0.3, 1.0, INF]),
-            down_fixed_ns=rng.choice([0, 0, 1000, 700_000]),
-            duplex_gbps=rng.choice([0.3, INF, INF]),
-        ),
-        "demand_first": rng.random() < 0.3,
-        "offload_batch_size": rng.choice([1, 4]),
-        "offload_concurrency": rng.choice([1, 2]),
-        "write_through": through,
-        "exclusive": not through and rng.random() < 0.4,
-        "recompute_fallback": rng.random() < 0.3,
-        "onboard_failure_rate": rng.choice([0, 0, 0.3]),
-    }
+    below = random_tiers(rng, through)
     for tier in rng.choice([("g3",), ("g4",), ("g3", "g4")]):
         below[tier] = shared(
             rng.choice([6, 30, 300]),

@@ -137,7 +137,10 @@ class VllmEngine final : public Engine {
   void set_leaping(bool on) noexcept { leaping_ = on; }
   // Told of every step that is not leapt over, after it has begun (false) and after it has ended (true).
   using Observer = std::function<void(bool ended)>;
-  void set_observer(Observer observer) { observer_ = std::move(observer); }
+  void set_observer(Observer observer) {
+    observer_ = std::move(observer);
+    announcer_.keep_taken();
+  }
   void set_pause(std::function<void(const StepEffects&)> pause) override { pause_ = std::move(pause); }
   // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
   bool stuck() const noexcept override { return stuck_; }

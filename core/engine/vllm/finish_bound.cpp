@@ -1,4 +1,4 @@
-// What can be said of steps that have not been played.
+// Before when nobody ends: what can be said of steps that have not been played.
 #include <algorithm>
 
 #include "engine/vllm/engine.hpp"

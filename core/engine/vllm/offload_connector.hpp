@@ -130,7 +130,6 @@ class OffloadConnector {
 
   // ── Watch ──
   bool has_jobs() const noexcept { return !jobs_.empty(); }
-  std::size_t num_jobs() const noexcept { return jobs_.size(); }
   bool has_ended_to_tell() const noexcept { return !ended_.empty(); }
   // It has nothing to do while requests only decode, if it stores no outputs.
   bool quiet() const noexcept { return ended_.empty() && fenced_.empty() && refused_last_ == 0; }

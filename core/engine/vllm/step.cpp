@@ -156,7 +156,10 @@ void VllmEngine::finish_step(std::int64_t end_ns) {
   if (offload_links_) offload_after_step(end_ns);
   sample(running_.size());
   close_step();
-  if (observer_) observer_(true);
+  if (observer_) {
+    observer_(true);
+    announcer_.forget_taken();
+  }
 }
 
 void VllmEngine::begin_turn(std::int64_t now_ns) {

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from understudy import __version__
 from understudy.report.html.charts import HALF, SMALL, Card
+from understudy.report.html.frame import THEME_BUTTON, framed
 from understudy.report.html.plot import Plot
 from understudy.report.html.scale import Scale, latency_label, latency_scale
-from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,22 +38,15 @@ def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[O
     for benchmark, outcome in zip(benchmarks, outcomes, strict=True):
         if benchmark.detailed:
             cards += [_section(card) for card in _detailed(benchmark, outcome)]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        "script-src 'unsafe-inline'; img-src data:\">\n"
-        f'<link rel="icon" href="data:,">\n<title>{escape(title)} · calibrated · Understudy</title>\n'
-        f"<style>{STYLE}{_STYLE}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
+    header = (
         f'<header><div><h1>{escape(title)}</h1><div class="facts"><span>weights <b>{escape(file.weights)}</b></span>'
         f"<span>KV <b>{escape(file.kv)}</b></span><span>fitted <b>{escape(file.date)}</b> to "
         f"<b>{len(file.inputs)}</b> benchmark{'' if len(file.inputs) == 1 else 's'}</span>"
-        f"<span>times from {escape(file.timing().described_origin())}</span></div></div>"
-        '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button></header>\n'
-        f'<div class="cards">{"".join(cards)}{_numbers(file)}</div>\n'
-        f"<footer>Times at the client, where the benchmark measured them there. Understudy {__version__}.</footer>\n"
-        f'</main>\n<div id="tip" role="tooltip"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+        f"<span>times from {escape(file.timing().described_origin())}</span></div></div>{THEME_BUTTON}</header>"
     )
+    body = (header, f'<div class="cards">{"".join(cards)}{_numbers(file)}</div>')
+    footer = "Times at the client, where the benchmark measured them there. "
+    return framed(f"{title} · calibrated", body, footer=footer, style=_STYLE)
 
 
 def _means(benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from understudy import __version__
 from understudy.cli import (
@@ -82,14 +82,20 @@ VERBS: dict[str, Verb] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of the command line, and of every verb: examples stand as they were written, and a flag in full."""
+
+    def __init__(self, **settings: Any) -> None:
+        how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(**how | settings)
+
+
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top: argparse.ArgumentParser = _Parser(
         prog="understudy",
         description="An LLM-serving fleet without its GPUs: engines simulated down to the KV-cache block.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"understudy {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")

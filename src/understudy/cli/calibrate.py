@@ -34,15 +34,11 @@ say them here, or with vllm bench serve --metadata max_num_seqs=64.
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy calibrate`."""
-    import argparse
-
     verb = verbs.add_parser(
         "calibrate",
         help="fit step times to benchmarks",
         description="Replay the load of benchmarks, and fit the numbers of the timing model until the times agree.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument(
         "benchmarks", nargs="+", metavar="BENCH", help="files of benchmarks; `check` before them: only score"

@@ -22,15 +22,11 @@ examples:
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy compare`."""
-    import argparse
-
     verb = verbs.add_parser(
         "compare",
         help="show saved reports side by side",
         description="Show what differed in the configuration of saved reports, and what came of it.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="files that --json wrote")
     verb.add_argument(

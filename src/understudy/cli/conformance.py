@@ -31,15 +31,11 @@ SHOWN = 120
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy conformance`."""
-    import argparse
-
     verb = verbs.add_parser(
         "conformance",
         help="compare the engine with recorded schedules, step by step",
         description="Run every scenario under a directory and compare each step with what the real scheduler did.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument("engine", choices=["vllm"], help="whose scheduler was recorded")
     verb.add_argument("directory", type=Path, metavar="DIR", help="where recordings are, at any depth")

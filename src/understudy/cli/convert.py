@@ -27,15 +27,11 @@ out unless --keep-ids asks for them.
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy convert`."""
-    import argparse
-
     verb = verbs.add_parser(
         "convert",
         help="turn a log or another trace into a Mooncake trace, without its text",
         description="Read a trace of any known format and write it as Mooncake JSONL, without its text.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument("trace", type=Path, metavar="TRACE", help="what to read; -: standard input")
     verb.add_argument("out", type=Path, metavar="OUT", help="what to write (.gz: zipped); -: standard output")

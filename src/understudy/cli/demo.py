@@ -34,7 +34,6 @@ def add_parser(verbs: Verbs) -> None:
         "demo",
         help="show the block manager at work",
         description="Two requests share a prefix, a third evicts their tails, the first comes back.",
-        allow_abbrev=False,
     )
     demo.add_argument(
         "--policy",

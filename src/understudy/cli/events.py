@@ -27,7 +27,6 @@ EXIT_BREACH = 1
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy events`."""
-    import argparse
 
     def parser(to: Any, name: str, short: str, description: str) -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = to.add_parser(
@@ -35,8 +34,6 @@ def add_parser(verbs: Verbs) -> None:
             help=short,
             description=description,
             epilog=EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
         return made
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import argparse
+
     from understudy.cli import Verbs
     from understudy.server.fleet.fleet import FleetSettings
 
@@ -41,8 +42,6 @@ def add_parser(verbs: Verbs) -> None:
         description="Serve a fleet: every worker has its own port, KV events and metrics; the front door routes.",
         usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [flags of vLLM]",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     take_rest(verb)
 
@@ -51,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0."""
     import logging
 
-    from understudy.errors import ConfigError
     from understudy.server.fleet.fleet import Fleet
     from understudy.server.fleet.spread import SpreadFleet
     from understudy.server.http import address_of
@@ -65,10 +63,7 @@ def run(args: argparse.Namespace) -> int:
         fleet = Fleet(settings) if processes == 1 else SpreadFleet(settings, processes)
 
         async def start() -> None:
-            try:
-                await fleet.start()
-            except OSError as error:
-                raise ConfigError(f"cannot listen: {error}") from None
+            await fleet.start()
             ports = fleet.ports
             sources = dict.fromkeys(pool.described_times() for _, pool in settings.pools)
             where = "" if processes == 1 else f"in {processes} processes, "
@@ -80,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
-        await run_until_stopped(start, fleet.stop)
+        await run_until_stopped(start, fleet.stop, settings.host)
 
     run_loop(serve())
     return 0

@@ -32,15 +32,11 @@ engine sees a request. Where the times come from is told on standard error.
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy predict`."""
-    import argparse
-
     verb = verbs.add_parser(
         "predict",
         help="times of benchmarks, without running them",
         description="Replay the load of each experiment through the engine, with the times of its model and GPU.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument(
         "inputs", type=Path, metavar="INPUTS", help="a .csv of experiments or a .jsonl of requests"

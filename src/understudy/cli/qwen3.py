@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ from understudy.errors import ConfigError
 from understudy.outputs import check_outputs
 
 if TYPE_CHECKING:
+    import argparse
+
     from understudy.cli import Verbs
 
 EXAMPLES = """\
@@ -43,16 +44,12 @@ def add_parser(verbs: Verbs) -> None:
         help="a real engine: dense Qwen3 in PyTorch on the KV manager (extra [torch])",
         description="Dense Qwen3 in PyTorch on the KV manager. Needs the extra [torch].",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
     generate = tasks.add_parser(
         "generate",
         help="answer one prompt",
         epilog=GENERATE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     _add_engine(generate)
     prompt = generate.add_mutually_exclusive_group(required=True)
@@ -68,8 +65,6 @@ def add_parser(verbs: Verbs) -> None:
         "bench",
         help="step times beside what the device could do (CUDA)",
         epilog=BENCH_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     _add_engine(bench)
     bench.add_argument(

@@ -28,15 +28,11 @@ examples:
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy replay`."""
-    import argparse
-
     verb = verbs.add_parser(
         "replay",
         help="replay a trace through simulated workers",
         description="Replay a trace through simulated workers on a virtual clock and report what would have happened.",
         epilog=EXAMPLES + gpu_flags.EXAMPLES + router_flags.EXAMPLES + tier_flags.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument(
         "trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped; -: standard input"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
+
     from understudy.cli import Verbs
 
 EXAMPLES = """\
@@ -31,8 +32,6 @@ def add_parser(verbs: Verbs) -> None:
         description="An HTTP proxy for /v1/... that sends each request to the engine with the least work for it, its "
         "cache considered. Works with any vLLM that publishes KV events, and with `understudy serve`.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument(
         "--workers",
@@ -111,12 +110,7 @@ def run(args: argparse.Namespace) -> int:
         service = RouterService(settings)
 
         async def start() -> None:
-            try:
-                await service.start()
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot listen on {address_of(settings.host, settings.port)}: {error}"
-                ) from None
+            await service.start()
             count = len(service.workers.ranks)
             followed = sum(rank.follower.source is not None for rank in service.workers.ranks)
             awaited = len(service.workers.awaited)
@@ -127,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
-        await run_until_stopped(start, service.stop)
+        await run_until_stopped(start, service.stop, address_of(settings.host, settings.port))
 
     asyncio.run(serve())
     return 0

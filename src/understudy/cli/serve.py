@@ -69,8 +69,6 @@ def add_parser(verbs: Verbs) -> None:
         description="Serve a model that is not there: vLLM's HTTP API on a simulated engine, in real time.",
         usage="understudy serve [MODEL] [flags of vLLM]",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     take_rest(verb)
 
@@ -79,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0."""
     import logging
 
-    from understudy.errors import ConfigError
     from understudy.server.flags.serving import read_serve
     from understudy.server.http import address_of
     from understudy.server.loop import run as run_loop
@@ -100,12 +97,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         server = Server(plan.settings)
 
+    where = plan.settings.uds or address_of(plan.settings.host, plan.settings.port)
+
     async def start() -> None:
-        try:
-            await server.start()
-        except OSError as error:
-            where = plan.settings.uds or address_of(plan.settings.host, plan.settings.port)
-            raise ConfigError(f"cannot listen on {where}: {error}") from None
+        await server.start()
         print(
             f"understudy serves {', '.join(plan.settings.names)} on {server.address}\n"
             f"times from {'the engine, which computes' if real else plan.settings.described_times()}",
@@ -118,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         server.stage.driver.stop()
 
     try:
-        run_loop(run_until_stopped(start, stop))
+        run_loop(run_until_stopped(start, stop, where))
     finally:
         if close is not None:
             close()

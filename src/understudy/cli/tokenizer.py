@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
+
     from understudy.cli import Verbs
 
 EXAMPLES = """\
@@ -24,8 +25,6 @@ def add_parser(verbs: Verbs) -> None:
         help="export the built-in tokenizer for load generators",
         description="Write the built-in tokenizer in Hugging Face's form, so that clients work offline with it.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument("action", choices=["export"], help="what to do")
     verb.add_argument("directory", type=Path, metavar="DIR", help="where to; made if it is not there")

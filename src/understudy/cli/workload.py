@@ -22,15 +22,11 @@ examples:
 
 def add_parser(verbs: Verbs) -> None:
     """Describe `understudy workload`."""
-    import argparse
-
     verb = verbs.add_parser(
         "workload",
         help="write a workload on which routing matters",
         description="Write a workload whose prompts are soon needed again, as a Mooncake trace.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     verb.add_argument(
         "kind",

@@ -109,11 +109,6 @@ class Verifier:
         self.messages += 1
         return self._found
 
-    @property
-    def live_blocks(self) -> int:
-        """Blocks that the stream has stored and not removed."""
-        return sum(map(len, self._live.values()))
-
     # --- a message ------------------------------------------------------------------------------------
 
     def _envelope(self, topic: bytes, sequence: int, payload: bytes) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from understudy.checks import read_settings
 from understudy.errors import ConfigError
 from understudy.kv import KvLayout
 from understudy.kv.counts import count
@@ -88,13 +88,13 @@ class Qwen3Config:
         """Read a `config.json`, or that of a folder with its `generation_config.json`. ConfigError names the key."""
         path = Path(path)
         folder = path if path.is_dir() else path.parent
-        content = _object(path / "config.json" if path.is_dir() else path)
+        content = read_settings(path / "config.json" if path.is_dir() else path)
         config = cls.from_dict(content)
         generation = folder / "generation_config.json"
         if not generation.exists():
             return config
         return replace(
-            config, eos_token_ids=_ids(_object(generation).get("eos_token_id")) or config.eos_token_ids
+            config, eos_token_ids=_ids(read_settings(generation).get("eos_token_id")) or config.eos_token_ids
         )
 
     @classmethod
@@ -227,16 +227,6 @@ def find_config(model: str) -> Qwen3Config:
     if shape is None:
         raise ConfigError(f"model {model!r} is neither a path nor one of {', '.join(SHAPES)}")
     return shape
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected settings by name at the top level")
-    return content
 
 
 def _ids(value: Any) -> tuple[int, ...]:

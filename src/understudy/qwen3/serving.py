@@ -134,11 +134,7 @@ class Qwen3Driver(Driver):
             told = await loop.run_in_executor(self._thread, core.advance)
             now_ns = self.clock.now_ns()
             effects = core.tell(told, now_ns)
-            for request, first, count in effects.tokens:
-                request.listener.on_tokens(request, first, count, now_ns)
-                request.last_token_ns = now_ns
-            for request in effects.finished:
-                request.listener.on_end(request, now_ns)
+            effects.tell(now_ns)
             observer = self._observers.get(id(core))
             if observer is not None:
                 observer.on_step(core, effects, now_ns)

@@ -67,7 +67,8 @@ class KvLog:
         raise InvalidArgument(f"the run shares no tier {tier.name}")
 
     def digests(self) -> Iterator[tuple[str, int]]:
-        """Of what every publisher said, and when, by name."""
+        """Of what every publisher said, and when, by name; InvalidArgument when the run kept no events."""
+        self._require("events")
         return ((name, told.digest) for name, told in self._tables().items())
 
     def raw_distance(self) -> dict[str, float]:
@@ -146,6 +147,8 @@ class KvLog:
         InvalidArgument when that is not possible.
         """
         self._require("events")
+        if stream not in ("raw", "consolidated"):
+            raise InvalidArgument(f"stream must be 'raw' or 'consolidated', got {stream!r}")
         if fspath(path).endswith(".npz"):
             write_columns(path, self._tables(), stream=stream, block_size=self._block_size)
             return

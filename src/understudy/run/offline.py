@@ -134,7 +134,8 @@ def run_offline(
         result = play(names=names, on_step=None if on_step_end is None else _ends(on_step_end))
     else:
         timed = not isinstance(load, Lockstep)
-        result = _play_recorded(play, record_steps, workload, order, fleet, timed=timed, keep_events=events)
+        listens = events or not isinstance(router, str)  # a router hears of blocks, too
+        result = _play_recorded(play, record_steps, workload, order, fleet, timed=timed, keep_events=listens)
     timeline = Timeline.of(
         result, given, order, worker_blocks=fleet.worker_blocks, block_size=fleet.engine.block_size
     )

@@ -107,6 +107,14 @@ class StepEffects(NamedTuple):
     batch_tokens: int
     """Tokens that the step computed."""
 
+    def tell(self, now_ns: int) -> None:
+        """Who waits for these requests hears of it."""
+        for request, first, count in self.tokens:
+            request.listener.on_tokens(request, first, count, now_ns)
+            request.last_token_ns = now_ns
+        for request in self.finished:
+            request.listener.on_end(request, now_ns)
+
 
 class EngineCore:
     """The engine behind a rank. Told the time by a driver; reads no clock."""

@@ -182,11 +182,7 @@ class Driver:
     def _end(self, core: EngineCore, now_ns: int) -> None:
         self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speedup / 1e9)
         effects = core.end(now_ns)
-        for request, first, count in effects.tokens:
-            request.listener.on_tokens(request, first, count, now_ns)
-            request.last_token_ns = now_ns
-        for request in effects.finished:
-            request.listener.on_end(request, now_ns)
+        effects.tell(now_ns)
         observer = self._observers.get(id(core))
         if observer is not None:
             observer.on_step(core, effects, now_ns)

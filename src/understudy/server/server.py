@@ -169,9 +169,9 @@ class Server:
 
 
 async def run_until_stopped(
-    start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]]
+    start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]], address: str
 ) -> None:
-    """Start, wait for SIGINT or SIGTERM, stop; a second one ends that at once."""
+    """Start, wait for SIGINT or SIGTERM, stop; a second one ends that at once. ConfigError when it cannot listen."""
     stopping, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -180,7 +180,10 @@ async def run_until_stopped(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told)
-    await start()
+    try:
+        await start()
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error}") from None
     with heap_frozen():
         await stopping.wait()
         ways = [asyncio.ensure_future(stop()), asyncio.ensure_future(at_once.wait())]

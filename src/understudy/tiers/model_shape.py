@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from understudy.checks import read_settings
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
 from understudy.tiers.sizes import parse_bytes
@@ -63,13 +63,7 @@ class ModelShape:
     @classmethod
     def from_config(cls, path: Path) -> ModelShape:
         """Read a Hugging Face `config.json`. ConfigError names the file and the key at fault."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model {path}: {error}") from error
-        if not isinstance(content, dict):
-            raise ConfigError(f"model {path}: expected settings by name at the top level")
-        return _read(str(path), content)
+        return _read(str(path), read_settings(path, "model "))
 
     def bytes_per_token(self, *, kv_dtype: str | None = None, tensor_parallel: int = 1) -> int:
         """Bytes of one token in the KV cache of one of `tensor_parallel` GPUs.

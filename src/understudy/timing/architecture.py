@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from understudy.checks import read_settings
 from understudy.errors import ConfigError
 from understudy.kv.counts import count
 from understudy.timing.weight_types import weight_type
@@ -161,12 +162,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_config(cls, path: Path) -> Architecture:
         """Read a Hugging Face `config.json`. ConfigError names the file and the key at fault."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model {path}: {error}") from error
-        if not isinstance(content, dict):
-            raise ConfigError(f"model {path}: expected settings by name at the top level")
+        content = read_settings(path, "model ")
         text = content.get("text_config")  # of a model that also sees or hears
         if isinstance(text, dict):
             content = {"quantization_config": content.get("quantization_config"), **text}

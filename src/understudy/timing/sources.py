@@ -20,9 +20,15 @@ if TYPE_CHECKING:
     from understudy._core import StepTiming
 
 
-class MeasuredKernels(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="op_tables"
-):
+class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    front_end_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.front_end_ms < float("inf"):
+            raise ConfigError(f"timing.front_end_ms must be finite and not negative, got {self.front_end_ms}")
+
+
+class MeasuredKernels(_Measured, frozen=True, kw_only=True, tag="op_tables"):
     """Steps from op tables, interpolated."""
 
     folder: str
@@ -30,10 +36,6 @@ class MeasuredKernels(
     efficiencies: Efficiencies
     """Of communication between GPUs, which the tables do not have."""
     extrapolate: bool = False
-    front_end_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_front_end(self.front_end_ms)
 
     def described_origin(self) -> str:
         """Where its times come from."""
@@ -47,21 +49,10 @@ class MeasuredKernels(
         return tables.build(speedup_ratio, decode_speedup_ratio)
 
 
-class Aiconfigurator(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="aiconfigurator",
-):
+class Aiconfigurator(_Measured, frozen=True, kw_only=True, tag="aiconfigurator"):
     """Steps from AIConfigurator's database of kernels; asked once a step."""
 
     deployment: Deployment
-    front_end_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_front_end(self.front_end_ms)
 
     def described_origin(self) -> str:
         """Where its times come from."""
@@ -79,21 +70,10 @@ class Aiconfigurator(
         return AiconfiguratorSteps(self.deployment)
 
 
-class RecordedSteps(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="recorded_steps",
-):
+class RecordedSteps(_Measured, frozen=True, kw_only=True, tag="recorded_steps"):
     """Steps as the real engine took them (`understudy qwen3 bench --record`), fitted; asked once a step."""
 
     path: str
-    front_end_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_front_end(self.front_end_ms)
 
     def described_origin(self) -> str:
         """Where its times come from."""
@@ -113,8 +93,3 @@ class RecordedSteps(
 def _words(deployment: Deployment) -> str:
     gpus = deployment.parallel.tensor * deployment.parallel.data
     return f"{deployment.model.name} in {deployment.weights} on {gpus} × {deployment.gpu.name}"
-
-
-def _check_front_end(value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"timing.front_end_ms must be finite and not negative, got {value}")

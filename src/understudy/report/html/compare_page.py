@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from understudy import __version__
-from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
+from understudy.report.html.frame import THEME_BUTTON, framed
 from understudy.report.html.tiles import change, points
 from understudy.report.text import quantity
 
@@ -35,22 +34,14 @@ def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) 
     same = ['<tr><td class="text">the runs have the same configuration</td></tr>']
     beside = f"changes against {escape(comparison.names[0])}"
     body = [
-        f'<header><div><h1>{title}</h1><div class="facts">{times}</div></div>'
-        '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button></header>',
+        f'<header><div><h1>{title}</h1><div class="facts">{times}</div></div>{THEME_BUTTON}</header>',
         f'<ul class="verdicts">{verdicts}</ul>' if verdicts else "",
         '<div class="cards">',
         _table(comparison, "What came of it", beside, "Metric", _metrics(comparison)),
         _table(comparison, "What differed", "in the configuration", "Setting", differed or same),
-        f"</div>\n<footer>Understudy {__version__}.</footer>",
+        "</div>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title} · Understudy</title>\n<style>{STYLE}\n{_WRAPPED}</style>\n<script>{THEME_SCRIPT}</script>\n"
-        "</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in body if part)
-        + f'\n</main>\n<div id="tip" role="tooltip"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
-    )
+    return framed(" · ".join(comparison.names), body, style=_WRAPPED)
 
 
 def _table(comparison: Comparison, title: str, about: str, first: str, rows: list[str]) -> str:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy import __version__
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
+from understudy.report.html.frame import THEME_BUTTON, framed
 from understudy.report.html.heat_map import usage_by_worker
 from understudy.report.html.hit_curve import hits_by_cache_size
 from understudy.report.html.phase_chart import phases_over_time, where_time_goes
 from understudy.report.html.routing import routing_card, routing_table
-from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
 from understudy.report.html.tier_charts import tier_cards
 from understudy.report.html.tier_tables import tier_tables
 from understudy.report.html.tiles import change, tiles
@@ -53,18 +52,10 @@ def page(report: Report, baseline: Report | None = None) -> str:
         _run(report),
         "</div>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        "script-src 'unsafe-inline'; img-src data:\">\n"
-        f'<link rel="icon" href="data:,">\n<title>{escape(title)} · Understudy</title>\n'
-        f"<style>{STYLE}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in body if part)
-        + f"\n<footer>Percentiles are exact ({escape(PERCENTILE_METHOD)}). Latencies are those of completed requests. "
-        f"Understudy {__version__}.</footer>\n"
-        f'</main>\n<div id="tip" role="tooltip"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+    footer = (
+        f"Percentiles are exact ({escape(PERCENTILE_METHOD)}). Latencies are those of completed requests. "
     )
+    return framed(title, body, footer=footer)
 
 
 def _header(report: Report, title: str, baseline: Report | None) -> str:
@@ -93,8 +84,7 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         facts.append(f"digest <code>{escape(str(report.run['digest']))}</code>")
     spans = "".join(f"<span>{fact}</span>" for fact in facts)
     return (
-        f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div></div>'
-        '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button></header>'
+        f'<header><div><h1>{escape(title)}</h1><div class="facts">{spans}</div></div>{THEME_BUTTON}</header>'
     )
 
 

@@ -30,6 +30,27 @@ KEPT_DECISIONS = 60
 SHOWN_DECISIONS = 24
 
 
+def in_numbers(
+    decision: Decision, asked: Asked, worker: int, path: str, why: str, load: int
+) -> dict[str, Any]:
+    """A decision, as the page tells it."""
+    return {
+        "at": time.time(),
+        "worker": worker,
+        "path": path,
+        "tokens": asked.prompt_tokens,
+        "why": why,
+        "overlap": decision.overlap_blocks,
+        "lower": decision.lower_overlap_blocks,
+        "best": decision.best_overlap_blocks,
+        "cost": round(decision.cost, 2),
+        "ties": decision.ties,
+        "waited_ms": round(decision.waited_ms, 1),
+        "blocks": len(asked.prompt_blocks),
+        "load": load,
+    }
+
+
 class FrontDoor:
     """Answers on the fleet's own port."""
 
@@ -162,23 +183,8 @@ class FrontDoor:
         if len(server.worker.cores) > 1:
             request.headers.setdefault("x-data-parallel-rank", str(rank))
         self._routed[chosen].add()
-        self._decisions.append(
-            {
-                "at": time.time(),
-                "worker": chosen,
-                "path": request.path,
-                "tokens": asked.prompt_tokens,
-                "why": self.routing,
-                "overlap": decision.overlap_blocks,
-                "lower": decision.lower_overlap_blocks,
-                "best": decision.best_overlap_blocks,
-                "cost": round(decision.cost, 2),
-                "ties": decision.ties,
-                "waited_ms": round(decision.waited_ms, 1),
-                "blocks": len(asked.prompt_blocks),
-                "load": len(server.app.endpoints.in_flight),
-            }
-        )
+        load = len(server.app.endpoints.in_flight)
+        self._decisions.append(in_numbers(decision, asked, chosen, request.path, self.routing, load))
         row, dispatcher = asked.row, self._dispatcher
         connection.on_first_token = lambda: dispatcher.first_token(row)
         connection.on_ended = lambda: dispatcher.ended(row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import msgspec
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import read_json
 from understudy.server.faults import FaultOrder, chosen_workers
-from understudy.server.fleet.front import KEPT_DECISIONS, SHOWN_DECISIONS, SHOWN_EVERY_S
+from understudy.server.fleet.front import KEPT_DECISIONS, SHOWN_DECISIONS, SHOWN_EVERY_S, in_numbers
 from understudy.server.proxy.upstream import Upstream, UpstreamError
 
 if TYPE_CHECKING:
@@ -69,23 +68,8 @@ class SpreadDoor:
 
     def routed(self, request: Request, asked: Asked, decision: Decision, rank: Rank) -> None:
         """A request goes to a worker."""
-        self._decisions.append(
-            {
-                "at": time.time(),
-                "worker": self._ranks.all.index(rank.worker),
-                "path": request.path,
-                "tokens": asked.prompt_tokens,
-                "why": self._routing,
-                "overlap": decision.overlap_blocks,
-                "lower": decision.lower_overlap_blocks,
-                "best": decision.best_overlap_blocks,
-                "cost": round(decision.cost, 2),
-                "ties": decision.ties,
-                "waited_ms": round(decision.waited_ms, 1),
-                "blocks": len(asked.prompt_blocks),
-                "load": self._dispatcher.counted.requests[rank.number],
-            }
-        )
+        worker, load = self._ranks.all.index(rank.worker), self._dispatcher.counted.requests[rank.number]
+        self._decisions.append(in_numbers(decision, asked, worker, request.path, self._routing, load))
 
     async def state(self) -> dict[str, Any]:
         """As the page of one process has it: workers in order, and the lateness of the latest process."""

@@ -1,0 +1,29 @@
+"""What stands around every page: nothing is loaded, and both themes are there."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from understudy import __version__
+from understudy.report.html.style import SCRIPT, STYLE, THEME_SCRIPT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+THEME_BUTTON = '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button>'
+
+
+def framed(title: str, body: Iterable[str], *, footer: str = "", style: str = "") -> str:
+    """A whole page of these parts, of which some may be empty; the same ones give the same text."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        "script-src 'unsafe-inline'; img-src data:\">\n"
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)} · Understudy</title>\n'
+        f"<style>{STYLE}{style}</style>\n<script>{THEME_SCRIPT}</script>\n</head>\n<body>\n<main>\n"
+        + "\n".join(part for part in body if part)
+        + f"\n<footer>{footer}Understudy {__version__}.</footer>\n"
+        f'</main>\n<div id="tip" role="tooltip"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+    )
