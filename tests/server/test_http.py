@@ -214,6 +214,21 @@ def test_what_cannot_become_a_request_is_refused_at_once(said: bytes) -> None:
     run(test)
 
 
+def test_an_empty_line_before_a_request_may_come_in_halves() -> None:
+    async def test(client: Client, _: object) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        for _ in range(2):
+            writer.write(b"\r")
+            await asyncio.sleep(0.02)
+            writer.write(b"\nGET /version HTTP/1.1\r\nhost: t\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            assert head.startswith(b"HTTP/1.1 200")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+        writer.close()
+
+    run(test)
+
+
 def test_who_says_more_than_any_request_and_waits_for_no_answer_is_dropped() -> None:
     async def test(client: Client, server: Any) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", client.port)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from server.client import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from server.client import Client
 
@@ -187,6 +189,37 @@ def test_half_a_character_waits_for_its_other_half() -> None:
         assert told["choices"][0]["text"] == "☃ 雪 a"
 
     talk(what)
+
+
+@pytest.mark.parametrize("kind", ["half a character", "nothing to see"])
+def test_tokens_that_never_become_text_cost_no_more_than_others(kind: str) -> None:
+    async def main() -> None:
+        async with serving(enable_scale_out=True) as (client, server):
+            tokenizer = server.worker.tokenizer
+            token, shown = (0xE2, "\ufffd") if kind == "half a character" else (tokenizer.end_id, "")
+            decode, seen = tokenizer.decode, []
+
+            def counted(ids: Sequence[int], **how: Any) -> str:
+                seen.append(len(ids))
+                return str(decode(ids, **how))
+
+            tokenizer.decode = counted  # type: ignore[method-assign]
+            whole = {"generate_responses": [{"choices": [{"index": 0, "token_ids": [token] * 2000}]}]}
+            told = (await client.post(f"{C}/derender", whole)).json
+            assert told["choices"][0]["text"] == shown * 2000
+            assert sum(seen) < 2000 * 300
+            state, text = None, ""
+            for _ in range(4):  # the state stays one that is taken
+                chunk = {"choices": [{"index": 0, "token_ids": [token] * 500}]}
+                asked = {"stream": True, "generate_chunk": chunk, "stream_state": state}
+                reply = await client.post(f"{C}/derender", asked)
+                assert reply.status == 200
+                state, text = reply.json["stream_state"], text + reply.json["chunk"]["choices"][0]["text"]
+                assert len(state["prev_tokens"]) < 200
+            assert text == shown * len(text)
+            assert len(text) >= len(shown) * 1900
+
+    asyncio.run(main())
 
 
 def test_chunks_and_states_that_are_none_are_refused() -> None:

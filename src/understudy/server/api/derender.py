@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SEED_TOKENS = 5
 """Of the prompt: enough for a tokenizer to know what stands before the first token."""
 _UNREAD = "�"
+_MOST_UNREAD = 64
+"""So many tokens may wait for what makes a character of them; then they are none, and told as they are."""
 
 
 class _Texts(NamedTuple):
@@ -202,7 +204,8 @@ class Derender:
             window.append(token)
             known = decode(window[first:read], skip_special=skip)
             longer = decode(window[first:], skip_special=skip)
-            if len(longer) > len(known) and not longer.endswith(_UNREAD):
+            complete = len(longer) > len(known) and not longer.endswith(_UNREAD)
+            if complete or len(window) - read > _MOST_UNREAD:
                 text += longer[len(known) :]
                 first, read = read, len(window)
         if not may_be_empty and read < len(window):  # nothing follows

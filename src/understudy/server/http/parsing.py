@@ -41,7 +41,9 @@ class Head(NamedTuple):
 
 def check_beginning(data: bytearray) -> None:
     """BadRequest when these bytes cannot become a request: of another protocol, or lines that end otherwise."""
-    if data and data[0] not in _TOKEN_BYTES:
+    if (
+        data and data[0] not in _TOKEN_BYTES and data != b"\r"
+    ):  # half of an empty line, of which some send one
         raise BadRequest(400, "this is no HTTP; a client that encrypts needs a server that does")
     if b"\n\n" in data:
         raise BadRequest(400, "lines must end with CR LF")
