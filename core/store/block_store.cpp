@@ -94,6 +94,7 @@ BlockStore::BlockStore(const StoreConfig& config)
     constexpr std::size_t kSmall = HugeArray<Slot>::kHugePage / sizeof(Slot);
     slots_.prefer_huge_pages(first + kSmall, first + pool->count);
     first += pool->count;
+    states_.push_back(&pool->in_state);
     pools_.push_back(std::move(pool));
   }
 }

@@ -1,6 +1,7 @@
 // The store: every block of one worker, on all its tiers, behind one lock. There is no other map from hashes to blocks.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -137,6 +138,10 @@ class BlockStore final : public Residency {
   // Allocates and claims a slot for each of `identities`. Throws as those two do; where the claim is refused, what was
   // evicted for it is gone, and the slots are free.
   void reserve(std::size_t pool, std::span<const BlockIdentity> identities, std::span<SlotId> out);
+  // The same for blocks that `locate` has just not found and that are named once each, with the tags it gave: nobody
+  // looks for them again.
+  void reserve(std::size_t pool, std::span<const BlockIdentity> identities, std::span<const std::uint32_t> tags,
+               std::span<SlotId> out);
   // Claimed → registered, in order; slots[i] becomes the id of block i. Unless `held`, let go from the last to the
   // first.
   void land(std::size_t pool, std::span<SlotId> slots, bool held = false);
@@ -154,7 +159,9 @@ class BlockStore final : public Residency {
   // Reads only: where each block is (its earliest copy; kNoSlot at misses) and how many references that copy has.
   void peek(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, std::uint32_t* references) const;
   // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
-  void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
+  // `tags`: what `reserve` would have to work out again; null when nobody will ask it.
+  void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed,
+              std::uint32_t* tags = nullptr) const;
   // Of the registered blocks in `slots`, one after the other, for a store of their own below; none where events carry
   // none.
   std::vector<Token> token_ids(std::size_t pool, std::span<const SlotId> slots) const;
@@ -184,8 +191,15 @@ class BlockStore final : public Residency {
   std::size_t clear_inactive(std::size_t pool);
 
   // ── Watch ──
-  std::uint64_t available(std::size_t pool) const;
-  std::uint64_t in(std::size_t pool, SlotState state) const;  // slots
+  std::uint64_t available(std::size_t pool) const {
+    const Lock lock(*this);
+    return states_[pool]->at(static_cast<std::size_t>(SlotState::Reset)) +
+           states_[pool]->at(static_cast<std::size_t>(SlotState::Inactive));
+  }
+  std::uint64_t in(std::size_t pool, SlotState state) const {  // slots
+    const Lock lock(*this);
+    return states_[pool]->at(static_cast<std::size_t>(state));
+  }
   PoolMetrics metrics(std::size_t pool) const;
   void note_leak(std::size_t pool);
   DrainedEvents drain_events(std::size_t limit);
@@ -261,7 +275,10 @@ class BlockStore final : public Residency {
   const Token* tokens_at(SlotId id) const noexcept { return tokens_.get() + std::size_t{id} * block_size_; }
   void stage_locked(Pool& pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
   void register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens);  // tags_ are theirs
-  std::size_t replace_with_claims(Pool& pool, std::span<SlotId> out, std::span<const BlockIdentity> identities);
+  template <bool kSure>
+  std::size_t replace_with_claims(Pool& pool, std::span<SlotId> out, std::span<const BlockIdentity> identities,
+                                  const std::uint32_t* claims);
+  bool reserves_in_one(const Pool& pool) const noexcept;
   void land_held(Pool& pool, std::span<SlotId> slots);
   bool is_quiet(const Pool& pool) const noexcept;  // inline, as the next: block_pool.hpp
   void note_registered(Pool& pool, SlotId id, const Token* tokens);
@@ -299,6 +316,7 @@ class BlockStore final : public Residency {
   HugeArray<SlotDetail> details_;  // of the same slots, or of the first ones: those of pools that keep any
   HugeArray<Token> tokens_;        // of the block in each slot, where events carry them
   std::vector<std::unique_ptr<Pool>> pools_;
+  std::vector<const std::array<std::uint64_t, 7>*> states_;  // of each pool: its slots by state
   std::unique_ptr<FrequencySketch> sketch_;
   EventRing events_;
   std::uint64_t next_generation_ = 1;

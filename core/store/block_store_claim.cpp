@@ -50,10 +50,26 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots, st
   pool.counters.stagings += slots.size();
 }
 
+bool BlockStore::reserves_in_one(const Pool& pool) const noexcept {
+  return is_quiet(pool) && pool.advised == nullptr && pool.config.duplicates == DuplicatePolicy::Reject;
+}
+
+void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> identities,
+                         std::span<const std::uint32_t> tags, std::span<SlotId> out) {
+  Pool& pool = *pools_[pool_index];
+  if (!reserves_in_one(pool) || identities.size() != out.size() || tags.size() != out.size()) {
+    return reserve(pool_index, identities, out);
+  }
+  const Lock lock(*this);
+  if (pool.available() < out.size()) refuse_shortage(pool, out.size(), pool.available());
+  pool.make_room(out.size(), slots_);
+  pool.policy->take(out);
+  replace_with_claims<true>(pool, out, identities, tags.data());
+}
+
 void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> identities, std::span<SlotId> out) {
   Pool& pool = *pools_[pool_index];
-  const bool in_one = is_quiet(pool) && pool.advised == nullptr && pool.config.duplicates == DuplicatePolicy::Reject;
-  if (!in_one || identities.size() != out.size()) {
+  if (!reserves_in_one(pool) || identities.size() != out.size()) {
     allocate(pool_index, out);
     try {
       claim(pool_index, out, identities);
@@ -67,26 +83,27 @@ void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> 
   if (pool.available() < out.size()) refuse_shortage(pool, out.size(), pool.available());
   pool.make_room(out.size(), slots_);
   pool.policy->take(out);
-  const std::size_t claimed = replace_with_claims(pool, out, identities);
+  claims_.resize(out.size());
+  for (std::size_t i = 0; i < out.size(); ++i) claims_[i] = BlockIndex::tag(identities[i].lineage);
+  const std::size_t claimed = replace_with_claims<false>(pool, out, identities, claims_.data());
   if (claimed == out.size()) return;
   give_back_locked(pool, out);
   throw Error(ErrorKind::WrongState, "block ", out[claimed], " claims what is there already, or on its way");
 }
 
 // `out` holds global ids that have just left the policy's order; it ends with local ones. Returns how many are claimed:
-// all; or else none of them is, and the answer is the first that cannot be.
+// all; or else none of them is, and the answer is the first that cannot be. `claims` are the tags of `identities`, all
+// of which can be where that is sure.
+template <bool kSure>
 std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
-                                            std::span<const BlockIdentity> identities) {
+                                            std::span<const BlockIdentity> identities, const std::uint32_t* claims) {
   Slot* const slots = slots_.get();
   BlockIndex map = pool.map;
   tags_.resize(out.size());
-  claims_.resize(out.size());
   std::uint32_t* const tags = tags_.data();
-  std::uint32_t* const claims = claims_.data();
   for (const SlotId id : out.first(std::min(kAhead, out.size()))) slots[id].warm();
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
-    claims[i] = BlockIndex::tag(identities[i].lineage);
     if (slots[out[i]].state != SlotState::Inactive) continue;
     tags[i] = BlockIndex::tag(slots[out[i]].lineage);
     map.warm(tags[i]);
@@ -103,14 +120,16 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
       map.erase(tags[i], id);
       ++evictions;
     }
-    slot.state = SlotState::Mutable;
     slot.refs = 1;
     slot.reset_on_release = reset_on_release;
-    if (i > claimed) continue;
     const LineageHash& lineage = identities[i].lineage;
-    if (map.holds_or_claims(lineage, claims[i])) {
-      claimed = i;
-      continue;
+    if constexpr (!kSure) {
+      slot.state = SlotState::Mutable;
+      if (i > claimed) continue;
+      if (map.holds_or_claims(lineage, claims[i])) {
+        claimed = i;
+        continue;
+      }
     }
     slot.lineage = lineage;
     slot.state = SlotState::Claimed;

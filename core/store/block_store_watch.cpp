@@ -15,16 +15,6 @@ const char* name_of(SlotState state) {
 
 }  // namespace
 
-std::uint64_t BlockStore::available(std::size_t pool_index) const {
-  const Lock lock(*this);
-  return pools_[pool_index]->available();
-}
-
-std::uint64_t BlockStore::in(std::size_t pool_index, SlotState state) const {
-  const Lock lock(*this);
-  return pools_[pool_index]->in(state);
-}
-
 PoolMetrics BlockStore::metrics(std::size_t pool_index) const {
   const Lock lock(*this);
   const Pool& pool = *pools_[pool_index];

@@ -38,7 +38,7 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
   std::ranges::reverse(chosen_);
   gather_chosen(evicted_slots_, evicted_);
   copies_to_.resize(copied_.size());
-  store_.reserve(kG2, copied_, copies_to_);  // may ask a policy, and fail: before anything has changed
+  store_.reserve(kG2, copied_, copied_tags_, copies_to_);  // may ask a policy, and fail: before anything has changed
   store_.give_back(kG1, rest_);
   set_held(held_ + copied_.size(), now_ns);
   g1_references_ += copied_.size();
@@ -52,18 +52,23 @@ void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIde
   chosen_.resize(blocks.size());
   below_.resize(blocks.size());
   coming_.resize(blocks.size());
-  store_.locate(kG2, blocks, below_.data(), coming_.data());
+  tags_.resize(blocks.size());
+  store_.locate(kG2, blocks, below_.data(), coming_.data(), tags_.data());
   used_.clear();
   std::size_t chosen = 0;
+  std::uint32_t* const places = chosen_.data();
   for (std::size_t i = 0; i < blocks.size(); ++i) {
+    places[chosen] = static_cast<std::uint32_t>(i);
     if (below_[i] != kNoSlot) {
       used_.push_back(below_[i]);
-    } else if (slots[i] != kNoSlot && coming_[i] == kNoSlot &&
-               (config_.min_reuse == 0 || reuse_[slots[i]] >= config_.min_reuse)) {
-      chosen_[chosen++] = static_cast<std::uint32_t>(i);
+    } else if (slots[i] != kNoSlot && coming_[i] == kNoSlot) {
+      ++chosen;
     }
   }
   chosen_.resize(chosen);
+  if (config_.min_reuse > 0) {
+    std::erase_if(chosen_, [&](std::uint32_t i) { return reuse_[slots[i]] < config_.min_reuse; });
+  }
   if (!used_.empty()) store_.touch(kG2, used_);  // as recent below as it was here
   if (!config_.filter || chosen_.empty()) return;
   std::vector<OffloadCandidate> candidates;
@@ -80,9 +85,11 @@ void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIde
 void WorkerTiers::gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
   copied_slots_.resize(chosen_.size());
   copied_.resize(chosen_.size());
+  copied_tags_.resize(chosen_.size());
   for (std::size_t i = 0; i < chosen_.size(); ++i) {
     copied_slots_[i] = slots[chosen_[i]];
     copied_[i] = blocks[chosen_[i]];
+    copied_tags_[i] = tags_[chosen_[i]];
   }
 }
 
@@ -96,13 +103,20 @@ void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slo
     chosen_.resize(room);
   }
   if (chosen_.empty()) return;
-  if (chosen_.size() < blocks.size()) {
+  std::span<const std::uint32_t> tags = tags_;
+  const std::size_t first = chosen_.front();
+  if (chosen_.back() - first + 1 == chosen_.size()) {  // most often those behind what is there
+    slots = slots.subspan(first, chosen_.size());
+    blocks = blocks.subspan(first, chosen_.size());
+    tags = tags.subspan(first, chosen_.size());
+  } else {
     gather_chosen(slots, blocks);
     slots = copied_slots_;
     blocks = copied_;
+    tags = copied_tags_;
   }
   copies_to_.resize(blocks.size());
-  store_.reserve(kG2, blocks, copies_to_);
+  store_.reserve(kG2, blocks, tags, copies_to_);
   store_.retain(kG1, slots);  // its request holds them
   g1_references_ += slots.size();
   make_copies(now_ns, false, kNobody, slots, blocks);
@@ -168,13 +182,13 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
     source_landed(waiter.load, waiter.block, arrival.to[waiter.place], time_ns);
   }
   std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
-  kept_.assign(arrival.to.size(), 0);
-  try {
-    copy_lower(time_ns, arrival.to, copy.blocks, kept_);
-  } catch (...) {
-    failure = std::current_exception();
-  }
   if (wanted) {
+    kept_.assign(arrival.to.size(), 0);
+    try {
+      copy_lower(time_ns, arrival.to, copy.blocks, kept_);
+    } catch (...) {
+      failure = std::current_exception();
+    }
     rest_.clear();
     for (std::size_t i = 0; i < arrival.to.size(); ++i) {
       if (kept_[i] == 0) rest_.push_back(arrival.to[i]);

@@ -210,16 +210,22 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
   if (!load.failed) {
     const auto here = std::make_unique<bool[]>(load.blocks.size());
     store_.has_blocks(kG1, load.blocks, here.get());
-    std::vector<SlotId> spare;
-    std::vector<SlotId> slots;
-    std::vector<BlockIdentity> blocks;
-    for (std::size_t i = 0; i < load.blocks.size(); ++i) {
-      (here[i] ? spare : slots).push_back(load.to[i]);
-      if (!here[i]) blocks.push_back(load.blocks[i]);
+    const std::span<const bool> twice(here.get(), load.blocks.size());
+    if (std::ranges::find(twice, true) == twice.end()) {
+      store_.commit(kG1, load.to, load.blocks);
+      release_g1(load.to);
+    } else {
+      std::vector<SlotId> spare;
+      std::vector<SlotId> slots;
+      std::vector<BlockIdentity> blocks;
+      for (std::size_t i = 0; i < load.blocks.size(); ++i) {
+        (here[i] ? spare : slots).push_back(load.to[i]);
+        if (!here[i]) blocks.push_back(load.blocks[i]);
+      }
+      give_back(spare);
+      store_.commit(kG1, slots, blocks);
+      release_g1(slots);
     }
-    give_back(spare);
-    store_.commit(kG1, slots, blocks);
-    release_g1(slots);
   } else {
     give_back(load.to);
     ++totals_.failed_loads;

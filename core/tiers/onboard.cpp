@@ -64,6 +64,7 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot who, std::int64_t now_ns, 
   Park park;
   park.since_ns = now_ns;
   park.origin.first_block = prefix.size();
+  park.origin.tiers.reserve(places.count);
   for (const Source& source : first_sources(places.count)) park.origin.tiers.push_back(source.tier);
   const bool begins = !places.to.empty();
   if (begins) {

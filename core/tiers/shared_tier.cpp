@@ -48,7 +48,8 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
                                                std::vector<std::uint32_t>& chosen) {
   here_.resize(blocks.size());
   coming_.resize(blocks.size());
-  store_.locate(0, blocks, here_.data(), coming_.data());
+  tags_.resize(blocks.size());
+  store_.locate(0, blocks, here_.data(), coming_.data(), tags_.data());
   const std::uint64_t room = store_.available(0);
   std::size_t wanted = 0;
   chosen.resize(blocks.size());
@@ -59,11 +60,15 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
   if (wanted == 0) return std::nullopt;
   if (wanted < blocks.size()) {  // most often it lacks all of them
     wanted_.resize(wanted);
-    for (std::size_t i = 0; i < wanted; ++i) wanted_[i] = blocks[chosen[i]];
+    for (std::size_t i = 0; i < wanted; ++i) {
+      wanted_[i] = blocks[chosen[i]];
+      tags_[i] = tags_[chosen[i]];  // never before its own place
+    }
+    tags_.resize(wanted);
     blocks = wanted_;
   }
   to_.resize(wanted);
-  store_.reserve(0, blocks, to_);
+  store_.reserve(0, blocks, tags_, to_);
   const Arrivals::Id id = arrivals_.expect(to_, now_ns);
   changed(now_ns);
   return id;

@@ -265,7 +265,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // copy_down.cpp
   bool offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out);
   void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
-  void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_
+  void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_, and tags
   void make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, std::span<const SlotId> slots,
                    std::span<const BlockIdentity> blocks);  // to copies_to_
   void start_copies(std::int64_t now_ns);
@@ -377,6 +377,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<Source> sources_;
   std::vector<SlotId> copied_slots_;
   std::vector<BlockIdentity> copied_;
+  std::vector<std::uint32_t> tags_;         // of what `select` was asked for, by the host's store
+  std::vector<std::uint32_t> copied_tags_;  // of copied_
   std::vector<SlotId> copies_to_;
   std::vector<SlotId> rest_;
   std::vector<std::uint8_t> kept_;
