@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replay.building import conversations, crowd
+from replay.building import conversations, crowd, single_turns
 from tiers.building import INF
 from understudy._core import Engine, TierConfig, TokenBlocks, VllmOffload, WayConfig, constant_timing
 from understudy.cli import parser
@@ -40,6 +40,20 @@ def offloading(blocks: int = 240, eviction: str = "lru", **offload: Any) -> Tier
 
 
 # --- on the clock -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.32", "recorded"])
+def test_who_was_loaded_whole_and_has_one_token_keeps_its_block_until_it_is_admitted(version: str) -> None:
+    # Its only token is computed again, so nothing counts as computed: it was looked up again, and its block was lost.
+    one = [[0], [1, 2, 3, 4]] * 6
+    workload = single_turns(
+        [len(ids) for ids in one], 1, [100 * i for i in range(len(one))], one, trace_block_size=1
+    )
+    engine = VllmConfig(block_size=1, num_gpu_blocks=5, vllm_version=version, async_scheduling=False)
+    run = run_offline(workload, engine, tiers=offloading(blocks=20), check=True)
+    assert run.timeline.tiers is not None
+    assert run.timeline.tiers.totals.onboards > 0
+    assert (run.timeline.output_tokens == 1).all()
 
 
 @pytest.mark.parametrize("version", ["0.32", "recorded"])

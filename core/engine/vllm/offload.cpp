@@ -43,7 +43,7 @@ void VllmEngine::admit_or_pass(std::vector<RequestSlot>& passed, std::int64_t no
       promote(request, now_ns);
     }
     Admission head;
-    if (request.computed == 0) {
+    if (request.table.empty()) {
       head = look_up(request.slot);
       const std::optional<std::uint32_t> below = offload_->look_up(request, head.hit_tokens, now_ns);
       request.wants_load = below.value_or(0) > 0;
@@ -89,7 +89,7 @@ void VllmEngine::put_back(std::span<const RequestSlot> passed) {
   if (!config_.offload->holders_first) return skipped_.put_back(passed);
   std::vector<RequestSlot> holders;
   std::vector<RequestSlot> others;
-  for (const RequestSlot slot : passed) (requests_[slot].computed > 0 ? holders : others).push_back(slot);
+  for (const RequestSlot slot : passed) (requests_[slot].table.empty() ? others : holders).push_back(slot);
   skipped_.put_back(holders);
   waiting_.put_back(others);
 }
@@ -171,7 +171,7 @@ FetchStages VllmEngine::fetch_stages() const {
       const EngineRequest& request = requests_[slot];
       if (request.status == RequestStatus::Loading) {
         ++(request.loaded ? stages.done : stages.under_way);
-      } else if (request.computed > 0) {
+      } else if (!request.table.empty()) {
         ++stages.done;
       } else if (request.wants_load) {
         ++stages.to_start;

@@ -130,8 +130,8 @@ void VllmEngine::check_counts(bool whole) const {
   if (offload_) references += check_offload();
   if (offload_ && whole) offload_->check();  // every chunk of its host
   for (const RequestSlot id : waiting_.ids()) {
-    if (offload_ && requests_[id].computed > 0) continue;
-    if (!requests_[id].table.empty()) throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
+    if (!offload_ && !requests_[id].table.empty())
+      throw Error(ErrorKind::InvariantViolated, "a waiting request holds blocks");
   }
   if (tiers_ && !offload_) {  // else the host is the connector's
     tiers_->check();
