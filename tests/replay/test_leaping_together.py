@@ -173,26 +173,6 @@ def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_cos
         assert leapt == stepped, seed
 
 
-@pytest.mark.parametrize("blocks", range(150, 165, 3))
-def test_an_end_is_not_heard_late_where_who_is_preempted_has_its_last_token_for_nothing(blocks: int) -> None:
-    # The third decodes while the others read their prompts, for nothing; they put it out, then one of them the other,
-    # and it comes back and ends before any time has passed.
-    config = VllmConfig(
-        block_size=1,
-        num_gpu_blocks=blocks,
-        max_num_batched_tokens=1000,
-        long_prefill_token_threshold=10,
-        scheduler_reserve_full_isl=False,
-        enable_prefix_caching=False,
-        async_scheduling=False,
-        timing=Constant(0.0, 1.0),
-        charge_first_token=False,
-    )
-    workload = single_turns([120, 120, 15, 20], [30, 30, 6, 3], trace_block_size=1)
-    leapt, stepped = digests(Case(workload, config, {}), load=ClosedLoop(3))
-    assert leapt == stepped
-
-
 def test_a_router_hears_of_what_has_landed_on_a_host_while_its_worker_did_nothing() -> None:
     # The events of the device may be lost; those of the host come later, when the worker is idle.
     workload = single_turns([640, 640], 4, [0, 900], [range(40), range(40)], 16)

@@ -94,21 +94,29 @@ std::int64_t VllmEngine::finish_bound() const {
     if (in_step_) sums.grow();
     return from_ns + sums.duration_ns(out->steps - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
   }
-  // Whoever is preempted may have its next tokens of steps that compute it again, which take no time where the token at
-  // the end of a prompt is free: nobody knows how many.
-  if (!timing_.charges_first_token) return from_ns;
   // All that is certain of a step that gives a request a token is that the request is in it. Who was preempted has one
   // of a step that computes it again, which need not read it as a decode does; and one that wants no tokens does not
   // decode.
   std::int64_t least_ns = kNever;
   const std::int64_t token_ns = timing_.least_ns({1, 0, 0}, 1, capacity_tokens_);
-  const auto consider = [&](RequestSlot id) {
+  const auto consider = [&](RequestSlot id, bool ends_prompt) {
     const EngineRequest& request = requests_[id];
-    least_ns = std::min(least_ns, after(steps_to_finish(request), request.spec.max_tokens == 0 ? 0 : token_ns));
+    std::uint64_t steps = steps_to_finish(request);
+    // The step that ends a prompt (or what is computed again) may take no time for the token that it gives.
+    if (ends_prompt && !timing_.charges_first_token && --steps == 0) {
+      least_ns = from_ns;
+    } else {
+      least_ns = std::min(least_ns, after(steps, request.spec.max_tokens == 0 ? 0 : token_ns));
+    }
   };
-  for (const RequestSlot id : running_) consider(id);
-  for (const RequestSlot id : waiting_.ids()) consider(id);
-  for (const RequestSlot id : skipped_.ids()) consider(id);
+  const auto prefills = [&](RequestSlot id) { return requests_[id].computed < requests_[id].spec.prompt_tokens; };
+  for (const RequestSlot id : running_) consider(id, prefills(id));
+  for (const RequestSlot id : waiting_.ids()) consider(id, prefills(id));
+  for (const RequestSlot id : skipped_.ids()) consider(id, prefills(id));
+  // A step ahead, what is planned counts as computed, and is not.
+  for (const Scheduled& turn : planned_.turns) {
+    if (live(turn) && turn.before < requests_[turn.slot].spec.prompt_tokens) consider(turn.slot, true);
+  }
   if (parked_ > 0 || loading_ > 0 || least_ns == kNever) return from_ns;
   return least_ns;
 }
