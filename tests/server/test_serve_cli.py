@@ -68,18 +68,24 @@ def test_sigterm_drains_when_told_and_exits_with_zero(drain: bool) -> None:
     process.stderr.close()
 
 
-def test_a_port_that_is_taken_is_an_error_without_a_traceback() -> None:
-    process, port = start()
+def refused(*flags: str) -> str:
+    """What a server says that cannot start."""
     other = subprocess.run(
-        [sys.executable, "-m", "understudy", "serve", "--port", str(port)],
+        [sys.executable, "-m", "understudy", "serve", *flags],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert other.returncode == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in other.stderr
     assert "Traceback" not in other.stderr
+    return other.stderr
+
+
+def test_a_port_that_is_taken_is_an_error_without_a_traceback() -> None:
+    process, port = start()
+    told = refused("--port", str(port))
+    assert f"cannot listen on 127.0.0.1:{port}" in told
     process.terminate()
     began = time.monotonic()
     assert process.wait(20) == 0
@@ -131,15 +137,8 @@ def test_a_server_listens_at_a_path_instead_of_a_port(tmp_path: Path) -> None:
         asked.connect(str(path))
         asked.sendall(b"GET /version HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
         assert asked.recv(65536).startswith(b"HTTP/1.1 200")
-    other = subprocess.run(
-        [sys.executable, "-m", "understudy", "serve", "--uds", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert other.returncode == 2
-    assert f"cannot listen on {path}: " in other.stderr
+    told = refused("--uds", str(path))
+    assert f"cannot listen on {path}: " in told
     process.kill()  # it leaves its socket, and the next takes its place
     process.wait(60)
     assert path.exists()

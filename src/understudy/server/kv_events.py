@@ -64,9 +64,9 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class _Names(NamedTuple):
     """What blocks are told with beside their tokens, "" where there is none."""
 
-    lora: str
-    salt: str
-    session: str
+    lora: str = ""
+    salt: str = ""
+    session: str = ""
 
 
 class KvEventSender:
@@ -237,9 +237,7 @@ class KvEventSender:
             if tokens is None:
                 return event
             blocks.append(msgspec.structs.replace(block, token_ids=tuple(memoryview(tokens).cast("I"))))
-        names = (
-            self._names.get(blocks[-1].sequence_hash, _Names("", "", "")) if blocks else _Names("", "", "")
-        )
+        names = self._names.get(event.blocks[-1].sequence_hash, _Names()) if blocks else _Names()
         return msgspec.structs.replace(
             event,
             blocks=tuple(blocks),
