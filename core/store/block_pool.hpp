@@ -7,12 +7,14 @@
 #include <utility>
 
 #include "eviction/advised.hpp"
+#include "store/block_index.hpp"
 #include "store/block_store.hpp"
 
 namespace understudy {
 
 struct BlockStore::Pool {
   static constexpr std::size_t kFirstRoom = 256;
+  static constexpr std::size_t kFewPlaces = 16384;
   static constexpr std::size_t kPopulated = 1024;  // slots that get memory together
 
   Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
@@ -48,7 +50,9 @@ struct BlockStore::Pool {
     populated = more;
   }
   void grow(std::size_t needed) {
-    const std::size_t slots = std::min<std::size_t>(count, std::max({needed, 2 * room, kFirstRoom}));
+    // Small ones grow fast: moving costs more than the places that may stay empty.
+    const std::size_t more = room < kFewPlaces ? 4 * room : 2 * room;
+    const std::size_t slots = std::min<std::size_t>(count, std::max({needed, more, kFirstRoom}));
     HugeArray<BlockIndex::Bucket> larger(BlockIndex::num_buckets(slots));
     larger.prefer_huge_pages(0, larger.size());
     if (advised == nullptr) larger.populate(0, larger.size());  // else there may be far more places than blocks

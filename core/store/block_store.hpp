@@ -17,7 +17,6 @@
 #include "eviction/frequency_sketch.hpp"
 #include "eviction/policy.hpp"
 #include "slots/slot.hpp"
-#include "store/block_index.hpp"
 
 namespace understudy {
 
@@ -162,6 +161,10 @@ class BlockStore final : public Residency {
   // `tags`: what `reserve` would have to work out again; null when nobody will ask it.
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed,
               std::uint32_t* tags = nullptr) const;
+  // The same in fewer words, for who wants the rest: `missing` are the indices of blocks that are neither there nor
+  // claimed, `held` the slots of those that are there.
+  void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::vector<std::uint32_t>& missing,
+              std::vector<SlotId>& held, std::vector<std::uint32_t>& tags) const;
   // Of the registered blocks in `slots`, one after the other, for a store of their own below; none where events carry
   // none.
   std::vector<Token> token_ids(std::size_t pool, std::span<const SlotId> slots) const;

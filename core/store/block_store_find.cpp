@@ -204,6 +204,46 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
   look_up(pool.map, identities, note);
 }
 
+// Most often all are missing, which one line of the index tells.
+void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities,
+                        std::vector<std::uint32_t>& missing, std::vector<SlotId>& held,
+                        std::vector<std::uint32_t>& tags) const {
+  Pool& pool = *pools_[pool_index];
+  const Lock lock(*this);
+  const std::size_t count = identities.size();
+  missing.resize(count);
+  held.clear();
+  tags.resize(count);
+  // Copies, which stay in registers.
+  BlockIndex index = pool.map;
+  std::uint32_t* const all_tags = tags.data();
+  std::uint32_t* next = missing.data();
+  const BlockIdentity* const blocks = identities.data();
+  const auto ask = [&](std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) {
+      all_tags[i] = BlockIndex::tag(blocks[i].lineage);
+      index.warm(all_tags[i]);
+    }
+  };
+  ask(0, std::min(kTagBatch, count));
+  for (std::size_t start = 0; start < count; start += kTagBatch) {
+    const std::size_t end = std::min(start + kTagBatch, count);
+    ask(end, std::min(end + kTagBatch, count));
+    for (std::size_t i = start; i < end; ++i) {
+      *next = static_cast<std::uint32_t>(i);
+      if (!index.might_hold(all_tags[i])) {
+        ++next;
+      } else if (const SlotId id = index.find(blocks[i].lineage, all_tags[i]); id != kNoSlot) {
+        held.push_back(id - pool.first);
+      } else if (index.find_claim(blocks[i].lineage, all_tags[i]) == kNoSlot) {
+        ++next;
+      }
+    }
+  }
+  pool.map = index;  // its count of probes
+  missing.resize(static_cast<std::size_t>(next - missing.data()));
+}
+
 std::vector<Token> BlockStore::token_ids(std::size_t pool_index, std::span<const SlotId> slots) const {
   std::vector<Token> tokens;
   if (!emits_token_ids()) return tokens;

@@ -49,23 +49,10 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
 // Fills chosen_ with the indices of what is neither below nor on its way, and qualifies. Where `slots` has none,
 // another copy of the block stays.
 void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
-  chosen_.resize(blocks.size());
-  below_.resize(blocks.size());
-  coming_.resize(blocks.size());
-  tags_.resize(blocks.size());
-  store_.locate(kG2, blocks, below_.data(), coming_.data(), tags_.data());
-  used_.clear();
-  std::size_t chosen = 0;
-  std::uint32_t* const places = chosen_.data();
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    places[chosen] = static_cast<std::uint32_t>(i);
-    if (below_[i] != kNoSlot) {
-      used_.push_back(below_[i]);
-    } else if (slots[i] != kNoSlot && coming_[i] == kNoSlot) {
-      ++chosen;
-    }
+  store_.locate(kG2, blocks, chosen_, used_, tags_);
+  if (config_.mode == OffloadMode::OnEviction) {
+    std::erase_if(chosen_, [&](std::uint32_t i) { return slots[i] == kNoSlot; });
   }
-  chosen_.resize(chosen);
   if (config_.min_reuse > 0) {
     std::erase_if(chosen_, [&](std::uint32_t i) { return reuse_[slots[i]] < config_.min_reuse; });
   }

@@ -46,16 +46,8 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
 
 std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns,
                                                std::vector<std::uint32_t>& chosen) {
-  here_.resize(blocks.size());
-  coming_.resize(blocks.size());
-  tags_.resize(blocks.size());
-  store_.locate(0, blocks, here_.data(), coming_.data(), tags_.data());
-  const std::uint64_t room = store_.available(0);
-  std::size_t wanted = 0;
-  chosen.resize(blocks.size());
-  for (std::size_t i = 0; i < blocks.size() && wanted < room; ++i) {
-    if (here_[i] == kNoSlot && coming_[i] == kNoSlot) chosen[wanted++] = static_cast<std::uint32_t>(i);
-  }
+  store_.locate(0, blocks, chosen, here_, tags_);
+  const std::size_t wanted = std::min<std::size_t>(chosen.size(), store_.available(0));
   chosen.resize(wanted);
   if (wanted == 0) return std::nullopt;
   if (wanted < blocks.size()) {  // most often it lacks all of them

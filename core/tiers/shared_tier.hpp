@@ -75,8 +75,7 @@ class SharedTier {
   Way backend_;
   std::uint32_t loads_under_way_ = 0;
   Arrivals arrivals_;
-  std::vector<SlotId> here_;  // scratch, and so are the next four
-  std::vector<SlotId> coming_;
+  std::vector<SlotId> here_;  // scratch, and so are the next three
   std::vector<SlotId> to_;
   std::vector<BlockIdentity> wanted_;
   std::vector<std::uint32_t> tags_;
