@@ -9,37 +9,40 @@
 
 namespace understudy {
 
-// Open addressing with linear probing; at most half full.
+// Open addressing with linear probing; at most half full. An entry has 32 bits of its key, so that many fit into the
+// cache: who brings a block knows the rest.
 class InFlight {
  public:
   static constexpr std::uint32_t kNone = 0xFFFFFFFFu;
 
-  // The value of `key`, or kNone.
-  std::uint32_t find(const LineageHash& key) const noexcept {
+  // The value of `key`, or kNone. `brings(value)` says whether an entry with that value may be the key's.
+  template <typename Brings>
+  std::uint32_t find(const LineageHash& key, Brings brings) const {
     if (count_ == 0) return kNone;
-    for (std::size_t at = home(key);; at = next(at)) {
-      if (entries_[at].value == kNone || entries_[at].key == key) return entries_[at].value;
+    const std::uint32_t tag = tag_of(key);
+    for (std::size_t at = home(tag); entries_[at].value != kNone; at = next(at)) {
+      if (entries_[at].tag == tag && brings(entries_[at].value)) return entries_[at].value;
     }
+    return kNone;
   }
 
   // Before so many are inserted.
   void make_room(std::size_t more) {
     while (2 * (count_ + more) > entries_.size()) grow();
   }
-  // Asks for the memory of a key, some blocks ahead of its use. There must be room.
-  void warm(const LineageHash& key) const noexcept { __builtin_prefetch(&entries_[home(key)], 1, 3); }
   // `key` must be absent, and `value` not kNone; there must be room.
-  void insert(const LineageHash& key, std::uint32_t value) {
-    place(key, value);
+  void insert(const LineageHash& key, std::uint32_t value) noexcept {
+    place({tag_of(key), value});
     ++count_;
   }
 
-  // `key` must be present.
-  void erase(const LineageHash& key) noexcept {
-    std::size_t hole = home(key);
-    while (!(entries_[hole].key == key)) hole = next(hole);
+  // `key` must be present, with `value`. Which of two equal entries goes is all the same.
+  void erase(const LineageHash& key, std::uint32_t value) noexcept {
+    const std::uint32_t tag = tag_of(key);
+    std::size_t hole = home(tag);
+    while (entries_[hole].tag != tag || entries_[hole].value != value) hole = next(hole);
     for (std::size_t at = next(hole); entries_[at].value != kNone; at = next(at)) {
-      const std::size_t from_home = (at - home(entries_[at].key)) & mask();
+      const std::size_t from_home = (at - home(entries_[at].tag)) & mask();
       if (from_home >= ((at - hole) & mask())) {
         entries_[hole] = entries_[at];
         hole = at;
@@ -53,25 +56,26 @@ class InFlight {
 
  private:
   struct Entry {
-    LineageHash key;
+    std::uint32_t tag = 0;
     std::uint32_t value = kNone;
   };
 
+  static std::uint32_t tag_of(const LineageHash& key) noexcept {
+    return static_cast<std::uint32_t>((key.lo ^ (key.hi * 0x9E3779B97F4A7C15u)) >> 7);
+  }
   std::size_t mask() const noexcept { return entries_.size() - 1; }
   std::size_t next(std::size_t at) const noexcept { return (at + 1) & mask(); }
-  std::size_t home(const LineageHash& key) const noexcept {
-    return static_cast<std::size_t>((key.lo ^ (key.hi * 0x9E3779B97F4A7C15u)) >> 7) & mask();
-  }
-  void place(const LineageHash& key, std::uint32_t value) noexcept {
-    std::size_t at = home(key);
+  std::size_t home(std::uint32_t tag) const noexcept { return tag & mask(); }
+  void place(const Entry& entry) noexcept {
+    std::size_t at = home(entry.tag);
     while (entries_[at].value != kNone) at = next(at);
-    entries_[at] = {key, value};
+    entries_[at] = entry;
   }
   void grow() {
     std::vector<Entry> old(entries_.empty() ? 64 : 2 * entries_.size());
     old.swap(entries_);
     for (const Entry& entry : old) {
-      if (entry.value != kNone) place(entry.key, entry.value);
+      if (entry.value != kNone) place(entry);
     }
   }
 

@@ -9,8 +9,6 @@ namespace understudy {
 
 namespace {
 
-constexpr std::size_t kAhead = 16;  // blocks: how far ahead of its use memory is asked for
-
 std::uint32_t position_of(const BlockIdentity& block) { return block.lineage.position(); }
 
 }  // namespace
@@ -20,6 +18,23 @@ std::size_t WorkerTiers::Load::place_of(const LineageHash& block) const {
   if (!ascends) return index(std::ranges::find(blocks, block, &BlockIdentity::lineage));
   const auto at = std::ranges::lower_bound(blocks, block.position(), {}, position_of);
   return at != blocks.end() && at->lineage == block ? index(at) : blocks.size();
+}
+
+void WorkerTiers::Load::clear() noexcept {
+  alive = failed = prefetch = ascends = false;
+  phase = Phase::Landing;
+  pending = joins = 0;
+  start_ns = eta_ns = 0;
+  transfer.reset();
+  blocks.clear();
+  to.clear();
+  from.clear();
+  tiers.clear();
+  shared.clear();
+  pins.clear();
+  waiters.clear();
+  followers.clear();
+  joined.clear();
 }
 
 std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const BlockIdentity> blocks, const Places& places,
@@ -45,14 +60,12 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
   loading_.make_room(to.size());
   std::uint32_t next = 0;
   std::size_t next_staging = 0;
-  for (std::size_t i = 0; i < std::min(kAhead, count); ++i) loading_.warm(blocks[i].lineage);
   for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) loading_.warm(blocks[i + kAhead].lineage);
     const Source& source = sources_[i];
     if (source.where == Source::Where::Loading) {
       ++totals_.joined_loads;
       load.joined.push_back(blocks[i]);
-      std::vector<std::uint32_t>& followers = loads_[source.id].followers;
+      std::vector<std::uint32_t>& followers = loads_[source.load].followers;
       if (std::ranges::find(followers, index) == followers.end()) {
         followers.push_back(index);
         ++load.joins;
@@ -140,24 +153,39 @@ void WorkerTiers::stage(std::uint32_t index, std::int64_t time_ns) {
 void WorkerTiers::staged(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
   for (const auto& shared : run_.shared()) {
-    std::vector<SlotId> slots;
-    std::vector<SlotId> sources;
-    std::vector<BlockIdentity> blocks;
-    for (std::size_t i = 0; i < load.blocks.size(); ++i) {
-      if (load.tiers[i] != shared->tier()) continue;
-      slots.push_back(load.from[i]);
-      sources.push_back(load.shared[i]);
-      blocks.push_back(load.blocks[i]);
+    // Most often the last of them, or all: what a host has lost it has lost from the end.
+    const auto from_here = [&](Tier tier) { return tier == shared->tier(); };
+    const auto first = std::ranges::find_if(load.tiers, from_here);
+    if (first == load.tiers.end()) continue;
+    const auto at = static_cast<std::size_t>(first - load.tiers.begin());
+    const auto end = std::find_if_not(first, load.tiers.end(), from_here);
+    const auto count = static_cast<std::size_t>(end - first);
+    if (std::any_of(end, load.tiers.end(), from_here)) {
+      commit_scattered(load, *shared);
+      continue;
     }
-    if (slots.empty()) continue;
-    store_.commit(kG2, slots, blocks);
-    for (std::size_t i = 0, next = 0; i < load.blocks.size(); ++i) {
-      if (load.tiers[i] == shared->tier()) load.from[i] = slots[next++];
-    }
-    shared->store().release(0, sources, true);
+    store_.commit(kG2, std::span(load.from).subspan(at, count), std::span(load.blocks).subspan(at, count));
+    shared->store().release(0, std::span(load.shared).subspan(at, count), true);
   }
   load.phase = Phase::Loading;
   bring_up(index, time_ns);
+}
+
+void WorkerTiers::commit_scattered(Load& load, SharedTier& shared) {
+  std::vector<SlotId> slots;
+  std::vector<SlotId> sources;
+  std::vector<BlockIdentity> blocks;
+  for (std::size_t i = 0; i < load.blocks.size(); ++i) {
+    if (load.tiers[i] != shared.tier()) continue;
+    slots.push_back(load.from[i]);
+    sources.push_back(load.shared[i]);
+    blocks.push_back(load.blocks[i]);
+  }
+  store_.commit(kG2, slots, blocks);
+  for (std::size_t i = 0, next = 0; i < load.blocks.size(); ++i) {
+    if (load.tiers[i] == shared.tier()) load.from[i] = slots[next++];
+  }
+  shared.store().release(0, sources, true);
 }
 
 void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
@@ -236,14 +264,11 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
   end_load(index, time_ns);
 }
 
+// No load begins meanwhile: this one's place is empty once all have been told.
 void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
-  const Load load = std::move(loads_[index]);
-  loads_[index] = {};
+  Load& load = loads_[index];
   free_loads_.push_back(index);
-  for (std::size_t i = 0; i < load.blocks.size(); ++i) {
-    if (i + kAhead < load.blocks.size()) loading_.warm(load.blocks[i + kAhead].lineage);
-    loading_.erase(load.blocks[i].lineage);
-  }
+  for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage, index);
   release_g1(load.pins);
   for (const RequestSlot who : load.waiters) unpark(who, load.failed, time_ns);
   for (const std::uint32_t follower : load.followers) {
@@ -253,12 +278,13 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
     --loads_[follower].joins;
     if (loads_[follower].phase == Phase::Loading) next_phase(follower, time_ns);
   }
+  load.clear();
 }
 
 // What `load` has brought for `follower` is referenced on its behalf.
 void WorkerTiers::hold_parents(Load& follower, const Load& load) {
   for (const BlockIdentity& block : follower.joined) {
-    if (load.place_of(block.lineage) == load.blocks.size()) continue;
+    if (!load.brings(block.lineage)) continue;
     SlotId slot = kNoSlot;
     std::uint32_t references = 0;
     store_.peek(kG1, {&block, 1}, &slot, &references);

@@ -92,17 +92,20 @@ std::size_t WorkerTiers::up_to_last_below(std::size_t count) const {
 // for. Unless all is Taken, nothing is.
 WorkerTiers::Room WorkerTiers::reserve(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix,
                                        Places& places) {
-  const auto count_of = [&](bool (Source::*which)() const) {
-    return static_cast<std::size_t>(std::ranges::count_if(first_sources(places.count), which));
-  };
+  std::size_t loads = 0;
+  std::size_t stagings = 0;
+  for (const Source& source : first_sources(places.count)) {
+    loads += source.needs_load() ? 1 : 0;
+    stagings += source.needs_staging() ? 1 : 0;
+  }
   store_.reference(kG1, prefix);
   pin(0, places.count);
   const auto undo = [&] {
     unpin(0, places.count);
     store_.release(kG1, prefix, true);
   };
-  places.to.resize(count_of(&Source::needs_load));
-  places.staging.resize(count_of(&Source::needs_staging));
+  places.to.resize(loads);
+  places.staging.resize(stagings);
   Room room = Room::Short;
   bool staged = true;
   try {
@@ -137,7 +140,7 @@ void WorkerTiers::join_loads(Park& park, std::span<const SlotId> prefix, std::si
   for (const Source& source : first_sources(count)) {
     if (source.where == Source::Where::Loading) {
       ++totals_.joined_loads;
-      if (std::ranges::find(park.loads, source.id) == park.loads.end()) park.loads.push_back(source.id);
+      if (std::ranges::find(park.loads, source.load) == park.loads.end()) park.loads.push_back(source.load);
     } else {
       park.pins.push_back(source.slot);
       ++g1_references_;

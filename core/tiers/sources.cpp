@@ -31,42 +31,45 @@ void WorkerTiers::locate_lower(std::span<const BlockIdentity> blocks, std::size_
 
 // Block `at` of those that were located, and there is no way above it that it comes by.
 bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& source) const {
-  source = {};
-  source.slot = above_[at];
-  source.tier = Tier::G1;
-  if (source.slot != kNoSlot) return true;
-  if (const std::uint32_t load = loading_.find(block.lineage); load != InFlight::kNone) {
-    source.tier = loads_[load].tiers[loads_[load].place_of(block.lineage)];
-    source.where = Source::Where::Loading;
-    source.id = load;
-    source.ready_ns = loads_[load].eta_ns;
-    if (loads_[load].joins == 0) source.transfer = loads_[load].transfer;  // else it waits for those before
+  if (above_[at] != kNoSlot) {
+    source = {above_[at], 0, Tier::G1, Source::Where::Resident};
     return true;
   }
-  const auto lands = [&source](Tier tier, const Arrivals& arrivals, SlotId slot) {
-    const Arrival& arrival = arrivals.of(slot);
-    source = {tier, Source::Where::Landing, slot, 0, arrival.eta_ns, arrival.transfer};
-  };
-  source.slot = below_[at];
-  source.tier = Tier::G2;
-  if (source.slot != kNoSlot) return true;
+  const auto brings = [&](std::uint32_t load) { return loads_[load].brings(block.lineage); };
+  if (const std::uint32_t load = loading_.find(block.lineage, brings); load != InFlight::kNone) {
+    source = {kNoSlot, load, loads_[load].tiers[loads_[load].place_of(block.lineage)], Source::Where::Loading};
+    return true;
+  }
+  if (below_[at] != kNoSlot) {
+    source = {below_[at], 0, Tier::G2, Source::Where::Resident};
+    return true;
+  }
   if (coming_[at] != kNoSlot) {
-    lands(Tier::G2, arrivals_, coming_[at]);
+    source = {coming_[at], 0, Tier::G2, Source::Where::Landing};
     return true;
   }
   if (at < lower_from_) return false;  // nobody has looked there yet
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-    source.slot = lower_found_[tier].here[at];
-    source.tier = run_.shared()[tier]->tier();
+    source = {lower_found_[tier].here[at], 0, run_.shared()[tier]->tier(), Source::Where::Resident};
     if (source.slot != kNoSlot) return true;
   }
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-    const SlotId coming = lower_found_[tier].coming[at];
-    if (coming == kNoSlot) continue;
-    lands(run_.shared()[tier]->tier(), run_.shared()[tier]->arrivals(), coming);
-    return true;
+    source = {lower_found_[tier].coming[at], 0, run_.shared()[tier]->tier(), Source::Where::Landing};
+    if (source.slot != kNoSlot) return true;
   }
   return false;
+}
+
+// What brings a block that is landing on its tier.
+const Arrival& WorkerTiers::arrival_of(const Source& source) const {
+  return (source.tier == Tier::G2 ? arrivals_ : shared_tier(source.tier)->arrivals()).of(source.slot);
+}
+
+// The last transfer of a block's way, once that is under way and lands for its sake alone.
+std::optional<TransferId> WorkerTiers::transfer_of(const Source& source) const {
+  if (source.where == Source::Where::Landing) return arrival_of(source).transfer;
+  const Load& load = loads_[source.load];
+  return load.joins == 0 ? load.transfer : std::nullopt;  // else it waits for those before
 }
 
 // Fills sources_ up to the first block that is nowhere. Looks few blocks up at first, as most often there is none, and
@@ -95,8 +98,9 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
   for (const Source& source : sources_) {
     TierAnswer answer{TierAnswer::Kind::Hit, source.tier, 0};
     if (source.where != Source::Where::Resident) {
-      answer.kind = source.transfer ? TierAnswer::Kind::Pending : TierAnswer::Kind::Retry;
-      if (source.transfer) answer.ready_ns = hub().links().deadline_ns(*source.transfer);
+      const std::optional<TransferId> transfer = transfer_of(source);
+      answer.kind = transfer ? TierAnswer::Kind::Pending : TierAnswer::Kind::Retry;
+      if (transfer) answer.ready_ns = hub().links().deadline_ns(*transfer);
     }
     answers.push_back(answer);
   }
@@ -108,27 +112,23 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
 std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
   std::int64_t ready_ns = now_ns;
   std::int64_t joined_ns = now_ns;
-  std::array<std::uint64_t, 2> staged{};  // by shared tier
-  std::uint64_t blocks = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const Source& source = sources_[i];
+  std::array<std::uint64_t, 5> from{};  // blocks by tier
+  for (const Source& source : first_sources(count)) {
     if (source.where == Source::Where::Loading) {
-      joined_ns = std::max(joined_ns, source.ready_ns);
+      joined_ns = std::max(joined_ns, loads_[source.load].eta_ns);
       continue;
     }
-    if (source.tier == Tier::G1) continue;
-    ++blocks;
-    for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-      if (run_.shared()[tier]->tier() == source.tier) ++staged[tier];
-    }
-    if (source.where == Source::Where::Landing) ready_ns = std::max(ready_ns, source.ready_ns);
+    ++from[static_cast<std::size_t>(source.tier)];
+    if (source.where == Source::Where::Landing) ready_ns = std::max(ready_ns, arrival_of(source).eta_ns);
   }
+  const std::uint64_t blocks = from[2] + from[3] + from[4];
   if (blocks == 0) return joined_ns;
   std::int64_t stage_ns = 0;
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-    if (staged[tier] == 0) continue;
     SharedTier& shared = *run_.shared()[tier];
-    stage_ns = std::max(stage_ns, estimate_.stage_ns(shared.config(), staged[tier] * config_.bytes_per_block,
+    const std::uint64_t staged = from[static_cast<std::size_t>(shared.tier())];
+    if (staged == 0) continue;
+    stage_ns = std::max(stage_ns, estimate_.stage_ns(shared.config(), staged * config_.bytes_per_block,
                                                      shared.loads_under_way(), copying_lower_[tier]));
   }
   const std::int64_t load_ns = estimate_.load_ns(blocks * config_.bytes_per_block, loading_now_, copying_);

@@ -231,15 +231,16 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
 
     // Of `blocks`; their number when it is none of them.
     std::size_t place_of(const LineageHash& block) const;
+    bool brings(const LineageHash& block) const { return place_of(block) < blocks.size(); }
+    // As it was before it began. Keeps the memory.
+    void clear() noexcept;
   };
   struct Source {
     enum class Where : std::uint8_t { Resident, Landing, Loading };
+    SlotId slot = kNoSlot;   // where it is, or will be; none while it is loading
+    std::uint32_t load = 0;  // that brings it to the device
     Tier tier = Tier::G2;
     Where where = Where::Resident;
-    SlotId slot = kNoSlot;      // where it is, or will be
-    std::uint32_t id = 0;       // of the load
-    std::int64_t ready_ns = 0;  // about; when not resident
-    std::optional<TransferId> transfer;
 
     bool needs_load() const noexcept { return tier > Tier::G1 && where != Where::Loading; }
     bool needs_staging() const noexcept { return tier > Tier::G2 && where != Where::Loading; }
@@ -280,6 +281,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void locate(std::span<const BlockIdentity> blocks);
   void locate_lower(std::span<const BlockIdentity> blocks, std::size_t from);
   bool find(const BlockIdentity& block, std::size_t at, Source& source) const;
+  const Arrival& arrival_of(const Source& source) const;
+  std::optional<TransferId> transfer_of(const Source& source) const;
   void find_sources(std::span<const BlockIdentity> blocks);
   std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
@@ -303,6 +306,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void next_phase(std::uint32_t index, std::int64_t time_ns);
   void stage(std::uint32_t index, std::int64_t time_ns);
   void staged(std::uint32_t index, std::int64_t time_ns);
+  void commit_scattered(Load& load, SharedTier& shared);
   void bring_up(std::uint32_t index, std::int64_t time_ns);
   bool unwanted(std::uint32_t index) const;
   void drop(std::uint32_t index, std::int64_t time_ns);
