@@ -165,6 +165,8 @@ class BlockStore final : public Residency {
   // claimed, `held` the slots of those that are there.
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::vector<std::uint32_t>& missing,
               std::vector<SlotId>& held, std::vector<std::uint32_t>& tags) const;
+  // The same for who has looked before: `out` has guesses (kNoSlot: none), and who is still there is not looked for.
+  void locate_again(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
   // Of the registered blocks in `slots`, one after the other, for a store of their own below; none where events carry
   // none.
   std::vector<Token> token_ids(std::size_t pool, std::span<const SlotId> slots) const;

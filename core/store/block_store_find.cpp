@@ -244,6 +244,27 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
   missing.resize(static_cast<std::size_t>(next - missing.data()));
 }
 
+void BlockStore::locate_again(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
+                              SlotId* claimed) const {
+  Pool& pool = *pools_[pool_index];
+  if (pool.config.duplicates != DuplicatePolicy::Reject) return locate(pool_index, identities, out, claimed);
+  const Lock lock(*this);
+  const Slot* const slots = slots_.get() + pool.first;
+  const std::size_t count = identities.size();
+  for (std::size_t i = 0; i < std::min(kAhead, count); ++i) warm_slot(pool, out[i]);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) warm_slot(pool, out[i + kAhead]);
+    const LineageHash& lineage = identities[i].lineage;
+    claimed[i] = kNoSlot;
+    if (out[i] < pool.count && slots[out[i]].lineage == lineage && slots[out[i]].registered()) continue;
+    const std::uint32_t tag = BlockIndex::tag(lineage);
+    const SlotId id = pool.map.find(lineage, tag);
+    out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
+    const SlotId claim = id == kNoSlot ? pool.map.find_claim(lineage, tag) : kNoSlot;
+    if (claim != kNoSlot) claimed[i] = claim - pool.first;
+  }
+}
+
 std::vector<Token> BlockStore::token_ids(std::size_t pool_index, std::span<const SlotId> slots) const {
   std::vector<Token> tokens;
   if (!emits_token_ids()) return tokens;

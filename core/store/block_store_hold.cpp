@@ -9,7 +9,9 @@ namespace understudy {
 void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  for (const SlotId id : slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (i + kAhead < slots.size()) warm_slot(pool, slots[i + kAhead]);
+    const SlotId id = slots[i];
     if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
   }
   for (const SlotId id : slots) acquire(pool, pool.first + id);

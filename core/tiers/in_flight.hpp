@@ -30,6 +30,10 @@ class InFlight {
   void make_room(std::size_t more) {
     while (2 * (count_ + more) > entries_.size()) grow();
   }
+  // Asks for the memory of a key, some time ahead of its use.
+  void warm(const LineageHash& key) const noexcept {
+    if (!entries_.empty()) __builtin_prefetch(&entries_[home(tag_of(key))], 1, 3);
+  }
   // `key` must be absent, and `value` not kNone; there must be room.
   void insert(const LineageHash& key, std::uint32_t value) noexcept {
     place({tag_of(key), value});

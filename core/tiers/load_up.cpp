@@ -58,6 +58,7 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
   load.from.resize(to.size());
   load.shared.resize(to.size());
   loading_.make_room(to.size());
+  for (const BlockIdentity& block : blocks.first(count)) loading_.warm(block.lineage);
   std::uint32_t next = 0;
   std::size_t next_staging = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -268,6 +269,7 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
 void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
   free_loads_.push_back(index);
+  for (const BlockIdentity& block : load.blocks) loading_.warm(block.lineage);
   for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage, index);
   release_g1(load.pins);
   for (const RequestSlot who : load.waiters) unpark(who, load.failed, time_ns);
