@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant(
         "an end is rounded down where it is barely late",
-        "core/links/link_flow_meters.cpp",
+        "core/links/link_flow_ends.hpp",
         "past_ticks <= late_ticks",
         "past_ticks <= (FAULT ? 262144 : late_ticks)",
         "tests/tiers/test_links_exact.py",

@@ -93,6 +93,16 @@ void bind_links(nb::module_& m) {
           },
           "now_ns"_a, "path"_a, "num_bytes"_a, nb::kw_only(), "background"_a = false,
           "Start a transfer over one link or two and return its id; ids rise in order of start.")
+      .def(
+          "start_all",
+          [](Links& links, nb::handle now_ns, nb::handle path, nb::handle num_bytes, bool background) {
+            const IntArray<std::uint32_t> ids(path, "path");
+            const IntArray<std::uint64_t> bytes(num_bytes, "num_bytes");
+            return links.start_all(read_ns(now_ns, "now_ns"), ids.span(), bytes.span(),
+                                   background ? Priority::Background : Priority::Demand);
+          },
+          "now_ns"_a, "path"_a, "num_bytes"_a, nb::kw_only(), "background"_a = false,
+          "As many transfers, one after the other and all of them or none; returns the id of the first.")
       .def("next_completion_ns", &Links::next_completion_ns,
            "When pop_due next has something to return if no transfer starts before; None when nothing is under way.")
       .def("next_wake_ns", &Links::next_wake_ns,

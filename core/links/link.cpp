@@ -103,39 +103,50 @@ bool Links::takes_years(LinkFlow::Wide backlog_ns, double least_share) {
 }
 
 TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority) {
+  return start_all(now_ns, path, std::span(&bytes, 1), priority);
+}
+
+TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, std::span<const std::uint64_t> bytes,
+                            Priority priority) {
   if (path.empty() || path.size() > 2)
     throw Error(ErrorKind::InvalidArgument, "a path has one link or two, got ", path.size());
+  std::int64_t flow_ns = now_ns;
   for (const LinkId id : path) {
     if (id >= links_.size()) throw Error(ErrorKind::InvalidArgument, "there is no link ", id);
+    flow_ns += links_[id].fixed_ns;
   }
   if (path.size() == 2 && path[0] == path[1])
     throw Error(ErrorKind::InvalidArgument, "the path crosses link ", links_[path[0]].usage.name, " twice");
-  if (bytes > LinkFlow::kMaxBytes)
-    throw Error(ErrorKind::InvalidArgument, "a transfer has at most ", LinkFlow::kMaxBytes, " bytes, got ", bytes);
-  if (in_flight_ >= LinkFlow::kMaxTransfers)
+  if (in_flight_ + bytes.size() > LinkFlow::kMaxTransfers)
     throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers, " transfers are under way at once");
 
-  std::int64_t flow_ns = now_ns;
-  for (const LinkId id : path) flow_ns += links_[id].fixed_ns;
   const LinkFlow::LaneId lane = lane_of(path, priority);
-  const LinkFlow::Wide alone_ns = LinkFlow::alone_ns(flow_.lane_at(lane), bytes);
-  if (takes_years(backlog_ns_ + alone_ns, least_share_)) {
+  LinkFlow::Wide more_ns = 0;
+  std::uint64_t all_bytes = 0;
+  for (const std::uint64_t one : bytes) {
+    if (one > LinkFlow::kMaxBytes)
+      throw Error(ErrorKind::InvalidArgument, "a transfer has at most ", LinkFlow::kMaxBytes, " bytes, got ", one);
+    more_ns += LinkFlow::alone_ns(flow_.lane_at(lane), one);
+    all_bytes += one;
+  }
+  if (takes_years(backlog_ns_ + more_ns, least_share_)) {
     throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
                 ": what is under way would take years; is bandwidth_gbps right?");
   }
 
   advance(now_ns);
   for (const LinkId id : path) {
-    links_[id].usage.bytes_started += bytes;
-    ++links_[id].usage.transfers_started;
+    links_[id].usage.bytes_started += all_bytes;
+    links_[id].usage.transfers_started += bytes.size();
   }
-  const TransferId id = next_id_++;
-  ++in_flight_;
-  backlog_ns_ += alone_ns;
+  const TransferId first = next_id_;
+  next_id_ += bytes.size();
+  in_flight_ += bytes.size();
+  backlog_ns_ += more_ns;
   forecast_.reset();
   Ledger ledger(*this);
-  flow_.start(now_ns, flow_ns, lane, id, bytes, ended_, &ledger);
-  return id;
+  flow_.start(now_ns, flow_ns, lane, first, bytes, ended_, &ledger);
+  return first;
 }
 
 LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority) {
@@ -171,9 +182,8 @@ std::optional<std::int64_t> Links::next_completion_ns() const {
 }
 
 std::optional<std::int64_t> Links::next_wake_ns() const {
-  if (!ended_.empty()) return now_ns_;
-  const std::optional<LinkFlow::Next> next = flow_.next();
-  return next ? std::optional(next->time_ns) : std::nullopt;
+  const std::int64_t wake_ns = next_wake_or_never_ns();
+  return wake_ns == LinkFlow::kNeverNs ? std::nullopt : std::optional(wake_ns);
 }
 
 std::vector<Completion> Links::pop_due(std::int64_t now_ns) {
@@ -186,7 +196,7 @@ void Links::pop_due(std::int64_t now_ns, std::vector<Completion>& due) {
   advance(now_ns);
   due.clear();
   due.swap(ended_);
-  std::ranges::sort(due);
+  if (due.size() > 1) std::ranges::sort(due);
 }
 
 std::int64_t Links::deadline_ns(TransferId id) const {
@@ -250,6 +260,7 @@ void Links::advance(std::int64_t now_ns) {
   if (now_ns < now_ns_)
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", now_ns_, ": time never goes backwards");
   now_ns_ = now_ns;
+  if (flow_.next_ns() > now_ns) return;
   Ledger ledger(*this);
   flow_.run_until(now_ns, ended_, &ledger);
 }

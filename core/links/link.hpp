@@ -44,11 +44,15 @@ class Links {
   // Starts a transfer over one or two links; ids rise in order of start. Time never goes backwards (InvalidArgument).
   TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes,
                    Priority priority = Priority::Demand);
+  // As many, one after the other; returns the id of the first. All of them or none.
+  TransferId start_all(std::int64_t now_ns, std::span<const LinkId> path, std::span<const std::uint64_t> bytes,
+                       Priority priority);
   // When pop_due next has something to return if no transfer starts before: now, or the next end. Exact; costs a look
   // ahead while a fixed cost is running.
   std::optional<std::int64_t> next_completion_ns() const;
   // Cheaper: a time not after the next completion, and not before now. pop_due at that time may return nothing.
   std::optional<std::int64_t> next_wake_ns() const;
+  std::int64_t next_wake_or_never_ns() const { return ended_.empty() ? flow_.next_ns() : now_ns_; }  // kNeverNs: none
   // What ended up to and including `now_ns`, each once, by time and then by start.
   std::vector<Completion> pop_due(std::int64_t now_ns);
   void pop_due(std::int64_t now_ns, std::vector<Completion>& due);  // the same, in place of what `due` held

@@ -1,4 +1,4 @@
-#include "links/link_flow.hpp"
+#include "links/link_flow_ends.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -8,8 +8,6 @@
 namespace understudy {
 
 namespace {
-
-constexpr LinkFlow::Wide kUnitsPerByte = LinkFlow::Wide{1'000'000'000} << LinkFlow::kTickBits;
 
 [[noreturn]] void broken(const char* what) { throw Error(ErrorKind::InvariantViolated, "links: ", what); }
 
@@ -54,7 +52,12 @@ LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<
       if (limit > 0 && (lane.least_port == 0 || limit < lane.least_port)) lane.least_port = limit;
     }
   }
-  for (const PortId port : own) ports_[port].lanes.push_back(id);
+  for (const PortId port : own) {
+    for (const LaneId other : ports_[port].lanes) lanes_[other].alone = false;
+    lane.alone = own.size() == 1 && common.empty() && lane.least_port > 0 && ports_[port].lanes.empty() &&
+                 ports_[port].groups.empty();
+    ports_[port].lanes.push_back(id);
+  }
   if (!common.empty()) {
     for (const GroupId group : ports_[common.front()].groups) {
       const Group& known = groups_[group];
@@ -67,6 +70,7 @@ LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<
       group.priority = priority;
       group.link = links.back();
       for (const PortId port : common) {
+        for (const LaneId other : ports_[port].lanes) lanes_[other].alone = false;
         group.ports[group.num_ports++] = port;
         ports_[port].groups.push_back(lane.group);
       }
@@ -79,12 +83,18 @@ LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<
 
 // ── Events ──
 
-void LinkFlow::start(std::int64_t now_ns, std::int64_t flow_ns, LaneId lane, TransferId id, std::uint64_t bytes,
-                     std::vector<Completion>& ended, Listener* listener) {
-  if (flow_ns > now_ns) {
-    waiting_.insert({flow_ns, id, lane, bytes});
-  } else {
-    join(lane, tick_of(flow_ns), id, bytes, ended, listener);
+void LinkFlow::start(std::int64_t now_ns, std::int64_t flow_ns, LaneId lane, TransferId first,
+                     std::span<const std::uint64_t> bytes, std::vector<Completion>& ended, Listener* listener) {
+  if (flow_ns <= now_ns && lanes_[lane].alone) {
+    join_alone(lane, tick_of(flow_ns), first, bytes, ended, listener);
+    return;
+  }
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (flow_ns > now_ns) {
+      waiting_.insert({flow_ns, first + i, lane, bytes[i]});
+    } else {
+      join(lane, tick_of(flow_ns), first + i, bytes[i], ended, listener);
+    }
   }
 }
 
@@ -101,13 +111,13 @@ void LinkFlow::run_until_tick(Tick end, std::vector<Completion>& ended, Listener
     const bool any_waits = !waiting_.empty();
     const Tick flows = any_waits ? tick_of(waiting_.begin()->flow_ns) : 0;
     if (!wakes_.empty() && (!any_waits || wakes_.top().tick <= flows)) {
-      const WakeQueue::Wake wake = wakes_.top();
+      const Wake wake = wakes_.top();
       if (wake.tick > end) return;
-      if (wake.of_group) {
-        const Group& group = groups_[wake.id];
-        leave(group.by_end.begin()->second, wake.tick, group.late_ticks, ended, listener);
+      if (wake.of_group()) {
+        const Group& group = groups_[wake.number()];
+        leave(group.by_end.top().id, wake.tick, group.late_ticks, ended, listener);
       } else {
-        leave(wake.id, wake.tick, lanes_[wake.id].late_ticks, ended, listener);
+        leave(wake.number(), wake.tick, lanes_[wake.number()].late_ticks, ended, listener);
       }
     } else {
       if (!any_waits || flows > end) return;
@@ -129,15 +139,16 @@ std::optional<LinkFlow::Next> LinkFlow::next() const {
 
 void LinkFlow::join(LaneId id, Tick now, TransferId transfer, std::uint64_t bytes, std::vector<Completion>& ended,
                     Listener* listener) {
-  ++operations_;
   Lane& lane = lanes_[id];
+  if (lane.alone) return join_alone(id, now, transfer, std::span(&bytes, 1), ended, listener);
+  ++operations_;
   if (lane.least_port == 0 || bytes == 0) {
     ended.push_back({ns_after(now), transfer});
     if (listener != nullptr) listener->ended(lane, ns_after(now), bytes);
     return;
   }
   withdraw(id, now, listener);
-  lane.members.push({lane.meter.served + bytes * kUnitsPerByte, transfer, bytes, lane.meter.lag});
+  lane.members.push(lane.meter.served + bytes * kUnitsPerByte, transfer, bytes, lane.meter.lag);
   count(lane, now, true);
   reshare(id, now, 0, listener);
 }
@@ -145,6 +156,7 @@ void LinkFlow::join(LaneId id, Tick now, TransferId transfer, std::uint64_t byte
 // The first member ends, and with it those that end at the same count.
 void LinkFlow::leave(LaneId id, Tick now, double late_ticks, std::vector<Completion>& ended, Listener* listener) {
   Lane& lane = lanes_[id];
+  if (lane.alone) return leave_alone(id, now, late_ticks, ended, listener);
   withdraw(id, now, listener);
   lane.meter.served = std::max(lane.meter.served, lane.members.top().ends_at);  // rounding must not keep it here
   while (!lane.members.empty() && lane.members.top().ends_at <= lane.meter.served) {
@@ -186,9 +198,10 @@ void LinkFlow::check() const {
     const Lane& lane = lanes_[id];
     for (std::uint32_t i = 0; i < lane.num_ports; ++i)
       flowing[lane.ports[i]][static_cast<std::size_t>(lane.priority)] += lane.members.size();
-    if (lane.wake != wakes_.at(false, id)) broken("a lane's end is not in the queue");
+    const Wake* const wake = wakes_.find(2 * id);
+    if (lane.wake != (wake == nullptr ? kNever : wake->tick)) broken("a lane's end is not in the queue");
     if (lane.members.empty()) {
-      if (lane.meter.served != 0 || lane.wake || lane.listed) broken("an empty lane still moves bytes");
+      if (lane.meter.served != 0 || wake != nullptr || lane.listed) broken("an empty lane still moves bytes");
       continue;
     }
     if (lane.own != share(own_ports(lane), lane.priority)) broken("a lane does not know its share");
@@ -197,15 +210,16 @@ void LinkFlow::check() const {
     if (lane.held_back) held_back[lane.group] += lane.members.size();
     if (!lane.held_back && lane.meter.rate != lane.own) broken("a lane does not move at its share");
     if (lane.members.top().ends_at < lane.meter.served) broken("a transfer outlived its last byte");
-    if (!lane.held_back && lane.own.bytes_per_second > 0 && !lane.wake) broken("a moving lane has no end");
+    if (!lane.held_back && lane.own.bytes_per_second > 0 && wake == nullptr) broken("a moving lane has no end");
   }
   for (GroupId id = 0; id < groups_.size(); ++id) {
     const Group& group = groups_[id];
     if (group.meter.rate != share(ports_of(group), group.priority)) broken("a group does not know its share");
     if (group.members != held_back[id]) broken("the transfers of a group are miscounted");
     if (group.by_end.size() != group.held_back.size()) broken("the ends of a group are miscounted");
-    if (group.wake != wakes_.at(true, id)) broken("a group's end is not in the queue");
-    if (!group.by_end.empty() && group.meter.rate.bytes_per_second > 0 && !group.wake) broken("a group has no end");
+    const Wake* const wake = wakes_.find(2 * id + 1);
+    if (group.wake != (wake == nullptr ? kNever : wake->tick)) broken("a group's end is not in the queue");
+    if (!group.by_end.empty() && group.meter.rate.bytes_per_second > 0 && wake == nullptr) broken("a group has no end");
   }
   for (std::size_t id = 0; id < ports_.size(); ++id) {
     if (flowing[id] != ports_[id].flowing) broken("the transfers on a link are miscounted");

@@ -1,20 +1,23 @@
 // Who moves how fast on the links of a run, and when each transfer ends. No accounting: see link.hpp.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
-#include <queue>
 #include <set>
 #include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "links/wake_queue.hpp"
+#include "links/link_meter.hpp"
+#include "links/placed_heap.hpp"
 
 namespace understudy {
 
@@ -44,7 +47,9 @@ struct Completion {
 // other is rounded up to the next. State changes at events only, so that looking in between cannot change anything.
 class LinkFlow {
  public:
-  __extension__ using Wide = unsigned __int128;
+  using Wide = LinkShare::Wide;
+  using Share = LinkShare;
+  using Meter = LinkMeter;
   using PortId = std::uint32_t;
   using LaneId = std::uint32_t;
   using GroupId = std::uint32_t;
@@ -52,47 +57,46 @@ class LinkFlow {
 
   static constexpr unsigned kTickBits = 40;
   static constexpr GroupId kNoGroup = 0xFFFFFFFFu;
+  static constexpr Tick kNever = ~Tick{0};
   // So that 128 bits suffice: bytes of one transfer, and transfers at once.
   static constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 38;
   static constexpr std::uint64_t kMaxTransfers = std::uint64_t{1} << 19;
+  static constexpr Wide kUnitsPerByte = Wide{1'000'000'000} << kTickBits;
   static constexpr Tick tick_of(std::int64_t ns) { return static_cast<Tick>(ns) << kTickBits; }
   static constexpr std::int64_t ns_after(Tick tick) {  // the first whole nanosecond not before it
     return static_cast<std::int64_t>((tick + (Tick{1} << kTickBits) - 1) >> kTickBits);
   }
 
-  // What each transfer gets: a bandwidth over a number of sharers.
-  struct Share {
-    std::uint64_t bytes_per_second = 0;  // 0: nothing moves, unless `unlimited`
-    std::uint64_t sharers = 1;
-    bool unlimited = true;
-
-    bool slower_than(const Share& other) const noexcept {
-      if (unlimited || other.unlimited) return !unlimited;
-      return Wide{bytes_per_second} * other.sharers < Wide{other.bytes_per_second} * sharers;
-    }
-    double units_per_tick() const noexcept {
-      return static_cast<double>(bytes_per_second) / static_cast<double>(sharers);
-    }
-    bool operator==(const Share&) const = default;
-  };
-  // Bytes served to each of those who move at one rate, in 10^-9 bytes * 2^-40, at `settled_at`.
-  struct Meter {
-    Share rate;
-    Wide served = 0;
-    Tick settled_at = 0;
-    double lag = 0;  // the most by which rounding has kept `served` behind
-
-    Wide moving(Tick now) const;  // since it was settled
-    Wide settle(Tick now);        // returns that
-    // It moves at `rate` from now on. What is told now may be `late_ticks` late.
-    void set_rate(const Share& rate, double late_ticks);
-  };
   struct Member {
     Wide ends_at = 0;  // in the lane's count
     TransferId id = 0;
     std::uint64_t bytes = 0;
     double lag = 0;  // of the lane when it joined
-    auto operator<=>(const Member&) const = default;
+    Member(Wide ends_at_, TransferId id_, std::uint64_t bytes_, double lag_) noexcept
+        : ends_at(ends_at_), id(id_), bytes(bytes_), lag(lag_) {}
+    bool operator>(const Member& other) const noexcept {
+      return ends_at != other.ends_at ? ends_at > other.ends_at : id > other.id;
+    }
+  };
+  // A heap of them, the next to end on top.
+  class Members {
+   public:
+    bool empty() const noexcept { return heap_.empty(); }
+    std::size_t size() const noexcept { return heap_.size(); }
+    const Member& top() const noexcept { return heap_.front(); }
+    void push(Wide ends_at, TransferId id, std::uint64_t bytes, double lag) {
+      heap_.emplace_back(ends_at, id, bytes, lag);
+      // Most often the last to come is the last to end.
+      if (heap_.size() > 1 && heap_[(heap_.size() - 2) / 2] > heap_.back())
+        std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+    }
+    void pop() {
+      if (heap_.size() > 1) std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+      heap_.pop_back();
+    }
+
+   private:
+    std::vector<Member> heap_;
   };
   struct Lane {
     std::array<PortId, 4> ports{};
@@ -104,22 +108,41 @@ class LinkFlow {
     GroupId group = kNoGroup;
     std::uint64_t least_port = 0;  // bytes per second of its narrowest port when it was made; 0: none has a limit
     Share own;                     // of its own ports
+    bool alone = false;            // nobody else can be on its port: its members share that by their number
     bool listed = false;           // in its group, with a rate
     bool held_back = false;        // by its group's ports, whose meter counts for it
     Meter meter;                   // its own; while it is held back, as of when it was last looked at
     Wide base = 0;                 // held back: the group's count less the lane's
     double lag_base = 0;           // the lane's lag less the group's
-    std::optional<Tick> wake;      // when the first member ends, if nothing changes, unless held back
+    Tick wake = kNever;            // when the first member ends, if nothing changes, unless held back
     double late_ticks = 0;         // the most by which that is after its true end
-    std::priority_queue<Member, std::vector<Member>, std::greater<>> members;
+    Members members;
   };
-  struct ByRate {  // the slowest first
+  struct ByRate {
     Share own;
-    LaneId lane;
-    bool operator<(const ByRate& other) const noexcept {
+    LaneId id = 0;
+    ByRate() = default;
+    ByRate(const Share& own_, LaneId id_) noexcept : own(own_), id(id_) {}
+    ByRate(const ByRate& other) noexcept : own(other.own), id(other.id) {}
+    ByRate& operator=(const ByRate& other) noexcept {  // part by part, as Wake below
+      own.bytes_per_second = other.own.bytes_per_second;
+      own.sharers = other.own.sharers;
+      own.unlimited = other.own.unlimited;
+      id = other.id;
+      return *this;
+    }
+    bool operator<(const ByRate& other) const noexcept {  // the slowest first
       if (own.slower_than(other.own)) return true;
       if (other.own.slower_than(own)) return false;
-      return lane < other.lane;
+      return id < other.id;
+    }
+    bool operator>(const ByRate& other) const noexcept { return other < *this; }
+  };
+  struct ByEnd {
+    Wide ends_at = 0;  // in the group's count
+    LaneId id = 0;
+    bool operator<(const ByEnd& other) const noexcept {
+      return ends_at != other.ends_at ? ends_at < other.ends_at : id < other.id;
     }
   };
   struct Group {
@@ -127,12 +150,12 @@ class LinkFlow {
     std::uint32_t num_ports = 0;
     std::uint32_t link = 0;  // for the listener
     Priority priority = Priority::Demand;
-    Meter meter;  // of those held back
-    std::set<ByRate> held_back;
-    std::set<ByRate> free;                     // moving at their own share
-    std::set<std::pair<Wide, LaneId>> by_end;  // the count at which each lane held back has its next end
-    std::uint64_t members = 0;                 // of lanes held back
-    std::optional<Tick> wake;
+    Meter meter;                                    // of those held back
+    PlacedHeap<ByRate> held_back;                   // the slowest on top
+    PlacedHeap<ByRate, std::greater<ByRate>> free;  // moving at their own share; the fastest on top
+    PlacedHeap<ByEnd> by_end;                       // of lanes held back: who has its next end first
+    std::uint64_t members = 0;                      // of lanes held back
+    Tick wake = kNever;
     double late_ticks = 0;
   };
   struct Port {
@@ -160,10 +183,10 @@ class LinkFlow {
   LaneId lane(std::span<const std::uint32_t> links, std::span<const PortId> own, std::span<const PortId> common,
               Priority priority);
 
-  // A transfer whose bytes start to flow at `flow_ns` >= `now_ns`, the time run to so far. Appends it if that is its
-  // end.
-  void start(std::int64_t now_ns, std::int64_t flow_ns, LaneId lane, TransferId id, std::uint64_t bytes,
-             std::vector<Completion>& ended, Listener* listener);
+  // Transfers numbered from `first` on, whose bytes start to flow at `flow_ns` >= `now_ns`, the time run to so far.
+  // Appends those whose end that is.
+  void start(std::int64_t now_ns, std::int64_t flow_ns, LaneId lane, TransferId first,
+             std::span<const std::uint64_t> bytes, std::vector<Completion>& ended, Listener* listener);
   // Everything up to and including `now_ns`; appends what ended.
   void run_until(std::int64_t now_ns, std::vector<Completion>& ended, Listener* listener);
   // Until nothing is under way.
@@ -175,6 +198,12 @@ class LinkFlow {
     bool is_end = false;
   };
   std::optional<Next> next() const;
+  // Its time alone; kNeverNs: never.
+  static constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max();
+  std::int64_t next_ns() const {
+    const std::int64_t flows_ns = waiting_.empty() ? kNeverNs : waiting_.begin()->flow_ns;
+    return wakes_.empty() ? flows_ns : std::min(flows_ns, ns_after(wakes_.top().tick));
+  }
 
   const Port& port(PortId id) const { return ports_[id]; }
   const Lane& lane_at(LaneId id) const { return lanes_[id]; }
@@ -208,6 +237,11 @@ class LinkFlow {
   void count(const Lane& lane, Tick now, bool more);
   void reshare(LaneId changed, Tick now, double late_ticks, Listener* listener);
   Share share(std::span<const PortId> ports, Priority priority) const;
+  void join_alone(LaneId id, Tick now, TransferId first, std::span<const std::uint64_t> bytes,
+                  std::vector<Completion>& ended, Listener* listener);
+  void leave_alone(LaneId id, Tick now, double late_ticks, std::vector<Completion>& ended, Listener* listener);
+  void settle_alone(Lane& lane, Tick now, Listener* listener);
+  void reshare_alone(LaneId id, Port& port, double late_ticks);
   std::span<const PortId> own_ports(const Lane& lane) const { return std::span(lane.ports).first(lane.num_own); }
   std::span<const PortId> ports_of(const Group& group) const { return std::span(group.ports).first(group.num_ports); }
 
@@ -223,13 +257,32 @@ class LinkFlow {
 
   void set_wake(LaneId id);
   void set_wake(Group& group);
-  std::optional<Tick> wake_of(const Meter& meter, Wide ends_at, double lag, double& late_ticks);
+  Tick wake_of(const Meter& meter, Wide ends_at, double lag, double& late_ticks);
+  void wake_at(bool of_group, std::uint32_t number, Tick tick);
   Tick ticks_for(Wide units, std::uint64_t bytes_per_second);
 
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
   std::vector<Group> groups_;
-  WakeQueue wakes_;  // of lanes and groups
+  // The next end of a lane or a group. Of ends at one time lanes come before groups, and then by number.
+  struct Wake {
+    Tick tick = 0;
+    std::uint32_t id = 0;  // twice the number, and one for a group
+    Wake() = default;
+    Wake(Tick tick_, std::uint32_t id_) noexcept : tick(tick_), id(id_) {}
+    Wake(const Wake& other) noexcept : tick(other.tick), id(other.id) {}
+    Wake& operator=(const Wake& other) noexcept {  // field by field: as a block it waits for the fields to be written
+      tick = other.tick;
+      id = other.id;
+      return *this;
+    }
+    bool of_group() const noexcept { return (id & 1) != 0; }
+    std::uint32_t number() const noexcept { return id >> 1; }
+    bool operator<(const Wake& other) const noexcept {
+      return tick != other.tick ? tick < other.tick : std::rotr(id, 1) < std::rotr(other.id, 1);
+    }
+  };
+  PlacedHeap<Wake> wakes_;
   std::set<Waiting> waiting_;
   struct Quotient {
     Wide units = 0;

@@ -1,8 +1,7 @@
 // Who moves at which share: its own ports', or that of its group, which holds it back.
 #include <algorithm>
-#include <iterator>
 
-#include "links/link_flow.hpp"
+#include "links/link_flow_ends.hpp"
 
 namespace understudy {
 
@@ -22,8 +21,8 @@ void LinkFlow::reshare(LaneId changed, Tick now, double late_ticks, Listener* li
     for (const GroupId id : port.groups) update(groups_[id], now, late_ticks, listener);
   }
   if (lanes_[changed].members.empty()) {
-    lanes_[changed].wake.reset();
-    wakes_.set(false, changed, std::nullopt);
+    lanes_[changed].wake = kNever;
+    wake_at(false, changed, kNever);
   } else {
     enlist(changed, now, late_ticks, listener);
   }
@@ -44,22 +43,22 @@ void LinkFlow::update(Group& group, Tick now, double late_ticks, Listener* liste
   const Share rate = share(ports_of(group), group.priority);
   if (rate == group.meter.rate) return;
   settle(group, now, listener);
-  group.meter.set_rate(rate, late_ticks);
-  while (!group.held_back.empty() && group.held_back.begin()->own.slower_than(rate)) {
-    const LaneId id = group.held_back.begin()->lane;
+  group.meter.set_rate(rate, group.members == 0 ? 0 : late_ticks);
+  while (!group.held_back.empty() && group.held_back.top().own.slower_than(rate)) {
+    const LaneId id = group.held_back.top().id;
     ++operations_;
     settle(lanes_[id], now, listener);
     stop_holding_back(id, group);
     lanes_[id].meter.rate = lanes_[id].own;
-    group.free.insert({lanes_[id].own, id});
+    group.free.set({lanes_[id].own, id});
     set_wake(id);
   }
-  while (!group.free.empty() && !group.free.rbegin()->own.slower_than(rate)) {
-    const LaneId id = group.free.rbegin()->lane;
+  while (!group.free.empty() && !group.free.top().own.slower_than(rate)) {
+    const LaneId id = group.free.top().id;
     ++operations_;
     settle(lanes_[id], now, listener);
     lanes_[id].meter.set_rate(rate, late_ticks);
-    group.free.erase(std::prev(group.free.end()));
+    group.free.erase(id);
     hold_back(id, group);
   }
   set_wake(group);
@@ -79,7 +78,7 @@ void LinkFlow::enlist(LaneId id, Tick now, double late_ticks, Listener* listener
   const bool own = lane.own.slower_than(group.meter.rate);
   lane.meter.set_rate(own ? lane.own : group.meter.rate, late_ticks);
   if (own) {
-    group.free.insert({lane.own, id});
+    group.free.set({lane.own, id});
     set_wake(id);
   } else {
     settle(group, now, listener);
@@ -98,7 +97,7 @@ void LinkFlow::withdraw(LaneId id, Tick now, Listener* listener) {
   if (lane.held_back) {
     stop_holding_back(id, group);
   } else {
-    group.free.erase({lane.own, id});
+    group.free.erase(id);
   }
 }
 
@@ -109,22 +108,21 @@ void LinkFlow::hold_back(LaneId id, Group& group) {
     group.meter.served = 0;  // keeps the numbers small
     group.meter.lag = 0;
   } else if (group.meter.served > kMuch) {
-    const Wide past = std::min(group.by_end.begin()->first, group.meter.served);
-    std::set<std::pair<Wide, LaneId>> by_end;
-    for (const auto& [ends_at, other] : group.by_end) {
-      by_end.insert({ends_at - past, other});
-      lanes_[other].base -= past;
-    }
-    group.by_end = std::move(by_end);
+    const Wide past = std::min(group.by_end.top().ends_at, group.meter.served);
+    group.by_end.change_all([&](ByEnd& other) {
+      other.ends_at -= past;
+      lanes_[other.id].base -= past;
+    });
     group.meter.served -= past;
   }
   lane.held_back = true;
   lane.base = group.meter.served - lane.meter.served;
   lane.lag_base = lane.meter.lag - group.meter.lag;
-  lane.wake.reset();
-  wakes_.set(false, id, std::nullopt);
-  group.held_back.insert({lane.own, id});
-  group.by_end.insert({lane.base + lane.members.top().ends_at, id});
+  lane.wake = kNever;
+  wake_at(false, id, kNever);
+  group.held_back.set({lane.own, id});
+  // One whose end has come at this very tick may have moved more by a rounding: its end is now.
+  group.by_end.set({lane.base + std::max(lane.members.top().ends_at, lane.meter.served), id});
   group.members += lane.members.size();
 }
 
@@ -133,27 +131,9 @@ void LinkFlow::stop_holding_back(LaneId id, Group& group) {
   lane.meter.lag = lag_of(lane);
   lane.meter.rate = group.meter.rate;
   lane.held_back = false;
-  group.held_back.erase({lane.own, id});
-  group.by_end.erase({lane.base + lane.members.top().ends_at, id});
+  group.held_back.erase(id);
+  group.by_end.erase(id);
   group.members -= lane.members.size();
-}
-
-// The least of the shares of these ports. Of a port that serves demand first, background gets nothing while there is
-// demand.
-LinkFlow::Share LinkFlow::share(std::span<const PortId> ports, Priority priority) const {
-  Share least;
-  for (const PortId id : ports) {
-    const Port& port = ports_[id];
-    if (port.bytes_per_second == 0) continue;  // room for everybody
-    const auto [demand, background] = port.flowing;
-    Share here{port.bytes_per_second, std::max<std::uint64_t>(demand + background, 1), false};
-    if (port.demand_first && demand > 0) {
-      if (priority == Priority::Background) return {0, 1, false};
-      here.sharers = demand;
-    }
-    if (here.slower_than(least)) least = here;
-  }
-  return least;
 }
 
 }  // namespace understudy

@@ -11,11 +11,7 @@ constexpr double kShortOfNext = 1 - 1e-12;  // where a quotient cannot round up 
 
 }  // namespace
 
-void LinkUsage::spread(double from_ns, double to_ns, double bytes) {
-  if (from_ns >= last.begin_ns && to_ns <= last.end_ns) {
-    bucket_bytes[last.bucket] += bytes;
-    return;
-  }
+void LinkUsage::spread_wide(double from_ns, double to_ns, double bytes) {
   while (to_ns >= static_cast<double>(bucket_ns) * static_cast<double>(kMaxBuckets)) {
     const std::size_t half = (bucket_bytes.size() + 1) / 2;
     for (std::size_t i = 0; i < half; ++i) {

@@ -30,7 +30,16 @@ struct LinkUsage {
   } last;
 
   // `bytes` moved evenly from one time to another.
-  void spread(double from_ns, double to_ns, double bytes);
+  void spread(double from_ns, double to_ns, double bytes) {
+    if (from_ns >= last.begin_ns && to_ns <= last.end_ns) {
+      bucket_bytes[last.bucket] += bytes;
+    } else {
+      spread_wide(from_ns, to_ns, bytes);
+    }
+  }
+
+ private:
+  void spread_wide(double from_ns, double to_ns, double bytes);
 };
 
 }  // namespace understudy

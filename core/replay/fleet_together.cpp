@@ -314,7 +314,7 @@ void Fleet::rest_on(std::size_t index) {
 
 // The queue has one entry for the transfers of the run: when the next may end.
 void Fleet::watch_hub() {
-  const std::optional<std::int64_t>& wake = hub_.next_wake_ns();
+  const std::optional<std::int64_t> wake = hub_.next_wake_ns();
   if (!wake) return forget(landing_);
   if (landing_ == EventQueue::kNone) {
     landing_ = queue_.push(*wake, EventClass::Landing, 0, 0);

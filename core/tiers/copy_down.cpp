@@ -141,14 +141,20 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who
 }
 
 void WorkerTiers::start_copies(std::int64_t now_ns) {
-  while (copying_ < config_.offload_concurrency && !queued_.empty()) {
-    const std::uint32_t index = queued_.front();
-    queued_.pop_front();
-    ++copying_;
-    arrivals_.at(copies_[index].arrival).transfer =
-        hub().start(now_ns, std::span(&host_.down, 1), copies_[index].from.size() * config_.bytes_per_block,
-                    Priority::Background, *this, {kCopy, index});
+  const std::size_t room = config_.offload_concurrency - std::min<std::size_t>(copying_, config_.offload_concurrency);
+  const std::size_t count = std::min(room, queued_.size());
+  if (count == 0) return;
+  starting_.clear();
+  starting_bytes_.clear();
+  for (std::size_t i = 0; i < count; ++i) {
+    starting_.push_back({kCopy, queued_[i]});
+    starting_bytes_.push_back(copies_[queued_[i]].from.size() * config_.bytes_per_block);
   }
+  TransferId transfer =
+      hub().start_all(now_ns, std::span(&host_.down, 1), starting_bytes_, Priority::Background, *this, starting_);
+  for (const Errand& errand : starting_) arrivals_.at(copies_[errand.index].arrival).transfer = transfer++;
+  queued_.erase(queued_.begin(), queued_.begin() + static_cast<std::ptrdiff_t>(count));
+  copying_ += static_cast<std::uint32_t>(count);
 }
 
 // A copy whose blocks stay where they were, as somebody else holds them, and for which no load waits.

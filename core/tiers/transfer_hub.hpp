@@ -32,34 +32,39 @@ class TransferHub {
 
   TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority,
                    TransferOwner& owner, const TransferOwner::Errand& errand) {
-    const TransferId id = links_.start(now_ns, path, bytes, priority);
-    if (told_.empty()) first_id_ = id;
-    told_.push_back({&owner, errand});
-    next_wake_ns_ = links_.next_wake_ns();
-    return id;
+    return start_all(now_ns, path, std::span(&bytes, 1), priority, owner, std::span(&errand, 1));
+  }
+  // As many, one after the other; returns the id of the first. All of them or none.
+  TransferId start_all(std::int64_t now_ns, std::span<const LinkId> path, std::span<const std::uint64_t> bytes,
+                       Priority priority, TransferOwner& owner, std::span<const TransferOwner::Errand> errands) {
+    const TransferId first = links_.start_all(now_ns, path, bytes, priority);
+    if (told_.empty()) first_id_ = first;
+    for (const TransferOwner::Errand& errand : errands) told_.push_back({&owner, errand});
+    next_wake_ns_ = links_.next_wake_or_never_ns();
+    return first;
   }
 
   // As of Links, once all that has ended was told.
   void set_share(std::int64_t now_ns, LinkId link, double share) {
     run_until(now_ns);
     links_.set_share(now_ns, link, share);
-    next_wake_ns_ = links_.next_wake_ns();
+    next_wake_ns_ = links_.next_wake_or_never_ns();
   }
 
   void set_duplex_share(std::int64_t now_ns, DuplexId duplex, double share) {
     run_until(now_ns);
     links_.set_duplex_share(now_ns, duplex, share);
-    next_wake_ns_ = links_.next_wake_ns();
+    next_wake_ns_ = links_.next_wake_or_never_ns();
   }
 
   // Everything that ends up to and including `now_ns`, each at its own time. Ends at the same time come in the order
   // of their starts; what they start and ends at once follows. When an owner throws, the others that end at that time
   // are told before the first such exception leaves.
   void run_until(std::int64_t now_ns) {
-    while (next_wake_ns_ && *next_wake_ns_ <= now_ns) {
+    while (due(now_ns)) {
       std::vector<Completion> ends = std::move(spare_);  // an owner may come back here
-      links_.pop_due(*next_wake_ns_, ends);
-      next_wake_ns_ = links_.next_wake_ns();
+      links_.pop_due(next_wake_ns_, ends);
+      next_wake_ns_ = links_.next_wake_or_never_ns();
       std::exception_ptr failure;
       for (const Completion& end : ends) {
         const Told told = std::exchange(told_[end.id - first_id_], {});
@@ -75,13 +80,17 @@ class TransferHub {
     }
   }
 
-  bool due(std::int64_t now_ns) const noexcept { return next_wake_ns_ && *next_wake_ns_ <= now_ns; }
+  bool due(std::int64_t now_ns) const noexcept {
+    return next_wake_ns_ <= now_ns && next_wake_ns_ != LinkFlow::kNeverNs;
+  }
   // Not after the next end; nothing when nothing is under way.
-  const std::optional<std::int64_t>& next_wake_ns() const noexcept { return next_wake_ns_; }
+  std::optional<std::int64_t> next_wake_ns() const noexcept {
+    return next_wake_ns_ == LinkFlow::kNeverNs ? std::nullopt : std::optional(next_wake_ns_);
+  }
 
  private:
   Links links_;
-  std::optional<std::int64_t> next_wake_ns_;
+  std::int64_t next_wake_ns_ = LinkFlow::kNeverNs;
   struct Told {
     TransferOwner* owner = nullptr;  // null: it was told
     TransferOwner::Errand errand;

@@ -336,6 +336,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<std::uint32_t> free_copies_;
   std::deque<std::uint32_t> queued_;
   std::uint32_t copying_ = 0;
+  std::vector<Errand> starting_;               // memory
+  std::vector<std::uint64_t> starting_bytes_;  // memory
   std::uint64_t copies_made_ = 0;
   Arrivals arrivals_;  // on the host
 

@@ -1,0 +1,66 @@
+// How fast those on a link move, and what each of them has moved.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace understudy {
+
+// What each transfer gets: a bandwidth over a number of sharers.
+struct LinkShare {
+  __extension__ using Wide = unsigned __int128;
+
+  std::uint64_t bytes_per_second = 0;  // 0: nothing moves, unless `unlimited`
+  std::uint64_t sharers = 1;
+  bool unlimited = true;
+
+  bool moves() const noexcept { return !unlimited && bytes_per_second > 0; }  // in a time that counts
+  bool slower_than(const LinkShare& other) const noexcept {
+    if (unlimited || other.unlimited) return !unlimited;
+    return Wide{bytes_per_second} * other.sharers < Wide{other.bytes_per_second} * sharers;
+  }
+  double units_per_tick() const noexcept {
+    return static_cast<double>(bytes_per_second) / static_cast<double>(sharers);
+  }
+  bool operator==(const LinkShare&) const = default;
+};
+
+// Bytes served to each of those who move at one rate, in 10^-9 bytes * 2^-40, at the tick `settled_at`.
+struct LinkMeter {
+  using Wide = LinkShare::Wide;
+
+  LinkShare rate;
+  Wide served = 0;
+  Wide settled_at = 0;
+  double lag = 0;  // the most by which rounding has kept `served` behind
+
+  // What each moves in so many ticks, rounded down.
+  Wide moving_in(Wide ticks) const {
+    if (!rate.moves()) return 0;
+    const Wide all = ticks * rate.bytes_per_second;
+    if (rate.sharers == 1) return all;
+    // Dividing 128 bits is slow, and sharers are most often two or four.
+    const bool power_of_two = (rate.sharers & (rate.sharers - 1)) == 0;
+    return power_of_two ? all >> std::countr_zero(rate.sharers) : all / rate.sharers;
+  }
+  Wide moving(Wide now) const { return moving_in(now - settled_at); }  // since it was settled
+  // Returns that.
+  Wide settle(Wide now) {
+    const Wide ticks = now - settled_at;
+    if (ticks == 0) return 0;
+    const Wide more = moving_in(ticks);
+    settled_at = now;
+    if (more == 0) return 0;
+    if (rate.sharers > 1 && more * rate.sharers != ticks * rate.bytes_per_second) lag += 1;
+    served += more;
+    return more;
+  }
+  // It moves at `new_rate` from now on. What is told now may be `late_ticks` late.
+  void set_rate(const LinkShare& new_rate, double late_ticks) {
+    if (late_ticks != 0) lag += late_ticks * std::max(new_rate.units_per_tick() - rate.units_per_tick(), 0.0);
+    rate = new_rate;
+  }
+};
+
+}  // namespace understudy
