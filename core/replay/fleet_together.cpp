@@ -196,7 +196,9 @@ void Fleet::end_step(std::size_t index) {
   if (config_.check && observes_) {
     workers_[index].engine->take_events(gathered_);
     (void)tell_router(index, order_of(index), workers_[index].events);
-    config_.router->check(index, workers_[index].engine->store());
+    // Without prefix caching a manager may name blocks all the same, for itself: nobody is told of them.
+    const bool tells = pools_[workers_[index].pool].config.engine.enable_prefix_caching;
+    if (tells) config_.router->check(index, workers_[index].engine->store());
   }
   if (!config_.ranks) return want_begin(index);
   for (std::size_t rank = 0; rank < workers_.size(); ++rank) want_begin(rank);  // when the last has ended

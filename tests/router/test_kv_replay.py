@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -127,6 +127,21 @@ def test_the_index_is_what_the_engines_hold_after_every_step(block_size: int) ->
         )
     )
     run_offline(workload, engine, workers=3, routing="kv", check=True)
+
+
+@pytest.mark.parametrize(
+    "routing", [KvRouting(), KvRouting(queue_threshold=0.5), KvRouting(predict_ttl_ms=10)]
+)
+@pytest.mark.parametrize("manager", ["native", "kvbm"])
+def test_without_prefix_caching_an_index_knows_nothing_and_is_right(
+    manager: Literal["native", "kvbm"], routing: KvRouting
+) -> None:
+    """kvbm names blocks all the same; nobody is told of them."""
+    engine = VllmConfig(block_size=16, num_gpu_blocks=60, kv_manager=manager, enable_prefix_caching=False)
+    router = routing.build()
+    run = run_offline(conversations(40), engine, workers=3, routing=router, check=True)
+    assert (run.timeline.finish_ns > 0).all()
+    assert len(router.index.dump_columns()[3]) == 0
 
 
 def test_blocks_on_a_shared_tier_count_for_whoever_lacks_them() -> None:
