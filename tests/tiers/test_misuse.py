@@ -44,6 +44,14 @@ def test_a_step_in_the_past_of_the_transfers_changes_nothing() -> None:
     with pytest.raises(InvalidArgument, match="time never goes backwards"):
         worker.engine.prefetch(chain(1)[:1], 0)
     worker.check()
+    for call in (
+        worker.engine.land,
+        worker.engine.forget_cache,
+        lambda now_ns: worker.engine.cancel(request, now_ns),
+    ):
+        with pytest.raises(InvalidArgument, match="time never goes backwards"):
+            call(0)
+        worker.check()
     assert worker.begin() is False
     worker.play()
     assert worker.emitted(request) == 1

@@ -72,6 +72,7 @@ std::optional<std::string> VllmEngine::never_fits(std::uint32_t prompt_tokens, s
 std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_ns) {
   const auto found = slots_.find(id);
   if (found == slots_.end()) return std::nullopt;
+  require_time(now_ns);
   const RequestSlot slot = found->second;
   EngineRequest& request = requests_[slot];
   if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before did so for a request that was still there
@@ -89,7 +90,7 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
   log_.ended.emplace_back(id, request.spec.name);
   retire(request, true, now_ns);
   somebody_came_or_went();
-  announcer_.show(tiers_ ? std::max(now_ns, tiers_->hub().links().now_ns()) : now_ns);
+  announcer_.show(now_ns);
   return take_record(slot, FinishReason::Cancelled, now_ns);
 }
 
@@ -105,6 +106,7 @@ bool VllmEngine::drained() const {
 }
 
 void VllmEngine::forget_cache(std::int64_t now_ns) {
+  require_time(now_ns);
   (void)store_.clear_inactive(0);
   somebody_came_or_went();  // what the next in the queue would find has gone
   announcer_.show(now_ns);

@@ -50,6 +50,7 @@ void VllmEngine::finish_transfers() {
 
 void VllmEngine::land(std::int64_t now_ns) {
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
+  require_time(now_ns);
   tiers_->hub().run_until(now_ns);
   if (!offload_links_ || in_step_ || !at_rest()) return;  // else the next step is told
   offload_after_step(now_ns);
