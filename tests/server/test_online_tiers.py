@@ -155,6 +155,17 @@ def test_columns_of_live_engines_are_those_of_the_replay(kind: str, workers: int
     assert digests(live) == digests(offline)
 
 
+@pytest.mark.parametrize("seed", [31, 61])
+def test_what_lands_after_the_last_step_is_there_in_the_end(seed: int) -> None:
+    """Under vLLM's offload, which hears of its stores between steps."""
+    below = KINDS["vLLM's offload"]
+    engine = msgspec.structs.replace(ENGINE, async_scheduling=False, num_gpu_blocks=30 + seed % 40)
+    workload = crowd(seed)
+    live = play(workload, engine, below, 3)
+    offline = run_offline(workload, engine, workers=3, tiers=below).timeline
+    assert digests(live) == digests(offline)
+
+
 @pytest.mark.parametrize(("kind", "workers"), [("on eviction", 1), ("with a disk that workers share", 2)])
 def test_over_http_the_report_has_the_tiers_of_the_replay_at_the_same_stamps(
     kind: str, workers: int, tmp_path: Path

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace understudy {
 
@@ -36,7 +37,25 @@ std::vector<JobId> OffloadLinks::take_done() {
   std::vector<JobId> done = std::exchange(done_[kDown], {});
   done.insert(done.end(), done_[kUp].begin(), done_[kUp].end());
   done_[kUp].clear();
+  for (std::vector<std::int64_t>& times : done_ns_) times.clear();
   return done;
+}
+
+std::vector<JobId> OffloadLinks::take_first_done(std::int64_t& time_ns) {
+  time_ns = std::numeric_limits<std::int64_t>::max();
+  for (const std::vector<std::int64_t>& times : done_ns_) {
+    if (!times.empty()) time_ns = std::min(time_ns, times.front());
+  }
+  std::vector<JobId> first;
+  for (const Direction direction : {kDown, kUp}) {
+    std::vector<std::int64_t>& times = done_ns_[direction];
+    const auto later = std::ranges::upper_bound(times, time_ns);
+    const auto taken = done_[direction].begin() + (later - times.begin());
+    first.insert(first.end(), done_[direction].begin(), taken);
+    done_[direction].erase(done_[direction].begin(), taken);
+    times.erase(times.begin(), later);
+  }
+  return first;
 }
 
 void OffloadLinks::submit(Direction direction, JobId id, const OffloadConnector& connector, std::int64_t now_ns) {
@@ -60,6 +79,7 @@ void OffloadLinks::landed(const Errand& errand, std::int64_t time_ns) {
   const Job job = queue.front();
   queue.pop_front();
   done_[direction].push_back(job.id);
+  done_ns_[direction].push_back(time_ns);
   if (samples_ != nullptr) {
     (direction == kUp ? samples_->loads : samples_->stores).push_back({job.bytes, time_ns - started_ns_[direction]});
   }

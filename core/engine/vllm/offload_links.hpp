@@ -27,6 +27,8 @@ class OffloadLinks final : public TransferOwner {
   std::int64_t begin(const OffloadOrders& orders, const OffloadConnector& connector, std::int64_t now_ns);
   // Those that are done and were not taken: stores before loads, each in order.
   std::vector<JobId> take_done();
+  // Of them, those that ended first, all at one time, which `time_ns` then is.
+  std::vector<JobId> take_first_done(std::int64_t& time_ns);
 
   bool has_done() const noexcept { return !done_[kDown].empty() || !done_[kUp].empty(); }
   bool idle() const noexcept { return queues_[kDown].empty() && queues_[kUp].empty() && unsubmitted_.empty(); }
@@ -56,7 +58,8 @@ class OffloadLinks final : public TransferOwner {
   std::array<std::deque<Job>, 2> queues_;  // the first is under way
   TransferId under_way_ = 0;               // of the stores
   std::array<std::vector<JobId>, 2> done_;
-  std::array<std::int64_t, 2> started_ns_{};  // of those under way
+  std::array<std::vector<std::int64_t>, 2> done_ns_;  // and when each was
+  std::array<std::int64_t, 2> started_ns_{};          // of those under way
   OffloadSamples* samples_;
   bool keeps_load_times_ = false;
   std::vector<std::int64_t> load_ns_;

@@ -45,6 +45,12 @@ void VllmEngine::finish_transfers() {
   while (const std::optional<std::int64_t> wake = hub.next_wake_ns()) {
     hub.run_until(*wake);
   }
+  // Nobody is left to schedule: what has landed since the last step is told as it landed.
+  while (offload_links_ && !in_step_ && at_rest() && offload_links_->has_done()) {
+    std::int64_t time_ns = 0;
+    report_offload(offload_links_->take_first_done(time_ns));
+    announcer_.show(time_ns);
+  }
   if (config_.check) check();
 }
 
