@@ -5,14 +5,20 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/errors.hpp"
+#include "tiers/tier_config.hpp"
 #include "tokens/lineage_hash.hpp"
 #include "tokens/token_blocks.hpp"
 
@@ -23,6 +29,30 @@ namespace nb = nanobind;
 // An int (or anything with __index__) from 0 to `max`.
 std::uint64_t read_uint(nb::handle value, const std::string& name,
                         std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
+
+// Of a block's slot, whether it is used or not: address space, at first.
+inline constexpr double kSlotBytes = 50;
+
+// Slots that tiers take on each worker, and those that workers share.
+inline double slots_below(const TierConfig& tiers, double workers) {
+  double slots = workers * static_cast<double>(std::min(tiers.g2_blocks, tiers.most_blocks));
+  for (const std::optional<SharedTierConfig>& shared : {tiers.g3, tiers.g4}) {
+    if (shared) slots += static_cast<double>(tiers.slots_for(shared->num_blocks, shared->policy));
+  }
+  return slots;
+}
+
+// Makes, or does, what needs about that many bytes for `what`. Where they are not to be had: ConfigError, which names
+// it.
+template <typename Make>
+decltype(auto) within_memory(const std::string& what, double bytes, Make make) {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::ConfigError, what, " need about ", std::ceil(bytes / 1e8) / 10,
+                " GB, more memory than there is");
+  }
+}
 
 // Unsigned integers from an array or a sequence. A contiguous array of the right type is read in place and
 // kept alive; anything else is converted with every element checked. Must be destroyed with the GIL held.

@@ -11,6 +11,7 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
+#include "live_run.hpp"
 #include "policy_config.hpp"
 #include "turn_class.hpp"
 
@@ -102,10 +103,21 @@ std::string name_of(const VllmEngine& self, RequestId id) {
   return self.request(id).spec.name;
 }
 
-void make_engine(VllmEngine* self, const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
-                 TierRun* run, const std::string& name) {
+std::shared_ptr<VllmEngine> make_engine(const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
+                                        LiveRun* run, const std::string& name) {
   if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
-  new (self) VllmEngine(config, timing, tiers, run, name);
+  std::optional<Turn> turn;
+  if (run != nullptr) turn.emplace(run->turns(), "TierRun");
+  std::string what = text_of("num_gpu_blocks of ", config.num_gpu_blocks);
+  auto blocks = static_cast<double>(config.num_gpu_blocks);
+  if (tiers != nullptr) {
+    what += text_of(" and tiers of ", static_cast<std::uint64_t>(slots_below(*tiers, 1)), " blocks");
+    blocks += slots_below(*tiers, 1);
+  }
+  auto engine = within_memory(what, blocks * kSlotBytes,
+                              [&] { return std::make_shared<VllmEngine>(config, timing, tiers, run, name); });
+  if (run != nullptr) run->keep(engine);
+  return engine;
 }
 
 }  // namespace
@@ -173,9 +185,9 @@ void bind_engine(nb::module_& m) {
   TurnClass<VllmEngine> engine(m, "Engine",
                                "A vLLM-style engine that is told the time. One call at a time: WrongState.");
   engine
-      .def("__init__", &make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
-           "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<1, 5>(),
-           "With `tiers`, and `run` where several engines share them.")
+      .def_new(&make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
+               "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<0, 5>(),
+               "With `tiers`, and `run` where several engines share them.")
       .def("submit", &submit, "name"_a, "prompt_tokens"_a, "max_tokens"_a, "identities"_a.none() = nb::none(),
            nb::kw_only(), "priority"_a = 0, "arrival_time"_a = 0.0, "eos_at"_a.none() = nb::none(),
            "accepts"_a.none() = nb::none(), "adapter"_a = 0,

@@ -191,9 +191,20 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
   };
   const std::shared_ptr<Router> router = settings.router;
   const Turn turn(router->turns(), "the router");
+  double workers = 0;
+  double blocks = 0;
+  for (const WorkerPool& pool : settings.pools) {
+    workers += pool.num_workers;
+    blocks += static_cast<double>(pool.num_workers) * static_cast<double>(pool.engine.num_gpu_blocks);
+    if (pool.tiers) blocks += slots_below(*pool.tiers, pool.num_workers);
+  }
+  const std::string what = text_of(static_cast<std::uint64_t>(workers), " workers and ",
+                                   static_cast<std::uint64_t>(blocks), " blocks (num_gpu_blocks, and those of tiers)");
   nb::gil_scoped_release release;
-  Fleet fleet(std::move(settings), columns);
-  return fleet.run(report);
+  return within_memory(what, blocks * kSlotBytes, [&] {
+    Fleet fleet(std::move(settings), columns);
+    return fleet.run(report);
+  });
 }
 
 nb::object plain_rows(nb::bytes lines) {

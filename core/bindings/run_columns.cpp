@@ -4,6 +4,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "live_run.hpp"
 #include "replay/run_columns.hpp"
 
 namespace understudy {
@@ -30,10 +31,14 @@ void bind_run_columns(nb::module_& m) {
           "__init__",
           [](RunColumns* self, nb::handle rows, bool tiers) {
             const auto count = static_cast<std::size_t>(read_uint(rows, "rows", std::uint64_t{1} << 40));
-            new (self) RunColumns();
-            self->prepare(count, tiers, false);
-            self->result().arrival_ns.assign(count, kNeverHappened);
-            self->result().worker.assign(count, -1);
+            constexpr double kRowBytes = 150;
+            RunColumns columns;
+            within_memory(text_of("rows of ", count, " requests"), static_cast<double>(count) * kRowBytes, [&] {
+              columns.prepare(count, tiers, false);
+              columns.result().arrival_ns.assign(count, kNeverHappened);
+              columns.result().worker.assign(count, -1);
+            });
+            new (self) RunColumns(std::move(columns));
           },
           "rows"_a, nb::kw_only(), "tiers"_a = false, "Of so many requests; with the columns of tiers, if there are.")
       .def(
@@ -66,7 +71,7 @@ void bind_run_columns(nb::module_& m) {
           "Its samples, totals and tiers; gaps between tokens and the times of loads if it was told to keep them.")
       .def(
           "add_run",
-          [](RunColumns& self, TierRun& run) {
+          [](RunColumns& self, LiveRun& run) {
             const Turn turn(run.turns(), "TierRun");
             self.add_shared(run);
             self.add_links(run.hub().links());

@@ -61,12 +61,8 @@ std::shared_ptr<BlockStore> make_store(std::vector<PoolConfig> pools, nb::handle
     throw Error(ErrorKind::ConfigError, "sketch_capacity ", *config.sketch_capacity, " is absurd for ", blocks,
                 " blocks; a small multiple of the blocks will do");
   }
-  try {
-    return std::make_shared<BlockStore>(config);
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorKind::ConfigError, "num_blocks of ", blocks, " in all need about ", blocks * sizeof(Slot) * 5 / 4,
-                " bytes, more than there is memory");
-  }
+  return within_memory(text_of("num_blocks of ", blocks, " in all"), static_cast<double>(blocks) * kSlotBytes,
+                       [&] { return std::make_shared<BlockStore>(config); });
 }
 
 void make_manager(Manager* self, nb::handle num_blocks, nb::handle block_size, nb::handle policy, nb::handle thresholds,

@@ -6,6 +6,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "live_run.hpp"
 #include "policy_config.hpp"
 #include "tiers/worker_tiers.hpp"
 #include "turn_class.hpp"
@@ -121,22 +122,24 @@ void bind_tiers(nb::module_& m) {
       .def("stage_ns", &TransferEstimate::stage_ns, "tier"_a, "num_bytes"_a, "loads"_a, "copies"_a,
            "A shared tier to the host.")
       .def("load_ns", &TransferEstimate::load_ns, "num_bytes"_a, "loads"_a, "copies"_a, "Host to device.");
-  TurnClass<TierRun>(m, "TierRun",
+  TurnClass<LiveRun>(m, "TierRun",
                      "What the workers of a run share: links and the tiers below the host. One call at a time, theirs "
                      "included: WrongState.")
       .def(
           "__init__",
-          [](TierRun* self, const TierConfig& config, std::uint32_t block_size, bool events, bool check) {
-            new (self) TierRun(config, block_size, events, check);
+          [](LiveRun* self, const TierConfig& config, std::uint32_t block_size, bool events, bool check) {
+            const double blocks = slots_below(config, 0);
+            within_memory(text_of("num_blocks of ", static_cast<std::uint64_t>(blocks), " in the shared tiers"),
+                          blocks * kSlotBytes, [&] { new (self) LiveRun(config, block_size, events, check); });
           },
           "config"_a, "block_size"_a, "events"_a = false, "check"_a = false)
       .def(
-          "run_until", [](TierRun& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
+          "run_until", [](LiveRun& self, std::int64_t now_ns) { self.hub().run_until(now_ns); }, "now_ns"_a,
           nb::call_guard<nb::gil_scoped_release>(), "Let every transfer that ends by then land, each at its time.")
-      .def_prop_ro("next_wake_ns", [](TierRun& self) { return self.hub().next_wake_ns(); })
+      .def_prop_ro("next_wake_ns", [](LiveRun& self) { return self.hub().next_wake_ns(); })
       .def(
           "take_events",
-          [](TierRun& self, Tier tier) {
+          [](LiveRun& self, Tier tier) {
             for (const auto& shared : self.shared()) {
               if (shared->tier() != tier) continue;
               TimedEvents events;
@@ -146,7 +149,7 @@ void bind_tiers(nb::module_& m) {
             throw Error(ErrorKind::ConfigError, "this run has no tier G", static_cast<int>(tier));
           },
           "tier"_a, "Take the events of one shared tier, a publisher of its own, with the time of each row in ns.")
-      .def("check", [](TierRun& self) { self.check(true); });
+      .def("check", [](LiveRun& self) { self.check(true); });
   nb::class_<TierTotals>(m, "TierTotals", "What the tiers did.")
       .def_ro("offloaded_blocks", &TierTotals::offloaded_blocks)
       .def_ro("dropped_blocks", &TierTotals::dropped_blocks)

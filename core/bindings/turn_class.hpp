@@ -24,6 +24,12 @@ class TurnClass {
     class_.def(name, in_turn(call), extra...);
     return *this;
   }
+  // Made by a function that returns a shared pointer.
+  template <typename Make, typename... Extra>
+  TurnClass& def_new(Make make, const Extra&... extra) {
+    class_.def(nb::new_(make), extra...);
+    return *this;
+  }
   template <typename Call, typename... Extra>
   TurnClass& def_prop_ro(const char* name, Call call, const Extra&... extra) {
     class_.def_prop_ro(name, in_turn(call), extra...);

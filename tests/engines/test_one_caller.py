@@ -86,7 +86,12 @@ def test_workers_of_one_run_take_turns() -> None:
     def other() -> None:
         assert timing.asked.wait(60)
         try:
-            for call in (lambda: two.advance(MS), lambda: run.run_until(MS), run.check):
+            for call in (
+                lambda: two.advance(MS),
+                lambda: run.run_until(MS),
+                run.check,
+                lambda: engine_of(_core.constant_timing(1.0, 1.0), config, run=run),
+            ):
                 with pytest.raises(WrongState, match=MESSAGE):
                     call()
         finally:
@@ -96,6 +101,22 @@ def test_workers_of_one_run_take_turns() -> None:
     two.submit("second", 8, 2, chain(2))
     two.advance(2000 * MS)
     assert two.idle
+
+
+@pytest.mark.parametrize("write_through", [False, True])
+def test_what_an_engine_has_under_way_lands_though_it_was_dropped(write_through: bool) -> None:
+    config = tiers(g3=shared(), write_through=write_through)
+    run = _core.TierRun(config, 4, check=True)
+    for turn in range(30):
+        engine = engine_of(_core.constant_timing(1.0, 1.0), config, run=run)
+        engine.submit("first", 120, 1, chain(turn + 1, 30))
+        engine.submit("second", 120, 1, chain(100 + turn, 30))
+        engine.advance((4 * turn + 3) * MS)
+        del engine
+    assert run.next_wake_ns is not None
+    run.run_until(10**6 * MS)
+    run.check()
+    assert run.next_wake_ns is None
 
 
 class Meddler:
