@@ -281,8 +281,10 @@ void bind_columns(nb::class_<FleetResult>& result) {
 }  // namespace
 
 void bind_replay(nb::module_& m) {
-  nb::class_<TierSummary>(m, "TierSummary", "One tier at the end of a run; those of the workers together.")
+  nb::class_<TierSummary>(m, "TierSummary", "One tier of a pool at the end of a run; those of its workers together.")
       .def_ro("tier", &TierSummary::tier)
+      .def_ro("pool", &TierSummary::pool, "Its name; empty in a run of one pool.")
+      .def_ro("first_worker", &TierSummary::first_worker, "Of the pool.")
       .def_ro("capacity_blocks", &TierSummary::capacity_blocks)
       .def_ro("resident_blocks", &TierSummary::resident_blocks)
       .def_ro("stored_blocks", &TierSummary::stored_blocks)
@@ -298,7 +300,7 @@ void bind_replay(nb::module_& m) {
             }
             return nb::make_tuple(to_array(std::move(time_ns)), to_array(std::move(blocks)));
           },
-          "(time in ns, blocks) of a tier that the run shares; else empty.")
+          "(time in ns, blocks) of a tier that workers share; else empty.")
       .def_ro("events", &TierSummary::events, "Its own, if it is shared and they were kept; else empty.");
   nb::class_<FleetResult> result(m, "FleetResult", "Columns of a run, one row a request in workload order.");
   bind_columns(result);
@@ -331,7 +333,7 @@ void bind_replay(nb::module_& m) {
             const auto count = static_cast<std::uint32_t>(read_uint(workers, "workers", 0xFFFFFFFFu));
             new (self) WorkerPool{name, engine, timing, tiers == nullptr ? std::nullopt : std::optional(*tiers), count};
           },
-          nb::kw_only(), "engine"_a, "timing"_a, "workers"_a = 1, "tiers"_a.none() = nb::none(), "name"_a = "workers");
+          nb::kw_only(), "engine"_a, "timing"_a, "workers"_a = 1, "tiers"_a.none() = nb::none(), "name"_a = "");
 
   m.def("read_plain_rows", &plain_rows, "lines"_a,
         "Timestamps (ms), input and output lengths, numbers of hash ids and the ids of lines that are all plain rows, "

@@ -225,7 +225,8 @@ void bind_router(nb::module_& m) {
           [](const KvDelivery& self) -> nb::object {
             return self.worker == KvDelivery::kShared ? nb::none() : nb::object(nb::int_(self.worker));
           },
-          "None: a tier that the run shares.")
+          "None: a tier that the workers of a pool share.")
+      .def_ro("pool", &KvDelivery::pool, "The number of the worker's pool, or of the one whose tier it is.")
       .def_ro("time_ns", &KvDelivery::time_ns, "When it became visible where it happened.")
       .def_ro("events", &KvDelivery::events);
 }

@@ -40,6 +40,9 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     batch_tokens.push_back(pools_[worker.pool].config.engine.max_num_batched_tokens);
   }
   config_.router->begin(batch_tokens);
+  std::vector<std::uint32_t> pool_of;
+  for (const Worker& worker : workers_) pool_of.push_back(worker.pool);
+  config_.router->set_pools(pool_of);
   if (std::ranges::any_of(workload_.next_turn, [](std::int64_t next) { return next >= 0; })) {
     session_.resize(workload_.size());
     for (std::uint64_t row = 0; row < workload_.size(); ++row) {
@@ -58,7 +61,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
     if (tiers == nullptr || independent() || (!stepping_ && !tiers->g3 && !tiers->g4)) continue;
     const EngineConfig& engine = pool.config.engine;
-    pool.tiers = std::make_unique<TierRun>(*tiers, engine.block_size, engine.events, engine.check, &hub_);
+    pool.tiers =
+        std::make_unique<TierRun>(*tiers, engine.block_size, engine.events, engine.check, &hub_, pool.config.name);
     pool.shared_events.resize(pool.tiers->shared().size());
   }
   // Those who do not meet are played one after another, and need memory only while they are.

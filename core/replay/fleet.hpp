@@ -23,7 +23,7 @@ namespace understudy {
 
 // Workers that are alike.
 struct WorkerPool {
-  std::string name = "workers";
+  std::string name;  // of its tiers and links, where there are several; two have not the same
   EngineConfig engine;
   StepTiming timing;
   std::optional<TierConfig> tiers;
@@ -122,7 +122,7 @@ class Fleet final : private FleetView {
   // What a router is told.
   bool bring_up_to_date();
   bool gather_events();
-  bool tell_router(std::size_t publisher, std::uint64_t owner, EventTable& kept);
+  bool tell_router(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept);
   void deliver(std::size_t index);
 
   // FleetView

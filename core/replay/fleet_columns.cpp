@@ -9,6 +9,7 @@ namespace understudy {
 void Fleet::prepare_columns() {
   const bool tiers = std::ranges::any_of(pools_, [](const Pool& pool) { return pool.config.tiers.has_value(); });
   columns_.prepare(workload_.size(), tiers, keeps_events_);
+  for (const Pool& pool : pools_) columns_.add_pool(pool.config.name, pool.first_worker);
 }
 
 void Fleet::collect(std::size_t index) {
@@ -56,7 +57,7 @@ FleetResult Fleet::finish_columns() {
   for (Pool& pool : pools_) {
     if (!pool.tiers) continue;
     if (config_.check) pool.tiers->check(true);
-    columns_.add_shared(*pool.tiers, pool.shared_events);
+    columns_.add_shared(*pool.tiers, pool.first_worker, pool.shared_events);
   }
   columns_.add_links(hub_.links());
   return columns_.take();

@@ -16,14 +16,16 @@ namespace understudy {
 
 enum class RequestFate : std::uint8_t { Completed = 0, Rejected = 1, Cancelled = 2, Unfinished = 3 };
 
-// One tier at the end of a run; those of the workers together.
+// One tier of a pool at the end of a run; those of its workers together.
 struct TierSummary {
   Tier tier = Tier::G1;
+  std::string pool;  // its name; empty in a run of one pool
+  std::uint64_t first_worker = 0;
   std::uint64_t capacity_blocks = 0;
   std::uint64_t resident_blocks = 0;
   std::uint64_t stored_blocks = 0;
   std::uint64_t evicted_blocks = 0;
-  // Of a tier that the run shares: blocks over time, and its events if they were kept.
+  // Of a tier that workers share: blocks over time, and its events if they were kept.
   std::vector<SharedTier::Residency> residency;
   EventTable events;
 };

@@ -195,7 +195,7 @@ void Fleet::end_step(std::size_t index) {
   record_finished(index);
   if (config_.check && observes_) {
     workers_[index].engine->take_events(gathered_);
-    (void)tell_router(index, order_of(index), workers_[index].events);
+    (void)tell_router(index, workers_[index].pool, order_of(index), workers_[index].events);
     // Without prefix caching a manager may name blocks all the same, for itself: nobody is told of them.
     const bool tells = pools_[workers_[index].pool].config.engine.enable_prefix_caching;
     if (tells) config_.router->check(index, workers_[index].engine->store());

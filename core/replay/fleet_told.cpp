@@ -49,25 +49,27 @@ bool Fleet::gather_events() {
       tiers->hub().run_until(now_ns_);
     }
     worker.engine->take_events(gathered_);
-    due = tell_router(index, order_of(index), worker.events) || due;
+    due = tell_router(index, worker.pool, order_of(index), worker.events) || due;
   }
-  for (Pool& pool : pools_) {
+  for (std::uint32_t number = 0; number < pools_.size(); ++number) {
+    Pool& pool = pools_[number];
     for (std::size_t tier = 0; pool.tiers && tier < pool.tiers->shared().size(); ++tier) {
       pool.tiers->shared()[tier]->take_events(gathered_);
-      due =
-          tell_router(KvDelivery::kShared, workload_.size() + workers_.size() + tier, pool.shared_events[tier]) || due;
+      const std::uint64_t owner = workload_.size() + workers_.size() + tier;
+      due = tell_router(KvDelivery::kShared, number, owner, pool.shared_events[tier]) || due;
     }
   }
   return due;
 }
 
 // What was gathered of one publisher.
-bool Fleet::tell_router(std::size_t publisher, std::uint64_t owner, EventTable& kept) {
+bool Fleet::tell_router(std::size_t publisher, std::uint32_t pool, std::uint64_t owner, EventTable& kept) {
   const TimedEvents& events = gathered_;
   const EventRecords& records = events.batch.records;
   if (records.empty()) return false;
   bool due = false;
-  if (config_.router->gather(publisher, events)) {
+  Router& router = *config_.router;
+  if (publisher == KvDelivery::kShared ? router.gather_shared(pool, events) : router.gather(publisher, events)) {
     if (keeps_events_) kept.append(events);
     return false;
   }
@@ -81,6 +83,7 @@ bool Fleet::tell_router(std::size_t publisher, std::uint64_t owner, EventTable& 
     }
     KvDelivery& delivery = deliveries_[free_deliveries_.back()];
     delivery.worker = publisher;
+    delivery.pool = pool;
     delivery.time_ns = time_ns;
     delivery.events.records.assign(records.begin() + static_cast<std::ptrdiff_t>(first),
                                    records.begin() + static_cast<std::ptrdiff_t>(last));

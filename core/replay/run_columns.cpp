@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 namespace understudy {
@@ -38,6 +39,11 @@ void RunColumns::prepare(std::size_t rows, bool tiers, bool events) {
   if (tiers_) for_each_line(kTierRecordColumns, prepare);
 }
 
+void RunColumns::add_pool(std::string name, std::size_t first_worker) {
+  if (first_worker == 0) pools_.clear();
+  pools_.push_back({std::move(name), first_worker});
+}
+
 void RunColumns::keep(std::uint64_t row, const RequestRecord& record) {
   const auto write = [&](const auto& column) { set(result_.*column.kept, row, std::invoke(column.of, record)); };
   for_each_line(kRecordColumns, write);
@@ -54,14 +60,14 @@ void RunColumns::add_engine(std::size_t worker, VllmEngine& engine) {
   for_each_line(kTotals, [&](const auto& total) { out.totals.*total.member += end.totals.*total.member; });
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
-  if (engine.tiers() != nullptr) add_tiers(engine);
+  if (tiers_) add_tier(worker, Tier::G1, engine.store().num_blocks(0), engine.store().metrics(0));
+  if (engine.tiers() != nullptr) add_tiers(worker, engine);
   engine.take_gaps(gaps_);
 }
 
-void RunColumns::add_tiers(VllmEngine& engine) {
+void RunColumns::add_tiers(std::size_t worker, VllmEngine& engine) {
   const WorkerTiers& tiers = *engine.tiers();
   FleetResult& out = result_;
-  add_tier(Tier::G1, engine.store().num_blocks(0), engine.store().metrics(0));
   std::uint64_t host_blocks = tiers.config().g2_blocks;
   PoolMetrics host = engine.store().metrics(1);
   TierTotals totals = tiers.totals();
@@ -82,19 +88,25 @@ void RunColumns::add_tiers(VllmEngine& engine) {
     const std::vector<std::int64_t>& load_ns = engine.offload_links()->load_ns();
     out.onboard_ns.insert(out.onboard_ns.end(), load_ns.begin(), load_ns.end());
   }
-  add_tier(Tier::G2, host_blocks, host);
+  add_tier(worker, Tier::G2, host_blocks, host);
   out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
   out.tier_totals += totals;
   if (engine.own_run() != nullptr) {
-    add_shared(*engine.own_run());
+    add_shared(*engine.own_run(), worker);
     add_links(engine.own_run()->hub().links());
   }
 }
 
-TierSummary& RunColumns::add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics) {
+TierSummary& RunColumns::add_tier(std::size_t worker, Tier tier, std::uint64_t capacity_blocks,
+                                  const PoolMetrics& metrics) {
   std::vector<TierSummary>& tiers = result_.tiers;
-  auto found = std::find_if(tiers.begin(), tiers.end(), [&](const TierSummary& t) { return t.tier == tier; });
-  if (found == tiers.end()) found = tiers.insert(tiers.end(), TierSummary{tier, 0, 0, 0, 0, {}, {}});
+  const Pool& pool = pool_of(worker);
+  auto found = std::find_if(tiers.begin(), tiers.end(), [&](const TierSummary& t) {
+    return t.tier == tier && t.first_worker == pool.first_worker;
+  });
+  if (found == tiers.end()) {
+    found = tiers.insert(tiers.end(), TierSummary{tier, pool.name, pool.first_worker, 0, 0, 0, 0, {}, {}});
+  }
   found->capacity_blocks += capacity_blocks;
   found->resident_blocks += metrics.active_blocks + metrics.inactive_blocks;
   found->stored_blocks += metrics.registrations;
@@ -102,10 +114,14 @@ TierSummary& RunColumns::add_tier(Tier tier, std::uint64_t capacity_blocks, cons
   return *found;
 }
 
-void RunColumns::add_shared(TierRun& run, std::span<EventTable> told) {
+const RunColumns::Pool& RunColumns::pool_of(std::size_t worker) const {
+  return *std::prev(std::ranges::upper_bound(pools_, worker, {}, &Pool::first_worker));
+}
+
+void RunColumns::add_shared(TierRun& run, std::size_t first_worker, std::span<EventTable> told) {
   for (std::size_t i = 0; i < run.shared().size(); ++i) {
     SharedTier& shared = *run.shared()[i];
-    TierSummary& summary = add_tier(shared.tier(), shared.config().num_blocks, shared.store().metrics(0));
+    TierSummary& summary = add_tier(first_worker, shared.tier(), shared.config().num_blocks, shared.store().metrics(0));
     summary.residency = shared.residency();
     if (!events_) continue;
     if (!told.empty()) summary.events = std::move(told[i]);

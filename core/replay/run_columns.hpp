@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/vllm/engine.hpp"
@@ -17,13 +18,16 @@ class RunColumns {
   // Of so many requests, none of which has left anything; with `tiers`, those columns too. `events`: what shared tiers
   // told is kept.
   void prepare(std::size_t rows, bool tiers, bool events);
+  // The next workers are of a pool of that name, whose tiers stand by themselves. Unless told, all are of one.
+  void add_pool(std::string name, std::size_t first_worker);
 
   // A request has ended. Threads may call it, each for rows of its own.
   void keep(std::uint64_t row, const RequestRecord& record);
   // An engine has ended, and so have its transfers: its samples, totals, gaps and tiers.
   void add_engine(std::size_t worker, VllmEngine& engine);
-  // What workers share; `told` are events that were taken before, one table a tier, or none.
-  void add_shared(TierRun& run, std::span<EventTable> told = {});
+  // What workers of a pool share, whose first is that one; `told` are events that were taken before, one table a tier,
+  // or none.
+  void add_shared(TierRun& run, std::size_t first_worker = 0, std::span<EventTable> told = {});
   void add_links(const Links& links);
 
   FleetResult& result() noexcept { return result_; }
@@ -31,10 +35,17 @@ class RunColumns {
   FleetResult take();
 
  private:
-  void add_tiers(VllmEngine& engine);
-  TierSummary& add_tier(Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
+  struct Pool {
+    std::string name;
+    std::size_t first_worker = 0;
+  };
+
+  void add_tiers(std::size_t worker, VllmEngine& engine);
+  TierSummary& add_tier(std::size_t worker, Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
+  const Pool& pool_of(std::size_t worker) const;
 
   FleetResult result_;
+  std::vector<Pool> pools_{1};
   bool tiers_ = false;
   bool events_ = false;
   GapSum gaps_;  // of workers that have ended

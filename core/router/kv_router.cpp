@@ -60,6 +60,8 @@ void KvRouter::begin(std::span<const std::uint64_t> batch_tokens) {
   decisions_.clear();
 }
 
+void KvRouter::set_pools(std::span<const std::uint32_t> pool_of) { view_->set_pools(pool_of); }
+
 std::size_t KvRouter::add_worker(std::uint64_t batch_tokens) {
   view_->add_worker();
   load_->add_worker();
@@ -81,7 +83,12 @@ bool KvRouter::looks() const noexcept {
 bool KvRouter::observes() const noexcept { return config_.use_events || config_.keep_decisions; }
 
 bool KvRouter::gather(std::size_t worker, const TimedEvents& events) {
-  worker == KvDelivery::kShared ? view_->observe_shared(events) : view_->observe(worker, events);
+  view_->observe(worker, events);
+  return true;
+}
+
+bool KvRouter::gather_shared(std::uint32_t pool, const TimedEvents& events) {
+  view_->observe_shared(pool, events);
   return true;
 }
 

@@ -37,6 +37,7 @@ class KvRouter final : public Router {
   explicit KvRouter(KvRouterConfig config);
 
   void begin(std::span<const std::uint64_t> batch_tokens) override;
+  void set_pools(std::span<const std::uint32_t> pool_of) override;
   // One more worker, and whether a worker may be chosen: for fleets that change. WrongState when nobody may be.
   std::size_t add_worker(std::uint64_t batch_tokens);
   void set_available(std::size_t worker, bool available);
@@ -52,6 +53,7 @@ class KvRouter final : public Router {
   bool looks() const noexcept override;
   bool observes() const noexcept override;
   bool gather(std::size_t worker, const TimedEvents& events) override;
+  bool gather_shared(std::uint32_t pool, const TimedEvents& events) override;
   void check(std::size_t worker, const Residency& store) override;
   bool tracks() const noexcept override { return true; }
   void first_token(std::uint64_t row) override;

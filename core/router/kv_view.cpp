@@ -85,16 +85,20 @@ void KvView::observe(std::size_t worker, const TimedEvents& events) {
   observe_late(late_[worker], worker, events);
 }
 
-void KvView::observe_shared(const TimedEvents& events) {
+void KvView::observe_shared(std::uint32_t pool, const TimedEvents& events) {
   if (!config_.use_events || events.batch.records.empty()) return;
-  if (!shared_) {
-    shared_ = std::make_unique<PrefixIndex>();
-    join_all(*shared_, 1);
+  if (shared_.size() <= pool) shared_.resize(pool + std::size_t{1});
+  Shared& shared = shared_[pool];
+  if (!shared.index) {
+    shared.index = std::make_unique<PrefixIndex>();
+    join_all(*shared.index, 1);
   }
   if (config_.punctual()) {
-    apply(*shared_, 0, events.batch.records);
+    apply(*shared.index, 0, events.batch.records);
   } else {
-    observe_late(shared_late_, ~static_cast<std::uint64_t>(events.batch.records.front().tier), events);
+    constexpr std::uint64_t kTiers = 8;
+    const std::uint64_t publisher = static_cast<std::uint64_t>(events.batch.records.front().tier) + kTiers * pool;
+    observe_late(shared.late, ~publisher, events);
   }
 }
 
@@ -121,8 +125,9 @@ void KvView::catch_up(std::int64_t now_ns) {
     std::deque<Late>& late = late_[worker];
     for (; !late.empty() && late.front().due_ns <= now_ns; late.pop_front()) apply(index_, worker, late.front().rows);
   }
-  for (; !shared_late_.empty() && shared_late_.front().due_ns <= now_ns; shared_late_.pop_front()) {
-    apply(*shared_, 0, shared_late_.front().rows);
+  for (Shared& shared : shared_) {
+    std::deque<Late>& late = shared.late;
+    for (; !late.empty() && late.front().due_ns <= now_ns; late.pop_front()) apply(*shared.index, 0, late.front().rows);
   }
 }
 
@@ -169,22 +174,26 @@ void KvView::match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, s
 void KvView::believe(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
   if (predicted_) take_larger(*predicted_, prompt, now_ns, out);
   if (assumed_) take_larger(*assumed_, prompt, now_ns, out);
-  if (shared_) add_shared(prompt, out);
+  for (std::uint32_t pool = 0; pool < shared_.size(); ++pool) add_shared(pool, prompt, out);
 }
 
-// What a worker holds itself goes on with what all can fetch, on the tier where that is.
-void KvView::add_shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const {
+// What a worker holds itself goes on with what all of its pool can fetch, on the tier where that is.
+void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt,
+                        std::vector<std::uint32_t>& out) const {
   constexpr std::size_t kTiers = PrefixIndex::kTiers;
+  const PrefixIndex* const shared = shared_[pool].index.get();
+  if (shared == nullptr) return;
   std::vector<std::array<std::uint32_t, kTiers>> ahead(prompt.size() + 1);  // from each block on, without a hole
   for (std::size_t i = prompt.size(); i-- > 0;) {
     for (const Tier tier : {Tier::G3, Tier::G4}) {
-      if (!shared_->holds(0, tier, prompt[i])) continue;
+      if (!shared->holds(0, tier, prompt[i])) continue;
       ahead[i] = ahead[i + 1];
       ++ahead[i][static_cast<std::size_t>(tier) - static_cast<std::size_t>(Tier::G1)];
       break;
     }
   }
   for (std::size_t row = 0; row < out.size(); row += kTiers) {
+    if (pool_of(row / kTiers) != pool) continue;
     std::size_t own = 0;
     for (std::size_t tier = 0; tier < kTiers; ++tier) own += out[row + tier];
     own = std::min(own, prompt.size());  // a prompt that was just sent counts beside what events say of slower tiers
@@ -204,7 +213,7 @@ void KvView::take_larger(PrefixIndex& other, std::span<const std::uint64_t> prom
 
 bool KvView::match_truth(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const {
   if (truth_) truth_->match(prompt, false, out);
-  if (truth_ && shared_) add_shared(prompt, out);
+  for (std::uint32_t pool = 0; truth_ && pool < shared_.size(); ++pool) add_shared(pool, prompt, out);
   return truth_ != nullptr;
 }
 

@@ -17,12 +17,15 @@ class KvView {
  public:
   KvView(const KvRouterConfig& config, std::size_t workers);
   void add_worker();
+  // The pool of each worker, whose shared tiers it reaches. Unless told, all are of pool 0.
+  void set_pools(std::span<const std::uint32_t> pool_of) { pool_of_.assign(pool_of.begin(), pool_of.end()); }
 
   // ── What it is told ──
   // Events of a worker, in the order of time. What the configuration delays or loses is not known before, or ever.
   void observe(std::size_t worker, const TimedEvents& events);
-  // And of a tier that every worker reaches: its blocks count where they continue what a worker has of its own.
-  void observe_shared(const TimedEvents& events);
+  // And of a tier that every worker of a pool reaches: its blocks count where they continue what a worker has of its
+  // own.
+  void observe_shared(std::uint32_t pool, const TimedEvents& events);
   // A prompt was sent to a worker.
   void sent(std::size_t worker, std::span<const std::uint64_t> prompt, std::int64_t now_ns);
   void forget(std::size_t worker);  // all that was known of it
@@ -55,7 +58,8 @@ class KvView {
 
   void apply(PrefixIndex& index, std::size_t worker, std::span<const EventRecord> rows);
   void observe_late(std::deque<Late>& late, std::uint64_t publisher, const TimedEvents& events);
-  void add_shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
+  void add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
+  std::uint32_t pool_of(std::size_t worker) const noexcept { return worker < pool_of_.size() ? pool_of_[worker] : 0; }
   void catch_up(std::int64_t now_ns);
   void take_larger(PrefixIndex& other, std::span<const std::uint64_t> prompt, std::int64_t now_ns,
                    std::vector<std::uint32_t>& out);
@@ -66,8 +70,12 @@ class KvView {
   std::unique_ptr<PrefixIndex> truth_;      // null: the index is the truth
   std::unique_ptr<PrefixIndex> assumed_;    // of workers that are or were degraded; null: nobody was
   std::vector<bool> degraded_;              // by worker
-  std::unique_ptr<PrefixIndex> shared_;     // tiers that all reach, as one worker; null: nobody has told of any
-  std::deque<Late> shared_late_;
+  struct Shared {
+    std::unique_ptr<PrefixIndex> index;  // of its tiers, as one worker; null: nobody has told of any
+    std::deque<Late> late;
+  };
+  std::vector<Shared> shared_;          // by pool, as far as somebody has told
+  std::vector<std::uint32_t> pool_of_;  // by worker; those behind it are of pool 0
   std::vector<std::deque<Late>> late_;  // by worker, in the order in which they come
   std::vector<std::uint32_t> scratch_;
   std::uint64_t checks_ = 0;

@@ -61,7 +61,8 @@ class FleetView {
 struct KvDelivery {
   static constexpr std::size_t kShared = ~std::size_t{0};
 
-  std::size_t worker = 0;    // kShared: a tier of the run
+  std::size_t worker = 0;    // kShared: a tier that the workers of a pool share
+  std::uint32_t pool = 0;    // of either
   std::int64_t time_ns = 0;  // when it became visible where it happened
   DrainedEvents events;
 };
@@ -83,6 +84,8 @@ class Router {
   // A run begins with as many workers as there are numbers: prompt tokens that fit into a step of each. What was known
   // of another run is forgotten.
   virtual void begin(std::span<const std::uint64_t> /*batch_tokens*/) {}
+  // Then: the pool of each worker, whose shared tiers it reaches. Unless told, all are of one.
+  virtual void set_pools(std::span<const std::uint32_t> /*pool_of*/) {}
 
   // The worker of a request, below view.loads().size(); kLater: it waits here.
   virtual std::size_t choose(const RouteRequest& request, FleetView& view) = 0;
@@ -97,6 +100,7 @@ class Router {
   // All that a worker has told since the last time, for a router that itself holds back what has not reached it yet.
   // False: it wants deliveries.
   virtual bool gather(std::size_t /*worker*/, const TimedEvents&) { return false; }
+  virtual bool gather_shared(std::uint32_t /*pool*/, const TimedEvents&) { return false; }
 
   // A step of the worker has ended, and all of its events have been gathered. InvariantViolated when what the router
   // should know exactly is not what is there.

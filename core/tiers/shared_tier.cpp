@@ -24,15 +24,17 @@ StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint64_
   return store;
 }
 
+std::string named(const std::string& owner, const char* link) { return owner.empty() ? link : owner + " " + link; }
+
 }  // namespace
 
 SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint64_t slots, std::uint32_t block_size,
-                       bool events, bool check, bool demand_first, Links& links)
+                       bool events, bool check, bool demand_first, Links& links, const std::string& owner)
     : tier_(tier),
       config_(config),
       store_(store_config(tier, config, slots, block_size, events || check)),
-      backend_(add_way(links, config.backend, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend",
-                       tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend", demand_first)),
+      backend_(add_way(links, config.backend, named(owner, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend"),
+                       named(owner, tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend"), demand_first)),
       arrivals_(slots),
       emits_(events),
       checks_(check) {}
@@ -116,13 +118,15 @@ void SharedTier::check(bool whole) {
   }
 }
 
-TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check, TransferHub* hub)
+TierRun::TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check, TransferHub* hub,
+                 const std::string& owner)
     : own_hub_(hub == nullptr ? std::make_unique<TransferHub>() : nullptr),
       hub_(hub == nullptr ? *own_hub_ : *hub),
       emits_(events || check) {
   const auto add = [&](Tier tier, const SharedTierConfig& below) {
     shared_.push_back(std::make_unique<SharedTier>(tier, below, config.slots_for(below.num_blocks, below.policy),
-                                                   block_size, events, check, config.demand_first, hub_.links()));
+                                                   block_size, events, check, config.demand_first, hub_.links(),
+                                                   owner));
   };
   if (config.g3) add(Tier::G3, *config.g3);
   if (config.g4) add(Tier::G4, *config.g4);

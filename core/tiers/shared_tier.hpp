@@ -27,10 +27,10 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
 
 class SharedTier {
  public:
-  // With `slots` for as many blocks as it will ever have. With `check`, an index fed by its events alone must agree
-  // with it after every change.
+  // With `slots` for as many blocks as it will ever have. Its links bear the name of its `owner`, if there is one. With
+  // `check`, an index fed by its events alone must agree with it after every change.
   SharedTier(Tier tier, const SharedTierConfig& config, std::uint64_t slots, std::uint32_t block_size, bool events,
-             bool check, bool demand_first, Links& links);
+             bool check, bool demand_first, Links& links, const std::string& owner);
 
   Tier tier() const noexcept { return tier_; }
   BlockStore& store() noexcept { return store_; }
@@ -95,7 +95,7 @@ class TierRun {
  public:
   // On `hub`, which outlives it; null: on one of its own.
   TierRun(const TierConfig& config, std::uint32_t block_size, bool events, bool check = false,
-          TransferHub* hub = nullptr);
+          TransferHub* hub = nullptr, const std::string& owner = "");
   TierRun(const TierRun&) = delete;
   TierRun& operator=(const TierRun&) = delete;
 

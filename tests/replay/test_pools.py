@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from dataclasses import replace
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from replay.building import ONE_MS, crowd, single_turns
+from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
-from understudy.errors import ConfigError
-from understudy.router import FleetView, Router, RouteRequest
-from understudy.run.offline import run_offline
-from understudy.run.pools import WorkerPool
+from understudy.errors import ConfigError, InvalidArgument
+from understudy.events import Stored
+from understudy.events.file import read_columns
+from understudy.report import Report
+from understudy.router import FleetView, KvEventBatch, KvRouting, Router, RouteRequest
+from understudy.run.digest import digests
+from understudy.run.offline import OfflineRun, run_offline
+from understudy.run.pools import WorkerPool, names_of
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import TiersConfig
 
@@ -90,6 +100,166 @@ def test_pools_with_a_tier_of_the_run_each_keep_their_own(routing: str, leaping:
     pools = [WorkerPool(engine=SMALL, workers=2, tiers=shared), WorkerPool(engine=LARGE, tiers=HOST)]
     run = run_offline(crowd(60), pools=pools, routing=routing, leaping=leaping, check=True)  # type: ignore[arg-type]
     assert (run.timeline.finish_ns >= 0).all()
+
+
+def disk(blocks: int, gbps: float) -> TiersConfig:
+    link = {"down_gbps": gbps, "up_gbps": gbps}
+    backend = {"backend_down_gbps": gbps, "backend_up_gbps": gbps}
+    return TiersConfig.from_dict(
+        {
+            "kv_bytes_per_token": 1 << 14,
+            "tiers": [
+                {"tier": "g2", "blocks": 15, "link": link},
+                {"tier": "g3", "blocks": blocks, "link": backend},
+            ],
+        }
+    )
+
+
+def two_disks(*names: str, routing: str | Router = "round_robin", **how: Any) -> OfflineRun:
+    """Two workers with a large disk of theirs, and one of another pool with a small and slow one."""
+    engines, workers, disks = [SMALL, SMALL], [2, 1], [disk(300, 1), disk(40, 0.5)]
+    pools = [
+        WorkerPool(engine=engine, workers=count, tiers=below, **({"name": name} if name else {}))
+        for engine, count, below, name in zip(engines, workers, disks, names or ("fast", "slow"), strict=True)
+    ]
+    return run_offline(crowd(90), pools=pools, routing=routing, **how)  # type: ignore[arg-type]
+
+
+def test_the_tiers_of_each_pool_stand_by_themselves() -> None:
+    tiers = two_disks().timeline.tiers
+    assert tiers is not None
+    assert [(s.pool, s.tier, s.capacity_blocks) for s in tiers.tiers] == [
+        ("fast", Tier.G1, 40),
+        ("fast", Tier.G2, 30),
+        ("fast", Tier.G3, 300),
+        ("slow", Tier.G1, 20),
+        ("slow", Tier.G2, 15),
+        ("slow", Tier.G3, 40),
+    ]
+    for summary in tiers.tiers:
+        if summary.tier == Tier.G3:
+            _, blocks = summary.residency
+            assert 0.9 * summary.resident_blocks < blocks.max() <= summary.capacity_blocks
+            assert summary.stored_blocks - summary.evicted_blocks == summary.resident_blocks
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "kv"])
+def test_each_pools_shared_tier_is_a_publisher_of_its_own(routing: str, tmp_path: Path) -> None:
+    run = two_disks(routing=routing, events=True, check=True)
+    assert run.kv is not None
+    assert run.timeline.tiers is not None
+    for summary in run.timeline.tiers.tiers:
+        if summary.tier != Tier.G3:
+            continue
+        here: set[int] = set()
+        for _, event in run.kv.shared_events(Tier.G3, "consolidated", summary.pool):
+            told = {block.sequence_hash for block in event.blocks}
+            assert not here & told if isinstance(event, Stored) else told <= here
+            here ^= told
+        assert len(here) == summary.resident_blocks > 0
+    with pytest.raises(InvalidArgument, match="'fast', 'slow'"):
+        run.kv.shared_events(Tier.G3, "raw")
+    with pytest.raises(InvalidArgument, match="'other'"):
+        run.kv.shared_events(Tier.G3, "raw", "other")
+    names = ["worker 0", "worker 1", "worker 2", "fast G3", "slow G3"]
+    assert [name for name, _ in run.kv.digests()] == names
+    run.kv.write(events=tmp_path / "events.jsonl", raw_events=tmp_path / "raw.npz")
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert {line.get("publisher", line.get("worker")) for line in lines} == {0, 1, 2, "fast G3", "slow G3"}
+    assert list(read_columns(tmp_path / "raw.npz").publishers) == names
+
+
+def test_a_digest_covers_the_shared_tier_of_every_pool() -> None:
+    """Without the first pool's disk nothing else of it would differ: its blocks are never asked for."""
+    whole = two_disks(events=True)
+    assert whole.timeline.tiers is not None
+    base = digests(whole.timeline)["digests"]["tiers"]
+    for at, summary in enumerate(whole.timeline.tiers.tiers):
+        if summary.tier == Tier.G3:
+            others = tuple(s for i, s in enumerate(whole.timeline.tiers.tiers) if i != at)
+            tiers = replace(whole.timeline.tiers, tiers=others)
+            assert digests(replace(whole.timeline, tiers=tiers))["digests"]["tiers"] != base
+
+
+def test_the_report_names_the_tiers_and_links_of_pools(tmp_path: Path) -> None:
+    report = Report.build(two_disks().timeline)
+    assert report.tiers is not None
+    uses = {use.tier: use for use in report.tiers.tiers}
+    assert list(uses) == ["fast g1", "fast g2", "fast g3", "slow g1", "slow g2", "slow g3"]
+    assert all(0 < use.resident_mean <= use.resident_max <= 1 for use in uses.values())
+    assert sum(use.hit_ratio_first for use in uses.values()) == pytest.approx(
+        report.prefix_hit_ratio.first_admission
+    )
+    links = {(link.name, link.bandwidth_gbps): link for link in report.tiers.links}
+    assert {name for name, _ in links if name.endswith("backend")} == {
+        f"{pool} {way}_backend" for pool in ("fast", "slow") for way in ("g2_to_g3", "g3_to_g2")
+    }
+    assert links["g1_to_g2", 1.0].links == 2
+    assert links["g1_to_g2", 0.5].links == 1
+    assert all(0 <= link.utilisation_max <= 1 for link in links.values() if link.bandwidth_gbps < 2)
+    report.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    table = StringIO()
+    report.print(Console(file=table, width=200))
+    for name in ("fast G3", "slow G3", "fast G2 → G3 backend"):
+        assert name in page
+        assert name in table.getvalue()
+
+
+def test_a_router_counts_on_the_disk_of_a_workers_own_pool_alone() -> None:
+    """A prompt that one pool's disk has is nothing to the other's worker, until it has been there too."""
+    prompts = [[*range(8 * at, 8 * at + 8)] for at in range(4)]
+    order = [0, 1, 2, 3, 0, 0]  # small devices forget the first of them
+    workload = single_turns(
+        [128] * 6, arrival_ms=[400 * at for at in range(6)], content=[prompts[which] for which in order]
+    )
+    engine = VllmConfig(block_size=16, num_gpu_blocks=9, timing=ONE_MS)
+    pools = [WorkerPool(engine=engine, tiers=disk(300, 1)) for _ in range(2)]
+    router = KvRouting(disk_cache_hit_weight=1.0, host_cache_hit_weight=1.0).build(
+        imposed=np.array([0, 0, 0, 0, 1, 0], np.int32)
+    )
+    run_offline(workload, pools=pools, routing=router, check=True, events=True)
+    held = router.decisions.overlap_blocks + router.decisions.lower_overlap_blocks
+    assert held[4] == 0
+    assert held[5] == 8
+
+
+def test_a_router_is_told_whose_shared_tier_it_is() -> None:
+    told: set[tuple[int | None, int]] = set()
+
+    class Listening(Fixed):
+        def observe(self, batch: KvEventBatch) -> None:
+            told.add((batch.worker, batch.pool))
+
+    two_disks(routing=Listening(*[row % 3 for row in range(90)]))
+    assert told == {(0, 0), (1, 0), (2, 1), (None, 0), (None, 1)}
+
+
+def test_the_device_of_pools_without_tiers_is_a_tier_too() -> None:
+    pools = [WorkerPool(engine=SMALL, tiers=HOST, name="small"), WorkerPool(engine=LARGE, name="large")]
+    report = Report.build(run_offline(crowd(60), pools=pools).timeline)
+    assert report.tiers is not None
+    assert [(use.tier, use.capacity_blocks) for use in report.tiers.tiers] == [
+        ("small g1", 20),
+        ("small g2", 50),
+        ("large g1", 200),
+    ]
+    assert all(0 < use.resident_max <= 1 for use in report.tiers.tiers)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["workers", "workers"], ["pool 0", "pool 1"]),
+        (["pool 1", "workers", "workers"], ["pool 0", "pool 1", "pool 2"]),
+        (["pool 0", "b"], ["pool 0", "b"]),
+        (["workers"], [""]),
+    ],
+)
+def test_pools_are_told_apart(given: list[str], told: list[str]) -> None:
+    assert names_of([WorkerPool(name=name) for name in given]) == told
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def tier(
 ) -> TierSummary:
     summary = SimpleNamespace(
         tier=name,
+        pool="",
+        first_worker=0,
         capacity_blocks=capacity,
         resident_blocks=resident,
         stored_blocks=stored,

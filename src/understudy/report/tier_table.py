@@ -35,7 +35,7 @@ def tier_rows(tiers: TiersReport, width: int) -> Table:
     """A row a tier; columns that do not fit into `width` are left out."""
     rows = [
         {
-            "KV tier": use.tier.upper(),
+            "KV tier": titled(use.tier),
             "hit first": quantity(use.hit_ratio_first, "ratio"),
             "hit all": quantity(use.hit_ratio_total, "ratio"),
             "blocks": f"{use.capacity_blocks:,}",
@@ -68,14 +68,24 @@ def link_rows(tiers: TiersReport, width: int) -> Table:
 
 def limiting(tiers: TiersReport) -> list[LinkUse]:
     """All links but those of a worker that say nothing beyond their backend's: unlimited ones in front of it."""
-    backends = {link.name.removesuffix("_backend") for link in tiers.links if link.name.endswith("_backend")}
+    backends = {
+        link.name.rpartition(" ")[2].removesuffix("_backend")
+        for link in tiers.links
+        if link.name.endswith("_backend")
+    }
     return [link for link in tiers.links if math.isfinite(link.bandwidth_gbps) or link.name not in backends]
+
+
+def titled(name: str) -> str:
+    """A tier's name for people: the tier in capitals, its pool as it is."""
+    pool, _, tier = name.rpartition(" ")
+    return f"{pool} {tier.upper()}".lstrip()
 
 
 def arrow(link: LinkUse) -> str:
     """The link's name for people: G1 → G2, and how many there are."""
     way = link.name.removesuffix("_backend")
-    name = way.upper().replace("_TO_", " → ") + (" backend" if link.name != way else "")
+    name = titled(way).replace("_TO_", " → ") + (" backend" if link.name != way else "")
     return name if link.links == 1 else f"{name} × {link.links}"
 
 

@@ -28,7 +28,10 @@ LINK_WINDOWS = 120
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """One tier; those of the workers together. Ratios are of prompt tokens, as those of `prefix_hit_ratio`."""
+    """One tier; those of a pool's workers together, and its name in front where there are several pools.
+
+    Ratios are of prompt tokens of the run, as those of `prefix_hit_ratio`, of which those of all pools are the sum.
+    """
 
     tier: str
     hit_tokens_first: int
@@ -130,11 +133,13 @@ def _use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> Tier
     admitted = timeline.first_admit_ns >= 0
     prompt = timeline.prompt_tokens[admitted].astype(np.int64)
     looked_up = timeline.looked_up_tokens[admitted].astype(np.int64)
-    first = int(hits_of(timeline, summary.tier, first=True)[admitted].sum())
-    total = int(hits_of(timeline, summary.tier, first=False)[admitted].sum())
-    mean, most = _residency(timeline, columns, summary)
+    workers = columns.workers_of(summary, timeline.num_workers)
+    here = admitted & (timeline.worker >= workers.start) & (timeline.worker < workers.stop)
+    first = int(hits_of(timeline, summary.tier, first=True)[here].sum())
+    total = int(hits_of(timeline, summary.tier, first=False)[here].sum())
+    mean, most = _residency(timeline, columns, summary, workers)
     return TierUse(
-        tier=summary.tier.name.lower(),
+        tier=f"{summary.pool} {summary.tier.name.lower()}".lstrip(),
         hit_tokens_first=first,
         hit_ratio_first=ratio(first, int(prompt.sum())),
         hit_tokens_total=total,
@@ -148,7 +153,9 @@ def _use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> Tier
     )
 
 
-def _residency(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> tuple[float, float]:
+def _residency(
+    timeline: Timeline, columns: TierColumns, summary: TierSummary, workers: range
+) -> tuple[float, float]:
     """Share of the capacity: the mean, and the most that any worker (or the tier itself) had."""
     if summary.tier == Tier.G1:
         blocks = timeline.sample_used_blocks + timeline.sample_cached_blocks
@@ -160,9 +167,11 @@ def _residency(timeline: Timeline, columns: TierColumns, summary: TierSummary) -
             return 0.0, 0.0
         mean = float(function.means(windows(timeline, 1))[0])
         return mean / summary.capacity_blocks, int(function.values.max()) / summary.capacity_blocks
-    capacity = summary.capacity_blocks / timeline.num_workers
+    capacity = summary.capacity_blocks / len(workers)
     (means,) = worker_means(timeline, blocks)
-    return float(means.mean()) / capacity, int(blocks.max()) / capacity if len(blocks) else math.nan
+    here = blocks[(timeline.sample_worker >= workers.start) & (timeline.sample_worker < workers.stop)]
+    mean = float(means[workers.start : workers.stop].mean())
+    return mean / capacity, int(here.max()) / capacity if len(here) else math.nan
 
 
 def _waits(times_ns: Int64Column) -> Statistics:
@@ -170,13 +179,23 @@ def _waits(times_ns: Int64Column) -> Statistics:
 
 
 def _links(timeline: Timeline, links: Sequence[LinkUsage]) -> tuple[LinkUse, ...]:
-    """A worker's link is named "worker N KIND"; links of a kind stand together, the nearest to the device first."""
-    kinds: dict[str, list[LinkUsage]] = {}
+    """A worker's link is named "worker N KIND", one of several pools "POOL KIND". Links of a kind stand together, the
+    nearest to the device first; those of pools by pool, and workers' links apart where they are not as wide.
+    """
+    kinds: dict[tuple[str, str, float], list[LinkUsage]] = {}
     for link in links:
-        kinds.setdefault(link.name.rpartition(" ")[2], []).append(link)
+        owner, _, kind = link.name.rpartition(" ")
+        pool = owner if kind.endswith("backend") else ""
+        kinds.setdefault((kind, pool, link.bandwidth_gbps), []).append(link)
     edges = windows(timeline, LINK_WINDOWS)
-    nearest = sorted(kinds, key=lambda name: (max(filter(str.isdigit, name)), name.endswith("backend"), name))
-    return tuple(_kind(name, kinds[name], edges) for name in nearest)
+
+    def distance(key: tuple[str, str, float]) -> tuple[str, bool, str]:
+        return max(filter(str.isdigit, key[0])), key[0].endswith("backend"), key[0]
+
+    return tuple(
+        _kind(f"{pool} {kind}".lstrip(), kinds[kind, pool, gbps], edges)
+        for kind, pool, gbps in sorted(kinds, key=distance)
+    )
 
 
 def _kind(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> LinkUse:

@@ -37,7 +37,7 @@ class Router(ABC):
 
     @_does_nothing  # noqa: B027
     def observe(self, batch: KvEventBatch) -> None:
-        """Blocks were stored or removed in a step of `batch.worker`, or on a shared tier (None).
+        """Blocks were stored or removed in a step of `batch.worker`, or on a tier of pool `batch.pool` (None).
 
         Only a router that overrides it is told; workers then keep events for it. `batch.events` has a row for each
         block, as a `BlockManager` tells them.

@@ -9,6 +9,7 @@ import numpy as np
 
 from understudy._core import xxh3_64
 from understudy.run.schema import columns_of, totals_of
+from understudy.run.tier_columns import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,7 @@ def _tiers(tiers: TierColumns) -> Iterator[Item]:
         if not name.startswith("_") and (name not in _VLLM_OFFLOAD or getattr(totals, name)):
             yield name, getattr(totals, name)
     for summary in tiers.tiers:
-        yield "tier", summary.tier.name
+        yield "tier", name_of(summary)
         for name in _SUMMARY:
             yield name, getattr(summary, name)
         for array in summary.residency:

@@ -19,6 +19,7 @@ from understudy.memory import (
     WORKER_BYTES,
     require_memory,
 )
+from understudy.run.pools import names_of
 from understudy.tiers.native import slots_for, to_core
 from understudy.tiers.plan import TierPlan
 
@@ -47,6 +48,7 @@ class FleetPlan:
         self.ranks = ranks
         self.deployments = sum(pool.workers for pool in pools)
         self.pools = [msgspec.structs.replace(pool, workers=pool.workers * ranks) for pool in pools]
+        self._names = names_of(pools)
         self._plans = [TierPlan.of(pool.below(), pool.engine.block_size) for pool in pools]
         self._most_blocks = _blocks_of(workload, self.engine)
         self._require_memory(meet)
@@ -78,9 +80,9 @@ class FleetPlan:
                 timing=pool.engine.native_timing(timing),
                 workers=pool.workers,
                 tiers=None if plan is None else to_core(plan, self._most_blocks, seed=seed),
-                name=pool.name,
+                name=name,
             )
-            for pool, plan in zip(self.pools, self._plans, strict=True)
+            for pool, plan, name in zip(self.pools, self._plans, self._names, strict=True)
         ]
 
     def size(self) -> dict[str, int]:
@@ -102,8 +104,8 @@ class FleetPlan:
         return {
             "scheduling": scheduling_in_words([pool.engine for pool in self.pools]),
             "pools": [
-                {"name": pool.name, "workers": pool.workers, **settings}
-                for pool, settings in zip(self.pools, pools, strict=True)
+                {"name": name, "workers": pool.workers, **settings}
+                for pool, name, settings in zip(self.pools, self._names, pools, strict=True)
             ],
         }
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from understudy._core import Tier
 from understudy.errors import InvalidArgument
 from understudy.events import Consolidator, EventColumns, EventsLost, Stored, decode
 from understudy.events.file import write_columns
 from understudy.outputs import create
+from understudy.run.tier_columns import SHARED, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from understudy._core import EventTable, FleetResult, TierSummary
+    from understudy._core import EventTable, FleetResult, Tier, TierSummary
     from understudy.events import Removed, Stream
     from understudy.events.synthesize import TokenSource
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class KvLog:
     """Events and allocations of a run, by worker. Only what the run was asked to keep is there.
 
-    A tier that the run shares (G3, G4) is a publisher of its own, beside the workers.
+    A tier that workers share (G3, G4) is a publisher of its own, beside them; one of each pool that has it.
     """
 
     def __init__(
@@ -58,13 +58,22 @@ class KvLog:
             raise InvalidArgument(f"worker must be from 0 to {self._workers - 1}, got {worker}")
         return self._decoded(self._result.events(worker), stream)
 
-    def shared_events(self, tier: Tier, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
-        """As `events`, of a tier that the run shares; InvalidArgument when there is none."""
+    def shared_events(
+        self, tier: Tier, stream: Stream, pool: str | None = None
+    ) -> Iterator[tuple[int, Stored | Removed]]:
+        """As `events`, of a tier that workers share: those of `pool`, where several have one.
+
+        InvalidArgument when there is none, or more than one.
+        """
         self._require("events")
-        for summary in self._shared():
-            if summary.tier == tier:
-                return self._decoded(summary.events, stream)
-        raise InvalidArgument(f"the run shares no tier {tier.name}")
+        found = [s for s in self._shared() if s.tier == tier and pool in (None, s.pool)]
+        if not found:
+            named = "the run shares no tier" if pool is None else f"pool {pool!r} has no shared tier"
+            raise InvalidArgument(f"{named} {tier.name}")
+        if len(found) > 1:
+            pools = ", ".join(repr(summary.pool) for summary in found)
+            raise InvalidArgument(f"several pools have a tier {tier.name}: name one of them, {pools}")
+        return self._decoded(found[0].events, stream)
 
     def digests(self) -> Iterator[tuple[str, int]]:
         """Of what every publisher said, and when, by name; InvalidArgument when the run kept no events."""
@@ -103,11 +112,11 @@ class KvLog:
 
     def _tables(self) -> dict[str, EventTable]:
         tables = {f"worker {worker}": self._result.events(worker) for worker in range(self._workers)}
-        return tables | {summary.tier.name: summary.events for summary in self._shared()}
+        return tables | {name_of(summary): summary.events for summary in self._shared()}
 
     def _shared(self) -> list[TierSummary]:
-        shared = [summary for summary in self._result.tiers if summary.tier in (Tier.G3, Tier.G4)]
-        return sorted(shared, key=lambda summary: int(summary.tier))
+        shared = [summary for summary in self._result.tiers if summary.tier in SHARED]
+        return sorted(shared, key=lambda summary: (summary.first_worker, int(summary.tier)))
 
     def _decoded(self, told: EventTable, stream: Stream) -> Iterator[tuple[int, Stored | Removed]]:
         ids = count()
@@ -161,7 +170,7 @@ class KvLog:
             for worker in range(self._workers)
         ]
         tiers = [
-            _event_lines({"publisher": summary.tier.name}, spoken(self.shared_events(summary.tier, stream)))
+            _event_lines({"publisher": name_of(summary)}, spoken(self._decoded(summary.events, stream)))
             for summary in self._shared()
         ]
         _write(path, heapq.merge(*workers, *tiers, key=_time))

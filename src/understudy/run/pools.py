@@ -68,6 +68,18 @@ def check_pools(pools: Sequence[WorkerPool]) -> None:
         raise ConfigError("pools of one fleet need one scheduling_policy: it says how requests are named")
 
 
+def names_of(pools: Sequence[WorkerPool]) -> list[str]:
+    """What tells the pools of a fleet apart: their names, or their numbers where two have the same. One has none."""
+    if len(pools) == 1:
+        return [""]
+    given = [pool.name for pool in pools]
+    numbered = [f"pool {number}" for number in range(len(pools))]
+    return [
+        name if given.count(name) == 1 and name not in {*numbered} - {number} else number
+        for name, number in zip(given, numbered, strict=True)
+    ]
+
+
 def pools_of(
     pools: Sequence[WorkerPool], engine: VllmConfig | None, workers: int, tiers: TiersConfig | None
 ) -> Sequence[WorkerPool]:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from understudy.workload import Workload
 
 BELOW = (Tier.G2, Tier.G3, Tier.G4)
+SHARED = (Tier.G3, Tier.G4)
+
+
+def name_of(summary: TierSummary) -> str:
+    """Its tier, behind the name of its pool where there are several."""
+    return f"{summary.pool} {summary.tier.name}".lstrip()
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class TierColumns:
     ]
     sample_host_blocks: Annotated[Int64Column, About("sample", "blocks", "Blocks on the worker's host.")]
     tiers: tuple[TierSummary, ...]
-    """Each tier at the end, the device first; those of the workers together."""
+    """Each tier at the end, pool by pool, the device first; those of a pool's workers together."""
     totals: TierTotals
     links: tuple[LinkUsage, ...]
     """Every link, until all transfers had ended."""
@@ -58,13 +64,18 @@ class TierColumns:
         """Take them from a run of the core, as `Timeline.of` does."""
         return cls(
             **take_columns(cls, result, workload, order),
-            tiers=tuple(sorted(result.tiers, key=lambda summary: int(summary.tier))),
+            tiers=tuple(sorted(result.tiers, key=lambda summary: (summary.first_worker, int(summary.tier)))),
             totals=result.tier_totals,
             links=tuple(result.links),
         )
 
     def __post_init__(self) -> None:
         check_columns(self)
+
+    def workers_of(self, summary: TierSummary, num_workers: int) -> range:
+        """The workers of its pool, in a run of so many."""
+        firsts = {other.first_worker for other in self.tiers if other.first_worker > summary.first_worker}
+        return range(summary.first_worker, min(firsts, default=num_workers))
 
     def check(self, timeline: "Timeline") -> None:
         """Raise RowError or InvalidArgument where they do not fit the timeline."""

@@ -17,6 +17,7 @@ from understudy.report.series import StepFunction, window_of, windows
 from understudy.report.text import compact, duration, significant
 from understudy.report.tier_table import arrow, limiting
 from understudy.report.tiers import hits_of
+from understudy.run.tier_columns import SHARED, name_of
 
 if TYPE_CHECKING:
     from understudy.report.report import Report
@@ -49,9 +50,9 @@ def _hits(report: Report, baseline: Report | None) -> Card | None:
     window = window_of(timeline.arrival_ns[rows], edges)
     prompt = np.bincount(window, timeline.prompt_tokens[rows], count)
     shares = {}
-    for summary in timeline.tiers.tiers:
-        found = np.bincount(window, hits_of(timeline, summary.tier, first=True)[rows], count)
-        shares[summary.tier] = np.divide(found, prompt, out=np.full(count, np.nan), where=prompt > 0)
+    for tier in sorted({summary.tier for summary in timeline.tiers.tiers}, key=int):
+        found = np.bincount(window, hits_of(timeline, tier, first=True)[rows], count)
+        shares[tier] = np.divide(found, prompt, out=np.full(count, np.nan), where=prompt > 0)
     before = baseline.prefix_hit_ratio.first_admission if baseline is not None else math.nan
     stacked = np.cumsum(list(shares.values()), axis=0)
     top = float(np.nanmax(np.append(stacked[-1], [overall, before])))
@@ -122,7 +123,9 @@ def _residency(report: Report) -> Card | None:
     if not len(timeline.sample_time_ns):
         return None
     edges = windows(timeline, SAMPLE_WINDOWS)
-    capacity = {summary.tier: summary.capacity_blocks for summary in tiers.tiers}
+    capacity: dict[Tier, int] = {}
+    for summary in tiers.tiers:
+        capacity[summary.tier] = capacity.get(summary.tier, 0) + summary.capacity_blocks
     device = timeline.sample_used_blocks + timeline.sample_cached_blocks
 
     def share(blocks: np.ndarray[tuple[int], np.dtype[np.int64]], tier: Tier) -> Float64Column:
@@ -134,9 +137,10 @@ def _residency(report: Report) -> Card | None:
         ("G2", "s4", share(tiers.sample_host_blocks, Tier.G2)),
     ]
     for summary in tiers.tiers:
-        if summary.tier in (Tier.G3, Tier.G4):
+        if summary.tier in SHARED:
             means = StepFunction(*summary.residency).means(edges) / summary.capacity_blocks
-            lines.append((summary.tier.name, "s2" if summary.tier == Tier.G3 else "s3", means))
+            style = "s2" if summary.tier == Tier.G3 else "s3"
+            lines.append((name_of(summary), f"{style} thin" if summary.first_worker else style, means))
     top = max(float(values.max()) for _, _, values in lines)
     x, seconds = charts.time_axis(report, HALF)
     y = Scale.linear(1.0 if top > 0.5 else max(top, 1e-9), HALF.y, label=charts.percent)

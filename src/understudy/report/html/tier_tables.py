@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.report.metrics import BY_KEY, STATISTICS
 from understudy.report.text import NONE, fixed, quantity, size
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_SCALARS
-from understudy.report.tier_table import arrow, limiting
+from understudy.report.tier_table import arrow, limiting, titled
 
 if TYPE_CHECKING:
     from understudy.report.metric import Metric
@@ -43,7 +43,7 @@ def tier_tables(report: Report) -> str:
     tiers = report.tiers
     if tiers is None:
         return ""
-    by_tier = _table("Tier", "tiers.tiers[].", TIER_COLUMNS, [(use.tier.upper(), use) for use in tiers.tiers])
+    by_tier = _table("Tier", "tiers.tiers[].", TIER_COLUMNS, [(titled(use.tier), use) for use in tiers.tiers])
     by_link = _table(
         "Link", "tiers.links[].", LINK_COLUMNS, [(arrow(link), link) for link in limiting(tiers)]
     )
