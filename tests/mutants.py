@@ -212,6 +212,27 @@ MUTANTS = [
         "return (FAULT || e.kv_->evicts_last()) && blocks",
         "tests/tiers/test_leaping.py tests/eviction/test_device_pool.py",
     ),
+    Mutant(
+        "a pool's tier is summed up with another's",
+        "core/replay/run_columns.cpp",
+        "t.tier == tier && t.first_worker",
+        "t.tier == tier && (FAULT ? pool.first_worker : t.first_worker)",
+        "tests/replay/test_pools.py",
+    ),
+    Mutant(
+        "a router counts on the disk of another pool",
+        "core/router/kv_view.cpp",
+        "if (pool_of(row / kTiers) != pool) continue;",
+        "if (!FAULT && pool_of(row / kTiers) != pool) continue;",
+        "tests/replay/test_pools.py",
+    ),
+    Mutant(
+        "what lands after the last step is not told",
+        "core/engine/vllm/tiers.cpp",
+        "while (offload_links_ && !in_step_",
+        "while (!FAULT && offload_links_ && !in_step_",
+        "tests/server/test_online_tiers.py",
+    ),
 ]
 
 

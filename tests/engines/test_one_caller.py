@@ -109,6 +109,7 @@ def test_what_an_engine_has_under_way_lands_though_it_was_dropped(write_through:
     run = _core.TierRun(config, 4, check=True)
     for turn in range(30):
         engine = engine_of(_core.constant_timing(1.0, 1.0), config, run=run)
+        engine.skip_to(4 * turn * MS)
         engine.submit("first", 120, 1, chain(turn + 1, 30))
         engine.submit("second", 120, 1, chain(100 + turn, 30))
         engine.advance((4 * turn + 3) * MS)
