@@ -152,7 +152,7 @@ class BlockStore final : public Residency {
   std::size_t match_scattered(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
   // As match_scattered over distinct hashes (repeats after the first give kNoSlot), counted as a scan.
   std::size_t scan(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, bool touch);
-  // Reads only: the leading blocks that are there, and how many of them nobody references.
+  // Reads only: the leading blocks there, and how many nobody references. `out` may have guesses, all of it is read.
   std::size_t peek_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out,
                           std::size_t* unreferenced) const;
   // Reads only: where each block is (its earliest copy; kNoSlot at misses) and how many references that copy has.

@@ -170,7 +170,17 @@ std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const Bloc
   const Lock lock(*this);
   std::size_t hits = 0;
   *unreferenced = 0;
-  look_up(pool.map, identities, [&](std::size_t, SlotId id) {
+  const Slot* const slots = slots_.get() + pool.first;
+  for (std::size_t i = 0; i < std::min(kAhead, identities.size()); ++i) warm_slot(pool, out[i]);
+  for (; hits < identities.size() && out[hits] < pool.count; ++hits) {
+    if (hits + kAhead < identities.size()) warm_slot(pool, out[hits + kAhead]);
+    const Slot& slot = slots[out[hits]];
+    if (slot.twinned || !slot.registered() || !(slot.lineage == identities[hits].lineage)) break;
+    *unreferenced += slot.state == SlotState::Inactive ? 1 : 0;
+  }
+  // Most often that was all.
+  if (hits > 0 && hits < identities.size() && pool.map.find(identities[hits].lineage) == kNoSlot) return hits;
+  look_up(pool.map, identities.subspan(hits), [&](std::size_t, SlotId id) {
     if (id == kNoSlot) return false;
     *unreferenced += slots_[id].state == SlotState::Inactive ? 1 : 0;
     out[hits++] = id - pool.first;
