@@ -85,7 +85,7 @@ MutableBlocks allocate(const Manager& self, nb::handle count) {
   std::vector<SlotId> ids(wanted);
   std::vector<BlockIdentity> evicted;
   std::vector<Token> tokens;
-  without_gil(self, ids.size(), [&] { self.store->allocate(self.pool, ids, &evicted, nullptr, &tokens); });
+  without_gil(self, ids.size(), [&] { self.store->allocate(self.pool, ids, &evicted, &tokens); });
   return {self, std::move(ids), evicted.empty() ? Identities() : Identities(std::move(evicted)), std::move(tokens)};
 }
 

@@ -21,11 +21,14 @@ KvHit BlockBackend::find(KvRequest& request, std::size_t limit) {
 }
 
 void BlockBackend::trim(KvRequest& request, std::size_t blocks) {
+  if (blocks == request.table.size()) return;
+  if (tiers_) tiers_->hold_copied(request.slot);
   store_.release(0, std::span<const SlotId>(request.table).subspan(blocks), true);
   request.table.resize(blocks);
 }
 
 void BlockBackend::release(KvRequest& request) {
+  if (tiers_) tiers_->hold_copied(request.slot);
   store_.release(0, request.table, true);
   request.table.clear();
   request.keyed = 0;

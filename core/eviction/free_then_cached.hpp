@@ -10,7 +10,8 @@
 namespace understudy {
 
 // `Cached` owns the order of the cached slots: grow(slots) if it has places, insert(id) (after make_room(count) if it
-// has that), remove(id), touch(id), pop(out), append_order(out, limit), memory_bytes(), and a public `steps` counter.
+// has that; or insert_cached(slots) of many at once), remove(id), touch(id), pop(out), append_order(out, limit),
+// memory_bytes(), and a public `steps` counter.
 template <typename Cached>
 class FreeThenCached final : public EvictionPolicy {
  public:
@@ -26,6 +27,14 @@ class FreeThenCached final : public EvictionPolicy {
 
   void insert(std::span<const SlotId> slots) override {
     if constexpr (requires { cached_.make_room(slots.size()); }) cached_.make_room(slots.size());
+    if constexpr (requires { cached_.insert_cached(slots); }) {
+      const std::size_t others = cached_.insert_cached(slots);
+      for (const SlotId id : slots.first(others)) {
+        if (slots_[id].state != SlotState::Inactive) free_.push_back(id);
+      }
+      count(slots.size());
+      return;
+    }
     for (std::size_t i = 0; i < slots.size(); ++i) {
       if constexpr (requires { cached_.warm_parents(slots); }) {
         if (i % 16 == 0) cached_.warm_parents(slots.subspan(i, std::min<std::size_t>(16, slots.size() - i)));

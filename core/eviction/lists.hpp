@@ -22,6 +22,10 @@ class ListOrder {
 
   void make_room(std::size_t count) noexcept { steps += queue_.make_room(count); }
   void insert(SlotId id) noexcept { queue_.push_back(id); }
+  // Those of them that are cached; returns how many come up to the last of the others.
+  std::size_t insert_cached(std::span<const SlotId> slots) noexcept {
+    return queue_.push_back(slots, [](const Slot& slot) { return slot.state == SlotState::Inactive; });
+  }
   void remove(SlotId id) noexcept { queue_.remove(id); }
   void touch(SlotId id) noexcept {
     if constexpr (kRefresh) {

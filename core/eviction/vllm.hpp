@@ -29,7 +29,7 @@ class VllmOrder final : public EvictionPolicy {
   }
   void give_back(std::span<const SlotId> slots) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
-    for (std::size_t i = slots.size(); i > 0; --i) queue_.push_front(slots[i - 1]);
+    queue_.push_front(slots);
   }
   void remove(SlotId id) override {
     queue_.remove(id);

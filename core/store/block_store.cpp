@@ -124,19 +124,40 @@ void BlockStore::refuse_unknown(const Pool& pool, SlotId id) {
 
 // ── Allocate ──
 
-bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
-                              std::vector<SlotId>* evicted_slots) {
+bool BlockStore::try_allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted) {
   std::uint64_t available = 0;
-  return take(*pools_[pool_index], out, {evicted, evicted_slots, nullptr}, &available);
+  return take(*pools_[pool_index], out, {evicted, nullptr, nullptr}, &available);
 }
 
 void BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::vector<BlockIdentity>* evicted,
-                          std::vector<SlotId>* evicted_slots, std::vector<Token>* evicted_tokens) {
+                          std::vector<Token>* evicted_tokens) {
   std::uint64_t available = 0;
   if (!emits_token_ids()) evicted_tokens = nullptr;
-  if (!take(*pools_[pool_index], out, {evicted, evicted_slots, evicted_tokens}, &available)) {
+  if (!take(*pools_[pool_index], out, {evicted, nullptr, evicted_tokens}, &available)) {
     refuse_shortage(*pools_[pool_index], out.size(), available);
   }
+}
+
+std::size_t BlockStore::allocate(std::size_t pool_index, std::span<SlotId> out, std::span<BlockIdentity> evicted,
+                                 std::span<SlotId> evicted_slots) {
+  Pool& pool = *pools_[pool_index];
+  if (evicted.size() != out.size() || evicted_slots.size() != out.size()) {
+    throw Error(ErrorKind::InvalidArgument, "there must be room for ", out.size(), " evicted blocks");
+  }
+  if (is_quiet(pool) && pool.advised == nullptr) {
+    const Lock lock(*this);
+    if (pool.available() < out.size()) refuse_shortage(pool, out.size(), pool.available());
+    pool.make_room(out.size(), slots_);
+    pool.policy->take(out);
+    return hand_out_quietly<true>(pool, out, evicted.data() + evicted.size(), evicted_slots.data() + out.size());
+  }
+  std::vector<BlockIdentity> blocks;
+  std::vector<SlotId> slots;
+  std::uint64_t available = 0;
+  if (!take(pool, out, {&blocks, &slots, nullptr}, &available)) refuse_shortage(pool, out.size(), available);
+  std::ranges::reverse_copy(blocks, evicted.end() - static_cast<std::ptrdiff_t>(blocks.size()));
+  std::ranges::reverse_copy(slots, evicted_slots.end() - static_cast<std::ptrdiff_t>(slots.size()));
+  return blocks.size();
 }
 
 void BlockStore::refuse_shortage(const Pool& pool, std::size_t asked, std::uint64_t available) {
@@ -264,7 +285,10 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
 
 // `out` holds global ids that have just left the policy's order; it ends with local ones.
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted) {
-  if (is_quiet(pool) && !evicted.asked()) return hand_out_quietly(pool, out);
+  if (is_quiet(pool) && !evicted.asked()) {
+    (void)hand_out_quietly<false>(pool, out, nullptr, nullptr);
+    return;
+  }
   events_.begin_call();
   Slot* const slots = slots_.get();
   BlockIndex map = pool.map;
@@ -339,9 +363,12 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   pool.handed_out(out.size(), evictions, SlotState::Mutable);
 }
 
-// The same where nobody wants to know what goes. A slot is asked for, some blocks later the bucket that it is in, and
-// some blocks later both are here.
-void BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out) {
+// The same where there are no events, nor details. A slot is asked for, some blocks later the bucket that it is in, and
+// some blocks later both are here. Where somebody is to be told what goes, the first of it comes last. Returns how many
+// go.
+template <bool kTold>
+std::size_t BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out, BlockIdentity* evicted_end,
+                                         SlotId* slots_end) {
   constexpr std::size_t kBucketsAhead = kAhead / 2;
   Slot* const slots = slots_.get();
   BlockIndex map = pool.map;
@@ -366,6 +393,10 @@ void BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out) {
     out[i] = id - first;
     if (slot.state == SlotState::Inactive) {
       ++evictions;
+      if constexpr (kTold) {
+        *--evicted_end = {slot.lineage, 0, 0};
+        *--slots_end = slot.twinned ? kNoSlot : id - first;
+      }
       if (slot.twinned) {
         pool.map = map;
         leave_twins(pool, id, tag);
@@ -380,6 +411,7 @@ void BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out) {
   }
   pool.map = map;
   pool.handed_out(out.size(), evictions, SlotState::Mutable);
+  return evictions;
 }
 
 }  // namespace understudy

@@ -106,12 +106,15 @@ class BlockStore final : public Residency {
 
   // ── Allocate ──
   // Fills `out` with Mutable slots, or returns false (fewer available) with nothing changed. Evicted blocks are
-  // appended to `evicted` in eviction order, and the slots of `out` that held them to `evicted_slots` (kNoSlot where
-  // another copy of the block stays). Where events carry token ids, those of the evicted go to `evicted_tokens`.
-  bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
-                    std::vector<SlotId>* evicted_slots = nullptr);
+  // appended to `evicted` in eviction order. Where events carry token ids, those of the evicted go to `evicted_tokens`.
+  bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr);
   void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
-                std::vector<SlotId>* evicted_slots = nullptr, std::vector<Token>* evicted_tokens = nullptr);
+                std::vector<Token>* evicted_tokens = nullptr);
+  // The same for who copies what goes: evicted blocks, the last one first, to the end of `evicted`, and the slots of
+  // `out` that held them (kNoSlot where another copy of the block stays) to the end of `evicted_slots`. Both are as
+  // long as `out`. Returns how many.
+  std::size_t allocate(std::size_t pool, std::span<SlotId> out, std::span<BlockIdentity> evicted,
+                       std::span<SlotId> evicted_slots);
   // The same for an owner who knows better than the pool's policy what goes: empty slots, and behind them `victims`, in
   // this order. WrongState when one of them is not cached, or referenced, or named twice, or when there are not as many
   // empty ones as that leaves; nothing has changed then. Not for a policy of the user's.
@@ -269,7 +272,8 @@ class BlockStore final : public Residency {
   bool validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
                        bool* overtaken);
   void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
-  void hand_out_quietly(Pool& pool, std::span<SlotId> out);
+  template <bool kTold>
+  std::size_t hand_out_quietly(Pool& pool, std::span<SlotId> out, BlockIdentity* evicted_end, SlotId* slots_end);
 
   void check_tokens(std::size_t blocks, std::span<const Token> tokens) const;
   // Those that copies have on any tier, where events carry token ids; InvalidArgument when a block is nowhere.

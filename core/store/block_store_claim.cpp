@@ -156,17 +156,25 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held
   const SlotState landed = !at_once ? SlotState::Staged : held ? SlotState::Primary : SlotState::Inactive;
   freed_.resize(slots.size());
   std::size_t next = slots.size();
+  for (const SlotId id : slots.last(std::min(kAhead, slots.size()))) warm_slot(pool, id);
+  // Copies, which stay in registers.
+  Slot* const all = slots_.get();
+  SlotId* freed = freed_.data();
+  const SlotId first = pool.first;
+  const std::uint32_t count = pool.count;
+  const std::uint32_t refs = at_once && !held ? 0 : 1;
   try {
     for (; next > 0; --next) {
-      if (next > kAhead) warm_slot(pool, slots[next - 1 - kAhead]);
-      const SlotId id = global(pool, slots[next - 1]);
-      Slot& slot = slots_[id];
+      if (next > kAhead && slots[next - 1 - kAhead] < count) all[first + slots[next - 1 - kAhead]].warm();
+      if (slots[next - 1] >= count) refuse_unknown(pool, slots[next - 1]);
+      const SlotId id = first + slots[next - 1];
+      Slot& slot = all[id];
       if (slot.state != SlotState::Claimed) {
         throw Error(ErrorKind::WrongState, "block ", slots[next - 1], " is not claimed (or is named twice)");
       }
       slot.state = landed;
-      slot.refs = at_once && !held ? 0 : 1;
-      freed_[slots.size() - next] = id;
+      slot.refs = refs;
+      *freed++ = id;
     }
   } catch (...) {
     freed_.clear();

@@ -127,17 +127,24 @@ void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots
 void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
   freed_.resize(slots.size());
   std::size_t done = 0;
+  // Copies, which stay in registers.
+  Slot* const all = slots_.get();
+  SlotId* const freed = freed_.data();
+  const SlotId first = pool.first;
+  const std::uint32_t count = pool.count;
+  const std::size_t size = slots.size();
   try {
-    for (; done < slots.size(); ++done) {
-      if (done + kAhead < slots.size()) warm_slot(pool, slots[done + kAhead]);
-      const SlotId id = global(pool, slots[done]);
-      Slot& slot = slots_[id];
+    for (; done < size; ++done) {
+      if (done + kAhead < size && slots[done + kAhead] < count) all[first + slots[done + kAhead]].warm();
+      if (slots[done] >= count) refuse_unknown(pool, slots[done]);
+      const SlotId id = first + slots[done];
+      Slot& slot = all[id];
       if (slot.state != SlotState::Mutable || slot.refs != 1) {
         throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable, or is named twice");
       }
       slot.state = SlotState::Reset;
       slot.refs = 0;
-      freed_[done] = id;
+      freed[done] = id;
     }
   } catch (...) {
     freed_.clear();

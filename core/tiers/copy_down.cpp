@@ -7,112 +7,112 @@
 
 namespace understudy {
 
+namespace {
+
+// Scratch that is long enough is left as it is: what is in it is written over.
+template <typename T>
+void make_long(std::vector<T>& scratch, std::size_t size) {
+  if (scratch.size() < size) scratch.resize(size);
+}
+
+}  // namespace
+
 // ── To the host ──
 
 // Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
-// use.
-bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out) {
-  if (evicted_.empty()) return false;
-  select(evicted_slots_, evicted_);
-  // Eviction goes from the ends of chains to their beginnings, without which an end is of no use: what finds no room is
-  // dropped from the ends, and copies go the other way, parents first.
-  const std::uint64_t room = store_.available(kG2);
-  if (chosen_.size() > room) {
-    const std::uint64_t dropped = chosen_.size() - room;
-    totals_.dropped_blocks += dropped;
-    chosen_.erase(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(dropped));
-  }
-  if (chosen_.empty()) return false;
-  // In the order of `out`, as what was evicted is.
+// use. What was evicted stands at the ends of evicted_ and evicted_slots_, parents first: eviction goes from the ends
+// of chains to their beginnings, without which an end is of no use.
+bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out, std::size_t evicted) {
+  if (evicted == 0) return false;
+  const std::span<const SlotId> slots = std::span<const SlotId>(evicted_slots_).first(out.size()).last(evicted);
+  const Chosen chosen = select(slots, std::span<const BlockIdentity>(evicted_).first(out.size()).last(evicted), true);
+  if (chosen.slots.empty()) return false;
   rest_.clear();
-  if (chosen_.size() < out.size()) {
-    auto next = chosen_.begin();
+  if (chosen.slots.size() < out.size()) {
+    std::size_t next = chosen.slots.size();  // `out` goes the other way
     for (const SlotId slot : out) {
-      if (next != chosen_.end() && evicted_slots_[*next] == slot) {
-        ++next;
+      if (next > 0 && chosen.slots[next - 1] == slot) {
+        --next;
       } else {
         rest_.push_back(slot);
       }
     }
   }
-  std::ranges::reverse(chosen_);
-  gather_chosen(evicted_slots_, evicted_);
-  copies_to_.resize(copied_.size());
-  store_.reserve(kG2, copied_, copied_tags_, copies_to_);  // may ask a policy, and fail: before anything has changed
+  make_long(copies_to_, chosen.slots.size());
+  // May ask a policy, and fail: before anything has changed.
+  store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));
   store_.give_back(kG1, rest_);
-  set_held(held_ + copied_.size(), now_ns);
-  g1_references_ += copied_.size();
-  make_copies(now_ns, true, who, copied_slots_, copied_);
+  set_held(held_ + chosen.slots.size(), now_ns);
+  g1_references_ += chosen.slots.size();
+  make_copies(now_ns, true, who, chosen);
   return true;
 }
 
-// Fills chosen_ with the indices of what is neither below nor on its way, and qualifies. Where `slots` has none,
-// another copy of the block stays.
-void WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
+// Of `blocks`, parents first, those that are neither below nor on their way, and qualify, as far as there is room for
+// them: what finds none is dropped from the ends of chains. Where `slots` has none, another copy of the block stays.
+// Those that were `evicted` are asked about from the last to the first, as they went.
+WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
+                                        bool evicted) {
   store_.locate(kG2, blocks, chosen_, used_, tags_);
-  if (config_.mode == OffloadMode::OnEviction) {
-    std::erase_if(chosen_, [&](std::uint32_t i) { return slots[i] == kNoSlot; });
-  }
+  if (evicted) std::erase_if(chosen_, [&](std::uint32_t i) { return slots[i] == kNoSlot; });
   if (config_.min_reuse > 0) {
     std::erase_if(chosen_, [&](std::uint32_t i) { return reuse_[slots[i]] < config_.min_reuse; });
   }
-  if (!used_.empty()) store_.touch(kG2, used_);  // as recent below as it was here
-  if (!config_.filter || chosen_.empty()) return;
+  if (!used_.empty()) {  // as recent below as it was here
+    if (evicted) std::ranges::reverse(used_);
+    store_.touch(kG2, used_);
+  }
+  if (config_.filter && !chosen_.empty()) ask_filter(slots, blocks, evicted);
+  if (const std::uint64_t room = store_.available(kG2); chosen_.size() > room) {
+    totals_.dropped_blocks += chosen_.size() - room;
+    chosen_.resize(room);
+  }
+  const std::size_t chosen = chosen_.size();
+  if (chosen == 0) return {};
+  const std::size_t first = chosen_.front();
+  if (chosen_.back() - first + 1 == chosen) {  // most often those behind what is there
+    return {slots.subspan(first, chosen), blocks.subspan(first, chosen), std::span(tags_).subspan(first, chosen)};
+  }
+  make_long(copied_slots_, chosen);
+  make_long(copied_, chosen);
+  for (std::size_t i = 0; i < chosen; ++i) {
+    copied_slots_[i] = slots[chosen_[i]];
+    copied_[i] = blocks[chosen_[i]];
+    tags_[i] = tags_[chosen_[i]];  // never before its own place
+  }
+  return {std::span(copied_slots_).first(chosen), std::span(copied_).first(chosen), std::span(tags_).first(chosen)};
+}
+
+// Leaves of chosen_ what the user wants.
+void WorkerTiers::ask_filter(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted) {
   std::vector<OffloadCandidate> candidates;
   for (const std::uint32_t i : chosen_) candidates.push_back({blocks[i], reuse_[slots[i]]});
+  if (evicted) std::ranges::reverse(candidates);
   std::vector<std::uint8_t> keep(candidates.size(), 0);
   config_.filter->select(candidates, keep);
   std::size_t kept = 0;
   for (std::size_t i = 0; i < keep.size(); ++i) {
-    if (keep[i] != 0) chosen_[kept++] = chosen_[i];
+    if (keep[evicted ? keep.size() - 1 - i : i] != 0) chosen_[kept++] = chosen_[i];
   }
   chosen_.resize(kept);
 }
 
-void WorkerTiers::gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks) {
-  copied_slots_.resize(chosen_.size());
-  copied_.resize(chosen_.size());
-  copied_tags_.resize(chosen_.size());
-  for (std::size_t i = 0; i < chosen_.size(); ++i) {
-    copied_slots_[i] = slots[chosen_[i]];
-    copied_[i] = blocks[chosen_[i]];
-    copied_tags_[i] = tags_[chosen_[i]];
-  }
-}
-
-void WorkerTiers::write_through(std::int64_t now_ns, std::span<const SlotId> slots,
+void WorkerTiers::write_through(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> slots,
                                 std::span<const BlockIdentity> blocks) {
   if (config_.mode != OffloadMode::WriteThrough || blocks.empty()) return;
-  select(slots, blocks);
-  const std::uint64_t room = store_.available(kG2);
-  if (chosen_.size() > room) {
-    totals_.dropped_blocks += chosen_.size() - room;
-    chosen_.resize(room);
-  }
-  if (chosen_.empty()) return;
-  std::span<const std::uint32_t> tags = tags_;
-  const std::size_t first = chosen_.front();
-  if (chosen_.back() - first + 1 == chosen_.size()) {  // most often those behind what is there
-    slots = slots.subspan(first, chosen_.size());
-    blocks = blocks.subspan(first, chosen_.size());
-    tags = tags.subspan(first, chosen_.size());
-  } else {
-    gather_chosen(slots, blocks);
-    slots = copied_slots_;
-    blocks = copied_;
-    tags = copied_tags_;
-  }
-  copies_to_.resize(blocks.size());
-  store_.reserve(kG2, blocks, tags, copies_to_);
-  store_.retain(kG1, slots);  // its request holds them
-  g1_references_ += slots.size();
-  make_copies(now_ns, false, kNobody, slots, blocks);
+  const Chosen chosen = select(slots, blocks, false);
+  if (chosen.slots.empty()) return;
+  make_long(copies_to_, chosen.slots.size());
+  store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));
+  make_copies(now_ns, false, who, chosen);
 }
 
-void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, std::span<const SlotId> slots,
-                              std::span<const BlockIdentity> blocks) {
+// For `who`: it waits for what is evicted, and holds what is not.
+void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, const Chosen& chosen) {
+  const std::span<const SlotId> slots = chosen.slots;
   const std::span<const SlotId> to = copies_to_;
   totals_.offloaded_blocks += slots.size();
+  if (!evicted && who >= copies_of_.size()) copies_of_.resize(who + 1, kNoCopy);
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
     const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
     if (free_copies_.empty()) {
@@ -130,11 +130,17 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who
       part.assign(own.begin(), own.end());
     };
     keep(copy.from, slots);
-    if (!run_.shared().empty()) keep(copy.blocks, blocks);
+    if (!run_.shared().empty()) keep(copy.blocks, chosen.blocks);
     copy.arrival =
         arrivals_.expect(to.subspan(start, count),
                          now_ns + estimate_.copy_ns(count * config_.bytes_per_block, copying_ + queued_.size()));
-    wait_for(who, now_ns, copy);
+    if (evicted) {
+      wait_for(who, now_ns, copy);
+    } else {
+      copy.owner = who;
+      copy.before = std::exchange(copies_of_[who], index);
+      if (copy.before != kNoCopy) copies_[copy.before].after = index;
+    }
     queued_.push_back(index);
   }
   start_copies(now_ns);
@@ -157,11 +163,29 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
   copying_ += static_cast<std::uint32_t>(count);
 }
 
+// The owner may let go of the blocks before they have left.
+void WorkerTiers::hold_copies_of(RequestSlot who) {
+  while (copies_of_[who] != kNoCopy) {
+    Copy& copy = copies_[copies_of_[who]];
+    store_.retain(kG1, copy.from);
+    g1_references_ += copy.from.size();
+    disown(copy);
+  }
+}
+
+void WorkerTiers::disown(Copy& copy) {
+  (copy.after == kNoCopy ? copies_of_[copy.owner] : copies_[copy.after].before) = copy.before;
+  if (copy.before != kNoCopy) copies_[copy.before].after = copy.after;
+  copy.owner = kNobody;
+  copy.before = copy.after = kNoCopy;
+}
+
 // A copy whose blocks stay where they were, as somebody else holds them, and for which no load waits.
 bool WorkerTiers::leaves_device_as_it_is(const Errand& errand) const {
   if (static_cast<Role>(errand.role) != kCopy || on_change_) return false;
   const Copy& copy = copies_[errand.index];
-  return !copy.evicted && arrivals_.at(copy.arrival).waiters.empty() && store_.all_shared(kG1, copy.from);
+  return !copy.evicted && arrivals_.at(copy.arrival).waiters.empty() &&
+         (copy.owner != kNobody || store_.all_shared(kG1, copy.from));
 }
 
 // On the host first, then further down, and only then is the device's slot free.
@@ -192,6 +216,8 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   if (copy.evicted) {
     set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
+  } else if (copy.owner != kNobody) {
+    disown(copy);
   } else {
     release_g1(copy.from);
   }
@@ -230,9 +256,10 @@ void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
     copy.tier = tier;
     copy.arrival = *arrival;
     copy.from.resize(chosen_.size());
+    SlotId* const from = copy.from.data();
     for (std::size_t place = 0; place < chosen_.size(); ++place) {
       const std::uint32_t i = chosen_[place];
-      copy.from[place] = slots[i];
+      from[place] = slots[i];
       if (kept[i] != 0) store_.reference(kG2, slots.subspan(i, 1));
       kept[i] = 1;
     }

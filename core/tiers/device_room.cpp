@@ -17,12 +17,18 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
     const bool copies = config_.mode == OffloadMode::OnEviction;
     if (who == kNobody && copies && evicts_what_it_must_copy(out.size())) return Room::Short;
     const std::uint64_t held_before = held_;
-    evicted_.clear();
-    evicted_slots_.clear();
-    store_.allocate(kG1, out, copies ? &evicted_ : nullptr, copies ? &evicted_slots_ : nullptr);
+    std::size_t evicted = 0;
+    if (copies) {
+      if (evicted_.size() < out.size()) evicted_.resize(out.size());
+      if (evicted_slots_.size() < out.size()) evicted_slots_.resize(out.size());
+      evicted =
+          store_.allocate(kG1, out, std::span(evicted_).first(out.size()), std::span(evicted_slots_).first(out.size()));
+    } else {
+      store_.allocate(kG1, out);
+    }
     bool copied = false;
     try {
-      copied = offload(who, now_ns, out);
+      copied = offload(who, now_ns, out, evicted);
     } catch (...) {  // a policy of the user's: what was evicted is lost, the room is not
       store_.give_back(kG1, out);
       throw;
@@ -48,11 +54,11 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
 // so it does not begin what it cannot end.
 bool WorkerTiers::evicts_what_it_must_copy(std::size_t slots) {
   if (store_.advised(kG1)) return slots > store_.in(kG1, SlotState::Reset);  // whose order nobody knows beforehand
-  evicted_ = store_.next_evicted(kG1, slots);
-  below_.resize(evicted_.size());
-  coming_.resize(evicted_.size());
-  store_.locate(kG2, evicted_, below_.data(), coming_.data());
-  for (std::size_t i = 0; i < evicted_.size(); ++i) {
+  const std::vector<BlockIdentity> next = store_.next_evicted(kG1, slots);
+  below_.resize(next.size());
+  coming_.resize(next.size());
+  store_.locate(kG2, next, below_.data(), coming_.data());
+  for (std::size_t i = 0; i < next.size(); ++i) {
     if (below_[i] == kNoSlot && coming_[i] == kNoSlot) return true;
   }
   return false;

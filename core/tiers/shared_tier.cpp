@@ -84,8 +84,8 @@ void SharedTier::land(Arrivals::Id id, std::int64_t time_ns) {
 }
 
 void SharedTier::changed(std::int64_t now_ns) {
-  const PoolMetrics m = store_.metrics(0);
   if (residency_.empty() || now_ns >= residency_.back().time_ns + sample_every_ns_) {
+    const PoolMetrics m = store_.metrics(0);
     residency_.push_back({now_ns, m.active_blocks + m.inactive_blocks});
     if (residency_.size() == kMaxSamples) {
       for (std::size_t i = 0; i < kMaxSamples / 2; ++i) residency_[i] = residency_[2 * i];

@@ -96,7 +96,7 @@ void WorkerTiers::check() const {
   for (const Copy& copy : copies_) {
     if (!copy.alive) continue;
     held += copy.evicted ? copy.from.size() : 0;
-    references += copy.from.size();
+    references += copy.owner == kNobody ? copy.from.size() : 0;
     reserved += copy.from.size();
     landing += copy.from.size();
   }

@@ -120,8 +120,14 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void note_hits(std::span<const SlotId> slots);
 
   // ── Copies down ──
-  // Blocks on the device that have just been computed, or hit: under write-through those missing below are copied.
-  void write_through(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
+  // Blocks of a request on the device that have just been computed, or hit: under write-through those missing below
+  // are copied. The copies trust in the request's references until it says otherwise.
+  void write_through(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> slots,
+                     std::span<const BlockIdentity> blocks);
+  // Before the request drops a reference, or asks how many there are: copies of its blocks have their own from now on.
+  void hold_copied(RequestSlot who) {
+    if (who < copies_of_.size() && copies_of_[who] != kNoCopy) hold_copies_of(who);
+  }
 
   // ── Loads up ──
   enum class Onboard : std::uint8_t {
@@ -182,10 +188,14 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     RequestSlot who;
     std::uint32_t epoch;
   };
+  static constexpr std::uint32_t kNoCopy = 0xFFFFFFFFu;
   // A batch from the device to the host.
   struct Copy {
     bool alive = false;
-    bool evicted = false;      // its slots are held; else its blocks are referenced
+    bool evicted = false;            // its slots are held; else its blocks are referenced,
+    RequestSlot owner = kNobody;     // by this request, or by the copy itself
+    std::uint32_t before = kNoCopy;  // others of the owner's
+    std::uint32_t after = kNoCopy;
     std::uint64_t number = 0;  // in the order in which they were made
     Arrivals::Id arrival = 0;  // on the host
     std::vector<SlotId> from;
@@ -264,13 +274,20 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void set_held(std::uint64_t held, std::int64_t now_ns);
 
   // copy_down.cpp
-  bool offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out);
-  void select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);
-  void gather_chosen(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks);  // to copied_, and tags
-  void make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, std::span<const SlotId> slots,
-                   std::span<const BlockIdentity> blocks);  // to copies_to_
+  // What goes down: blocks of the device, parents first.
+  struct Chosen {
+    std::span<const SlotId> slots;
+    std::span<const BlockIdentity> blocks;
+    std::span<const std::uint32_t> tags;  // by the host's store
+  };
+  bool offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out, std::size_t evicted);
+  Chosen select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted);
+  void ask_filter(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted);
+  void make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, const Chosen& chosen);  // to copies_to_
   void start_copies(std::int64_t now_ns);
   bool leaves_device_as_it_is(const Errand& errand) const;
+  void hold_copies_of(RequestSlot who);
+  void disown(Copy& copy);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
   void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                   std::span<std::uint8_t> kept);
@@ -332,7 +349,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<Way> ways_;              // to each shared tier
   HugeArray<std::uint32_t> reuse_{0};  // hits by device slot; empty when nobody asks
 
-  std::deque<Copy> copies_;  // they stay where they are when others are made
+  std::deque<Copy> copies_;               // they stay where they are when others are made
+  std::vector<std::uint32_t> copies_of_;  // by request, the last of those that it owns
   std::vector<std::uint32_t> free_copies_;
   std::deque<std::uint32_t> queued_;
   std::uint32_t copying_ = 0;
@@ -366,7 +384,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   bool keeps_load_times_ = false;
   std::vector<std::int64_t> onboard_ns_;
 
-  // Scratch.
+  // Scratch. What is longer than what it was last used for stays as long.
   std::vector<BlockIdentity> evicted_;
   std::vector<SlotId> evicted_slots_;
   std::vector<std::uint32_t> chosen_;
@@ -388,8 +406,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<Source> known_;  // the same of the time before, where it was the same request
   std::vector<SlotId> copied_slots_;
   std::vector<BlockIdentity> copied_;
-  std::vector<std::uint32_t> tags_;         // of what `select` was asked for, by the host's store
-  std::vector<std::uint32_t> copied_tags_;  // of copied_
+  std::vector<std::uint32_t> tags_;  // of what `select` was asked for, by the host's store
   std::vector<SlotId> copies_to_;
   std::vector<SlotId> rest_;
   std::vector<std::uint8_t> kept_;

@@ -67,6 +67,7 @@ void NativeBackend::withdraw(KvRequest& request, bool found_all_the_same) {
   const auto fresh =
       std::span<const SlotId>(request.table).subspan(request.keyed_before, request.keyed - request.keyed_before);
   if (!found_all_the_same) {
+    if (tiers_) tiers_->hold_copied(request.slot);
     // Who was admitted on such a block in the same schedule stays so, and it will be computed after all.
     std::size_t shared = fresh.size();
     while (shared > 0 && store_.references(0, fresh[shared - 1]) == 1) --shared;

@@ -103,7 +103,7 @@ void VllmEngine::write_through(const std::vector<Scheduled>& turns, std::int64_t
     if (full <= request.through) continue;
     const std::uint32_t first = request.through;
     request.through = full;
-    tiers_->write_through(now_ns, std::span<const SlotId>(request.table).subspan(first, full - first),
+    tiers_->write_through(turn.slot, now_ns, std::span<const SlotId>(request.table).subspan(first, full - first),
                           std::span<const BlockIdentity>(request.blocks).subspan(first, full - first));
   }
   tiers_->hub().run_until(now_ns);
