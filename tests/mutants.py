@@ -165,16 +165,16 @@ MUTANTS = [
     ),
     Mutant(
         "a worker rests over the step that fills a block",
-        "core/engine/vllm/rest.cpp",
-        ": size - 1 - into;",
-        ": size - 1 - into + (FAULT ? 2 : 0);",  # one that ends with that step is as good: its copy begins there
+        "core/engine/vllm/leap_open.cpp",
+        ": size_ - 1 - into;",
+        ": size_ - 1 - into + (FAULT ? 2 : 0);",  # one that ends with that step is as good: its copy begins there
         "tests/tiers/test_resting.py",
     ),
     Mutant(
         "a landing does not rouse a worker that rests",
         "core/tiers/worker_tiers.cpp",
-        "if (seen && before_landing_)",
-        "if (!FAULT && seen && before_landing_)",
+        "if (seen && watched_)",
+        "if (!FAULT && seen && watched_)",
         "tests/tiers/test_resting.py",
     ),
     Mutant(

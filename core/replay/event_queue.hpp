@@ -1,8 +1,11 @@
 // Everything that will happen in a run, in one order: by time, then class, then owner, then who was first.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,7 +23,8 @@ enum class EventClass : std::uint8_t {
   Begin,     // workers that are free begin a step, with all that came before
 };
 
-// A heap whose entries know their place, so that one can be taken back.
+// A heap whose entries know their place, so that one can be taken back. Of landings there is one entry, which moves;
+// beginnings are all of one time, and come when nothing else of it is left: neither needs a place in the heap.
 class EventQueue {
  public:
   using Handle = std::uint32_t;
@@ -39,9 +43,7 @@ class EventQueue {
     }
   };
 
-  bool empty() const noexcept { return heap_.empty(); }
-  std::size_t size() const noexcept { return heap_.size(); }
-  const Entry& top() const noexcept { return heap_.front().entry; }
+  bool empty() const noexcept { return heap_.empty() && beginnings_.empty() && !landing_ns_; }
 
   Handle push(std::int64_t time_ns, EventClass kind, std::uint64_t owner, std::uint64_t subject) {
     if (free_.empty()) {
@@ -55,17 +57,28 @@ class EventQueue {
     return handle;
   }
 
+  // When the next transfers end, if any are under way.
+  void set_landing(const std::optional<std::int64_t>& time_ns) noexcept { landing_ns_ = time_ns; }
+  // Now, which is not before anything that has happened.
+  void push_beginning(std::int64_t now_ns, std::size_t subject) {
+    beginning_ns_ = now_ns;
+    beginnings_.push_back(subject);
+  }
+  void take_beginnings(std::vector<std::size_t>& out) {
+    out.clear();
+    out.swap(beginnings_);
+  }
+
+  // What comes next; a landing stays, and so do beginnings until they are taken.
   Entry pop() {
+    const std::int64_t time_ns = heap_.empty() ? kNever : heap_.front().entry.time_ns;
+    if (!beginnings_.empty() && beginning_ns_ < std::min(time_ns, landing_ns_.value_or(kNever))) {
+      return {beginning_ns_, EventClass::Begin};
+    }
+    if (landing_ns_ && *landing_ns_ <= time_ns) return {*landing_ns_, EventClass::Landing};
     const Entry first = heap_.front().entry;
     take_back(heap_.front().handle);
     return first;
-  }
-
-  // The entry is for another time.
-  void move(Handle handle, std::int64_t time_ns) {
-    const std::size_t at = place_[handle];
-    heap_[at].entry.time_ns = time_ns;
-    rise(sink(at));
   }
 
   // The entry never was. Its handle must not be used again.
@@ -81,6 +94,8 @@ class EventQueue {
   }
 
  private:
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
   struct Node {
     Entry entry;
     Handle handle;
@@ -113,6 +128,9 @@ class EventQueue {
   std::vector<std::uint32_t> place_;  // in the heap, by handle
   std::vector<Handle> free_;
   std::uint64_t next_sequence_ = 0;
+  std::optional<std::int64_t> landing_ns_;
+  std::int64_t beginning_ns_ = 0;
+  std::vector<std::size_t> beginnings_;
 };
 
 }  // namespace understudy

@@ -72,13 +72,13 @@ class Fleet final : private FleetView {
   struct Worker {
     std::unique_ptr<VllmEngine> engine;
     std::uint32_t pool = 0;
-    std::vector<std::uint64_t> rows;               // by the engine's request index
-    EventQueue::Handle next = EventQueue::kNone;   // its entry among step ends
-    EventQueue::Handle begin = EventQueue::kNone;  // and among those that begin
-    bool resting = false;                          // its plain steps are not played yet; `next` is their end
-    std::uint64_t ready_round = 0;                 // of beginnings: the last it came too late for
-    std::vector<RequestRecord> finished;           // and not recorded
-    EventTable events;                             // that it has told so far, if they are kept
+    std::vector<std::uint64_t> rows;              // by the engine's request index
+    EventQueue::Handle next = EventQueue::kNone;  // its entry among step ends
+    bool begins = false;                          // it has one among beginnings
+    bool resting = false;                         // its plain steps are not played yet; `next` is their end
+    std::uint64_t ready_round = 0;                // of beginnings: the last it came too late for
+    std::vector<RequestRecord> finished;          // and not recorded
+    EventTable events;                            // that it has told so far, if they are kept
   };
 
   void make_engine(std::size_t index);
@@ -113,7 +113,7 @@ class Fleet final : private FleetView {
   void open_step(std::size_t worker);
   void rouse(std::size_t worker, bool landing);
   void rest_on(std::size_t worker);
-  void watch_hub();
+  void set_resting(Worker& worker, bool on);
   // … or each as far as nothing can reach it.
   void absorb(Worker& worker, const StepEffects& effects);
   void join(std::size_t worker);
@@ -167,8 +167,6 @@ class Fleet final : private FleetView {
 
   EventQueue queue_;
   std::int64_t now_ns_ = 0;
-  EventQueue::Handle landing_ = EventQueue::kNone;
-  std::int64_t landing_ns_ = 0;
   std::vector<std::uint64_t> first_turns_;  // in the order of their arrival, or of their places (closed loop)
   std::size_t next_first_turn_ = 0;
   std::vector<std::size_t> sleepers_;

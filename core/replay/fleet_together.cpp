@@ -16,8 +16,7 @@ void Fleet::run_together(const Progress& progress) {
   open_arrivals();
   for (std::size_t index = 0; config_.lockstep_ns > 0 && index < workers_.size(); ++index) want_begin(index);
   while (!queue_.empty()) {
-    // That of transfers stays where it is: there will be others.
-    const EventQueue::Entry next = queue_.top().kind == EventClass::Landing ? queue_.top() : queue_.pop();
+    const EventQueue::Entry next = queue_.pop();
     now_ns_ = std::max(now_ns_, next.time_ns);
     const auto subject = static_cast<std::size_t>(next.subject);
     switch (next.kind) {
@@ -39,15 +38,13 @@ void Fleet::run_together(const Progress& progress) {
         }
         break;
       case EventClass::Begin:
-        workers_[subject].begin = EventQueue::kNone;
-        beginning_.assign(1, subject);
         begin_all();
         break;
       case EventClass::HandOff:
       case EventClass::Tick:
         break;  // nobody asks for them yet
     }
-    watch_hub();
+    queue_.set_landing(hub_.next_wake_ns());
     if (++rounds % 64 == 0) report(progress);
     if (queue_.empty() && observes_) {  // the rest
       for (std::size_t index = 0; !stepping_ && index < workers_.size(); ++index) join(index);
@@ -170,9 +167,10 @@ std::uint64_t Fleet::order_of(std::size_t worker) const {
 
 void Fleet::want_begin(std::size_t index) {
   Worker& worker = workers_[index];
-  if (worker.begin != EventQueue::kNone || worker.engine->in_step()) return;
+  if (worker.begins || worker.engine->in_step()) return;
   if (config_.ranks && std::ranges::any_of(workers_, [](const Worker& rank) { return rank.engine->in_step(); })) return;
-  worker.begin = queue_.push(now_ns_, EventClass::Begin, order_of(index), index);
+  worker.begins = true;
+  queue_.push_beginning(now_ns_, index);
 }
 
 void Fleet::forget(EventQueue::Handle& handle) {
@@ -190,7 +188,10 @@ void Fleet::land() {
 }
 
 void Fleet::end_step(std::size_t index) {
-  if (workers_[index].resting) rouse(index, false);
+  if (workers_[index].resting) {
+    set_resting(workers_[index], false);
+    absorb(workers_[index], workers_[index].engine->catch_up(now_ns_, false));
+  }
   if (workers_[index].engine->in_step()) absorb(workers_[index], workers_[index].engine->end_step(now_ns_));
   record_finished(index);
   if (config_.check && observes_) {
@@ -206,11 +207,11 @@ void Fleet::end_step(std::size_t index) {
 
 // All that begin now, together: what one of them starts may end at once, which the others are not to see before.
 void Fleet::begin_all() {
-  while (!queue_.empty() && queue_.top().time_ns == now_ns_ && queue_.top().kind == EventClass::Begin) {
-    beginning_.push_back(static_cast<std::size_t>(queue_.pop().subject));
-    workers_[beginning_.back()].begin = EventQueue::kNone;
+  queue_.take_beginnings(beginning_);
+  for (const std::size_t index : beginning_) workers_[index].begins = false;
+  if (beginning_.size() > 1) {
+    std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of(index); });
   }
-  std::ranges::sort(beginning_, {}, [this](std::size_t index) { return order_of(index); });
   if (round_ns_ != now_ns_) rounds_before_ = round_;
   ++round_;
   round_ns_ = now_ns_;
@@ -257,7 +258,7 @@ void Fleet::begin_step(std::size_t index) {
   if (worker.resting || engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) return;
   if (engine.asleep()) std::erase(sleepers_, index);
   if (const std::optional<std::int64_t> end_ns = resting_ ? engine.rest(now_ns_) : std::nullopt) {
-    worker.resting = true;
+    set_resting(worker, !engine.in_step());
     worker.next = queue_.push(*end_ns, EventClass::StepEnd, order_of(index), index);
     return;
   }
@@ -291,7 +292,7 @@ void Fleet::open_step(std::size_t index) {
 void Fleet::rouse(std::size_t index, bool landing) {
   Worker& worker = workers_[index];
   if (!worker.resting) return;
-  worker.resting = false;
+  set_resting(worker, false);
   forget(worker.next);
   absorb(worker, worker.engine->catch_up(now_ns_, landing));
   if (worker.engine->in_step()) {
@@ -306,24 +307,17 @@ void Fleet::rouse(std::size_t index, bool landing) {
 // Something lands that its steps see in their samples alone.
 void Fleet::rest_on(std::size_t index) {
   Worker& worker = workers_[index];
-  if (!worker.resting) return;
+  if (!worker.resting || worker.engine->rested_step_ns() >= now_ns_) return;
   absorb(worker, worker.engine->rest_on(now_ns_));
   if (!worker.engine->in_step()) return;
-  worker.resting = false;
+  set_resting(worker, false);
   forget(worker.next);
   worker.next = queue_.push(worker.engine->now_ns(), EventClass::StepEnd, order_of(index), index);
 }
 
-// The queue has one entry for the transfers of the run: when the next may end.
-void Fleet::watch_hub() {
-  const std::optional<std::int64_t> wake = hub_.next_wake_ns();
-  if (!wake) return forget(landing_);
-  if (landing_ == EventQueue::kNone) {
-    landing_ = queue_.push(*wake, EventClass::Landing, 0, 0);
-  } else if (*wake != landing_ns_) {
-    queue_.move(landing_, *wake);
-  }
-  landing_ns_ = *wake;
+void Fleet::set_resting(Worker& worker, bool on) {
+  worker.resting = on;
+  worker.engine->tiers()->watch_landings(on);
 }
 
 // ── Each as far as nothing can reach it ──

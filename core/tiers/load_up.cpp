@@ -102,7 +102,7 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
 
 // A block that a load waits for is on its tier, referenced by whoever brought it.
 void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId slot, std::int64_t time_ns) {
-  if (before_landing_) before_landing_(time_ns, false);  // it may be another worker who brought it
+  if (watched_) before_landing_(time_ns, false);  // it may be another worker who brought it
   Load& load = loads_[index];
   const std::span<const SlotId> one(&slot, 1);
   if (load.tiers[block] == Tier::G2) {
@@ -269,6 +269,7 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
 void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
   free_loads_.push_back(index);
+  ++loads_ended_;
   for (const BlockIdentity& block : load.blocks) loading_.warm(block.lineage);
   for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage, index);
   release_g1(load.pins);

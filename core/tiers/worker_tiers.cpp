@@ -49,7 +49,7 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
 void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
   // What has gone further down was here before, and stays, unless it was to go.
   const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive;
-  if (seen && before_landing_) before_landing_(time_ns, leaves_device_as_it_is(errand));
+  if (seen && watched_) before_landing_(time_ns, leaves_device_as_it_is(errand));
   ++landings_;
   try {
     land(errand, time_ns);

@@ -95,10 +95,12 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Called after every landing that may have changed a block of this worker's, with its time.
   void set_on_change(std::function<void(std::int64_t)> on_change) { on_change_ = std::move(on_change); }
 
-  // Called before a landing changes anything that this worker's steps could see, with its time. `samples_only`: nothing
-  // on the device changes, nor does anybody wait for it, so that a step sees it in its sample alone.
+  // Called before a landing changes anything that this worker's steps could see, with its time, while it is watched.
+  // `samples_only`: nothing on the device changes, nor does anybody wait for it, so that a step sees it in its sample
+  // alone.
   using BeforeLanding = std::function<void(std::int64_t time_ns, bool samples_only)>;
   void set_before_landing(BeforeLanding before) { before_landing_ = std::move(before); }
+  void watch_landings(bool on) noexcept { watched_ = on; }
 
   // ── Room on the device ──
   enum class Room : std::uint8_t {
@@ -166,7 +168,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::uint64_t held() const noexcept { return held_; }
   std::uint64_t g1_references() const noexcept { return g1_references_; }  // of ours, held and reserved slots included
   bool idle() const noexcept;
-  std::uint64_t landings() const noexcept { return landings_; }  // of its transfers, so far
+  std::uint64_t landings() const noexcept { return landings_; }        // of its transfers, so far
+  std::uint64_t loads_ended() const noexcept { return loads_ended_; }  // or failed, so far
   const TierTotals& totals() const noexcept { return totals_; }
   // How long each load took that ended, failed ones included, if that is kept.
   void keep_load_times() noexcept { keeps_load_times_ = true; }
@@ -345,6 +348,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   TierRun& run_;
   std::function<void(std::int64_t)> on_change_;
   BeforeLanding before_landing_;
+  bool watched_ = false;
   Way host_;
   std::vector<Way> ways_;              // to each shared tier
   HugeArray<std::uint32_t> reuse_{0};  // hits by device slot; empty when nobody asks
@@ -368,6 +372,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<std::uint32_t> free_loads_;
   std::uint32_t loading_now_ = 0;  // on the link up
   std::uint64_t loads_begun_ = 0;
+  std::uint64_t loads_ended_ = 0;
   InFlight loading_;  // to the device; values index loads_
 
   std::vector<Wait> waits_;

@@ -133,7 +133,11 @@ bool VllmEngine::fits(const Admission& head) {
   if (config_.scheduler_reserve_full_isl) {
     const std::uint64_t whole = blocks_for(request.known);
     const std::uint64_t beyond = whole > head.hit.blocks ? whole - head.hit.blocks : 0;
-    if (beyond + head.hit.unreferenced + watermark > free) return false;
+    const std::uint64_t needs = beyond + head.hit.unreferenced + watermark;
+    if (needs > free) {
+      refusal_.needs = needs;  // more, should a hit go
+      return false;
+    }
   }
   return kv_->cost(request, head.hit, blocks_up_to(request, head.total(), true)) + watermark <= free;
 }

@@ -120,14 +120,16 @@ class VllmEngine final : public Engine {
   const StepEffects& advance_through(std::int64_t until_ns) override;
   std::int64_t no_finish_before() const override;
   // For a driver whose engines share transfers: from now on steps are not played that concern nobody outside before the
-  // last of them ends (nobody ends, nothing goes below the device). Returns when that is; nothing, and it does not
-  // rest, when the first may. `catch_up` then, or before anything else comes.
+  // last of them ends (nobody ends, nothing goes below the device). Returns when that is: `catch_up` then, or before
+  // anything else comes. When the first of them may, that one has begun (`in_step`), and ends at the time returned; or
+  // nothing has, and `begin_step` must.
   std::optional<std::int64_t> rest(std::int64_t now_ns);
   // Plays them up to now: a step is open that has not ended. With `landing`, neither has one that ends now.
   const StepEffects& catch_up(std::int64_t now_ns, bool landing);
   // Before something lands that steps see in their samples alone: plays those that have ended. The rest goes on, unless
   // a step is open.
   const StepEffects& rest_on(std::int64_t now_ns);
+  std::int64_t rested_step_ns() const noexcept { return rested_step_ns_; }  // when the first of them ends
   std::int64_t now_ns() const noexcept override { return now_ns_; }
   void skip_to(std::int64_t time_ns) noexcept override {
     now_ns_ = std::max(now_ns_, time_ns);
@@ -247,6 +249,7 @@ class VllmEngine final : public Engine {
            tiers_->released() != landing_wait_.released;
   }
   bool head_may_move() const;
+  bool head_lacks_room() const;
 
   // offload.cpp
   void admit_offloading(std::int64_t now_ns);
@@ -309,9 +312,6 @@ class VllmEngine final : public Engine {
   }
   std::optional<Outlook> outlook() const;
   std::int64_t finish_bound() const;
-
-  // rest.cpp
-  std::uint64_t steps_to_rest() const;
 
   // watch.cpp
   void sample(std::size_t running);

@@ -28,6 +28,13 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish, bool thr
     for (const Scheduled& turn : filled_) engine_.kv_->withdraw(engine_.requests_[turn.slot], false);
     engine_.announcer_.release(engine_.now_ns_);
   }
+  tell_requests();
+  if (failure) std::rethrow_exception(failure);
+  return steps_ > 0;
+}
+
+// It is over.
+void VllmEngine::Leap::tell_requests() {
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (order + 1 < members_.size()) request(order + 1).warm();
     if (computes(order)) catch_up(order);
@@ -35,8 +42,6 @@ bool VllmEngine::Leap::play(std::int64_t until_ns, bool stop_on_finish, bool thr
   forget_finished();
   if (steps_ > 0) engine_.fruitless_preemptions_ = 0;
   if (ahead_) plan_next();
-  if (failure) std::rethrow_exception(failure);
-  return steps_ > 0;
 }
 
 void VllmEngine::Leap::forget_finished() {
@@ -212,16 +217,8 @@ bool VllmEngine::Leap::play_turns() {
   engine_.begun_ns_ = engine_.now_ns_;
   const bool at_once = fresh == 0 || has_room(fresh);
   if (!at_once) {
-    // The head may go on the room that this makes.
-    if (!engine_.waiting_.empty() && !engine_.tiers_->waiting(engine_.waiting_.head())) return false;
-    engine_.announcer_.hold();
-    std::erase_if(due_, [this](std::uint32_t order) {
-      if (serve(order)) return false;
-      if (!ahead_) pause(order);
-      // Its token is in the batch at hand, and not in the one behind it.
-      if (ahead_) out_[order] = out_[order] == kRejoining ? kOut : kPausing;
-      return out_[order] == kOut;
-    });
+    if (!head_stays()) return false;
+    serve_or_pause();
     if (sums_.requests() == 0 && wait_for_landing()) return true;
     begun_ns_ = engine_.now_ns_;  // what follows is no new step
     end_ns = engine_.now_ns_ + step_ns();
@@ -231,9 +228,30 @@ bool VllmEngine::Leap::play_turns() {
   }
   engine_.announcer_.hold();
   engine_.now_ns_ = end_ns;
+  take_turns(!at_once);
+  return end_step(fresh);
+}
+
+// Or it may go on the room that a block makes which leaves the device.
+bool VllmEngine::Leap::head_stays() const {
+  return engine_.waiting_.empty() || engine_.tiers_->waiting(engine_.waiting_.head()) || engine_.head_lacks_room();
+}
+
+void VllmEngine::Leap::serve_or_pause() {
+  engine_.announcer_.hold();
+  std::erase_if(due_, [this](std::uint32_t order) {
+    if (serve(order)) return false;
+    if (!ahead_) pause(order);
+    // Its token is in the batch at hand, and not in the one behind it.
+    if (ahead_) out_[order] = out_[order] == kRejoining ? kOut : kPausing;
+    return out_[order] == kOut;
+  });
+}
+
+void VllmEngine::Leap::take_turns(bool served) {
   done_.clear();
   for (const std::uint32_t order : due_) {
-    if (at_once) (void)serve(order);
+    if (!served) (void)serve(order);
     if (out_[order] == kRejoining) {
       rejoining_.push_back(order);
     } else if (last_[order] == steps_ || out_[order] == kPausing) {
@@ -242,7 +260,6 @@ bool VllmEngine::Leap::play_turns() {
       push_turn(order, steps_ + 1);
     }
   }
-  return end_step(fresh);
 }
 
 // Who has a turn now; returns how many of them need a block.
@@ -311,6 +328,7 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   }
   if (ahead_) pause_and_rejoin();
   if (finished) engine_.refusal_.stands = false;
+  if (finished && open_) forget_finished();
   if (engine_.offload_links_) {
     if (finished) forget_finished();
     if (ahead_ && engine_.running_.empty()) {  // nothing was scheduled behind

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -35,6 +36,22 @@ class VllmEngine::Leap {
   // The last one ended because its next step would end after its time.
   bool out_of_time() const noexcept { return out_of_time_; }
 
+  // ── Kept open, for an engine that rests ──
+  // It goes on over many calls, in which requests do not learn of their steps; no other leap meanwhile.
+  bool open() const noexcept { return open_; }
+  void open_now();
+  void close();  // they do now
+  // Between two steps: until when the next concern nobody outside; or one has begun that does, and ends then. Nothing:
+  // it is closed, and an ordinary step must follow.
+  std::optional<std::int64_t> go_on();
+  // Plays those that end by then. False: it is closed before.
+  bool play_on(std::int64_t until_ns);
+  // One begins, and ends with `finish_step`. False: it is closed, and an ordinary step must follow.
+  bool begin_step();
+  bool in_step() const noexcept { return in_step_; }
+  void finish_step();
+  std::int64_t step_ns() const;  // what the next takes
+
   // What one decode step of all that run takes, now.
   std::int64_t step_of_all_ns() const;
   // Asynchronously: the batch that is planned is of everybody's next token.
@@ -55,8 +72,14 @@ class VllmEngine::Leap {
   bool plans_all_but_waiting() const;
   bool possible_offloading() const;
 
+  // leap_open.cpp
+  bool goes_on();
+  std::uint64_t steps_to_rest() const;
+  std::int64_t steps_ns(std::uint64_t steps) const;
+
   void start(std::int64_t until_ns, bool stop_on_finish, bool through);
   void play_steps();
+  void tell_requests();
   void plan_next();
   void count_schedules();
   void forget_finished();
@@ -65,7 +88,9 @@ class VllmEngine::Leap {
   EngineRequest& request(std::uint32_t order) const { return engine_.requests_[members_[order]]; }
   bool decodes(RequestSlot id) const noexcept;
   bool computes(std::uint32_t order) const noexcept { return out_[order] == kIn || out_[order] == kPausing; }
-  std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const;
+  std::uint32_t computed_by(std::uint32_t order, std::uint64_t step) const {
+    return static_cast<std::uint32_t>(request(order).computed + (step - since_[order]));
+  }
   // What it reads in that step.
   std::uint64_t known_by(std::uint32_t order, std::uint64_t step) const {
     return request(order).known + (step - since_[order]);
@@ -90,10 +115,12 @@ class VllmEngine::Leap {
   bool play_plain_steps(std::uint64_t until_step);
   std::span<const std::int64_t> ends_in_time(std::span<std::int64_t> durations_ns, std::int64_t now_ns);
   bool play_turns();
+  bool head_stays() const;
+  void serve_or_pause();
+  void take_turns(bool served);
   std::uint64_t gather_due();
   bool end_step(std::uint64_t fresh);
   bool wait_for_landing();
-  std::int64_t step_ns() const;
   bool in_time(std::int64_t begin_ns, std::int64_t end_ns) const noexcept {
     return begin_ns < until_ns_ && (through_ || end_ns <= until_ns_);
   }
@@ -102,6 +129,10 @@ class VllmEngine::Leap {
   VllmEngine& engine_;
   const std::uint32_t size_;    // of a block
   std::int64_t begun_ns_ = -1;  // a step that has begun, and was not played; -1: none
+
+  bool open_ = false;
+  bool in_step_ = false;     // of the open leap
+  std::uint64_t fresh_ = 0;  // blocks that this step takes
 
   // Of the leap at hand.
   bool ahead_ = false;             // asynchronous: a batch is planned behind the one that runs

@@ -11,10 +11,6 @@ bool VllmEngine::Leap::decodes(RequestSlot id) const noexcept {
   return r.computed + 1 == r.known && r.computed >= r.spec.prompt_tokens && !r.tokens.empty();
 }
 
-std::uint32_t VllmEngine::Leap::computed_by(std::uint32_t order, std::uint64_t step) const {
-  return static_cast<std::uint32_t>(request(order).computed + (step - since_[order]));
-}
-
 // Asynchronously a step schedules the token after the one that it computes, unless that is the last.
 bool VllmEngine::Leap::begins_block(std::uint32_t order) const {
   if (ahead_ && last_[order] == steps_) return false;

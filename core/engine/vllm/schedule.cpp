@@ -19,7 +19,10 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   try {
     schedule_running(now_ns);
     if (log_.preempted.size() == preempted_before) admit(now_ns);
-    if (tiers_) refusal_.released = tiers_->released();
+    if (tiers_) {
+      refusal_.released = tiers_->released();
+      refusal_.loads_ended = tiers_->loads_ended();
+    }
     measure();
     duration_ns = timing_.duration_ns(load_, capacity_tokens_);
   } catch (...) {  // a policy or a timing model of the user's

@@ -14,6 +14,7 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
 }
 
 std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
+  if (!in_step_) leap_->close();
   greet(now_ns);
   // Behind an empty queue, the batch that begins now is scheduled first.
   std::int64_t ready_ns = now_ns;
@@ -144,6 +145,7 @@ const StepEffects& VllmEngine::hand_out() {
 void VllmEngine::finish_step(std::int64_t end_ns) {
   if (!in_step_) throw Error(ErrorKind::WrongState, "end_step without a step in progress");
   require_time(end_ns);
+  if (leap_->in_step()) return leap_->finish_step();
   if (tiers_) {
     tiers_->hub().run_until(end_ns);
     if (!offload_) write_through(batch(), end_ns);  // may ask a policy of the user's, and fail
@@ -235,9 +237,10 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
         if (tiers_ ? now_ns_ + leap_->step_of_all_ns() > until_ns : no_finish_before() > until_ns) return;
       }
       const bool leapt = leaps && leap_->play(until_ns, stop_on_finish, last == Last::Played && !tiers_);
-      const bool out_of_time = leaps && !tiers_ && leap_->out_of_time();
-      if (out_of_time && (last == Last::Lazy || now_ns_ >= until_ns)) return;
-      if (!leapt || out_of_time) begin_step(now_ns_);  // in the latter case, the one that it had no time for
+      const bool out_of_time = leaps && leap_->out_of_time();
+      if (out_of_time && ((last == Last::Lazy && !tiers_) || now_ns_ >= until_ns)) return;
+      // In the latter case, the one that it had no time for.
+      if (!leapt || (out_of_time && last != Last::Lazy)) begin_step(now_ns_);
       if (stuck_ && in_step_ && batch().empty()) {
         in_step_ = false;  // nothing was scheduled, so nothing ends
         announcer_.release(now_ns_);

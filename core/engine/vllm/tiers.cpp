@@ -67,6 +67,7 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
+  refusal_.needs = 0;  // what the head of the queue would have found may be held from now on
   const bool under_way = tiers_->prefetch(now_ns, blocks);
   announcer_.show(now_ns);
   return under_way;
@@ -124,7 +125,13 @@ bool VllmEngine::landed(std::int64_t now_ns) {
 
 // Whether the head of the queue may be admitted on room that was made since it was last asked.
 bool VllmEngine::head_may_move() const {
-  return !waiting_.empty() && refusal_.released != tiers_->released() && !tiers_->waiting(waiting_.head());
+  return !waiting_.empty() && refusal_.released != tiers_->released() && !tiers_->waiting(waiting_.head()) &&
+         !head_lacks_room();
+}
+
+// What it needs does not get less while the others decode, and blocks on the device come back from their copies.
+bool VllmEngine::head_lacks_room() const {
+  return refusal_.stands && refusal_.needs > kv_->available() && refusal_.loads_ended == tiers_->loads_ended();
 }
 
 }  // namespace understudy

@@ -1,0 +1,154 @@
+// A leap that is kept open while its engine rests: what it does that concerns others happens at its time.
+#include <algorithm>
+
+#include "engine/vllm/leap.hpp"
+
+namespace understudy {
+
+namespace {
+
+constexpr std::uint64_t kMostAtRest = 4096;
+
+}  // namespace
+
+void VllmEngine::Leap::open_now() {
+  start(kNever, false, false);
+  open_ = true;
+}
+
+void VllmEngine::Leap::close() {
+  if (!open_) return;
+  open_ = false;
+  tell_requests();
+  engine_.finish_bound_.reset();
+}
+
+std::optional<std::int64_t> VllmEngine::Leap::go_on() {
+  if (!goes_on()) {
+    close();
+    return std::nullopt;
+  }
+  const std::uint64_t steps = steps_to_rest();
+  if (steps == 0) return begin_step() ? std::optional(engine_.now_ns_) : std::nullopt;
+  return engine_.now_ns_ + steps_ns(steps);
+}
+
+// Whether the next step is one that can be leapt over, as `possible` says it of the first.
+bool VllmEngine::Leap::goes_on() {
+  const VllmEngine& e = engine_;
+  if (running() == 0) return false;
+  if (e.token_log_.crowded()) engine_.fold_token_log();
+  if (interrupted()) return false;
+  if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running() &&
+      (ahead_ || e.running_.size() < e.config_.max_num_batched_tokens || !paused_.empty())) {
+    return false;
+  }
+  if (sums_.requests() == 0 && ahead_) return false;  // nothing is planned
+  if (!resume_paused() || sums_.requests() == 0) return false;
+  // Where nobody can say what a step takes, or it may take nothing, steps are played in their order.
+  const std::uint64_t mean = sums_.load().context_tokens / sums_.requests();
+  return e.timing_.least_ns(sums_.load(), mean, e.capacity_tokens_) > 0;
+}
+
+// How many of the next steps concern nobody outside before the last of them ends: no block is copied or looked up below
+// the device. At the end of the last one somebody may end, or a block that is full go down. Who waits for room goes on
+// waiting, or something has landed.
+std::uint64_t VllmEngine::Leap::steps_to_rest() const {
+  if (ahead_ && !paused_.empty()) return 0;  // who waited joins in the next
+  const VllmEngine& e = engine_;
+  const bool through = e.tiers_->config().mode == OffloadMode::WriteThrough;
+  // A full block may be what the head of the queue waits for: it is found when the step begins.
+  const bool stops_before_full = e.refusal_.stands && e.refusal_.wants_block && !e.waiting_.empty();
+  std::uint64_t steps = kMostAtRest;
+  std::uint64_t to_next_block = kMostAtRest;
+  for (std::uint32_t order = 0; order < members_.size(); ++order) {
+    if (!computes(order)) continue;
+    const std::uint32_t computed = computed_by(order, steps_);
+    const std::uint32_t into = computed % size_;
+    const bool lacks_block = request(order).table.size() * std::uint64_t{size_} <= computed;
+    steps = std::min(steps, last_[order] + 1 - steps_);
+    // A step ahead, a block that is full has its name in the step that computes its last token.
+    const std::uint32_t to_full = ahead_ ? (size_ - into) % size_ : size_ - 1 - into;
+    if (stops_before_full || through) steps = std::min<std::uint64_t>(steps, to_full + (stops_before_full ? 0 : 1));
+    to_next_block = std::min<std::uint64_t>(to_next_block, into == 0 && lacks_block ? 0 : size_ - into);
+  }
+  if (steps <= to_next_block) return steps;
+  std::uint64_t blocks = 0;
+  for (std::uint32_t order = 0; order < members_.size(); ++order) {
+    if (!computes(order)) continue;
+    const std::uint64_t end = (computed_by(order, steps_) + steps + size_ - 1) / size_;
+    blocks += end - std::min<std::uint64_t>(request(order).table.size(), end);
+  }
+  return has_room(blocks) ? steps : to_next_block;
+}
+
+// What so many of them take.
+std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) const {
+  const StepTiming& timing = engine_.timing_;
+  if (sums_.window() == TimingModel::kNoWindow) return sums_.duration_ns(steps, timing, engine_.capacity_tokens_);
+  std::vector<std::uint64_t> passing;  // after how many steps somebody's context is the window
+  for (std::uint32_t order = 0; order < members_.size(); ++order) {
+    if (!computes(order)) continue;
+    const std::uint64_t known = known_by(order, steps_);
+    if (known < sums_.window() && sums_.window() - known < steps) passing.push_back(sums_.window() - known);
+  }
+  std::ranges::sort(passing);
+  DecodeSums sums = sums_;
+  std::int64_t sum_ns = 0;
+  std::uint64_t done = 0;
+  for (const std::uint64_t step : passing) {
+    sum_ns += sums.duration_ns(step - done, timing, engine_.capacity_tokens_);
+    sums.grow(step - done);
+    sums.pass_window();
+    done = step;
+  }
+  return sum_ns + sums.duration_ns(steps - done, timing, engine_.capacity_tokens_);
+}
+
+bool VllmEngine::Leap::play_on(std::int64_t until_ns) {
+  until_ns_ = until_ns;
+  out_of_time_ = false;
+  play_steps();
+  const bool in_time = out_of_time_ || engine_.now_ns_ >= until_ns;
+  if (!in_time || running() == 0) close();
+  return in_time;
+}
+
+bool VllmEngine::Leap::begin_step() {
+  due_.clear();
+  fresh_ = 0;
+  bool at_once = true;
+  bool ordinary = false;
+  if (turns_.front().step == steps_) {
+    fresh_ = gather_due();
+    at_once = fresh_ == 0 || has_room(fresh_);
+    ordinary = ordinary_ || fresh_ > engine_.kv_->available() || (!at_once && !head_stays());
+  }
+  if (ordinary) {
+    close();
+    return false;
+  }
+  engine_.begun_ns_ = engine_.now_ns_;
+  if (!at_once) {
+    serve_or_pause();
+    if (sums_.requests() == 0 || engine_.head_may_move()) {
+      begun_ns_ = engine_.now_ns_;  // what follows is no new step
+      close();
+      return false;
+    }
+    engine_.announcer_.show(engine_.now_ns_);  // what went on the host
+  }
+  engine_.announcer_.hold();
+  engine_.now_ns_ += step_ns();
+  take_turns(!at_once);
+  in_step_ = engine_.in_step_ = true;
+  return true;
+}
+
+void VllmEngine::Leap::finish_step() {
+  in_step_ = engine_.in_step_ = false;
+  (void)end_step(fresh_);
+  if (running() == 0) close();
+}
+
+}  // namespace understudy
