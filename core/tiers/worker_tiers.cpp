@@ -47,9 +47,12 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
 // ── Landings ──
 
 void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
-  // What has gone further down was here before, and stays, unless it was to go.
-  const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive;
-  if (seen && watched_) before_landing_(time_ns, leaves_device_as_it_is(errand));
+  // What has gone further down was here before, and stays, unless it was to go. But where uses are counted, those of
+  // blocks that steps have named come first.
+  const auto counts_uses = [this](std::size_t pool) { return store_.policy_kind(pool) == PolicyKind::MultiLru; };
+  const bool counted = watched_ && (counts_uses(kG1) || counts_uses(kG2));
+  const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive || counted;
+  if (seen && watched_) before_landing_(time_ns, !counted && leaves_device_as_it_is(errand));
   ++landings_;
   try {
     land(errand, time_ns);

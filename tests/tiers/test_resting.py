@@ -90,3 +90,20 @@ def test_a_fleet_with_shared_tiers_gives_what_stepping_gives(seed: int) -> None:
     assert everything(rested, fleet["workers"], fleet["events"]) == everything(
         stepped, fleet["workers"], fleet["events"]
     )
+
+
+@pytest.mark.parametrize("seed", [32, 84, 95, 116, 150, 154, 1216])
+def test_uses_are_counted_before_what_lands_after_them(seed: int) -> None:
+    # A block that is named counts as used, and how often that was decides where one stands that lands, or that no copy
+    # holds any longer, on a host of several queues.
+    crowd, below, fleet = scenario(seed)
+    below |= {"g2_policy": "multi_lru", "g2_blocks": (8, 12, 20)[seed % 3]}
+    fleet |= {"num_gpu_blocks": 120, "max_num_seqs": (1, 3)[seed % 2], "workers": 2, "kv_manager": "native"}
+    fleet |= {"events": False}
+    fleet.pop("eviction_policy", None)
+    timing = TIMINGS[seed % len(TIMINGS)]
+    rested, stepped = (
+        play(crowd, tiers(**below), **fleet, timing=timing(), check=False, leaping=leaping)
+        for leaping in (True, False)
+    )
+    assert everything(rested, 2, False) == everything(stepped, 2, False)

@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <functional>
+#include <numeric>
 #include <span>
 
 namespace understudy {
@@ -155,7 +156,11 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
       failure = std::current_exception();
       break;
     }
-    if (covered && !engine_.tiers_ && !engine_.token_log_.wants_sample()) {  // time passes, and nothing else
+    const auto lands = [&] {
+      return engine_.tiers_->hub().due(std::accumulate(durations_ns.begin(), durations_ns.end(), now_ns));
+    };
+    if (covered && !engine_.token_log_.wants_sample() && !(engine_.tiers_ && lands())) {
+      // Time passes, and nothing else.
       const std::span<const std::int64_t> ends_ns = ends_in_time(durations_ns, now_ns);
       if (!ends_ns.empty()) now_ns = engine_.now_ns_ = ends_ns.back();
       engine_.token_log_.end_steps(ends_ns);

@@ -50,7 +50,7 @@ const StepEffects& VllmEngine::catch_up(std::int64_t now_ns, bool landing) {
 const StepEffects& VllmEngine::rest_on(std::int64_t now_ns) {
   new_effects();
   const CatchingUp here(catching_up_);
-  if (leap_->play_on(now_ns - 1)) {
+  if (leap_->open() && leap_->play_on(now_ns - 1)) {
     rested_step_ns_ = now_ns_ + leap_->step_ns();
   } else {
     play(now_ns - 1, false, Last::Open);
