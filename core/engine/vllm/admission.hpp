@@ -30,8 +30,8 @@ struct Refusal {
   bool wants_block = false;
   LineageHash missing;         // the block that would lengthen its hit
   std::uint64_t released = 0;  // by the tiers until then
-  // Of the tiers: it cannot go before so many blocks are available, unless a load ends, of which there were so many.
-  std::uint64_t needs = 0;
+  // It cannot go before tiers have made so many blocks free, unless a load ends, of which there were so many.
+  std::uint64_t lacks = 0;
   std::uint64_t loads_ended = 0;
 };
 

@@ -135,7 +135,7 @@ bool VllmEngine::fits(const Admission& head) {
     const std::uint64_t beyond = whole > head.hit.blocks ? whole - head.hit.blocks : 0;
     const std::uint64_t needs = beyond + head.hit.unreferenced + watermark;
     if (needs > free) {
-      refusal_.needs = needs;  // more, should a hit go
+      refusal_.lacks = needs - free;
       return false;
     }
   }

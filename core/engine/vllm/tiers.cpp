@@ -67,7 +67,6 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
-  refusal_.needs = 0;  // what the head of the queue would have found may be held from now on
   const bool under_way = tiers_->prefetch(now_ns, blocks);
   announcer_.show(now_ns);
   return under_way;
@@ -129,9 +128,11 @@ bool VllmEngine::head_may_move() const {
          !head_lacks_room();
 }
 
-// What it needs does not get less while the others decode, and blocks on the device come back from their copies.
+// A block that the others take is one less, and at most one less that it would have to hold (see `refuse`): only what
+// tiers let go of brings it nearer.
 bool VllmEngine::head_lacks_room() const {
-  return refusal_.stands && refusal_.needs > kv_->available() && refusal_.loads_ended == tiers_->loads_ended();
+  return refusal_.stands && tiers_->released() - refusal_.released < refusal_.lacks &&
+         refusal_.loads_ended == tiers_->loads_ended();
 }
 
 }  // namespace understudy
