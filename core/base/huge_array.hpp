@@ -51,16 +51,21 @@ class HugeArray {
   }
 
   // Random access over many elements is bound by address translation. Advice for those of [from, to) that fill whole
-  // huge pages: there, the first that is written brings memory for its neighbours.
-  void prefer_huge_pages(std::size_t from, std::size_t to) noexcept {
+  // huge pages, the array's last one by half at least: there, the first that is written brings memory for its
+  // neighbours.
+  void prefer_huge_pages([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
 #ifdef __linux__
-    if (mapped_ < kHugePage) return;
     const std::size_t first = (from * sizeof(T) + kHugePage - 1) / kHugePage * kHugePage;
-    const std::size_t last = to * sizeof(T) / kHugePage * kHugePage;
-    if (first < last) (void)madvise(reinterpret_cast<char*>(data_) + first, last - first, MADV_HUGEPAGE);
-#else
-    (void)from;
-    (void)to;
+    if (first < last_huge(to)) (void)madvise(byte(first), last_huge(to) - first, MADV_HUGEPAGE);
+#endif
+  }
+
+  // The same for memory that they have already, and for what shares a huge page with it: now, where the system can.
+  void move_to_huge_pages([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
+#ifdef __linux__
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack, and older systems refuse
+    const std::size_t first = from * sizeof(T) / kHugePage * kHugePage;
+    if (first < last_huge(to)) (void)madvise(byte(first), last_huge(to) - first, kCollapse);
 #endif
   }
 
@@ -71,7 +76,7 @@ class HugeArray {
     constexpr std::size_t kPage = 4096;
     const std::size_t first = from * sizeof(T) / kPage * kPage;
     const std::size_t last = (to * sizeof(T) + kPage - 1) / kPage * kPage;
-    (void)madvise(reinterpret_cast<char*>(data_) + first, last - first, MADV_POPULATE_WRITE);  // where it can
+    (void)madvise(byte(first), last - first, MADV_POPULATE_WRITE);  // where it can
 #endif
   }
 
@@ -87,6 +92,15 @@ class HugeArray {
   static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kShort = std::size_t{1} << 16;  // bytes: not worth a mapping
 
+  char* byte(std::size_t at) noexcept { return reinterpret_cast<char*>(data_) + at; }
+
+  // In bytes: the end of the huge pages that [.., to) fills; none where the array has no whole ones.
+  std::size_t last_huge(std::size_t to) const noexcept {
+    if (mapped_ < kHugePage) return 0;
+    const std::size_t end = to * sizeof(T) + (to == size_ ? kHugePage / 2 : 0);
+    return end / kHugePage * kHugePage;
+  }
+
   static T* aligned(void* base, std::size_t alignment) noexcept {
     const auto at = reinterpret_cast<std::uintptr_t>(base);
     return reinterpret_cast<T*>((at + alignment - 1) / alignment * alignment);
@@ -95,13 +109,14 @@ class HugeArray {
   // False: the system has no more mappings to give.
   bool map([[maybe_unused]] std::size_t bytes) noexcept {
 #ifdef __linux__
-    const std::size_t length = bytes < kHugePage ? bytes : bytes + kHugePage;
+    const bool whole = bytes >= kHugePage / 2;  // in whole huge pages, at an address that is one's
+    const std::size_t length = whole ? (bytes + 2 * kHugePage - 1) / kHugePage * kHugePage : bytes;
     void* const base =
         mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return false;
     base_ = base;
     mapped_ = length;
-    data_ = bytes < kHugePage ? static_cast<T*>(base) : aligned(base, kHugePage);
+    data_ = whole ? aligned(base, kHugePage) : static_cast<T*>(base);
     return true;
 #else
     return false;

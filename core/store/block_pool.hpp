@@ -47,6 +47,8 @@ struct BlockStore::Pool {
     if (needed <= populated || advised != nullptr) return;  // who is asked may take them in any order
     const std::size_t more = std::min<std::size_t>(count, std::max(needed, populated + kPopulated));
     slots.populate(first + populated, first + more);
+    // What is used for the better part is spared most of its address translation.
+    if (2 * populated < count && 2 * more >= count) slots.move_to_huge_pages(first, first + count);
     populated = more;
   }
   void grow(std::size_t needed) {
