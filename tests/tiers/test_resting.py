@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, chain
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from tiers.building import EVENT_COLUMNS, INF, shared, tiers
 from tiers.fleets import crowd_of, digest, play, random_tiers
 from understudy import _core
+from understudy.engines.config import VllmConfig
+from understudy.engines.timing import Polynomial
 from understudy.kv import BUILT_IN_POLICIES
+from understudy.run.offline import run_offline
+from understudy.tiers import TiersConfig
+from understudy.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from understudy.workload import Workload
 
 # With steps of one length everything happens at the same few times; with the others nothing does.
 TIMINGS: tuple[Callable[[], Any], ...] = (
@@ -107,3 +112,68 @@ def test_uses_are_counted_before_what_lands_after_them(seed: int) -> None:
         for leaping in (True, False)
     )
     assert everything(rested, 2, False) == everything(stepped, 2, False)
+
+
+# Arrival in ms, prompt and output of each request; all prompts begin alike.
+CROWD = (
+    (133, 131, 13), (133, 311, 42), (133, 119, 83), (133, 64, 80), (194, 297, 94), (210, 227, 17), (210, 96, 62),
+    (210, 299, 119), (224, 260, 27), (224, 338, 90), (224, 116, 18), (224, 42, 69), (224, 83, 29), (224, 348, 29),
+    (224, 190, 33), (322, 167, 96), (322, 7, 94), (322, 126, 54), (322, 10, 44), (341, 164, 56), (482, 313, 75),
+    (531, 222, 37), (531, 3, 53), (531, 204, 36), (567, 384, 93), (589, 221, 22), (690, 67, 43), (754, 296, 82),
+    (842, 234, 42), (842, 90, 74), (842, 164, 71), (850, 45, 22), (879, 282, 83), (974, 116, 74), (1034, 223, 92),
+    (1034, 168, 80), (1034, 360, 96), (1261, 310, 57), (1316, 39, 39), (1316, 334, 116),
+)  # fmt: skip
+
+
+def test_the_head_of_a_queue_that_lacks_room_goes_on_when_one_of_its_hits_is_evicted_and_has_a_twin() -> None:
+    # It needs less room then, which no landing told.
+    alike = (1, 0, 0, 0, 2, 0)  # of 64 tokens each
+    prompts = [alike[: -(-prompt // 64)] for _, prompt, _ in CROWD]
+    rows = np.array(CROWD, dtype=np.int64)
+    crowd = Workload(
+        arrival_ns=rows[:, 0] * 1_000_000,
+        prompt_tokens=rows[:, 1].astype(np.uint32),
+        output_tokens=rows[:, 2].astype(np.uint32),
+        hash_offsets=np.array([0, *accumulate(len(prompt) for prompt in prompts)], dtype=np.int64),
+        hash_ids=np.array(list(chain.from_iterable(prompts)), dtype=np.uint32),
+        trace_block_size=64,
+    )
+    engine = VllmConfig(
+        block_size=5,
+        num_gpu_blocks=96,
+        max_num_batched_tokens=200,
+        long_prefill_token_threshold=5,
+        scheduler_reserve_full_isl=True,
+        async_scheduling=False,
+        vllm_version="v0.23",
+        timing=Polynomial(),
+        speedup_ratio=7.0,
+    )
+    host = {"down_gbps": 0.002, "up_gbps": 0.02, "fixed_us": 2500, "offload_concurrency": 2}
+    disk = {
+        "down_gbps": 0.02,
+        "up_gbps": 0.5,
+        "fixed_us": 300,
+        "offload_concurrency": 1,
+        "backend_down_gbps": 0.5,
+    }
+    below = TiersConfig.from_dict(
+        {
+            "kv_bytes_per_token": 16384,
+            "tiers": [
+                {"tier": "g2", "blocks": 40, "link": host},
+                {"tier": "g3", "blocks": 40, "link": disk, "latency_ms": 1.5},
+            ],
+            "offload": {
+                "mode": "write_through",
+                "offload_batch_size": 4,
+                "demand_first": True,
+                "recompute_fallback": False,
+            },
+        }
+    )
+    rested, stepped = (
+        run_offline(crowd, engine, tiers=below, workers=2, routing="random", seed=0, leaping=leaping)
+        for leaping in (True, False)
+    )
+    assert rested.facts["digest"] == stepped.facts["digest"]
