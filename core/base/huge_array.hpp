@@ -56,16 +56,19 @@ class HugeArray {
   void prefer_huge_pages([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
 #ifdef __linux__
     const std::size_t first = (from * sizeof(T) + kHugePage - 1) / kHugePage * kHugePage;
-    if (first < last_huge(to)) (void)madvise(byte(first), last_huge(to) - first, MADV_HUGEPAGE);
+    const std::size_t last = last_huge(to, to == size_ ? kHugePage / 2 : 0);
+    if (first < last) (void)madvise(byte(first), last - first, MADV_HUGEPAGE);
 #endif
   }
 
-  // The same for memory that they have already, and for what shares a huge page with it: now, where the system can.
+  // The same for memory that they have already, and for what shares a huge page with it: now, where the system can, and
+  // for whole pages alone.
   void move_to_huge_pages([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
 #ifdef __linux__
     constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack, and older systems refuse
     const std::size_t first = from * sizeof(T) / kHugePage * kHugePage;
-    if (first < last_huge(to)) (void)madvise(byte(first), last_huge(to) - first, kCollapse);
+    const std::size_t last = last_huge(to, 0);
+    if (first < last) (void)madvise(byte(first), last - first, kCollapse);
 #endif
   }
 
@@ -94,11 +97,9 @@ class HugeArray {
 
   char* byte(std::size_t at) noexcept { return reinterpret_cast<char*>(data_) + at; }
 
-  // In bytes: the end of the huge pages that [.., to) fills; none where the array has no whole ones.
-  std::size_t last_huge(std::size_t to) const noexcept {
-    if (mapped_ < kHugePage) return 0;
-    const std::size_t end = to * sizeof(T) + (to == size_ ? kHugePage / 2 : 0);
-    return end / kHugePage * kHugePage;
+  // In bytes: the end of the huge pages that [.., to) fills but for `lacks`; 0 where the array has no whole ones.
+  std::size_t last_huge(std::size_t to, std::size_t lacks) const noexcept {
+    return mapped_ < kHugePage ? 0 : (to * sizeof(T) + lacks) / kHugePage * kHugePage;
   }
 
   static T* aligned(void* base, std::size_t alignment) noexcept {

@@ -12,7 +12,7 @@ ABSENT_BYTES = 400
 """Of a worker whose turn to be played has not come, where workers are played one after another."""
 TIERS_BYTES = 16_000
 """Of the tiers of an idle worker."""
-SLOT_BYTES = 80
+SLOT_BYTES = 100
 """Of the slot of a block, on any tier, once it is used."""
 SHORT_BLOCKS = 2048
 """Fewer slots on a device than that are all there at once: too few to ask the system for each page."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import understudy
 from replay.building import ONE_MS, crowd, single_turns
 from understudy._core import Tier
 from understudy.engines.config import VllmConfig
@@ -19,6 +20,7 @@ from understudy.errors import ConfigError, InvalidArgument
 from understudy.events import Stored
 from understudy.events.file import read_columns
 from understudy.report import Report
+from understudy.report.verdicts import verdicts
 from understudy.router import FleetView, KvEventBatch, KvRouting, Router, RouteRequest
 from understudy.run.digest import digests
 from understudy.run.offline import OfflineRun, run_offline
@@ -310,3 +312,27 @@ def test_pools_of_a_file_that_make_no_sense_are_refused(text: str, why: str, tmp
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
         ReplaySettings.read(path, {}, [])
+
+
+def test_blanks_around_the_name_of_a_pool_do_not_count() -> None:
+    assert names_of([WorkerPool(name=" a"), WorkerPool(name="a")]) == ["pool 0", "pool 1"]
+    with pytest.raises(ConfigError, match="name must be text"):
+        WorkerPool(name=5)  # type: ignore[arg-type]
+
+
+def test_verdicts_know_the_tiers_that_the_workers_of_a_pool_share() -> None:
+    shared = TiersConfig.from_dict(
+        {
+            "kv_bytes_per_token": 1 << 10,
+            "tiers": [{"tier": "g2", "blocks": 60, "link": {}}, {"tier": "g3", "blocks": 4000, "link": {}}],
+        }
+    )
+    engine = VllmConfig(block_size=16, num_gpu_blocks=40, timing=ONE_MS)
+    content = [[1000 * (i // 8) + k for k in range(9)] for i in range(64)]
+    workload = single_turns([144] * 64, [4] * 64, [40 * i for i in range(64)], content)
+    pools = [WorkerPool(engine=engine, workers=2, tiers=shared, name=name) for name in ("a", "b")]
+    rules = [
+        verdict.rule for verdict in verdicts(understudy.replay(workload, pools=pools, routing="round_robin"))
+    ]
+    assert "cache_too_small" in rules
+    assert "scattered_prefixes" not in rules

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tiers.building import BLOCK, Only, Worker, chain, reader_of, shared, tiers
+from tiers.building import BLOCK, MS, Only, Worker, chain, reader_of, shared, tiers
 from understudy import _core
 from understudy.errors import ConfigError, InvalidArgument, PolicyError
 from understudy.kv import EvictionPolicy
@@ -186,3 +186,21 @@ def test_a_run_has_no_events_of_a_tier_that_it_lacks() -> None:
     run = _core.TierRun(tiers(), BLOCK)
     with pytest.raises(ConfigError, match="no tier G3"):
         run.take_events(_core.Tier.G3)[0]
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_what_landed_before_a_cache_was_forgotten_is_told_before(check: bool) -> None:
+    worker = Worker(30, tiers(write_through=True, gbps=1.0), check=check, step_ms=10.0)
+    worker.submit(1, 16, 1, name="a")
+    worker.engine.begin_step(0)
+    worker.engine.end_step(10 * MS)
+    worker.engine.land(20 * MS)
+    worker.submit(2, 16, 3, name="b")
+    worker.engine.begin_step(20 * MS)
+    worker.engine.end_step(30 * MS)  # its copies land at 34 ms
+    worker.engine.forget_cache(35 * MS)
+    worker.engine.begin_step(36 * MS)
+    worker.engine.end_step(46 * MS)
+    times = worker.engine.take_events()[1].tolist()
+    assert 34 * MS in times
+    assert times == sorted(times)

@@ -107,6 +107,7 @@ bool VllmEngine::drained() const {
 
 void VllmEngine::forget_cache(std::int64_t now_ns) {
   require_time(now_ns);
+  if (tiers_) tiers_->hub().run_until(now_ns);  // what landed before is told before
   (void)store_.clear_inactive(0);
   somebody_came_or_went();  // what the next in the queue would find has gone
   announcer_.show(now_ns);

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -139,7 +139,8 @@ def tier_hurts(report: Report) -> Verdict | None:
         return None
     working_s = report.duration_s * report.columns.num_workers
     remedy = "Try write_through (--offload-mode), more bandwidth to the host, or min_reuse."
-    if str(report.run.get("tiers", {}).get("offload", {}).get("mode")) == "write_through":
+    modes = {pool.get("tiers", {}).get("offload", {}).get("mode") for pool in _pools(report)}
+    if modes - {None} == {"write_through"}:
         remedy = (
             "More bandwidth to the host, or copies of reused blocks only (offload.min_reuse), would help."
         )
@@ -216,7 +217,8 @@ def steps_too_long(report: Report) -> Verdict | None:
     late = int(timeline.itl_count[timeline.itl_ns > goal * 1e6].sum()) / int(timeline.itl_count.sum())
     if late < 0.01:
         return None
-    budget = report.run.get("engine", {}).get("max_num_batched_tokens")
+    budgets = {pool.get("engine", {}).get("max_num_batched_tokens") for pool in _pools(report)}
+    budget = budgets.pop() if len(budgets) == 1 else None
     now = "" if budget is None else f" (now {budget:,})"
     return Verdict(
         "steps_too_long",
@@ -242,8 +244,14 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
 
 def _shares_a_tier(report: Report) -> bool:
     """Whether what one worker stored can serve another."""
-    tiers = report.run.get("tiers", {}).get("tiers", [])
+    tiers = [tier for pool in _pools(report) for tier in pool.get("tiers", {}).get("tiers", [])]
     return any(tier.get("tier") in ("g3", "g4") for tier in tiers)
+
+
+def _pools(report: Report) -> list[dict[str, Any]]:
+    """The settings of each pool; those of the run where it has one."""
+    pools: list[dict[str, Any]] = report.run.get("pools") or [report.run]
+    return pools
 
 
 def _fates(report: Report) -> str:

@@ -27,6 +27,7 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
     tiers: TiersConfig | None = None
     """Below the device; unless given, those that came with the engine's settings."""
     name: str = "workers"
+    """What its tiers and links are called by where a fleet has several pools; blanks around it do not count."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine, VllmConfig):
@@ -35,6 +36,9 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"tiers must be a TiersConfig (TiersConfig.from_dict reads settings by name), got {self.tiers!r}"
             )
+        if not isinstance(self.name, str):
+            raise ConfigError(f"name must be text, got {self.name!r}")
+        msgspec.structs.force_setattr(self, "name", self.name.strip())
         msgspec.structs.force_setattr(self, "workers", whole_number("workers", self.workers, 1))
 
     def below(self) -> TiersConfig:
