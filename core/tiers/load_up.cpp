@@ -9,6 +9,8 @@ namespace understudy {
 
 namespace {
 
+constexpr std::size_t kLong = 1024;  // blocks: of a load whose memory is not kept
+
 std::uint32_t position_of(const BlockIdentity& block) { return block.lineage.position(); }
 
 }  // namespace
@@ -20,7 +22,12 @@ std::size_t WorkerTiers::Load::place_of(const LineageHash& block) const {
   return at != blocks.end() && at->lineage == block ? index(at) : blocks.size();
 }
 
+// Keeps its memory, unless that of a long one.
 void WorkerTiers::Load::clear() noexcept {
+  if (blocks.capacity() > kLong) {
+    *this = {};
+    return;
+  }
   alive = failed = prefetch = ascends = false;
   phase = Phase::Landing;
   pending = joins = 0;

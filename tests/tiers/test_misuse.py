@@ -204,3 +204,21 @@ def test_what_landed_before_a_cache_was_forgotten_is_told_before(check: bool) ->
     times = worker.engine.take_events()[1].tolist()
     assert 34 * MS in times
     assert times == sorted(times)
+
+
+def test_what_a_prefetch_evicted_is_told_though_the_hosts_policy_raises() -> None:
+    policy = Queue()
+    policy.asked = -100
+    below = tiers(g2_blocks=2, g2_policy=lambda: policy, write_through=True, g3=shared(100))
+    worker = Worker(4, below, step_ms=0.0)
+    now_ns = 0
+    for tag in (1, 2, 3):
+        worker.submit(tag, 2 * BLOCK + 1)
+        worker.engine.advance(10**15)
+        worker.engine.finish_transfers()
+        now_ns = worker.engine.now_ns + 10**9
+        worker.engine.skip_to(now_ns)
+    policy.asked = 2
+    with pytest.raises(RuntimeError, match="no victims today"):
+        worker.engine.prefetch(chain(1, 2), now_ns)
+    worker.engine.check()

@@ -67,7 +67,13 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
-  const bool under_way = tiers_->prefetch(now_ns, blocks);
+  bool under_way = false;
+  try {
+    under_way = tiers_->prefetch(now_ns, blocks);
+  } catch (...) {  // a policy of the user's: what was evicted for it has gone all the same
+    announcer_.show(now_ns);
+    throw;
+  }
   announcer_.show(now_ns);
   return under_way;
 }
