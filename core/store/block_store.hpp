@@ -161,11 +161,9 @@ class BlockStore final : public Residency {
   // Reads only: where each block is (its earliest copy; kNoSlot at misses) and how many references that copy has.
   void peek(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, std::uint32_t* references) const;
   // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
-  // `tags`: what `reserve` would have to work out again; null when nobody will ask it.
-  void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed,
-              std::uint32_t* tags = nullptr) const;
+  void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
   // The same in fewer words, for who wants the rest: `missing` are the indices of blocks that are neither there nor
-  // claimed, `held` the slots of those that are there.
+  // claimed, `held` the slots of those that are there, `tags` of all what `reserve` would have to work out again.
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::vector<std::uint32_t>& missing,
               std::vector<SlotId>& held, std::vector<std::uint32_t>& tags) const;
   // The same for who has looked before: `out` has guesses (kNoSlot: none), and who is still there is not looked for.

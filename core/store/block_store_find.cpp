@@ -64,7 +64,7 @@ void look_up(BlockIndex& shared, std::span<const BlockIdentity> identities, Visi
       if (!visit(i, id)) break;
     } else {
       const bool maybe_claimed = id == kNoSlot && guessed != BlockIndex::kAbsent;
-      if (!visit(i, id, maybe_claimed ? index.find_claim(identities[i].lineage, tag) : kNoSlot, tag)) break;
+      if (!visit(i, id, maybe_claimed ? index.find_claim(identities[i].lineage, tag) : kNoSlot)) break;
     }
   }
   shared = index;  // its count of probes
@@ -200,15 +200,13 @@ void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> ide
   });
 }
 
-void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed,
-                        std::uint32_t* tags) const {
+void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
+                        SlotId* claimed) const {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  const auto note = [out, claimed, tags, first = pool.first](std::size_t i, SlotId id, SlotId claim,
-                                                             std::uint32_t tag) {
+  const auto note = [out, claimed, first = pool.first](std::size_t i, SlotId id, SlotId claim) {
     out[i] = id == kNoSlot ? kNoSlot : id - first;
     claimed[i] = claim == kNoSlot ? kNoSlot : claim - first;
-    if (tags != nullptr) tags[i] = tag;
     return true;
   };
   look_up(pool.map, identities, note);

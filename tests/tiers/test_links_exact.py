@@ -17,27 +17,36 @@ from understudy.tiers import Links
 BANDWIDTHS = st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.0, 55.0, math.inf])
 
 
+Network = tuple[list[tuple[float, bool]], list[tuple[float, int, bool, int | None]]]
+"""Caps over links, and links under them."""
+
+
 @st.composite
-def networks(draw: st.DrawFn) -> tuple[list[tuple[float, bool]], list[tuple[float, int, bool, int | None]]]:
+def networks(draw: st.DrawFn) -> Network:
     caps = draw(st.lists(st.tuples(BANDWIDTHS, st.booleans()), max_size=2))
     cap = st.none() if not caps else st.none() | st.integers(0, len(caps) - 1)
     link = st.tuples(BANDWIDTHS, st.sampled_from([0, 0, 10, 333]), st.booleans(), cap)
     return caps, draw(st.lists(link, min_size=1, max_size=4))
 
 
-@given(network=networks(), data=st.data())
-def test_completion_times_equal_exact_processor_sharing(
-    network: tuple[list[tuple[float, bool]], list[tuple[float, int, bool, int | None]]], data: st.DataObject
-) -> None:
-    def exact(gbps: float) -> Fraction | None:
-        return None if math.isinf(gbps) else Fraction(gbps)
-
+def build(network: Network) -> Links:
+    """The links of a network, by its numbers."""
     caps, specs = network
     links = Links()
     for i, (gbps, first) in enumerate(caps):
         links.add_duplex(f"cap {i}", gbps, demand_first=first)
     for i, (gbps, fixed_ns, first, duplex) in enumerate(specs):
         links.add_link(f"link {i}", gbps, fixed_ns=fixed_ns, demand_first=first, duplex=duplex)
+    return links
+
+
+@given(network=networks(), data=st.data())
+def test_completion_times_equal_exact_processor_sharing(network: Network, data: st.DataObject) -> None:
+    def exact(gbps: float) -> Fraction | None:
+        return None if math.isinf(gbps) else Fraction(gbps)
+
+    caps, specs = network
+    links = build(network)
     path = st.lists(st.integers(0, len(specs) - 1), min_size=1, max_size=2, unique=True)
     limited = [("link", i) for i, (gbps, *_) in enumerate(specs) if not math.isinf(gbps)]
     limited += [("cap", i) for i, (gbps, _) in enumerate(caps) if not math.isinf(gbps)]

@@ -11,21 +11,9 @@ from hypothesis import strategies as st
 
 from model.links import ModelCap, ModelLink, ModelTransfer, completions
 from tiers.link_building import drain, one_link
-from tiers.test_links_exact import networks
+from tiers.test_links_exact import Network, build, networks
 from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.tiers import Links
-
-Network = tuple[list[tuple[float, bool]], list[tuple[float, int, bool, int | None]]]
-
-
-def build(network: Network) -> Links:
-    caps, specs = network
-    links = Links()
-    for i, (gbps, first) in enumerate(caps):
-        links.add_duplex(f"cap {i}", gbps, demand_first=first)
-    for i, (gbps, fixed_ns, first, duplex) in enumerate(specs):
-        links.add_link(f"link {i}", gbps, fixed_ns=fixed_ns, demand_first=first, duplex=duplex)
-    return links
 
 
 @given(network=networks(), data=st.data())
