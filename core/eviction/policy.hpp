@@ -65,6 +65,7 @@ class EvictionPolicy {
   // `slots` have just lost their last reference, in this order.
   virtual void insert(std::span<const SlotId> slots) = 0;
   // `slots` were taken and come back empty and unused: where empty slots are not handed out first, they still are.
+  // Their states need not say so.
   virtual void give_back(std::span<const SlotId> slots) { insert(slots); }
   // `slot` is referenced or reset again; its identity is still in place.
   virtual void remove(SlotId slot) = 0;

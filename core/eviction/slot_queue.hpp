@@ -68,15 +68,13 @@ class SlotQueue {
     front_ = before(front_);
     put(ring_, front_, id);
   }
-  // All of them, the first of them in front.
-  void push_front(std::span<const SlotId> ids) noexcept {
-    Slot* const slots = slots_;
+  // All of them, the first of them in front. They are empty, and nobody will `remove` them: they are not looked at.
+  void push_front_empty(std::span<const SlotId> ids) noexcept {
     SlotId* const ring = ring_.get();
     std::size_t front = front_;
     for (std::size_t i = ids.size(); i > 0; --i) {
       front = (front == 0 ? ring_.size() : front) - 1;
       ring[front] = ids[i - 1];
-      slots[ids[i - 1]].prev = static_cast<SlotId>(front);
     }
     front_ = front;
   }

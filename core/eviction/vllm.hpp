@@ -29,7 +29,7 @@ class VllmOrder final : public EvictionPolicy {
   }
   void give_back(std::span<const SlotId> slots) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
-    queue_.push_front(slots);
+    queue_.push_front_empty(slots);
   }
   void remove(SlotId id) override {
     queue_.remove(id);

@@ -110,17 +110,25 @@ class BlockStore final : public Residency {
   bool try_allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr);
   void allocate(std::size_t pool, std::span<SlotId> out, std::vector<BlockIdentity>* evicted = nullptr,
                 std::vector<Token>* evicted_tokens = nullptr);
-  // The same for who copies what goes: evicted blocks, the last one first, to the end of `evicted`, and the slots of
-  // `out` that held them (kNoSlot where another copy of the block stays) to the end of `evicted_slots`. Both are as
-  // long as `out`. Returns how many.
-  std::size_t allocate(std::size_t pool, std::span<SlotId> out, std::span<BlockIdentity> evicted,
-                       std::span<SlotId> evicted_slots);
+  // The same for who copies what goes to the pool `below`. Evicted blocks go to the end of `blocks`, the last one
+  // first; so do, to the ends of theirs, the slots of `out` that held them (kNoSlot where another copy of the block
+  // stays) and the tags that `locate` would have to work out. All are as long as `out`. Returns how many.
+  struct Leaving {
+    std::span<BlockIdentity> blocks;
+    std::span<SlotId> slots;
+    std::span<std::uint32_t> tags;
+    std::size_t below;
+  };
+  std::size_t allocate(std::size_t pool, std::span<SlotId> out, const Leaving& leaving);
   // The same for an owner who knows better than the pool's policy what goes: empty slots, and behind them `victims`, in
   // this order. WrongState when one of them is not cached, or referenced, or named twice, or when there are not as many
   // empty ones as that leaves; nothing has changed then. Not for a policy of the user's.
   void allocate_evicting(std::size_t pool, std::span<SlotId> out, std::span<const SlotId> victims);
   // Mutable slots come back unused: they are the next to be handed out again, in this order.
   void give_back(std::size_t pool, std::span<const SlotId> slots);
+  // The same for an owner who knows that they are mutable, its own, and named once: they are not looked at, and read
+  // Mutable until they are handed out again.
+  void hand_back(std::size_t pool, std::span<const SlotId> slots);
 
   // ── Fill: Mutable → Staged → Registered ──
   void stage(std::size_t pool, std::span<const SlotId> slots, std::span<const BlockIdentity> identities);
@@ -140,7 +148,7 @@ class BlockStore final : public Residency {
   // Allocates and claims a slot for each of `identities`. Throws as those two do; where the claim is refused, what was
   // evicted for it is gone, and the slots are free.
   void reserve(std::size_t pool, std::span<const BlockIdentity> identities, std::span<SlotId> out);
-  // The same for blocks that `locate` has just not found and that are named once each, with the tags it gave: nobody
+  // The same for blocks that `locate` has just not found and that are named once each, with the tags it had: nobody
   // looks for them again.
   void reserve(std::size_t pool, std::span<const BlockIdentity> identities, std::span<const std::uint32_t> tags,
                std::span<SlotId> out);
@@ -163,9 +171,10 @@ class BlockStore final : public Residency {
   // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
   // The same in fewer words, for who wants the rest: `missing` are the indices of blocks that are neither there nor
-  // claimed, `held` the slots of those that are there, `tags` of all what `reserve` would have to work out again.
-  void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::vector<std::uint32_t>& missing,
-              std::vector<SlotId>& held, std::vector<std::uint32_t>& tags) const;
+  // claimed, `held` the slots of those that are there. `tags`, one each, are worked out for `reserve` unless they are
+  // `known`, from an allocation.
+  void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::span<std::uint32_t> tags, bool known,
+              std::vector<std::uint32_t>& missing, std::vector<SlotId>& held) const;
   // The same for who has looked before: `out` has guesses (kNoSlot: none), and who is still there is not looked for.
   void locate_again(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
   // Of the registered blocks in `slots`, one after the other, for a store of their own below; none where events carry
@@ -271,7 +280,7 @@ class BlockStore final : public Residency {
                        bool* overtaken);
   void hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted);
   template <bool kTold>
-  std::size_t hand_out_quietly(Pool& pool, std::span<SlotId> out, BlockIdentity* evicted_end, SlotId* slots_end);
+  std::size_t hand_out_quietly(Pool& pool, std::span<SlotId> out, const Leaving& leaving);
 
   void check_tokens(std::size_t blocks, std::span<const Token> tokens) const;
   // Those that copies have on any tier, where events carry token ids; InvalidArgument when a block is nowhere.

@@ -1,5 +1,6 @@
 // Filling blocks by a copy that takes time: claim and land.
 #include <algorithm>
+#include <array>
 
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
@@ -99,25 +100,29 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
                                             std::span<const BlockIdentity> identities, const std::uint32_t* claims) {
   Slot* const slots = slots_.get();
   BlockIndex map = pool.map;
-  tags_.resize(out.size());
-  std::uint32_t* const tags = tags_.data();
+  constexpr std::size_t kBucketsAhead = kAhead / 2;
+  std::array<std::uint32_t, kBucketsAhead> tags{};
+  const auto ask = [&](std::size_t i) {
+    const Slot& slot = slots[out[i]];
+    if (slot.state != SlotState::Inactive) return;
+    tags[i % kBucketsAhead] = BlockIndex::tag(slot.lineage);
+    map.warm(tags[i % kBucketsAhead]);
+  };
   for (const SlotId id : out.first(std::min(kAhead, out.size()))) slots[id].warm();
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
-    if (slots[out[i]].state != SlotState::Inactive) continue;
-    tags[i] = BlockIndex::tag(slots[out[i]].lineage);
-    map.warm(tags[i]);
-  }
+  for (std::size_t i = 0; i < std::min(kBucketsAhead, out.size()); ++i) ask(i);
   const bool reset_on_release = pool.config.reset_on_release;
   const SlotId first = pool.first;
   std::uint64_t evictions = 0;
   std::size_t claimed = out.size();
   for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::uint32_t tag = tags[i % kBucketsAhead];
+    if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
+    if (i + kBucketsAhead < out.size()) ask(i + kBucketsAhead);
     const SlotId id = out[i];
     Slot& slot = slots[id];
     out[i] = id - first;
     if (slot.state == SlotState::Inactive) {
-      map.erase(tags[i], id);
+      map.erase(tag, id);
       ++evictions;
     }
     slot.refs = 1;

@@ -214,14 +214,14 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
 
 // Most often all are missing, which one line of the index tells.
 void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities,
-                        std::vector<std::uint32_t>& missing, std::vector<SlotId>& held,
-                        std::vector<std::uint32_t>& tags) const {
+                        std::span<std::uint32_t> tags, bool known, std::vector<std::uint32_t>& missing,
+                        std::vector<SlotId>& held) const {
   Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
   const std::size_t count = identities.size();
+  if (tags.size() != count) throw Error(ErrorKind::InvalidArgument, count, " blocks have ", tags.size(), " tags");
+  const Lock lock(*this);
   missing.resize(count);
   held.clear();
-  tags.resize(count);
   // Copies, which stay in registers.
   BlockIndex index = pool.map;
   std::uint32_t* const all_tags = tags.data();
@@ -229,7 +229,7 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
   const BlockIdentity* const blocks = identities.data();
   const auto ask = [&](std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
-      all_tags[i] = BlockIndex::tag(blocks[i].lineage);
+      if (!known) all_tags[i] = BlockIndex::tag(blocks[i].lineage);
       index.warm(all_tags[i]);
     }
   };

@@ -124,6 +124,21 @@ void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots
   give_back_locked(*pools_[pool_index], slots);
 }
 
+void BlockStore::hand_back(std::size_t pool_index, std::span<const SlotId> slots) {
+  Pool& pool = *pools_[pool_index];
+  if (pool.advised != nullptr) return give_back(pool_index, slots);  // whose order goes by what slots say
+  const Lock lock(*this);
+  if (slots.size() > pool.in(SlotState::Mutable)) {
+    throw Error(ErrorKind::WrongState, slots.size(), " blocks are handed back, but only ", pool.in(SlotState::Mutable),
+                " are mutable");
+  }
+  freed_.assign(slots.begin(), slots.end());
+  for (SlotId& id : freed_) id += pool.first;
+  pool.moved(slots.size(), SlotState::Mutable, SlotState::Reset);
+  pool.policy->give_back(freed_);
+  freed_.clear();
+}
+
 void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
   freed_.resize(slots.size());
   std::size_t done = 0;

@@ -168,6 +168,13 @@ void BlockStore::check() const {
     if (!ok) throw Error(ErrorKind::InvariantViolated, what...);
   };
   for (const auto& pool : pools_) {
+    const std::vector<SlotId> order = pool->policy->order_of_used(pool->used() + 1);
+    std::vector<bool> ordered(pool->used(), false);
+    for (const SlotId id : order) {
+      require(id >= pool->first && id < pool->used_end(), "the policy orders a foreign slot ", id);
+      require(!ordered[id - pool->first], "the policy orders slot ", id, " twice");
+      ordered[id - pool->first] = true;
+    }
     std::size_t hashes = 0;
     std::array<std::uint64_t, 7> seen{};
     std::uint64_t references = 0;
@@ -175,8 +182,14 @@ void BlockStore::check() const {
     seen[static_cast<std::size_t>(SlotState::Reset)] = pool->policy->fresh();
     for (SlotId id = pool->first; id < pool->used_end(); ++id) {
       const Slot& slot = slots_[id];
-      ++seen[static_cast<std::size_t>(slot.state)];
       require(!slot.marked, "slot ", id, " carries scratch state");
+      if (ordered[id - pool->first] && slot.state == SlotState::Mutable && slot.refs == 1) {  // handed back
+        ++seen[static_cast<std::size_t>(SlotState::Reset)];
+        continue;
+      }
+      ++seen[static_cast<std::size_t>(slot.state)];
+      require(slot.available() || !ordered[id - pool->first], "the policy orders slot ", id, " which is ",
+              name_of(slot.state));
       require(slot.available() == (slot.refs == 0), "slot ", id, " is ", name_of(slot.state), " with ", slot.refs,
               " references");
       if (slot.state == SlotState::Claimed) {
@@ -219,14 +232,6 @@ void BlockStore::check() const {
     require(hashes == pool->map.count(), "the index holds ", pool->map.count(), " hashes, the slots ", hashes);
     require(references == pool->references, "references are ", references, ", counted ", pool->references);
     if (pool->advised != nullptr) continue;
-    const std::vector<SlotId> order = pool->policy->order_of_used(pool->used() + 1);
-    std::vector<bool> ordered(pool->used(), false);
-    for (const SlotId id : order) {
-      require(id >= pool->first && id < pool->used_end(), "the policy orders a foreign slot ", id);
-      require(slots_[id].available(), "the policy orders slot ", id, " which is ", name_of(slots_[id].state));
-      require(!ordered[id - pool->first], "the policy orders slot ", id, " twice");
-      ordered[id - pool->first] = true;
-    }
     require(order.size() + pool->policy->fresh() == pool->available(), "the policy orders ", order.size(), " and ",
             pool->policy->fresh(), " fresh slots of ", pool->available());
   }

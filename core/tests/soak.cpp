@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -124,8 +125,42 @@ class Soak {
     Held held{.pool = below(store_.num_pools()), .stage = Stage::Mutable, .slots = {}};
     held.slots.resize(1 + below(10));
     if (below(3) == 0) return reserve(std::move(held));
+    if (below(2) == 0) return evict(std::move(held));
     std::vector<BlockIdentity> evicted;
     if (store_.try_allocate(held.pool, held.slots, &evicted)) held_.push_back(std::move(held));
+  }
+
+  // What goes is told as the order said, and the tags that are told find it on another tier. Some is handed back.
+  void evict(Held held) {
+    const std::size_t count = held.slots.size();
+    if (store_.available(held.pool) < count) return;
+    std::vector<BlockIdentity> expected;
+    if (!store_.advised(held.pool)) expected = store_.next_evicted(held.pool, count);
+    std::vector<BlockIdentity> blocks(count);
+    std::vector<SlotId> slots(count);
+    std::vector<std::uint32_t> tags(count);
+    const std::size_t other = below(store_.num_pools());
+    const std::size_t gone = store_.allocate(held.pool, held.slots, {blocks, slots, tags, other});
+    const std::span<const BlockIdentity> told = std::span(blocks).last(gone);
+    if (!store_.advised(held.pool) && !std::equal(expected.rbegin(), expected.rend(), told.begin(), told.end())) {
+      fail("what was evicted is not what was told");
+    }
+    std::vector<std::uint32_t> missing;
+    std::vector<std::uint32_t> missing_too;
+    std::vector<SlotId> there;
+    std::vector<SlotId> there_too;
+    std::vector<std::uint32_t> worked_out(gone);
+    store_.locate(other, told, std::span(tags).last(gone), true, missing, there);
+    store_.locate(other, told, worked_out, false, missing_too, there_too);
+    if (missing != missing_too || there != there_too) fail("the tags of what was evicted do not find it");
+    for (std::size_t i = 0; i < gone; ++i) {
+      const SlotId slot = slots[count - gone + i];
+      if (slot != kNoSlot && std::ranges::find(held.slots, slot) == held.slots.end()) fail("an evicted slot is lost");
+    }
+    const std::size_t kept = below(count + 1);
+    store_.hand_back(held.pool, std::span(held.slots).subspan(kept));
+    held.slots.resize(kept);
+    if (kept > 0) held_.push_back(std::move(held));
   }
 
   // Refused when there are too few, or one of the blocks is there, on its way, or named twice.
@@ -199,7 +234,9 @@ class Soak {
 
   void land(Held& held) {
     store_.land(held.pool, held.slots);
+    // Under Allow, a copy of what somebody has registered meanwhile goes as soon as it is let go.
     for (const SlotId slot : held.slots) {
+      if (store_.duplicates(held.pool) == DuplicatePolicy::Allow) break;
       if (!store_.is_registered(held.pool, slot)) fail("a landed block is not registered");
     }
     std::swap(held, held_.back());

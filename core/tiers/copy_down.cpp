@@ -25,7 +25,9 @@ void make_long(std::vector<T>& scratch, std::size_t size) {
 bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out, std::size_t evicted) {
   if (evicted == 0) return false;
   const std::span<const SlotId> slots = std::span<const SlotId>(evicted_slots_).first(out.size()).last(evicted);
-  const Chosen chosen = select(slots, std::span<const BlockIdentity>(evicted_).first(out.size()).last(evicted), true);
+  const std::span<std::uint32_t> tags = std::span(evicted_tags_).first(out.size()).last(evicted);
+  const Chosen chosen =
+      select(slots, std::span<const BlockIdentity>(evicted_).first(out.size()).last(evicted), tags, true);
   if (chosen.slots.empty()) return false;
   rest_.clear();
   if (chosen.slots.size() < out.size()) {
@@ -41,7 +43,7 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
   make_long(copies_to_, chosen.slots.size());
   // May ask a policy, and fail: before anything has changed.
   store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));
-  store_.give_back(kG1, rest_);
+  store_.hand_back(kG1, rest_);
   set_held(held_ + chosen.slots.size(), now_ns);
   g1_references_ += chosen.slots.size();
   make_copies(now_ns, true, who, chosen);
@@ -52,8 +54,8 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
 // them: what finds none is dropped from the ends of chains. Where `slots` has none, another copy of the block stays.
 // Those that were `evicted` are asked about from the last to the first, as they went.
 WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
-                                        bool evicted) {
-  store_.locate(kG2, blocks, chosen_, used_, tags_);
+                                        std::span<std::uint32_t> tags, bool evicted) {
+  store_.locate(kG2, blocks, tags, evicted, chosen_, used_);
   if (evicted) std::erase_if(chosen_, [&](std::uint32_t i) { return slots[i] == kNoSlot; });
   if (config_.min_reuse > 0) {
     std::erase_if(chosen_, [&](std::uint32_t i) { return reuse_[slots[i]] < config_.min_reuse; });
@@ -71,16 +73,16 @@ WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span
   if (chosen == 0) return {};
   const std::size_t first = chosen_.front();
   if (chosen_.back() - first + 1 == chosen) {  // most often those behind what is there
-    return {slots.subspan(first, chosen), blocks.subspan(first, chosen), std::span(tags_).subspan(first, chosen)};
+    return {slots.subspan(first, chosen), blocks.subspan(first, chosen), tags.subspan(first, chosen)};
   }
   make_long(copied_slots_, chosen);
   make_long(copied_, chosen);
   for (std::size_t i = 0; i < chosen; ++i) {
     copied_slots_[i] = slots[chosen_[i]];
     copied_[i] = blocks[chosen_[i]];
-    tags_[i] = tags_[chosen_[i]];  // never before its own place
+    tags[i] = tags[chosen_[i]];  // never before its own place
   }
-  return {std::span(copied_slots_).first(chosen), std::span(copied_).first(chosen), std::span(tags_).first(chosen)};
+  return {std::span(copied_slots_).first(chosen), std::span(copied_).first(chosen), tags.first(chosen)};
 }
 
 // Leaves of chosen_ what the user wants.
@@ -100,7 +102,8 @@ void WorkerTiers::ask_filter(std::span<const SlotId> slots, std::span<const Bloc
 void WorkerTiers::write_through(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> slots,
                                 std::span<const BlockIdentity> blocks) {
   if (config_.mode != OffloadMode::WriteThrough || blocks.empty()) return;
-  const Chosen chosen = select(slots, blocks, false);
+  make_long(tags_, blocks.size());
+  const Chosen chosen = select(slots, blocks, std::span(tags_).first(blocks.size()), false);
   if (chosen.slots.empty()) return;
   make_long(copies_to_, chosen.slots.size());
   store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));

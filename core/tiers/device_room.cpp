@@ -21,8 +21,10 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
     if (copies) {
       if (evicted_.size() < out.size()) evicted_.resize(out.size());
       if (evicted_slots_.size() < out.size()) evicted_slots_.resize(out.size());
-      evicted =
-          store_.allocate(kG1, out, std::span(evicted_).first(out.size()), std::span(evicted_slots_).first(out.size()));
+      if (evicted_tags_.size() < out.size()) evicted_tags_.resize(out.size());
+      evicted = store_.allocate(kG1, out,
+                                {std::span(evicted_).first(out.size()), std::span(evicted_slots_).first(out.size()),
+                                 std::span(evicted_tags_).first(out.size()), kG2});
     } else {
       store_.allocate(kG1, out);
     }
@@ -110,7 +112,7 @@ void WorkerTiers::release_g1(std::span<const SlotId> slots) {
 }
 
 void WorkerTiers::give_back(std::span<const SlotId> slots) {
-  store_.give_back(kG1, slots);
+  store_.hand_back(kG1, slots);
   g1_references_ -= slots.size();
   released_ += slots.size();
 }

@@ -48,7 +48,8 @@ Way add_way(Links& links, const WayConfig& config, const std::string& down, cons
 
 std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns,
                                                std::vector<std::uint32_t>& chosen) {
-  store_.locate(0, blocks, chosen, here_, tags_);
+  tags_.resize(blocks.size());
+  store_.locate(0, blocks, tags_, false, chosen, here_);
   const std::size_t wanted = std::min<std::size_t>(chosen.size(), store_.available(0));
   chosen.resize(wanted);
   if (wanted == 0) return std::nullopt;

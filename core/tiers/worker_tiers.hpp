@@ -238,7 +238,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
     std::span<const std::uint32_t> tags;  // by the host's store
   };
   bool offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out, std::size_t evicted);
-  Chosen select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted);
+  Chosen select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, std::span<std::uint32_t> tags,
+                bool evicted);
   void ask_filter(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted);
   void make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, const Chosen& chosen);  // to copies_to_
   void start_copies(std::int64_t now_ns);
@@ -346,6 +347,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   // Scratch. What is longer than what it was last used for stays as long.
   std::vector<BlockIdentity> evicted_;
   std::vector<SlotId> evicted_slots_;
+  std::vector<std::uint32_t> evicted_tags_;
   std::vector<std::uint32_t> chosen_;
   // Of the blocks that `locate` was asked for: where each is on the device and on the host; where a copy will be.
   std::vector<SlotId> above_;
@@ -365,7 +367,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::vector<Source> known_;  // the same of the time before, where it was the same request
   std::vector<SlotId> copied_slots_;
   std::vector<BlockIdentity> copied_;
-  std::vector<std::uint32_t> tags_;  // of what `select` was asked for, by the host's store
+  std::vector<std::uint32_t> tags_;  // of what is written through, by the host's store
   std::vector<SlotId> copies_to_;
   std::vector<SlotId> rest_;
   std::vector<std::uint8_t> kept_;
