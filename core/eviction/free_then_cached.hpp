@@ -58,6 +58,11 @@ class FreeThenCached final : public EvictionPolicy {
     count(1);
   }
 
+  void remove_cached(std::span<const SlotId> slots) override {
+    for (const SlotId id : slots) cached_.remove(id);
+    count(slots.size());
+  }
+
   void warm(std::span<const SlotId> slots) const override {
     if constexpr (requires { cached_.warm(slots); }) cached_.warm(slots);
   }

@@ -35,6 +35,10 @@ class VllmOrder final : public EvictionPolicy {
     queue_.remove(id);
     ++steps_;
   }
+  void remove_cached(std::span<const SlotId> slots) override {
+    for (const SlotId id : slots) queue_.remove(id);
+    steps_ += slots.size();
+  }
   void touch(std::span<const SlotId> slots) override {
     for (const SlotId id : slots) {  // any number of them: a slot may be named again and again
       if (slots_[id].state != SlotState::Inactive) continue;

@@ -14,7 +14,26 @@ void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots
     const SlotId id = slots[i];
     if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
   }
-  for (const SlotId id : slots) acquire(pool, pool.first + id);
+  if (pool.advised != nullptr) {  // who learns of each as it was
+    for (const SlotId id : slots) acquire(pool, pool.first + id);
+    return;
+  }
+  // Copies, which stay in registers.
+  Slot* const own = slots_.get() + pool.first;
+  freed_.resize(slots.size());
+  SlotId* const woken = freed_.data();
+  std::size_t count = 0;
+  for (const SlotId id : slots) {
+    Slot& slot = own[id];
+    woken[count] = pool.first + id;
+    count += slot.state == SlotState::Inactive ? 1 : 0;
+    slot.state = slot.state == SlotState::Inactive ? SlotState::Primary : slot.state;
+    ++slot.refs;
+  }
+  pool.policy->remove_cached(std::span(freed_).first(count));
+  freed_.clear();
+  pool.moved(count, SlotState::Inactive, SlotState::Primary);
+  pool.references += slots.size();
 }
 
 void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slots) {
