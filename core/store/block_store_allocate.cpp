@@ -293,6 +293,9 @@ std::size_t BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out, cons
   };
   for (std::size_t i = empty; i < std::min(empty + kBucketsAhead, size); ++i) ask(i);
   std::size_t place = size;  // of what goes
+  [[maybe_unused]] BlockIdentity* const told = leaving.blocks.data();
+  [[maybe_unused]] SlotId* const told_slots = leaving.slots.data();
+  [[maybe_unused]] std::uint32_t* const told_tags = leaving.tags.data();
   for (std::size_t i = empty; i < size; ++i) {
     const std::uint32_t tag = tags[i % kBucketsAhead];
     if (i + kAhead < size) slots[out[i + kAhead]].warm();
@@ -302,9 +305,9 @@ std::size_t BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out, cons
     if (slot.state == SlotState::Inactive) {
       --place;
       if constexpr (kTold) {
-        leaving.blocks[place] = {slot.lineage, 0, 0};
-        leaving.slots[place] = slot.twinned ? kNoSlot : id - first;
-        leaving.tags[place] = tag;
+        told[place] = {slot.lineage, 0, 0};
+        told_slots[place] = slot.twinned ? kNoSlot : id - first;
+        told_tags[place] = tag;
       }
       if (slot.twinned) {
         pool.map = map;

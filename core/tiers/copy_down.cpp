@@ -29,9 +29,11 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
   const Chosen chosen =
       select(slots, std::span<const BlockIdentity>(evicted_).first(out.size()).last(evicted), tags, true);
   if (chosen.slots.empty()) return false;
-  rest_.clear();
-  if (chosen.slots.size() < out.size()) {
-    std::size_t next = chosen.slots.size();  // `out` goes the other way
+  // `out` goes the other way. Most often those that were empty come first in it, and all others are copied.
+  std::span<const SlotId> rest = out.first(out.size() - chosen.slots.size());
+  if (out[rest.size()] != chosen.slots.back()) {
+    rest_.clear();
+    std::size_t next = chosen.slots.size();
     for (const SlotId slot : out) {
       if (next > 0 && chosen.slots[next - 1] == slot) {
         --next;
@@ -39,11 +41,12 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
         rest_.push_back(slot);
       }
     }
+    rest = rest_;
   }
   make_long(copies_to_, chosen.slots.size());
   // May ask a policy, and fail: before anything has changed.
   store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));
-  store_.hand_back(kG1, rest_);
+  store_.hand_back(kG1, rest);
   set_held(held_ + chosen.slots.size(), now_ns);
   g1_references_ += chosen.slots.size();
   make_copies(now_ns, true, who, chosen);
@@ -56,7 +59,9 @@ bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId
 WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                                         std::span<std::uint32_t> tags, bool evicted) {
   store_.locate(kG2, blocks, tags, evicted, chosen_, used_);
-  if (evicted) std::erase_if(chosen_, [&](std::uint32_t i) { return slots[i] == kNoSlot; });
+  if (evicted && std::ranges::count(slots, kNoSlot) > 0) {
+    std::erase_if(chosen_, [&](std::uint32_t i) { return slots[i] == kNoSlot; });
+  }
   if (config_.min_reuse > 0) {
     std::erase_if(chosen_, [&](std::uint32_t i) { return reuse_[slots[i]] < config_.min_reuse; });
   }
