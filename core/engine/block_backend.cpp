@@ -13,7 +13,7 @@ constexpr std::uint64_t kPrivateSeed = 0x6B76626DULL;
 KvHit BlockBackend::find(KvRequest& request, std::size_t limit) {
   if (!config_.enable_prefix_caching) return {};
   need_names(request, limit);
-  hits_.resize(limit);
+  if (hits_.size() < limit) hits_.resize(limit);  // what is there are guesses
   KvHit hit;
   hit.blocks = store_.peek_prefix(0, std::span<const BlockIdentity>(request.blocks).first(limit), hits_.data(),
                                   &hit.unreferenced);

@@ -3,7 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
+
+#include "base/spares.hpp"
 
 namespace understudy {
 
@@ -26,11 +29,14 @@ class TokenRuns {
   void add(std::uint64_t first_step, std::uint32_t count) {
     if (count == 0) return;
     if (last_.first_step + last_.count != first_step || empty()) {
+      if (earlier_.capacity() == 0 && !empty()) earlier_ = Spares<TokenRun>::take();
       if (!empty()) earlier_.push_back(last_);
       last_ = {first_step, 0};
     }
     last_.count += count;
   }
+  // Nobody needs them any more: their memory is for the next.
+  void give_back() { Spares<TokenRun>::keep(std::move(earlier_)); }
 
  private:
   TokenRun last_{0, 0};

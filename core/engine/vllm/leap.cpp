@@ -227,7 +227,7 @@ bool VllmEngine::Leap::play_turns() {
     if (sums_.requests() == 0 && wait_for_landing()) return true;
     begun_ns_ = engine_.now_ns_;  // what follows is no new step
     end_ns = engine_.now_ns_ + step_ns();
-    if (sums_.requests() == 0 || end_ns > until_ns_ || engine_.head_may_move()) return false;
+    if (sums_.requests() == 0 || !in_time(engine_.now_ns_, end_ns) || engine_.head_may_move()) return false;
     begun_ns_ = -1;
     engine_.announcer_.show(engine_.now_ns_);  // what went on the host
   }
@@ -342,8 +342,10 @@ bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
     }
     engine_.offload_after_step(end_ns);
   }
-  // A block that is full counts as it did; on the host it may push others out.
-  if (fresh > 0 || finished || sealed || engine_.tiers_ || engine_.token_log_.wants_sample()) engine_.sample(running());
+  // A block that is full counts as it did, unless it goes to the host at once and pushes others out.
+  const bool below = engine_.tiers_ && (engine_.offload_ || engine_.tiers_->config().mode != OffloadMode::OnEviction ||
+                                        engine_.tiers_->landings() != engine_.landings_noticed_);
+  if (fresh > 0 || finished || sealed || below || engine_.token_log_.wants_sample()) engine_.sample(running());
   engine_.close_step();
   if (sealed && engine_.refusal_.stands) {
     engine_.refusal_.stands = false;  // what was sealed may be what the head of the queue lacks, or have freed a block

@@ -181,6 +181,7 @@ void VllmEngine::complete(RequestSlot slot, std::int64_t now_ns) {
   token_log_.count_gaps(request.tokens, request.outputs());
   const bool stopped = request.spec.eos_at > 0 && request.outputs() == request.spec.eos_at;
   effects_.finished.push_back(take_record(slot, stopped ? FinishReason::Stop : FinishReason::Length, now_ns));
+  requests_[slot].tokens.give_back();
 }
 
 }  // namespace understudy

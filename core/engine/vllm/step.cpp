@@ -236,7 +236,7 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
       if (last == Last::Lazy && leaps) {
         if (tiers_ ? now_ns_ + leap_->step_of_all_ns() > until_ns : no_finish_before() > until_ns) return;
       }
-      const bool leapt = leaps && leap_->play(until_ns, stop_on_finish, last == Last::Played && !tiers_);
+      const bool leapt = leaps && leap_->play(until_ns, stop_on_finish, last == Last::Played && !offload_);
       const bool out_of_time = leaps && leap_->out_of_time();
       if (out_of_time && ((last == Last::Lazy && !tiers_) || now_ns_ >= until_ns)) return;
       // In the latter case, the one that it had no time for.
