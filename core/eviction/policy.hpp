@@ -64,9 +64,14 @@ class EvictionPolicy {
 
   // `slots` have just lost their last reference, in this order.
   virtual void insert(std::span<const SlotId> slots) = 0;
-  // `slots` were taken and come back empty and unused: where empty slots are not handed out first, they still are.
-  // Their states need not say so.
-  virtual void give_back(std::span<const SlotId> slots) { insert(slots); }
+  // `slots`, counted from `first` on, were taken and come back empty and unused: where empty slots are not handed out
+  // first, they still are. Their states need not say so.
+  virtual void give_back(std::span<const SlotId> slots, SlotId first) {
+    for (const SlotId slot : slots) {
+      const SlotId id = first + slot;
+      insert({&id, 1});
+    }
+  }
   // `slot` is referenced or reset again; its identity is still in place.
   virtual void remove(SlotId slot) = 0;
   // The same of many that are cached, each once. But for an advised order, their states may say already that they no

@@ -68,15 +68,16 @@ class SlotQueue {
     front_ = before(front_);
     put(ring_, front_, id);
   }
-  // All of them, the first of them in front. They are empty, and nobody will `remove` them: they are not looked at.
-  void push_front_empty(std::span<const SlotId> ids) noexcept {
-    SlotId* const ring = ring_.get();
-    std::size_t front = front_;
-    for (std::size_t i = ids.size(); i > 0; --i) {
-      front = (front == 0 ? ring_.size() : front) - 1;
-      ring[front] = ids[i - 1];
-    }
-    front_ = front;
+  // All of them, the first of them in front, each counted from `first` on. They are empty, and nobody will `remove`
+  // them: they are not looked at.
+  void push_front_empty(std::span<const SlotId> ids, SlotId first) noexcept {
+    const std::size_t before_end = std::min(ids.size(), front_);  // the others come in front of the ring's end
+    const std::size_t others = ids.size() - before_end;
+    SlotId* to = ring_.get() + (front_ - before_end);
+    for (const SlotId id : ids.subspan(others)) *to++ = first + id;
+    to = ring_.get() + (ring_.size() - others);
+    for (const SlotId id : ids.first(others)) *to++ = first + id;
+    front_ = others > 0 ? ring_.size() - others : front_ - before_end;
   }
   // Fresh slots stand here, behind what is in the queue.
   void push_back_fresh() noexcept {
@@ -93,6 +94,12 @@ class SlotQueue {
     std::size_t at = front_;
     std::size_t i = 0;
     while (i < out.size()) {
+      if (i + kTogether <= out.size() && at + kTogether <= end && are_slots(ring + at)) {
+        std::copy_n(ring + at, kTogether, out.data() + i);
+        i += kTogether;
+        at = at + kTogether == end ? 0 : at + kTogether;
+        continue;
+      }
       const SlotId id = ring[at];
       if (id < kFresh) {
         out[i++] = id;
@@ -126,6 +133,14 @@ class SlotQueue {
  private:
   static constexpr SlotId kFresh = kNoSlot - 1;
   static constexpr std::size_t kNext = 4;
+  static constexpr std::size_t kTogether = 8;
+
+  // Whether so many places from here on have neither holes nor fresh ones.
+  static bool are_slots(const SlotId* places) noexcept {
+    SlotId last = 0;
+    for (std::size_t i = 0; i < kTogether; ++i) last = std::max(last, places[i]);
+    return last < kFresh;
+  }
 
   static std::size_t places(std::size_t slots) noexcept { return 2 * slots + 4; }
   std::size_t after(std::size_t at) const noexcept { return at + 1 == ring_.size() ? 0 : at + 1; }

@@ -27,9 +27,9 @@ class VllmOrder final : public EvictionPolicy {
       if (slots_[slots[i - 1]].state != SlotState::Inactive) queue_.push_front(slots[i - 1]);
     }
   }
-  void give_back(std::span<const SlotId> slots) override {
+  void give_back(std::span<const SlotId> slots, SlotId first) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
-    queue_.push_front_empty(slots);
+    queue_.push_front_empty(slots, first);
   }
   void remove(SlotId id) override {
     queue_.remove(id);

@@ -151,19 +151,14 @@ void BlockStore::hand_back(std::size_t pool_index, std::span<const SlotId> slots
     throw Error(ErrorKind::WrongState, slots.size(), " blocks are handed back, but only ", pool.in(SlotState::Mutable),
                 " are mutable");
   }
-  freed_.assign(slots.begin(), slots.end());
-  for (SlotId& id : freed_) id += pool.first;
   pool.moved(slots.size(), SlotState::Mutable, SlotState::Reset);
-  pool.policy->give_back(freed_);
-  freed_.clear();
+  pool.policy->give_back(slots, pool.first);
 }
 
 void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
-  freed_.resize(slots.size());
   std::size_t done = 0;
   // Copies, which stay in registers.
   Slot* const all = slots_.get();
-  SlotId* const freed = freed_.data();
   const SlotId first = pool.first;
   const std::uint32_t count = pool.count;
   const std::size_t size = slots.size();
@@ -171,17 +166,14 @@ void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
     for (; done < size; ++done) {
       if (done + kAhead < size && slots[done + kAhead] < count) all[first + slots[done + kAhead]].warm();
       if (slots[done] >= count) refuse_unknown(pool, slots[done]);
-      const SlotId id = first + slots[done];
-      Slot& slot = all[id];
+      Slot& slot = all[first + slots[done]];
       if (slot.state != SlotState::Mutable || slot.refs != 1) {
         throw Error(ErrorKind::WrongState, "block ", slots[done], " is not mutable, or is named twice");
       }
       slot.state = SlotState::Reset;
       slot.refs = 0;
-      freed[done] = id;
     }
   } catch (...) {
-    freed_.clear();
     for (std::size_t i = 0; i < done; ++i) {
       slots_[pool.first + slots[i]].state = SlotState::Mutable;
       slots_[pool.first + slots[i]].refs = 1;
@@ -189,8 +181,7 @@ void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
     throw;
   }
   pool.moved(slots.size(), SlotState::Mutable, SlotState::Reset);
-  pool.policy->give_back(freed_);
-  freed_.clear();
+  pool.policy->give_back(slots, pool.first);
 }
 
 // The last reference is gone. A duplicate's keep-alive goes with it, and may free its primary in turn.
