@@ -193,18 +193,29 @@ def test_the_report_names_the_tiers_and_links_of_pools(tmp_path: Path) -> None:
     assert sum(use.hit_ratio_first for use in uses.values()) == pytest.approx(
         report.prefix_hit_ratio.first_admission
     )
-    links = {(link.name, link.bandwidth_gbps): link for link in report.tiers.links}
-    assert {name for name, _ in links if name.endswith("backend")} == {
-        f"{pool} {way}_backend" for pool in ("fast", "slow") for way in ("g2_to_g3", "g3_to_g2")
+    links = {link.name: link for link in report.tiers.links}
+    assert len(links) == len(report.tiers.links)
+    assert set(links) == {
+        f"{pool} {way}"
+        for pool in ("fast", "slow")
+        for way in (
+            *("g1_to_g2", "g2_to_g1", "g2_to_g3", "g3_to_g2"),
+            *("g2_to_g3_backend", "g3_to_g2_backend"),
+        )
     }
-    assert links["g1_to_g2", 1.0].links == 2
-    assert links["g1_to_g2", 0.5].links == 1
+    assert [
+        (links[f"{pool} g1_to_g2"].links, links[f"{pool} g1_to_g2"].bandwidth_gbps)
+        for pool in ("fast", "slow")
+    ] == [
+        (2, 1.0),
+        (1, 0.5),
+    ]
     assert all(0 <= link.utilisation_max <= 1 for link in links.values() if link.bandwidth_gbps < 2)
     report.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     table = StringIO()
     report.print(Console(file=table, width=200))
-    for name in ("fast G3", "slow G3", "fast G2 → G3 backend"):
+    for name in ("fast G3", "slow G3", "fast G2 → G3 backend", "fast G1 → G2 × 2", "slow G1 → G2"):
         assert name in page
         assert name in table.getvalue()
 

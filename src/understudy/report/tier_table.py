@@ -68,11 +68,7 @@ def link_rows(tiers: TiersReport, width: int) -> Table:
 
 def limiting(tiers: TiersReport) -> list[LinkUse]:
     """All links but those of a worker that say nothing beyond their backend's: unlimited ones in front of it."""
-    backends = {
-        link.name.rpartition(" ")[2].removesuffix("_backend")
-        for link in tiers.links
-        if link.name.endswith("_backend")
-    }
+    backends = {link.name.removesuffix("_backend") for link in tiers.links if link.name.endswith("_backend")}
     return [link for link in tiers.links if math.isfinite(link.bandwidth_gbps) or link.name not in backends]
 
 

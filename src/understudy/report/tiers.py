@@ -48,7 +48,10 @@ class TierUse:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LinkUse:
-    """Links of one kind, one a worker or one of the run. Series have a value a window of the run's duration."""
+    """Links of one kind, one a worker or one of the run. Of several pools, those of one, its name in front.
+
+    Series have a value a window of the run's duration.
+    """
 
     name: str
     links: int
@@ -115,7 +118,7 @@ class TiersReport:
                 **{name: getattr(columns.totals, name) for name in TierCounts.__dataclass_fields__}
             ),
             tiers=tuple(_use(timeline, columns, summary) for summary in columns.tiers),
-            links=_links(timeline, columns.links),
+            links=_links(timeline, columns),
         )
 
 
@@ -178,23 +181,23 @@ def _waits(times_ns: Int64Column) -> Statistics:
     return Statistics.of(times_ns[times_ns > 0] / NS_PER_MS)
 
 
-def _links(timeline: Timeline, links: Sequence[LinkUsage]) -> tuple[LinkUse, ...]:
-    """A worker's link is named "worker N KIND", one of several pools "POOL KIND". Links of a kind stand together, the
-    nearest to the device first; those of pools by pool, and workers' links apart where they are not as wide.
+def _links(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse, ...]:
+    """A worker's link is named "worker N KIND", one of several pools "POOL KIND". Links of a kind and a pool stand
+    together, the nearest to the device first.
     """
-    kinds: dict[tuple[str, str, float], list[LinkUsage]] = {}
-    for link in links:
+    kinds: dict[tuple[str, str], list[LinkUsage]] = {}
+    for link in columns.links:
         owner, _, kind = link.name.rpartition(" ")
-        pool = owner if kind.endswith("backend") else ""
-        kinds.setdefault((kind, pool, link.bandwidth_gbps), []).append(link)
+        pool = owner if kind.endswith("backend") else columns.pool_of(int(owner.split()[1]))
+        kinds.setdefault((kind, pool), []).append(link)
     edges = windows(timeline, LINK_WINDOWS)
 
-    def distance(key: tuple[str, str, float]) -> tuple[str, bool, str]:
+    def distance(key: tuple[str, str]) -> tuple[str, bool, str]:
         return max(filter(str.isdigit, key[0])), key[0].endswith("backend"), key[0]
 
     return tuple(
-        _kind(f"{pool} {kind}".lstrip(), kinds[kind, pool, gbps], edges)
-        for kind, pool, gbps in sorted(kinds, key=distance)
+        _kind(f"{pool} {kind}".lstrip(), kinds[kind, pool], edges)
+        for kind, pool in sorted(kinds, key=distance)
     )
 
 

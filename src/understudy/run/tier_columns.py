@@ -77,6 +77,11 @@ class TierColumns:
         firsts = {other.first_worker for other in self.tiers if other.first_worker > summary.first_worker}
         return range(summary.first_worker, min(firsts, default=num_workers))
 
+    def pool_of(self, worker: int) -> str:
+        """The name of its pool, which has tiers; empty where there is one pool only."""
+        of_pool = max((s for s in self.tiers if s.first_worker <= worker), key=lambda s: s.first_worker)
+        return of_pool.pool
+
     def check(self, timeline: "Timeline") -> None:
         """Raise RowError or InvalidArgument where they do not fit the timeline."""
         if len(self.parked_ns) != len(timeline):
