@@ -281,6 +281,7 @@ class Soak {
   void watch() {
     const std::size_t pool = below(store_.num_pools());
     const TokenBlocks tokens = prompt(1 + below(10));
+    guess(pool, tokens.blocks());
     const auto there = std::make_unique<bool[]>(tokens.num_blocks());
     store_.has_blocks(pool, tokens.blocks(), there.get());
     const std::size_t length = store_.prefix_length(pool, tokens.blocks());
@@ -289,6 +290,32 @@ class Soak {
     if (!store_.advised(pool) && store_.eviction_order(pool, 8).size() > 8) fail("an eviction order past its limit");
     if (below(2) == 0) store_.drain_events(1 + below(100));
     if (below(32) == 0) store_.clear_inactive(pool);
+  }
+
+  // Guesses, right ones and any others, make no difference to what is found.
+  void guess(std::size_t pool, std::span<const BlockIdentity> blocks) {
+    std::vector<SlotId> found(blocks.size());
+    std::vector<SlotId> claimed(blocks.size());
+    store_.locate(pool, blocks, found.data(), claimed.data());
+    std::vector<SlotId> guesses = found;
+    for (SlotId& slot : guesses) {
+      if (below(4) == 0) slot = below(4) == 0 ? kNoSlot : static_cast<SlotId>(below(store_.num_blocks(pool) + 2));
+    }
+    std::vector<SlotId> again = guesses;
+    std::vector<SlotId> claimed_too(blocks.size());
+    store_.locate_again(pool, blocks, again.data(), claimed_too.data());
+    if (again != found || claimed_too != claimed) fail("a guess changes what is located");
+
+    std::vector<SlotId> unguessed(blocks.size(), kNoSlot);
+    std::size_t unreferenced = 0;
+    std::size_t unreferenced_too = 0;
+    const std::size_t length = store_.peek_prefix(pool, blocks, unguessed.data(), &unreferenced);
+    const std::size_t length_too = store_.peek_prefix(pool, blocks, guesses.data(), &unreferenced_too);
+    guesses.resize(length_too);
+    unguessed.resize(length);
+    if (guesses != unguessed || unreferenced != unreferenced_too) fail("a guess changes a prefix");
+    if (!std::equal(unguessed.begin(), unguessed.end(), found.begin())) fail("a prefix is not where its blocks are");
+    if (length < blocks.size() && found[length] != kNoSlot) fail("a prefix ends before a block that is there");
   }
 
   // A request that takes a few steps and is dropped in whatever state it has come to.
