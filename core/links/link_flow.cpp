@@ -74,7 +74,7 @@ LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<
         group.ports[group.num_ports++] = port;
         ports_[port].groups.push_back(lane.group);
       }
-      group.meter.rate = share(common, priority);
+      group.meter.set_rate(share(common, priority), 0);
     }
   }
   lanes_.push_back(std::move(lane));

@@ -38,7 +38,7 @@ inline LinkFlow::Tick LinkFlow::wake_of(const Meter& meter, Wide ends_at, double
   if (!meter.rate.moves()) return kNever;
   const Wide left = ends_at > meter.served ? (ends_at - meter.served) * meter.rate.sharers : 0;
   Tick wake = meter.settled_at + ticks_for(left, meter.rate.bytes_per_second);
-  late_ticks = lag == 0 ? 1 : lag / meter.rate.units_per_tick() + 1;
+  late_ticks = lag == 0 ? 1 : lag / meter.units_per_tick + 1;
   const Tick past = wake & ((Tick{1} << kTickBits) - 1);
   const auto past_ticks = static_cast<double>(static_cast<std::uint64_t>(past));
   if (past_ticks <= late_ticks && wake - past >= meter.settled_at) {

@@ -49,7 +49,7 @@ void LinkFlow::update(Group& group, Tick now, double late_ticks, Listener* liste
     ++operations_;
     settle(lanes_[id], now, listener);
     stop_holding_back(id, group);
-    lanes_[id].meter.rate = lanes_[id].own;
+    lanes_[id].meter.set_rate(lanes_[id].own, 0);
     group.free.set({lanes_[id].own, id});
     set_wake(id);
   }
@@ -129,7 +129,7 @@ void LinkFlow::hold_back(LaneId id, Group& group) {
 void LinkFlow::stop_holding_back(LaneId id, Group& group) {
   Lane& lane = lanes_[id];
   lane.meter.lag = lag_of(lane);
-  lane.meter.rate = group.meter.rate;
+  lane.meter.set_rate(group.meter.rate, 0);
   lane.held_back = false;
   group.held_back.erase(id);
   group.by_end.erase(id);

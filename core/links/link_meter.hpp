@@ -31,6 +31,7 @@ struct LinkMeter {
   using Wide = LinkShare::Wide;
 
   LinkShare rate;
+  double units_per_tick = 0;  // of the rate
   Wide served = 0;
   Wide settled_at = 0;
   double lag = 0;  // the most by which rounding has kept `served` behind
@@ -58,8 +59,10 @@ struct LinkMeter {
   }
   // It moves at `new_rate` from now on. What is told now may be `late_ticks` late.
   void set_rate(const LinkShare& new_rate, double late_ticks) {
-    if (late_ticks != 0) lag += late_ticks * std::max(new_rate.units_per_tick() - rate.units_per_tick(), 0.0);
+    const double units = new_rate.units_per_tick();
+    if (late_ticks != 0) lag += late_ticks * std::max(units - units_per_tick, 0.0);
     rate = new_rate;
+    units_per_tick = units;
   }
 };
 

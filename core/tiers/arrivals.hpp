@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -29,50 +29,63 @@ struct Arrival {
     std::uint32_t block;  // of the load
     std::uint32_t place;  // among the slots
   };
+  static constexpr std::uint32_t kIndexed = 0xFFFFFFFFu;
 
-  std::int64_t eta_ns = 0;             // about
+  std::int64_t since_ns = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t beside = 0;            // other copies of the worker's that were on this way then
   std::optional<TransferId> transfer;  // none while it is queued
+  std::vector<SlotId> from;            // on the tier above
   std::vector<SlotId> to;
   std::vector<Waiter> waiters;
+  std::uint32_t place_unindexed = kIndexed;  // among those whose slots nobody has asked for yet
 };
 
-// Those of one tier, by the slots that wait for them.
-class Arrivals {
+// Those of one tier; `Kind` is an Arrival.
+template <class Kind>
+class ArrivalsOf {
  public:
   using Id = std::uint32_t;
 
   // To a tier of so many slots.
-  explicit Arrivals(std::size_t slots) : by_slot_(slots) {}
+  explicit ArrivalsOf(std::size_t slots) : by_slot_(slots) {}
 
-  Id expect(std::span<const SlotId> to, std::int64_t eta_ns) {
+  Id expect(std::span<const SlotId> to) {
     if (free_.empty()) {
       free_.push_back(static_cast<Id>(arrivals_.size()));
-      arrivals_.emplace_back();
+      arrivals_.push_back(std::make_unique<Kind>());
     }
     const Id id = free_.back();
     free_.pop_back();
-    Arrival& arrival = arrivals_[id];
-    arrival.eta_ns = eta_ns;
+    Kind& arrival = *arrivals_[id];
     arrival.to.assign(to.begin(), to.end());
-    for (const SlotId slot : to) by_slot_[slot] = id;
+    arrival.place_unindexed = static_cast<std::uint32_t>(unindexed_.size());
+    unindexed_.push_back(id);
     slots_ += to.size();
     return id;
   }
 
-  Arrival& at(Id id) noexcept { return arrivals_[id]; }  // stays where it is when others come
-  const Arrival& at(Id id) const noexcept { return arrivals_[id]; }
-  const Arrival& of(SlotId slot) const noexcept { return arrivals_[by_slot_[slot]]; }  // `slot` is claimed
+  Kind& at(Id id) noexcept { return *arrivals_[id]; }  // stays where it is when others come
+  const Kind& at(Id id) const noexcept { return *arrivals_[id]; }
+  // Those on their way, and others whose memory is kept.
+  std::span<const std::unique_ptr<Kind>> all() const noexcept { return arrivals_; }
+  const Kind& of(SlotId slot) const { return *arrivals_[id_of(slot)]; }  // `slot` is claimed
   void wait_for(SlotId slot, LandingWaiter& who, std::uint32_t load, std::uint32_t block) {
-    Arrival& arrival = arrivals_[by_slot_[slot]];
+    Kind& arrival = *arrivals_[id_of(slot)];
     const auto place = std::ranges::find(arrival.to, slot) - arrival.to.begin();
     arrival.waiters.push_back({&who, load, block, static_cast<std::uint32_t>(place)});
   }
   // It has landed, and everybody has been told. Keeps the memory.
   void forget(Id id) {
-    Arrival& arrival = arrivals_[id];
+    Kind& arrival = *arrivals_[id];
     slots_ -= arrival.to.size();
+    if (arrival.place_unindexed != Arrival::kIndexed) {
+      const Id last = unindexed_.back();
+      unindexed_[arrival.place_unindexed] = last;
+      arrivals_[last]->place_unindexed = arrival.place_unindexed;
+      unindexed_.pop_back();
+    }
     arrival.transfer.reset();
-    arrival.to.clear();
     arrival.waiters.clear();
     free_.push_back(id);
   }
@@ -80,10 +93,22 @@ class Arrivals {
   std::size_t slots() const noexcept { return slots_; }  // of all that are on their way
 
  private:
-  std::deque<Arrival> arrivals_;
+  // Few ask, so that most arrivals are gone before somebody does.
+  Id id_of(SlotId slot) const {
+    for (const Id id : unindexed_) {
+      arrivals_[id]->place_unindexed = Arrival::kIndexed;
+      for (const SlotId one : arrivals_[id]->to) by_slot_[one] = id;
+    }
+    unindexed_.clear();
+    return by_slot_[slot];
+  }
+
+  std::vector<std::unique_ptr<Kind>> arrivals_;
   std::vector<Id> free_;
-  HugeArray<Id> by_slot_;  // of those on their way
+  mutable std::vector<Id> unindexed_;
+  mutable HugeArray<Id> by_slot_;  // of those on their way, the unindexed ones aside
   std::size_t slots_ = 0;
 };
+using Arrivals = ArrivalsOf<Arrival>;
 
 }  // namespace understudy

@@ -123,58 +123,52 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who
   if (!evicted && who >= copies_of_.size()) copies_of_.resize(who + 1, kNoCopy);
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
     const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
-    if (free_copies_.empty()) {
-      free_copies_.push_back(static_cast<std::uint32_t>(copies_.size()));
-      copies_.emplace_back();
-    }
-    const std::uint32_t index = free_copies_.back();
-    free_copies_.pop_back();
-    Copy& copy = copies_[index];
+    const std::uint32_t index = copies_.expect(to.subspan(start, count));
+    Copy& copy = copies_.at(index);
     copy.alive = true;
     copy.evicted = evicted;
     copy.number = ++copies_made_;
+    copy.since_ns = now_ns;
+    copy.bytes = count * config_.bytes_per_block;
+    copy.beside = copying_ + starting_.size() + queued_.size();
     const auto keep = [&](auto& part, const auto& all) {
       const auto own = all.subspan(start, count);
       part.assign(own.begin(), own.end());
     };
     keep(copy.from, slots);
     if (!run_.shared().empty()) keep(copy.blocks, chosen.blocks);
-    copy.arrival =
-        arrivals_.expect(to.subspan(start, count),
-                         now_ns + estimate_.copy_ns(count * config_.bytes_per_block, copying_ + queued_.size()));
     if (evicted) {
       wait_for(who, now_ns, copy);
     } else {
       copy.owner = who;
       copy.before = std::exchange(copies_of_[who], index);
-      if (copy.before != kNoCopy) copies_[copy.before].after = index;
+      if (copy.before != kNoCopy) copies_.at(copy.before).after = index;
     }
-    queued_.push_back(index);
+    if (queued_.empty() && may_start()) {
+      starting_.push_back({kCopy, index});
+    } else {
+      queued_.push_back(index);
+    }
   }
   start_copies(now_ns);
 }
 
 void WorkerTiers::start_copies(std::int64_t now_ns) {
-  const std::size_t room = config_.offload_concurrency - std::min<std::size_t>(copying_, config_.offload_concurrency);
-  const std::size_t count = std::min(room, queued_.size());
-  if (count == 0) return;
-  starting_.clear();
+  for (; !queued_.empty() && may_start(); queued_.pop_front()) starting_.push_back({kCopy, queued_.front()});
+  if (starting_.empty()) return;
   starting_bytes_.clear();
-  for (std::size_t i = 0; i < count; ++i) {
-    starting_.push_back({kCopy, queued_[i]});
-    starting_bytes_.push_back(copies_[queued_[i]].from.size() * config_.bytes_per_block);
-  }
+  for (const Errand& errand : starting_) starting_bytes_.push_back(copies_.at(errand.index).bytes);
   TransferId transfer =
       hub().start_all(now_ns, std::span(&host_.down, 1), starting_bytes_, Priority::Background, *this, starting_);
-  for (const Errand& errand : starting_) arrivals_.at(copies_[errand.index].arrival).transfer = transfer++;
-  queued_.erase(queued_.begin(), queued_.begin() + static_cast<std::ptrdiff_t>(count));
-  copying_ += static_cast<std::uint32_t>(count);
+  for (const Errand& errand : starting_) copies_.at(errand.index).transfer = transfer++;
+  copying_ += static_cast<std::uint32_t>(starting_.size());
+  starting_.clear();
 }
 
 // The owner may let go of the blocks before they have left.
 void WorkerTiers::hold_copies_of(RequestSlot who) {
   while (copies_of_[who] != kNoCopy) {
-    Copy& copy = copies_[copies_of_[who]];
+    Copy& copy = copies_.at(copies_of_[who]);
     store_.retain(kG1, copy.from);
     g1_references_ += copy.from.size();
     disown(copy);
@@ -182,8 +176,8 @@ void WorkerTiers::hold_copies_of(RequestSlot who) {
 }
 
 void WorkerTiers::disown(Copy& copy) {
-  (copy.after == kNoCopy ? copies_of_[copy.owner] : copies_[copy.after].before) = copy.before;
-  if (copy.before != kNoCopy) copies_[copy.before].after = copy.after;
+  (copy.after == kNoCopy ? copies_of_[copy.owner] : copies_.at(copy.after).before) = copy.before;
+  if (copy.before != kNoCopy) copies_.at(copy.before).after = copy.after;
   copy.owner = kNobody;
   copy.before = copy.after = kNoCopy;
 }
@@ -191,36 +185,36 @@ void WorkerTiers::disown(Copy& copy) {
 // A copy whose blocks stay where they were, as somebody else holds them, and for which no load waits.
 bool WorkerTiers::leaves_device_as_it_is(const Errand& errand) const {
   if (static_cast<Role>(errand.role) != kCopy || on_change_) return false;
-  const Copy& copy = copies_[errand.index];
-  return !copy.evicted && arrivals_.at(copy.arrival).waiters.empty() &&
-         (copy.owner != kNobody || store_.all_shared(kG1, copy.from));
+  const Copy& copy = copies_.at(errand.index);
+  return !copy.evicted && copy.waiters.empty() && (copy.owner != kNobody || store_.all_shared(kG1, copy.from));
 }
 
 // On the host first, then further down, and only then is the device's slot free.
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
-  Copy& copy = copies_[index];
+  Copy& copy = copies_.at(index);
   --copying_;
-  Arrival& arrival = arrivals_.at(copy.arrival);
-  const bool wanted = !arrival.waiters.empty() || !run_.shared().empty();
-  store_.land(kG2, arrival.to, wanted);  // held until those who want it have it
-  for (const Arrival::Waiter& waiter : arrival.waiters) {
-    source_landed(waiter.load, waiter.block, arrival.to[waiter.place], time_ns);
+  const bool wanted = !copy.waiters.empty() || !run_.shared().empty();
+  store_.land(kG2, copy.to, wanted);  // held until those who want it have it
+  for (const Arrival::Waiter& waiter : copy.waiters) {
+    source_landed(waiter.load, waiter.block, copy.to[waiter.place], time_ns);
   }
   std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
   if (wanted) {
-    kept_.assign(arrival.to.size(), 0);
+    kept_.assign(copy.to.size(), 0);
+    bool keeps_all = false;
     try {
-      copy_lower(time_ns, arrival.to, copy.blocks, kept_);
+      keeps_all = copy_lower(time_ns, copy.to, copy.blocks, kept_);
     } catch (...) {
       failure = std::current_exception();
     }
-    rest_.clear();
-    for (std::size_t i = 0; i < arrival.to.size(); ++i) {
-      if (kept_[i] == 0) rest_.push_back(arrival.to[i]);
+    if (!keeps_all) {
+      rest_.clear();
+      for (std::size_t i = 0; i < copy.to.size(); ++i) {
+        if (kept_[i] == 0) rest_.push_back(copy.to[i]);
+      }
+      store_.release(kG2, rest_, true);
     }
-    store_.release(kG2, rest_, true);
   }
-  arrivals_.forget(copy.arrival);
   if (copy.evicted) {
     set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
@@ -229,75 +223,79 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   } else {
     release_g1(copy.from);
   }
-  for (const RoomWaiter& waiter : copy.waiters) {
+  for (const RoomWaiter& waiter : copy.room_waiters) {
     Wait& wait = waits_[waiter.who];
     if (wait.epoch != waiter.epoch || --wait.remaining > 0) continue;
     wait.total_ns += time_ns - wait.since_ns;
     ++wait.epoch;
   }
-  copy.waiters.clear();
+  copy.room_waiters.clear();
   copy.alive = false;
-  free_copies_.push_back(index);
+  copies_.forget(index);
   start_copies(time_ns);
   if (failure) std::rethrow_exception(failure);
 }
 
 // ── To the tiers of the run ──
 
-// From `slots`, each of which is referenced once: a tier that takes a block keeps that reference, or another one.
-void WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
+// From `slots`, each of which is referenced once: a tier that takes a block keeps that reference, or another one. True
+// when a tier keeps all of them.
+bool WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                              std::span<std::uint8_t> kept) {
+  bool keeps_some = false;
+  bool keeps_all = false;
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     SharedTier& shared = *run_.shared()[tier];
-    const std::optional<Arrivals::Id> arrival = shared.expect(blocks, now_ns, chosen_);
-    if (!arrival) continue;
-    shared.arrivals().at(*arrival).eta_ns =
-        now_ns + estimate_.lower_copy_ns(shared.config(), chosen_.size() * config_.bytes_per_block,
-                                         copying_lower_[tier] + queued_lower_[tier].size());
-    if (free_lower_.empty()) {
-      free_lower_.push_back(static_cast<std::uint32_t>(lower_.size()));
-      lower_.emplace_back();
+    const std::optional<Arrivals::Id> id = shared.expect(blocks, now_ns, chosen_);
+    if (!id) continue;
+    Arrival& arrival = shared.arrivals().at(*id);
+    arrival.since_ns = now_ns;
+    arrival.bytes = chosen_.size() * config_.bytes_per_block;
+    arrival.beside = copying_lower_[tier] + queued_lower_[tier].size();
+    const bool takes_all = chosen_.size() == slots.size();
+    if (takes_all && !keeps_some) {  // most often
+      arrival.from.assign(slots.begin(), slots.end());
+      std::ranges::fill(kept, std::uint8_t{1});
+    } else {
+      arrival.from.clear();
+      for (const std::uint32_t i : chosen_) {
+        arrival.from.push_back(slots[i]);
+        if (kept[i] != 0) store_.reference(kG2, slots.subspan(i, 1));
+        kept[i] = 1;
+      }
     }
-    const std::uint32_t index = free_lower_.back();
-    free_lower_.pop_back();
-    LowerCopy& copy = lower_[index];
-    copy.tier = tier;
-    copy.arrival = *arrival;
-    copy.from.resize(chosen_.size());
-    SlotId* const from = copy.from.data();
-    for (std::size_t place = 0; place < chosen_.size(); ++place) {
-      const std::uint32_t i = chosen_[place];
-      from[place] = slots[i];
-      if (kept[i] != 0) store_.reference(kG2, slots.subspan(i, 1));
-      kept[i] = 1;
+    keeps_some = true;
+    keeps_all = keeps_all || takes_all;
+    if (queued_lower_[tier].empty() && copying_lower_[tier] < shared.config().offload_concurrency) {
+      start_lower(tier, *id, now_ns);
+    } else {
+      queued_lower_[tier].push_back(*id);
     }
-    queued_lower_[tier].push_back(index);
-    start_lower(tier, now_ns);
   }
+  return keeps_all;
 }
 
-void WorkerTiers::start_lower(std::size_t tier, std::int64_t now_ns) {
+void WorkerTiers::start_lower(std::size_t tier, Arrivals::Id id, std::int64_t now_ns) {
   SharedTier& shared = *run_.shared()[tier];
-  while (copying_lower_[tier] < shared.config().offload_concurrency && !queued_lower_[tier].empty()) {
-    const std::uint32_t index = queued_lower_[tier].front();
-    queued_lower_[tier].pop_front();
-    ++copying_lower_[tier];
-    const std::array<LinkId, 2> path{ways_[tier].down, shared.backend().down};
-    shared.arrivals().at(lower_[index].arrival).transfer =
-        hub().start(now_ns, path, lower_[index].from.size() * config_.bytes_per_block, Priority::Background, *this,
-                    {kLower, index, static_cast<std::uint32_t>(tier)});
-  }
+  Arrival& arrival = shared.arrivals().at(id);
+  ++copying_lower_[tier];
+  const std::array<LinkId, 2> path{ways_[tier].down, shared.backend().down};
+  arrival.transfer = hub().start(now_ns, path, arrival.bytes, Priority::Background, *this,
+                                 {kLower, id, static_cast<std::uint32_t>(tier)});
 }
 
-void WorkerTiers::lower_landed(std::uint32_t index, std::int64_t time_ns) {
-  LowerCopy& copy = lower_[index];
-  const std::size_t tier = copy.tier;
+void WorkerTiers::lower_landed(std::size_t tier, Arrivals::Id id, std::int64_t time_ns) {
+  SharedTier& shared = *run_.shared()[tier];
   --copying_lower_[tier];
-  run_.shared()[tier]->land(copy.arrival, time_ns);
-  store_.release(kG2, lower_[index].from, true);
-  lower_[index].from.clear();
-  free_lower_.push_back(index);
-  start_lower(tier, time_ns);
+  shared.land(id, time_ns);
+  store_.release(kG2, shared.arrivals().at(id).from, true);
+  shared.arrivals().forget(id);
+  std::deque<Arrivals::Id>& queued = queued_lower_[tier];
+  while (copying_lower_[tier] < shared.config().offload_concurrency && !queued.empty()) {
+    const Arrivals::Id next = queued.front();
+    queued.pop_front();
+    start_lower(tier, next, time_ns);
+  }
 }
 
 }  // namespace understudy

@@ -78,14 +78,14 @@ void WorkerTiers::wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy) {
   if (who >= waits_.size()) waits_.resize(who + 1);
   Wait& wait = waits_[who];
   if (wait.remaining++ == 0) wait.since_ns = now_ns;
-  copy.waiters.push_back({who, wait.epoch});
+  copy.room_waiters.push_back({who, wait.epoch});
 }
 
 // As many of the copies under way, the oldest first, as give back that many slots.
 void WorkerTiers::wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots) {
   std::vector<Copy*> holding;
-  for (Copy& copy : copies_) {
-    if (copy.alive && copy.evicted) holding.push_back(&copy);
+  for (const auto& copy : copies_.all()) {
+    if (copy->alive && copy->evicted) holding.push_back(copy.get());
   }
   std::ranges::sort(holding, {}, &Copy::number);
   for (Copy* const copy : holding) {

@@ -95,8 +95,11 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
     loading_.insert(blocks[i].lineage, index);
     if (!landing) continue;
     ++load.pending;
-    Arrivals& arrivals = below ? shared_tier(source.tier)->arrivals() : arrivals_;
-    arrivals.wait_for(source.slot, *this, index, at);
+    if (below) {
+      shared_tier(source.tier)->arrivals().wait_for(source.slot, *this, index, at);
+    } else {
+      copies_.wait_for(source.slot, *this, index, at);
+    }
   }
   load.ascends =
       std::ranges::adjacent_find(load.blocks, std::ranges::greater_equal{}, position_of) == load.blocks.end();

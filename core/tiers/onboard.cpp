@@ -13,35 +13,34 @@ SharedTier* WorkerTiers::shared_tier(Tier tier) const {
   return nullptr;
 }
 
-// The slots of sources_[from, to) on `tier`, to used_.
-void WorkerTiers::gather_sources(std::size_t from, std::size_t to, Tier tier) {
-  used_.clear();
-  for (std::size_t i = from; i < to; ++i) {
-    const Source& source = sources_[i];
-    if (source.tier == tier && source.where == Source::Where::Resident) used_.push_back(source.slot);
+// The slots of those of sources_[from, to) that are on a tier, to gathered_.
+void WorkerTiers::gather_sources(std::size_t from, std::size_t to) {
+  for (std::vector<SlotId>& slots : gathered_) slots.clear();
+  while (from < to) {
+    const Source& source = sources_[from];
+    const std::size_t end = end_of_alike(from, to);
+    if (source.where == Source::Where::Resident) {
+      std::vector<SlotId>& slots = gathered_[static_cast<std::size_t>(source.tier)];
+      const std::size_t at = slots.size();
+      slots.resize(at + end - from);
+      for (std::size_t i = from; i < end; ++i) slots[at + i - from] = sources_[i].slot;
+    }
+    from = end;
   }
 }
 
 void WorkerTiers::pin(std::size_t from, std::size_t to) {
-  gather_sources(from, to, Tier::G1);
-  store_.reference(kG1, used_);
-  gather_sources(from, to, Tier::G2);
-  store_.reference(kG2, used_);
-  for (const auto& shared : run_.shared()) {
-    gather_sources(from, to, shared->tier());
-    shared->store().reference(0, used_);
-  }
+  gather_sources(from, to);
+  store_.reference(kG1, gathered(Tier::G1));
+  store_.reference(kG2, gathered(Tier::G2));
+  for (const auto& shared : run_.shared()) shared->store().reference(0, gathered(shared->tier()));
 }
 
 void WorkerTiers::unpin(std::size_t from, std::size_t to) {
-  gather_sources(from, to, Tier::G1);
-  store_.release(kG1, used_, true);
-  gather_sources(from, to, Tier::G2);
-  store_.release(kG2, used_, true);
-  for (const auto& shared : run_.shared()) {
-    gather_sources(from, to, shared->tier());
-    shared->store().release(0, used_, true);
-  }
+  gather_sources(from, to);
+  store_.release(kG1, gathered(Tier::G1), true);
+  store_.release(kG2, gathered(Tier::G2), true);
+  for (const auto& shared : run_.shared()) shared->store().release(0, gathered(shared->tier()), true);
 }
 
 // ── For a request ──

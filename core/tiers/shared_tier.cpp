@@ -64,7 +64,7 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
   }
   to_.resize(wanted);
   store_.reserve(0, blocks, tags_, to_);
-  const Arrivals::Id id = arrivals_.expect(to_, now_ns);
+  const Arrivals::Id id = arrivals_.expect(to_);
   changed(now_ns);
   return id;
 }
@@ -80,7 +80,6 @@ void SharedTier::land(Arrivals::Id id, std::int64_t time_ns) {
     }
     store_.release(0, arrival.to, true);
   }
-  arrivals_.forget(id);
   changed(time_ns);
 }
 

@@ -41,12 +41,12 @@ class SharedTier {
 
   // ── Copies on their way here ──
   // Reserves room for those of `blocks` that are neither here nor coming, in order, as far as there is room: `chosen`
-  // are their places. Nothing when there are none. The caller knows when they will be here, about.
+  // are their places. Nothing when there are none. Of the arrival the rest is the caller's.
   std::optional<Arrivals::Id> expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns,
                                      std::vector<std::uint32_t>& chosen);
   Arrivals& arrivals() noexcept { return arrivals_; }
   const Arrivals& arrivals() const noexcept { return arrivals_; }
-  // They are here: visible from now on.
+  // They are here: visible from now on. The caller forgets the arrival.
   void land(Arrivals::Id id, std::int64_t time_ns);
 
   // ── Watch ──

@@ -79,7 +79,15 @@ bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& sourc
 
 // What brings a block that is landing on its tier.
 const Arrival& WorkerTiers::arrival_of(const Source& source) const {
-  return (source.tier == Tier::G2 ? arrivals_ : shared_tier(source.tier)->arrivals()).of(source.slot);
+  if (source.tier == Tier::G2) return copies_.of(source.slot);
+  return shared_tier(source.tier)->arrivals().of(source.slot);
+}
+
+// When it will be there, about.
+std::int64_t WorkerTiers::eta(const Source& source, const Arrival& arrival) const {
+  if (source.tier == Tier::G2) return arrival.since_ns + estimate_.copy_ns(arrival.bytes, arrival.beside);
+  const SharedTierConfig& tier = shared_tier(source.tier)->config();
+  return arrival.since_ns + estimate_.lower_copy_ns(tier, arrival.bytes, arrival.beside);
 }
 
 // The last transfer of a block's way, once that is under way and lands for its sake alone.
@@ -108,12 +116,12 @@ void WorkerTiers::find_sources(RequestSlot who, std::size_t first, std::span<con
     const std::span<const BlockIdentity> some = blocks.first(std::min(wanted, blocks.size()));
     locate(some, known);
     for (std::size_t i = 0; i < some.size(); ++i) {
-      Source source;
-      if (!find(some[i], i, source)) {
-        locate_lower(some, i, known);
-        if (!find(some[i], i, source)) return;
-      }
-      sources_.push_back(source);
+      Source& source = sources_.emplace_back();  // written in place: what was just written in parts is slow to copy
+      if (find(some[i], i, source)) continue;
+      locate_lower(some, i, known);
+      if (find(some[i], i, source)) continue;
+      sources_.pop_back();
+      return;
     }
     blocks = blocks.subspan(some.size());
     known = known.subspan(std::min(some.size(), known.size()));
@@ -136,18 +144,36 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
   return answers;
 }
 
+// Behind sources_[first] and those that follow it, of the same tier and alike there.
+std::size_t WorkerTiers::end_of_alike(std::size_t first, std::size_t end) const {
+  const auto [tier, where] = std::pair(sources_[first].tier, sources_[first].where);
+  while (++first < end && sources_[first].tier == tier && sources_[first].where == where) {
+  }
+  return first;
+}
+
 // When the first `count` of sources_ could be on the device, if the transfers under way stay and none joins them.
 std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
   std::int64_t ready_ns = now_ns;
   std::int64_t joined_ns = now_ns;
   std::array<std::uint64_t, 5> from{};  // blocks by tier
-  for (const Source& source : first_sources(count)) {
+  const Arrival* last = nullptr;        // most often the next block lands with it
+  for (std::size_t i = 0; i < count;) {
+    const Source& source = sources_[i];
     if (source.where == Source::Where::Loading) {
       joined_ns = std::max(joined_ns, loads_[source.load].eta_ns);
+      ++i;
       continue;
     }
-    ++from[static_cast<std::size_t>(source.tier)];
-    if (source.where == Source::Where::Landing) ready_ns = std::max(ready_ns, arrival_of(source).eta_ns);
+    const std::size_t end = end_of_alike(i, count);
+    from[static_cast<std::size_t>(source.tier)] += end - i;
+    for (; source.where == Source::Where::Landing && i < end; ++i) {
+      const Arrival& arrival = arrival_of(sources_[i]);
+      if (&arrival == last) continue;
+      last = &arrival;
+      ready_ns = std::max(ready_ns, eta(source, arrival));
+    }
+    i = end;
   }
   const std::uint64_t blocks = from[2] + from[3] + from[4];
   if (blocks == 0) return joined_ns;

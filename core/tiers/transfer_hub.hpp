@@ -1,12 +1,13 @@
 // The transfers of a run: when one ends, whoever started it is told, in order of time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "links/link.hpp"
 
@@ -37,9 +38,10 @@ class TransferHub {
   // As many, one after the other; returns the id of the first. All of them or none.
   TransferId start_all(std::int64_t now_ns, std::span<const LinkId> path, std::span<const std::uint64_t> bytes,
                        Priority priority, TransferOwner& owner, std::span<const TransferOwner::Errand> errands) {
+    while (next_id_ - first_id_ + errands.size() > told_.size()) grow();
     const TransferId first = links_.start_all(now_ns, path, bytes, priority);
-    if (told_.empty()) first_id_ = first;
-    for (const TransferOwner::Errand& errand : errands) told_.push_back({&owner, errand});
+    if (first_id_ == next_id_) first_id_ = next_id_ = first;
+    for (const TransferOwner::Errand& errand : errands) told_of(next_id_++) = {&owner, errand};
     next_wake_ns_ = links_.next_wake_or_never_ns();
     return first;
   }
@@ -61,23 +63,7 @@ class TransferHub {
   // of their starts; what they start and ends at once follows. When an owner throws, the others that end at that time
   // are told before the first such exception leaves.
   void run_until(std::int64_t now_ns) {
-    while (due(now_ns)) {
-      std::vector<Completion> ends = std::move(spare_);  // an owner may come back here
-      links_.pop_due(next_wake_ns_, ends);
-      next_wake_ns_ = links_.next_wake_or_never_ns();
-      std::exception_ptr failure;
-      for (const Completion& end : ends) {
-        const Told told = std::exchange(told_[end.id - first_id_], {});
-        for (; !told_.empty() && told_.front().owner == nullptr; ++first_id_) told_.pop_front();
-        try {
-          told.owner->landed(told.errand, end.time_ns);
-        } catch (...) {
-          if (!failure) failure = std::current_exception();
-        }
-      }
-      spare_ = std::move(ends);
-      if (failure) std::rethrow_exception(failure);
-    }
+    while (due(now_ns)) run_due();
   }
 
   bool due(std::int64_t now_ns) const noexcept {
@@ -89,14 +75,41 @@ class TransferHub {
   }
 
  private:
-  Links links_;
-  std::int64_t next_wake_ns_ = LinkFlow::kNeverNs;
   struct Told {
     TransferOwner* owner = nullptr;  // null: it was told
     TransferOwner::Errand errand;
   };
-  std::deque<Told> told_;  // by id, from first_id_ on: ids are given in order
-  TransferId first_id_ = 0;
+
+  // What ends next.
+  void run_due() {
+    std::vector<Completion> ends = std::move(spare_);  // an owner may come back here
+    links_.pop_due(next_wake_ns_, ends);
+    next_wake_ns_ = links_.next_wake_or_never_ns();
+    std::exception_ptr failure;
+    for (const Completion& end : ends) {
+      const Told told = std::exchange(told_of(end.id), {});
+      while (first_id_ < next_id_ && told_of(first_id_).owner == nullptr) ++first_id_;
+      try {
+        told.owner->landed(told.errand, end.time_ns);
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+    spare_ = std::move(ends);
+    if (failure) std::rethrow_exception(failure);
+  }
+  Told& told_of(TransferId id) noexcept { return told_[id & (told_.size() - 1)]; }
+  void grow() {
+    std::vector<Told> wider(std::max<std::size_t>(2 * told_.size(), 64));
+    for (TransferId id = first_id_; id < next_id_; ++id) wider[id & (wider.size() - 1)] = told_of(id);
+    told_.swap(wider);
+  }
+
+  Links links_;
+  std::int64_t next_wake_ns_ = LinkFlow::kNeverNs;
+  std::vector<Told> told_;   // a ring, by id: from first_id_ to next_id_, as ids are given in order
+  TransferId first_id_ = 0;  // that was not told
+  TransferId next_id_ = 0;
   std::vector<Completion> spare_;  // memory
 };
 

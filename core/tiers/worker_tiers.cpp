@@ -5,7 +5,7 @@
 namespace understudy {
 
 WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
-    : config_(config), store_(store), run_(run), arrivals_(store.num_pools() > kG2 ? store.num_blocks(kG2) : 0) {
+    : config_(config), store_(store), run_(run), copies_(store.num_pools() > kG2 ? store.num_blocks(kG2) : 0) {
   if (config_.bytes_per_block < 1) throw Error(ErrorKind::ConfigError, "bytes_per_block must be at least 1");
   if (config_.offload_batch_size < 1) throw Error(ErrorKind::ConfigError, "offload_batch_size must be at least 1");
   if (config_.offload_concurrency < 1) throw Error(ErrorKind::ConfigError, "offload_concurrency must be at least 1");
@@ -18,6 +18,9 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     const bool disk = tier->tier() == Tier::G3;
     ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
                             worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
+  }
+  for (std::size_t pool = 0; pool < store_.num_pools(); ++pool) {
+    counts_uses_ = counts_uses_ || store_.policy_kind(pool) == PolicyKind::MultiLru;
   }
   if (config_.min_reuse > 0 || config_.filter) reuse_ = HugeArray<std::uint32_t>(store_.num_blocks(kG1));
 }
@@ -49,10 +52,8 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
 void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
   // What has gone further down was here before, and stays, unless it was to go. But where uses are counted, those of
   // blocks that steps have named come first.
-  const auto counts_uses = [this](std::size_t pool) { return store_.policy_kind(pool) == PolicyKind::MultiLru; };
-  const bool counted = watched_ && (counts_uses(kG1) || counts_uses(kG2));
-  const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive || counted;
-  if (seen && watched_) before_landing_(time_ns, !counted && leaves_device_as_it_is(errand));
+  const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive || counts_uses_;
+  if (seen && watched_) before_landing_(time_ns, !counts_uses_ && leaves_device_as_it_is(errand));
   ++landings_;
   try {
     land(errand, time_ns);
@@ -69,7 +70,7 @@ void WorkerTiers::land(const Errand& errand, std::int64_t time_ns) {
       copy_landed(errand.index, time_ns);
       break;
     case kLower:
-      lower_landed(errand.index, time_ns);
+      lower_landed(errand.tier, errand.index, time_ns);
       break;
     case kStage:
       --run_.shared()[errand.tier]->loads_under_way();
@@ -87,7 +88,8 @@ void WorkerTiers::land(const Errand& errand, std::int64_t time_ns) {
 // ── Watch ──
 
 bool WorkerTiers::idle() const noexcept {
-  return copying_ == 0 && queued_.empty() && copying_lower_[0] + copying_lower_[1] == 0 && loading_.size() == 0;
+  return copying_ == 0 && starting_.empty() && queued_.empty() && copying_lower_[0] + copying_lower_[1] == 0 &&
+         loading_.size() == 0;
 }
 
 void WorkerTiers::check() const {
@@ -96,12 +98,12 @@ void WorkerTiers::check() const {
   std::uint64_t reserved = 0;
   std::size_t landing = 0;
   std::size_t loading = 0;
-  for (const Copy& copy : copies_) {
-    if (!copy.alive) continue;
-    held += copy.evicted ? copy.from.size() : 0;
-    references += copy.owner == kNobody ? copy.from.size() : 0;
-    reserved += copy.from.size();
-    landing += copy.from.size();
+  for (const auto& copy : copies_.all()) {
+    if (!copy->alive) continue;
+    held += copy->evicted ? copy->from.size() : 0;
+    references += copy->owner == kNobody ? copy->from.size() : 0;
+    reserved += copy->from.size();
+    landing += copy->to.size();
   }
   for (const Load& load : loads_) {
     if (!load.alive) continue;
@@ -117,7 +119,7 @@ void WorkerTiers::check() const {
   }
   const PoolMetrics g2 = store_.metrics(kG2);
   const std::uint64_t claimed = store_.in(kG2, SlotState::Claimed);
-  if (held != held_ || references != g1_references_ || landing != claimed || landing != arrivals_.slots() ||
+  if (held != held_ || references != g1_references_ || landing != claimed || landing != copies_.slots() ||
       loading != loading_.size() || reserved != g2.mutable_blocks + claimed || parked != parked_) {
     throw Error(ErrorKind::InvariantViolated, "tiers: held ", held, "/", held_, ", references ", references, "/",
                 g1_references_, ", landing ", landing, "/", claimed, ", loading ", loading, "/", loading_.size(),

@@ -147,23 +147,15 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   };
   static constexpr std::uint32_t kNoCopy = 0xFFFFFFFFu;
   // A batch from the device to the host.
-  struct Copy {
+  struct Copy : Arrival {
     bool alive = false;
     bool evicted = false;            // its slots are held; else its blocks are referenced,
     RequestSlot owner = kNobody;     // by this request, or by the copy itself
     std::uint32_t before = kNoCopy;  // others of the owner's
     std::uint32_t after = kNoCopy;
-    std::uint64_t number = 0;  // in the order in which they were made
-    Arrivals::Id arrival = 0;  // on the host
-    std::vector<SlotId> from;
+    std::uint64_t number = 0;           // in the order in which they were made
     std::vector<BlockIdentity> blocks;  // for the tiers below; empty when there are none
-    std::vector<RoomWaiter> waiters;
-  };
-  // A batch from the host to a tier below.
-  struct LowerCopy {
-    std::size_t tier = 0;      // index into run_.shared()
-    Arrivals::Id arrival = 0;  // there
-    std::vector<SlotId> from;
+    std::vector<RoomWaiter> room_waiters;
   };
   struct Park {
     std::uint32_t pending = 0;  // loads
@@ -243,14 +235,15 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void ask_filter(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted);
   void make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, const Chosen& chosen);  // to copies_to_
   void start_copies(std::int64_t now_ns);
+  bool may_start() const noexcept { return copying_ + starting_.size() < config_.offload_concurrency; }
   bool leaves_device_as_it_is(const Errand& errand) const;
   void hold_copies_of(RequestSlot who);
   void disown(Copy& copy);
   void copy_landed(std::uint32_t index, std::int64_t time_ns);
-  void copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
+  bool copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                   std::span<std::uint8_t> kept);
-  void start_lower(std::size_t tier, std::int64_t now_ns);
-  void lower_landed(std::uint32_t index, std::int64_t time_ns);
+  void start_lower(std::size_t tier, Arrivals::Id id, std::int64_t now_ns);
+  void lower_landed(std::size_t tier, Arrivals::Id id, std::int64_t time_ns);
 
   // sources.cpp
   void locate(std::span<const BlockIdentity> blocks, std::span<const Source> known);
@@ -259,16 +252,19 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
                     std::span<const Source> known, SlotId* here, SlotId* coming);
   bool find(const BlockIdentity& block, std::size_t at, Source& source) const;
   const Arrival& arrival_of(const Source& source) const;
+  std::int64_t eta(const Source& source, const Arrival& arrival) const;
   std::optional<TransferId> transfer_of(const Source& source) const;
   void find_sources(RequestSlot who, std::size_t first, std::span<const BlockIdentity> blocks);
   std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
+  std::size_t end_of_alike(std::size_t first, std::size_t end) const;
   std::int64_t eta(std::int64_t now_ns, std::size_t count) const;
   std::span<const Source> first_sources(std::size_t count) const { return std::span(sources_).first(count); }
 
   // onboard.cpp
   SharedTier* shared_tier(Tier tier) const;
-  void gather_sources(std::size_t from, std::size_t to, Tier tier);
+  void gather_sources(std::size_t from, std::size_t to);
+  std::span<const SlotId> gathered(Tier tier) const { return gathered_[static_cast<std::size_t>(tier)]; }
   void pin(std::size_t from, std::size_t to);
   void unpin(std::size_t from, std::size_t to);
   std::size_t up_to_last_below(std::size_t count) const;
@@ -304,23 +300,20 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::function<void(std::int64_t)> on_change_;
   BeforeLanding before_landing_;
   bool watched_ = false;
+  bool counts_uses_ = false;  // a pool of the store's does
   Way host_;
   std::vector<Way> ways_;              // to each shared tier
   HugeArray<std::uint32_t> reuse_{0};  // hits by device slot; empty when nobody asks
 
-  std::deque<Copy> copies_;               // they stay where they are when others are made
+  ArrivalsOf<Copy> copies_;               // on the host
   std::vector<std::uint32_t> copies_of_;  // by request, the last of those that it owns
-  std::vector<std::uint32_t> free_copies_;
-  std::deque<std::uint32_t> queued_;
+  std::vector<Errand> starting_;          // those that go next
+  std::deque<std::uint32_t> queued_;      // those behind them
   std::uint32_t copying_ = 0;
-  std::vector<Errand> starting_;               // memory
   std::vector<std::uint64_t> starting_bytes_;  // memory
   std::uint64_t copies_made_ = 0;
-  Arrivals arrivals_;  // on the host
 
-  std::vector<LowerCopy> lower_;
-  std::vector<std::uint32_t> free_lower_;
-  std::array<std::deque<std::uint32_t>, 2> queued_lower_;
+  std::array<std::deque<Arrivals::Id>, 2> queued_lower_;  // to each shared tier
   std::array<std::uint32_t, 2> copying_lower_{};
 
   std::vector<Load> loads_;
@@ -360,6 +353,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::array<Lower, 2> lower_found_;  // the same of the tiers of the run, from block lower_from_ on
   std::size_t lower_from_ = 0;
   std::vector<SlotId> used_;
+  std::array<std::vector<SlotId>, 5> gathered_;  // by tier
   std::vector<std::uint32_t> references_;
   std::vector<Source> sources_;  // of the blocks that were looked for last: of sources_who_, from sources_first_ on
   RequestSlot sources_who_ = kNobody;
