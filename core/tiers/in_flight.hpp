@@ -1,7 +1,9 @@
-// Blocks that are on their way somewhere, by hash.
+// Blocks that are on their way somewhere, and who brings each.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -9,15 +11,49 @@
 
 namespace understudy {
 
-// Open addressing with linear probing; at most half full. An entry has 32 bits of its key, so that many fit into the
-// cache: who brings a block knows the rest.
+// As long as few bring blocks, each those of consecutive positions, whose block it is can be told from its position.
+// The blocks of others are in a table: open addressing with linear probing, at most half full. An entry has 32 bits of
+// its key, so that many fit into the cache: who brings a block knows the rest.
 class InFlight {
  public:
   static constexpr std::uint32_t kNone = 0xFFFFFFFFu;
 
-  // The value of `key`, or kNone. `brings(value)` says whether an entry with that value may be the key's.
+  // `value`, which is not kNone, brings `blocks`: there is one at least, they stay where they are until it ends, and
+  // nobody else brings any of them. `ascends`: each has a higher position than the one before.
+  void begin(std::uint32_t value, std::span<const BlockIdentity> blocks, bool ascends) {
+    size_ += blocks.size();
+    const std::uint32_t first = blocks.front().position();
+    if (ascends && few_.size() < kFew && blocks.back().position() - first + 1 == blocks.size()) {
+      few_.push_back({value, first, blocks});
+      return;
+    }
+    while (2 * (count_ + blocks.size()) > entries_.size()) grow();
+    for (const BlockIdentity& block : blocks) warm(block.lineage);
+    for (const BlockIdentity& block : blocks) place({tag_of(block.lineage), value});
+    count_ += blocks.size();
+  }
+  // The same `blocks`.
+  void end(std::uint32_t value, std::span<const BlockIdentity> blocks) noexcept {
+    size_ -= blocks.size();
+    if (const auto one = std::ranges::find(few_, value, &Range::value); one != few_.end()) {
+      *one = few_.back();
+      few_.pop_back();
+      return;
+    }
+    for (const BlockIdentity& block : blocks) warm(block.lineage);
+    for (const BlockIdentity& block : blocks) erase(block.lineage, value);
+  }
+
+  // Who brings `key`, or kNone. `brings(value)` says whether that one may.
   template <typename Brings>
   std::uint32_t find(const LineageHash& key, Brings brings) const {
+    if (!few_.empty()) {
+      const std::uint32_t position = key.position();
+      for (const Range& range : few_) {
+        const std::uint32_t at = position - range.first;  // wraps where it is before
+        if (at < range.blocks.size() && range.blocks[at].lineage == key) return range.value;
+      }
+    }
     if (count_ == 0) return kNone;
     const std::uint32_t tag = tag_of(key);
     for (std::size_t at = home(tag); entries_[at].value != kNone; at = next(at)) {
@@ -26,21 +62,26 @@ class InFlight {
     return kNone;
   }
 
-  // Before so many are inserted.
-  void make_room(std::size_t more) {
-    while (2 * (count_ + more) > entries_.size()) grow();
-  }
   // Asks for the memory of a key, some time ahead of its use.
   void warm(const LineageHash& key) const noexcept {
     if (!entries_.empty()) __builtin_prefetch(&entries_[home(tag_of(key))], 1, 3);
   }
-  // `key` must be absent, and `value` not kNone; there must be room.
-  void insert(const LineageHash& key, std::uint32_t value) noexcept {
-    place({tag_of(key), value});
-    ++count_;
-  }
+  bool may_be_cold() const noexcept { return count_ > 0; }
+  std::size_t size() const noexcept { return size_; }  // blocks
 
-  // `key` must be present, with `value`. Which of two equal entries goes is all the same.
+ private:
+  static constexpr std::size_t kFew = 8;
+  struct Range {
+    std::uint32_t value = kNone;
+    std::uint32_t first = 0;  // position
+    std::span<const BlockIdentity> blocks;
+  };
+  struct Entry {
+    std::uint32_t tag = 0;
+    std::uint32_t value = kNone;
+  };
+
+  // `key` must be there, with `value`. Which of two equal entries goes is all the same.
   void erase(const LineageHash& key, std::uint32_t value) noexcept {
     const std::uint32_t tag = tag_of(key);
     std::size_t hole = home(tag);
@@ -55,14 +96,6 @@ class InFlight {
     entries_[hole] = {};
     --count_;
   }
-
-  std::size_t size() const noexcept { return count_; }
-
- private:
-  struct Entry {
-    std::uint32_t tag = 0;
-    std::uint32_t value = kNone;
-  };
 
   static std::uint32_t tag_of(const LineageHash& key) noexcept {
     return static_cast<std::uint32_t>((key.lo ^ (key.hi * 0x9E3779B97F4A7C15u)) >> 7);
@@ -83,8 +116,10 @@ class InFlight {
     }
   }
 
+  std::vector<Range> few_;
   std::vector<Entry> entries_;
-  std::size_t count_ = 0;
+  std::size_t count_ = 0;  // of entries
+  std::size_t size_ = 0;
 };
 
 }  // namespace understudy

@@ -1,6 +1,7 @@
 // From the host, and the tiers below it, back to the device.
 #include <algorithm>
 #include <memory>
+#include <type_traits>
 
 #include "tiers/worker_tiers.hpp"
 #include "tokens/xxh3.hpp"
@@ -64,8 +65,6 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
   load.tiers.resize(to.size());
   load.from.resize(to.size());
   load.shared.resize(to.size());
-  loading_.make_room(to.size());
-  for (const BlockIdentity& block : blocks.first(count)) loading_.warm(block.lineage);
   std::uint32_t next = 0;
   std::size_t next_staging = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -92,7 +91,6 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
     load.tiers[at] = source.tier;
     load.from[at] = below ? staging[next_staging++] : landing ? kNoSlot : source.slot;
     load.shared[at] = below && !landing ? source.slot : kNoSlot;
-    loading_.insert(blocks[i].lineage, index);
     if (!landing) continue;
     ++load.pending;
     if (below) {
@@ -103,6 +101,8 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
   }
   load.ascends =
       std::ranges::adjacent_find(load.blocks, std::ranges::greater_equal{}, position_of) == load.blocks.end();
+  static_assert(std::is_nothrow_move_constructible_v<Load>);  // so that its blocks stay where they are
+  loading_.begin(index, load.blocks, load.ascends);
   g1_references_ += to.size();
   ++totals_.onboards;
   totals_.onboarded_blocks += to.size();
@@ -280,8 +280,7 @@ void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
   free_loads_.push_back(index);
   ++loads_ended_;
-  for (const BlockIdentity& block : load.blocks) loading_.warm(block.lineage);
-  for (const BlockIdentity& block : load.blocks) loading_.erase(block.lineage, index);
+  loading_.end(index, load.blocks);
   release_g1(load.pins);
   for (const RequestSlot who : load.waiters) unpark(who, load.failed, time_ns);
   for (const std::uint32_t follower : load.followers) {

@@ -12,7 +12,7 @@ void WorkerTiers::locate(std::span<const BlockIdentity> blocks, std::span<const 
   below_.resize(blocks.size());
   coming_.resize(blocks.size());
   references_.resize(blocks.size());
-  if (loading_.size() > 0) {
+  if (loading_.may_be_cold()) {
     for (const BlockIdentity& block : blocks) loading_.warm(block.lineage);
   }
   store_.peek(kG1, blocks, above_.data(), references_.data());
