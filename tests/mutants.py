@@ -138,8 +138,8 @@ MUTANTS = [
     Mutant(
         "an estimate forgets that blocks are still on their way down",
         "core/tiers/sources.cpp",
-        "if (source.where == Source::Where::Landing) ready_ns",
-        "if (!FAULT && source.where == Source::Where::Landing) ready_ns",
+        "ready_ns = std::max(ready_ns, eta(source, arrival));",
+        "if (!FAULT) ready_ns = std::max(ready_ns, eta(source, arrival));",
         "tests/tiers/test_load_or_recompute.py",
     ),
     Mutant(
