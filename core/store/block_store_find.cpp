@@ -228,8 +228,9 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
   std::uint32_t* next = missing.data();
   const BlockIdentity* const blocks = identities.data();
   const auto ask = [&](std::size_t from, std::size_t to) {
+    if (known) return;  // and its bucket was asked for
     for (std::size_t i = from; i < to; ++i) {
-      if (!known) all_tags[i] = BlockIndex::tag(blocks[i].lineage);
+      all_tags[i] = BlockIndex::tag(blocks[i].lineage);
       index.warm(all_tags[i]);
     }
   };
