@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -11,6 +12,8 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+
+#include "base/kept_mappings.hpp"
 
 namespace understudy {
 
@@ -43,7 +46,7 @@ class HugeArray {
   ~HugeArray() {
 #ifdef __linux__
     if (mapped_ > 0) {
-      (void)munmap(base_, mapped_);
+      if (!KeptMappings::keep(base_, mapped_)) (void)munmap(base_, mapped_);
       return;
     }
 #endif
@@ -112,12 +115,15 @@ class HugeArray {
 #ifdef __linux__
     const bool whole = bytes >= kHugePage / 2;  // in whole huge pages, at an address that is one's
     const std::size_t length = whole ? (bytes + 2 * kHugePage - 1) / kHugePage * kHugePage : bytes;
-    void* const base =
-        mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const kept = KeptMappings::take(length);
+    void* const base = kept != nullptr ? kept
+                                       : mmap(nullptr, length, PROT_READ | PROT_WRITE,
+                                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return false;
     base_ = base;
     mapped_ = length;
     data_ = whole ? aligned(base, kHugePage) : static_cast<T*>(base);
+    if (kept != nullptr) std::memset(static_cast<void*>(data_), 0, bytes);
     return true;
 #else
     return false;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/kept_mappings.hpp"
 #include "replay/fleet.hpp"
 
 namespace understudy {
@@ -36,6 +37,7 @@ void Fleet::run_independent(unsigned threads, const Progress& progress) {
   }
 
   if (threads <= 1 || workers_.size() == 1) {
+    const KeptMappings kept;
     for (std::size_t i = 0; i < workers_.size(); ++i) {
       play_alone(i, rows[i], progress);
       collect(i);
@@ -56,6 +58,7 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
   std::size_t collected = 0;  // in the order of workers, whoever was faster
   std::size_t playing = std::min<std::size_t>(threads, workers_.size());
   const auto work = [&] {
+    const KeptMappings kept;
     for (std::size_t i = next++; i < workers_.size() && !stop_; i = next++) {
       try {
         play_alone(i, rows[i], {});

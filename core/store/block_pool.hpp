@@ -14,7 +14,7 @@ namespace understudy {
 
 struct BlockStore::Pool {
   static constexpr std::size_t kFirstRoom = 256;
-  static constexpr std::size_t kFewPlaces = 16384;
+  static constexpr std::size_t kFewPlaces = 65536;
   static constexpr std::size_t kPopulated = 1024;  // slots that get memory together
 
   Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/huge_array.hpp"
+#include "base/kept_mappings.hpp"
 #include "store/block_store.hpp"
 #include "store/request_kv.hpp"
 #include "tokens/identities.hpp"
@@ -399,7 +401,25 @@ class Soak {
   std::vector<Held> held_;
 };
 
+// An array is empty at first, also in the memory of another that was not.
+void check_kept_memory() {
+  const KeptMappings kept;
+  for (const std::size_t size : {std::size_t{20'000}, std::size_t{600'000}}) {
+    const std::uint32_t* first = nullptr;
+    for (int round = 0; round < 3; ++round) {
+      HugeArray<std::uint32_t> array(size);
+      if (round > 0 && array.get() != first) fail("memory is not kept");
+      first = array.get();
+      for (std::size_t i = 0; i < size; ++i) {
+        if (array[i] != 0) fail("an array has something in it at first");
+        array[i] = 7;
+      }
+    }
+  }
+}
+
 int soak(std::size_t operations) {
+  check_kept_memory();
   std::size_t stores = 0;
   for (const PolicyKind kind : {PolicyKind::Lineage, PolicyKind::LineageFifo, PolicyKind::Lru, PolicyKind::MultiLru,
                                 PolicyKind::Fifo, PolicyKind::Vllm, PolicyKind::VllmAppend, PolicyKind::Advised}) {
