@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -53,6 +54,16 @@ for names, make in makes.items():
     except ConfigError as error:
         told.append([names, str(error)])
 BlockManager(1000).store.check()
+
+
+def taken():
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[0]) * resource.getpagesize()
+
+
+before = taken()
+engine = _core.Engine(VllmConfig(num_gpu_blocks=10**7).native(), timing)
+told.append(["bytes a slot", f"{(taken() - before) / 10**7}"])
 replay(workload, engine=small)
 print(json.dumps(told))
 """
@@ -66,7 +77,10 @@ def test_what_no_address_space_is_left_for_is_refused_by_name(tmp_path: Path) ->
     )
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
-    assert len(told) == 10
+    assert len(told) == 11
+    _, slot_bytes = told.pop()
+    (estimate_gb,) = re.findall(r"need about ([0-9.]+) GB", told[0][1])
+    assert float(estimate_gb) == pytest.approx(float(slot_bytes), rel=0.1)  # of a thousand million slots
     for names, message in told:
         assert names in message
         assert "GB, more memory than there is" in message

@@ -30,8 +30,8 @@ namespace nb = nanobind;
 std::uint64_t read_uint(nb::handle value, const std::string& name,
                         std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
 
-// Of a block's slot, whether it is used or not: address space, at first.
-inline constexpr double kSlotBytes = 50;
+// Of a block's slot, whether it is used or not: address space, at first. 36 on tiers that tell no events.
+inline constexpr double kSlotBytes = 64;
 
 // Slots that tiers take on each worker, and those that workers share.
 inline double slots_below(const TierConfig& tiers, double workers) {
