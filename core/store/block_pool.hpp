@@ -14,8 +14,8 @@ namespace understudy {
 
 struct BlockStore::Pool {
   static constexpr std::size_t kFirstRoom = 256;
+  static constexpr std::size_t kFewPlaces = 65536;
   static constexpr std::size_t kPopulated = 1024;  // slots that get memory together
-  static constexpr std::size_t kManySlots = HugeArray<Slot>::kHugePage / sizeof(Slot);
 
   Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
       : config(pool_config),
@@ -46,17 +46,15 @@ struct BlockStore::Pool {
     if (needed > room) grow(needed);
     if (needed <= populated || advised != nullptr) return;  // who is asked may take them in any order
     const std::size_t more = std::min<std::size_t>(count, std::max(needed, populated + kPopulated));
-    // Behind many, the next come a huge page at a time.
-    if (populated < kManySlots && more >= kManySlots) slots.prefer_huge_pages(first + more, first + count);
     slots.populate(first + populated, first + more);
     // What is used for the better part is spared most of its address translation.
     if (2 * populated < count && 2 * more >= count) slots.move_to_huge_pages(first, first + count);
     populated = more;
   }
   void grow(std::size_t needed) {
-    // Fast: moving costs more than the places that may stay empty.
-    const std::size_t more = std::max({needed, 4 * room, kFirstRoom});
-    const std::size_t slots = 2 * more < count ? more : count;
+    // Small ones grow fast: moving costs more than the places that may stay empty.
+    const std::size_t more = room < kFewPlaces ? 4 * room : 2 * room;
+    const std::size_t slots = std::min<std::size_t>(count, std::max({needed, more, kFirstRoom}));
     HugeArray<BlockIndex::Bucket> larger(BlockIndex::num_buckets(slots));
     larger.prefer_huge_pages(0, larger.size());
     if (advised == nullptr) larger.populate(0, larger.size());  // else there may be far more places than blocks

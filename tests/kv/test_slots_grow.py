@@ -42,6 +42,16 @@ def test_a_pool_costs_what_is_used_of_it(policy: NativeName) -> None:
 
 
 @pytest.mark.parametrize("policy", EXACT)
+def test_a_large_pool_that_is_an_eighth_full_costs_no_more_than_its_blocks(policy: NativeName) -> None:
+    manager = BlockManager(2_090_000, policy=policy)
+    used = 262_145
+    held = [manager.allocate(min(1024, used - taken)) for taken in range(0, used, 1024)]
+    assert manager.store.memory_bytes <= 260 * used
+    for blocks in held:
+        blocks.release()
+
+
+@pytest.mark.parametrize("policy", EXACT)
 def test_a_pool_that_is_used_again_and_again_does_not_grow(policy: NativeName) -> None:
     manager = BlockManager(HUGE, policy=policy, reset_on_release=True)
     sizes = set()
