@@ -54,6 +54,7 @@ struct Held {
   std::size_t pool = 0;
   Stage stage = Stage::Mutable;
   std::vector<SlotId> slots;
+  std::vector<BlockIdentity> blocks{};  // of those that are claimed
 };
 
 class Soak {
@@ -184,6 +185,7 @@ class Soak {
     std::vector<SlotId> claimed(blocks.size());
     store_.locate(held.pool, blocks, found.data(), claimed.data());
     if (claimed != held.slots) fail("a reserved block is not where it was put");
+    held.blocks = std::move(blocks);
     held.stage = Stage::Claimed;
     held_.push_back(std::move(held));
   }
@@ -217,6 +219,7 @@ class Soak {
     const std::string before = store_.dump();
     try {
       store_.claim(held.pool, held.slots, tokens.blocks(), tokens.tokens());
+      held.blocks.assign(tokens.blocks().begin(), tokens.blocks().end());
       held.stage = Stage::Claimed;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::WrongState) throw;
@@ -236,10 +239,13 @@ class Soak {
 
   void land(Held& held) {
     store_.land(held.pool, held.slots);
-    // Under Allow, a copy of what somebody has registered meanwhile goes as soon as it is let go.
-    for (const SlotId slot : held.slots) {
-      if (store_.duplicates(held.pool) == DuplicatePolicy::Allow) break;
-      if (!store_.is_registered(held.pool, slot)) fail("a landed block is not registered");
+    const auto there = std::make_unique<bool[]>(held.blocks.size());
+    store_.has_blocks(held.pool, held.blocks, there.get());
+    for (std::size_t i = 0; i < held.blocks.size(); ++i) {
+      if (!there[i]) fail("a landed block is not there");
+      // Under Allow, a copy of what somebody has registered meanwhile goes as soon as it is let go.
+      if (store_.duplicates(held.pool) == DuplicatePolicy::Allow) continue;
+      if (!store_.is_registered(held.pool, held.slots[i])) fail("a landed block is not registered");
     }
     std::swap(held, held_.back());
     held_.pop_back();
