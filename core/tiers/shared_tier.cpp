@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace understudy {
 
@@ -101,7 +100,6 @@ void SharedTier::changed(std::int64_t now_ns) {
     truth_.apply(told, now_ns);
     truth_.require_equal(store_, EventTruth::Scope::All);
   }
-  if (on_events_ && !told.empty()) on_events_(now_ns);
   if (!emits_) (void)events_.take_visible();
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,8 +57,6 @@ class SharedTier {
   const std::vector<Residency>& residency() const noexcept { return residency_; }
   // Its events since the last call, each with its time: it is a publisher of its own.
   void take_events(TimedEvents& out) { events_.take_visible(out); }
-  // Called when there is something to take, with the time from which it is visible.
-  void set_on_events(std::function<void(std::int64_t)> on_events) { on_events_ = std::move(on_events); }
   // InvariantViolated when something is wrong. O(blocks) when `whole`, or when so many have come or gone since it last
   // was; else O(1).
   void check(bool whole);
@@ -83,7 +80,6 @@ class SharedTier {
   bool emits_;
   bool checks_;
   EngineEventLog events_;
-  std::function<void(std::int64_t)> on_events_;
   EventTruth truth_;
   std::uint64_t changes_ = 0;  // blocks that came or went since all were checked
   std::vector<Residency> residency_;
