@@ -21,11 +21,7 @@ void Announcer::show(std::int64_t now_ns) {
     truth_.apply(shown, now_ns);
     truth_.require_equal(store_, EventTruth::Scope::Below);
   }
-  if (!config_.events) {
-    log_.take_visible(unheard_);
-  } else if (on_events_) {
-    on_events_(now_ns);
-  }
+  if (!config_.events) log_.take_visible(unheard_);
 }
 
 DrainedEvents Announcer::take_all() {

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
-#include <utility>
 
 #include "engine/config.hpp"
 #include "engine/untold_changes.hpp"
@@ -26,7 +24,6 @@ class Announcer {
   // Of a block no more than its name: rows matter only until they could be shown.
   static bool names_only(const EngineConfig& config) { return !config.events && !config.check; }
   EngineEventLog* log() noexcept { return on_ ? &log_ : nullptr; }
-  void set_on_events(std::function<void(std::int64_t)> on_events) { on_events_ = std::move(on_events); }
 
   // ── Steps ──
   // Rows of the device are those of a step that has not ended, from now on.
@@ -60,7 +57,6 @@ class Announcer {
   BlockStore& store_;
   const bool on_ = wanted(config_);
   EngineEventLog log_;
-  std::function<void(std::int64_t)> on_events_;
   bool holds_ = false;
   UntoldChanges untold_;
   TimedEvents unheard_;  // what nobody but `check` listens to; its room

@@ -138,9 +138,6 @@ class Engine {
     take_events(out);
     return out;
   }
-  // Called when there is something to take, with that time: also for what lands while the engine sleeps, idles or is in
-  // the middle of a step.
-  virtual void set_on_events(std::function<void(std::int64_t)> on_events) = 0;
   // From here on gaps between tokens and the times of loads are kept for who takes them. Nobody takes those of a live
   // engine, and no two are equal: it would grow with every step.
   virtual void keep_times() = 0;

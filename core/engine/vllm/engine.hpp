@@ -173,9 +173,6 @@ class VllmEngine final : public Engine {
   // With config().known_blocks: leading blocks on the device, as those would know who are told of every step when it
   // ends.
   std::size_t known_prefix(std::span<const BlockIdentity> blocks) { return announcer_.known_prefix(blocks); }
-  void set_on_events(std::function<void(std::int64_t)> on_events) override {
-    announcer_.set_on_events(std::move(on_events));
-  }
   std::vector<TimedKvTrace> take_kv_trace() noexcept { return kv_->take_trace(); }
   std::vector<BlockStay> take_stays() noexcept { return kv_->take_stays(); }
   // Of the drafts that were verified, those accepted at each place.
