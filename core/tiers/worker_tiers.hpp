@@ -122,7 +122,8 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::uint64_t held() const noexcept { return held_; }
   std::uint64_t g1_references() const noexcept { return g1_references_; }  // of ours, held and reserved slots included
   bool idle() const noexcept;
-  std::uint64_t landings() const noexcept { return landings_; }        // of its transfers, so far
+  // So far: of its transfers, and of blocks that its loads waited for, whoever brought those.
+  std::uint64_t landings() const noexcept { return landings_; }
   std::uint64_t loads_ended() const noexcept { return loads_ended_; }  // or failed, so far
   const TierTotals& totals() const noexcept { return totals_; }
   // How long each load took that ended, failed ones included, if that is kept.

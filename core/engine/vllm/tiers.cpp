@@ -67,6 +67,7 @@ bool VllmEngine::prefetch(std::span<const BlockIdentity> blocks, std::int64_t no
   if (!tiers_) throw Error(ErrorKind::WrongState, "this engine has no tiers");
   require_time(now_ns);
   tiers_->hub().run_until(now_ns);
+  token_log_.touch();
   bool under_way = false;
   try {
     under_way = tiers_->prefetch(now_ns, blocks);
