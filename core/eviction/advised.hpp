@@ -13,18 +13,21 @@ class AdvisedOrder final : public EvictionPolicy {
   // The advisor chooses among empty slots too, so it is told of all of them: this pool has no fresh ones.
   explicit AdvisedOrder(const PolicySpace& space)
       : EvictionPolicy(PolicySpace{}), space_(space), known_(space.count, false) {
-    for (SlotId id = space.first; id < space.first + space.count; ++id) record(id, true);
+    for (SlotId id = space.first; id < space.first + space.count; ++id) record(id, true, false);
   }
 
   void insert(std::span<const SlotId> slots) override {
-    for (const SlotId id : slots) record(id, true);
+    for (const SlotId id : slots) record(id, true, cached(id));
   }
-  void remove(SlotId id) override { record(id, false); }
+  void remove(SlotId id) override { record(id, false, cached(id)); }
+  void remove_cached(std::span<const SlotId> slots) override {
+    for (const SlotId id : slots) record(id, false, true);
+  }
   void touch(std::span<const SlotId> slots) override {
     for (const SlotId id : slots) {
-      if (space_.slots[id].state != SlotState::Inactive) continue;
-      record(id, false);
-      record(id, true);
+      if (!cached(id)) continue;
+      record(id, false, true);
+      record(id, true, true);
     }
   }
   void take(std::span<SlotId>) override {
@@ -50,10 +53,11 @@ class AdvisedOrder final : public EvictionPolicy {
  private:
   std::vector<SlotId> list(FreshSlots, std::size_t) const override { return {}; }
 
-  void record(SlotId id, bool freed) {
+  bool cached(SlotId id) const { return space_.slots[id].state == SlotState::Inactive; }
+
+  void record(SlotId id, bool freed, bool cached) {
     ++steps_;
-    const Slot& slot = space_.slots[id];
-    changes_.push_back({id, freed, slot.state == SlotState::Inactive, slot.lineage});
+    changes_.push_back({id, freed, cached, space_.slots[id].lineage});
     if (changes_.size() > 4 * std::size_t{space_.count} + 1024) compact();
   }
 

@@ -74,11 +74,8 @@ class EvictionPolicy {
   }
   // `slot` is referenced or reset again; its identity is still in place.
   virtual void remove(SlotId slot) = 0;
-  // The same of many that are cached, each once. But for an advised order, their states may say already that they no
-  // longer are.
-  virtual void remove_cached(std::span<const SlotId> slots) {
-    for (const SlotId slot : slots) remove(slot);
-  }
+  // The same of many that are cached, each once. Their states may say already that they no longer are.
+  virtual void remove_cached(std::span<const SlotId> slots) = 0;
   // Bring in what removing `slots` will need. kNoSlot and slots that are not in the order may be among them.
   virtual void warm(std::span<const SlotId>) const {}
   // `slots` were used without being referenced.

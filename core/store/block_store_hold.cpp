@@ -14,10 +14,6 @@ void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots
     const SlotId id = slots[i];
     if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
   }
-  if (pool.advised != nullptr) {  // who learns of each as it was
-    for (const SlotId id : slots) acquire(pool, pool.first + id);
-    return;
-  }
   // Copies, which stay in registers.
   Slot* const own = slots_.get() + pool.first;
   freed_.resize(slots.size());
