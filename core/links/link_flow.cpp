@@ -29,7 +29,9 @@ void LinkFlow::set_bandwidth(PortId id, std::uint64_t bytes_per_second, Tick now
   for (const LaneId lane : port.lanes) {
     if (!lanes_[lane].members.empty()) update(lane, now, 0, listener);
   }
-  for (const GroupId group : port.groups) update(groups_[group], now, 0, listener);
+  for (const GroupId group : port.groups) {
+    if (update(groups_[group], now, 0, listener)) set_wake(groups_[group]);
+  }
 }
 
 LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<const PortId> own,

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/placed_heap.hpp"
 #include "links/link_meter.hpp"
-#include "links/placed_heap.hpp"
 
 namespace understudy {
 
@@ -248,7 +248,7 @@ class LinkFlow {
   void settle(Lane& lane, Tick now, Listener* listener);
   void settle(Group& group, Tick now, Listener* listener);
   void update(LaneId id, Tick now, double late_ticks, Listener* listener);
-  void update(Group& group, Tick now, double late_ticks, Listener* listener);
+  bool update(Group& group, Tick now, double late_ticks, Listener* listener);
   void enlist(LaneId id, Tick now, double late_ticks, Listener* listener);
   void withdraw(LaneId id, Tick now, Listener* listener);
   void hold_back(LaneId id, Group& group);
@@ -259,6 +259,7 @@ class LinkFlow {
   void set_wake(Group& group);
   Tick wake_of(const Meter& meter, Wide ends_at, double lag, double& late_ticks);
   void wake_at(bool of_group, std::uint32_t number, Tick tick);
+  static Tick rounded_up(Wide units, std::uint64_t bytes_per_second);
   Tick ticks_for(Wide units, std::uint64_t bytes_per_second);
 
   std::vector<Port> ports_;

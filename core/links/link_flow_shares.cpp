@@ -18,7 +18,9 @@ void LinkFlow::reshare(LaneId changed, Tick now, double late_ticks, Listener* li
     for (const LaneId id : port.lanes) {
       if (id != changed && !lanes_[id].members.empty()) update(id, now, late_ticks, listener);
     }
-    for (const GroupId id : port.groups) update(groups_[id], now, late_ticks, listener);
+    for (const GroupId id : port.groups) {
+      if (update(groups_[id], now, late_ticks, listener) && id != lanes_[changed].group) set_wake(groups_[id]);
+    }
   }
   if (lanes_[changed].members.empty()) {
     lanes_[changed].wake = kNever;
@@ -37,11 +39,12 @@ void LinkFlow::update(LaneId id, Tick now, double late_ticks, Listener* listener
   if (lanes_[id].group != kNoGroup) set_wake(groups_[lanes_[id].group]);
 }
 
-// A group has a new share: those whose own is less now go by that, and those for whom it is no longer come back.
-void LinkFlow::update(Group& group, Tick now, double late_ticks, Listener* listener) {
+// False: its share is as it was. Else those whose own is less now go by that, and those for whom it is no longer come
+// back; its next end is the caller's to set.
+bool LinkFlow::update(Group& group, Tick now, double late_ticks, Listener* listener) {
   ++operations_;
   const Share rate = share(ports_of(group), group.priority);
-  if (rate == group.meter.rate) return;
+  if (rate == group.meter.rate) return false;
   settle(group, now, listener);
   group.meter.set_rate(rate, group.members == 0 ? 0 : late_ticks);
   while (!group.held_back.empty() && group.held_back.top().own.slower_than(rate)) {
@@ -61,7 +64,7 @@ void LinkFlow::update(Group& group, Tick now, double late_ticks, Listener* liste
     group.free.erase(id);
     hold_back(id, group);
   }
-  set_wake(group);
+  return true;
 }
 
 // Gives a lane with members its rate.

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/placed_heap.hpp"
+
 namespace understudy {
 
 // What happens at one time happens in this order.
@@ -23,8 +25,8 @@ enum class EventClass : std::uint8_t {
   Begin,     // workers that are free begin a step, with all that came before
 };
 
-// A heap whose entries know their place, so that one can be taken back. Of landings there is one entry, which moves;
-// beginnings are all of one time, and come when nothing else of it is left: neither needs a place in the heap.
+// One that was pushed can be taken back. Of landings there is one entry, which moves; beginnings are all of one time,
+// and come when nothing else of it is left: neither needs a place in the heap.
 class EventQueue {
  public:
   using Handle = std::uint32_t;
@@ -33,6 +35,7 @@ class EventQueue {
   struct Entry {
     std::int64_t time_ns = 0;
     EventClass kind = EventClass::Landing;
+    Handle id = kNone;
     std::uint64_t owner = 0;     // orders equals; never how workers are numbered
     std::uint64_t sequence = 0;  // and then who was pushed first
     std::uint64_t subject = 0;   // whom it is about, for whoever pushed it
@@ -46,14 +49,10 @@ class EventQueue {
   bool empty() const noexcept { return heap_.empty() && beginnings_.empty() && !landing_ns_; }
 
   Handle push(std::int64_t time_ns, EventClass kind, std::uint64_t owner, std::uint64_t subject) {
-    if (free_.empty()) {
-      free_.push_back(static_cast<Handle>(place_.size()));
-      place_.push_back(0);
-    }
+    if (free_.empty()) free_.push_back(handles_++);
     const Handle handle = free_.back();
     free_.pop_back();
-    heap_.push_back({{time_ns, kind, owner, next_sequence_++, subject}, handle});
-    rise(heap_.size() - 1);
+    heap_.set({time_ns, kind, handle, owner, next_sequence_++, subject});
     return handle;
   }
 
@@ -71,62 +70,28 @@ class EventQueue {
 
   // What comes next; a landing stays, and so do beginnings until they are taken.
   Entry pop() {
-    const std::int64_t time_ns = heap_.empty() ? kNever : heap_.front().entry.time_ns;
+    const std::int64_t time_ns = heap_.empty() ? kNever : heap_.top().time_ns;
     if (!beginnings_.empty() && beginning_ns_ < std::min(time_ns, landing_ns_.value_or(kNever))) {
       return {beginning_ns_, EventClass::Begin};
     }
     if (landing_ns_ && *landing_ns_ <= time_ns) return {*landing_ns_, EventClass::Landing};
-    const Entry first = heap_.front().entry;
-    take_back(heap_.front().handle);
+    const Entry first = heap_.top();
+    take_back(first.id);
     return first;
   }
 
   // The entry never was. Its handle must not be used again.
   void take_back(Handle handle) {
-    const std::size_t at = place_[handle];
     free_.push_back(handle);
-    const Node last = heap_.back();
-    heap_.pop_back();
-    if (at == heap_.size()) return;
-    heap_[at] = last;
-    place_[last.handle] = static_cast<std::uint32_t>(at);
-    rise(sink(at));
+    heap_.erase(handle);
   }
 
  private:
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-  struct Node {
-    Entry entry;
-    Handle handle;
-  };
-
-  void put(std::size_t at, const Node& node) {
-    heap_[at] = node;
-    place_[node.handle] = static_cast<std::uint32_t>(at);
-  }
-
-  void rise(std::size_t at) {
-    const Node node = heap_[at];
-    for (; at > 0 && node.entry < heap_[(at - 1) / 2].entry; at = (at - 1) / 2) put(at, heap_[(at - 1) / 2]);
-    put(at, node);
-  }
-
-  std::size_t sink(std::size_t at) {
-    const Node node = heap_[at];
-    for (std::size_t child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
-      if (child + 1 < heap_.size() && heap_[child + 1].entry < heap_[child].entry) ++child;
-      if (!(heap_[child].entry < node.entry)) break;
-      put(at, heap_[child]);
-      at = child;
-    }
-    put(at, node);
-    return at;
-  }
-
-  std::vector<Node> heap_;
-  std::vector<std::uint32_t> place_;  // in the heap, by handle
+  PlacedHeap<Entry> heap_;
   std::vector<Handle> free_;
+  Handle handles_ = 0;
   std::uint64_t next_sequence_ = 0;
   std::optional<std::int64_t> landing_ns_;
   std::int64_t beginning_ns_ = 0;

@@ -59,6 +59,7 @@ void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish, bool th
   base_ = engine_.token_log_.next_step();
   steps_ = counted_ = 0;
   sums_ = DecodeSums(*engine_.timing_.model);
+  foreseen_.known = 0;
   ordinary_ = out_of_time_ = false;
   filled_.clear();
   members_ = engine_.running_;
@@ -132,6 +133,7 @@ bool VllmEngine::Leap::interrupted() {
 }
 
 std::int64_t VllmEngine::Leap::step_ns() const {
+  if (const auto known = foreseen(steps_, sums_.load()); !known.empty()) return known.front();
   return engine_.timing_.duration_ns(sums_.load(), engine_.capacity_tokens_);
 }
 
@@ -150,11 +152,16 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   while (steps < until_step && !stop && !out_of_time_) {
     std::span<std::int64_t> durations_ns =
         std::span(room).first(std::min<std::uint64_t>(until_step - steps, room.size()));
-    try {
-      durations_ns = durations_ns.first(timing.next_steps_ns(sums.load(), engine_.capacity_tokens_, durations_ns));
-    } catch (...) {
-      failure = std::current_exception();
-      break;
+    if (const auto known = foreseen(steps, sums.load()); !known.empty()) {
+      durations_ns = durations_ns.first(std::min(known.size(), durations_ns.size()));
+      std::copy_n(known.begin(), durations_ns.size(), durations_ns.begin());
+    } else {
+      try {
+        durations_ns = durations_ns.first(timing.next_steps_ns(sums.load(), engine_.capacity_tokens_, durations_ns));
+      } catch (...) {
+        failure = std::current_exception();
+        break;
+      }
     }
     const auto lands = [&] {
       return engine_.tiers_->hub().due(std::accumulate(durations_ns.begin(), durations_ns.end(), now_ns));

@@ -1,6 +1,7 @@
 // A run of decode steps, without a turn for every request in every step. Same result as stepping, to the byte.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -75,7 +76,8 @@ class VllmEngine::Leap {
   // leap_open.cpp
   bool goes_on();
   std::uint64_t steps_to_rest() const;
-  std::int64_t steps_ns(std::uint64_t steps) const;
+  std::int64_t steps_ns(std::uint64_t steps);
+  std::span<const std::int64_t> foreseen(std::uint64_t step, const DecodeLoad& load) const;
 
   void start(std::int64_t until_ns, bool stop_on_finish, bool through);
   void play_steps();
@@ -145,6 +147,14 @@ class VllmEngine::Leap {
   std::uint64_t steps_ = 0;    // completed
   std::uint64_t counted_ = 0;  // of them, those of which the engine's counts know
   DecodeSums sums_;            // of members that decode
+  // What steps take, as far as somebody has asked for the end of a rest: for who plays them.
+  struct Foreseen {
+    std::uint64_t first = 0;  // step
+    DecodeLoad load;          // in it
+    std::size_t known = 0;
+    std::array<std::int64_t, StepTiming::kMostAtOnce> durations_ns;
+  };
+  Foreseen foreseen_;
   bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token
   std::vector<RequestSlot> members_;
   std::vector<std::uint64_t> since_;  // how many steps its request knows of

@@ -1,5 +1,6 @@
 // A leap that is kept open while its engine rests: what it does that concerns others happens at its time.
 #include <algorithm>
+#include <numeric>
 
 #include "engine/vllm/leap.hpp"
 
@@ -60,16 +61,23 @@ std::uint64_t VllmEngine::Leap::steps_to_rest() const {
   // A full block may be what the head of the queue waits for: it is found when the step begins.
   const bool stops_before_full = e.refusal_.stands && e.refusal_.wants_block && !e.waiting_.empty();
   std::uint64_t steps = kMostAtRest;
+  for (const Turn& turn : turns_) {  // whose end, or full block, is not before it
+    const std::uint32_t order = turn.order;
+    if (turn.step - steps_ >= steps || !computes(order)) continue;
+    const std::uint32_t into = computed_by(order, steps_) % size_;
+    steps = std::min(steps, last_[order] + 1 - steps_);
+    // A step ahead, a block that is full has its name in the step that computes its last token.
+    const std::uint32_t to_full = ahead_ ? (size_ - into) % size_ : size_ - 1 - into;
+    if (stops_before_full || through) steps = std::min<std::uint64_t>(steps, to_full + (stops_before_full ? 0 : 1));
+  }
+  // Most often everybody could have as many blocks as that.
+  if (has_room(sums_.requests() * ((steps + size_ - 1) / size_ + 1))) return steps;
   std::uint64_t to_next_block = kMostAtRest;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (!computes(order)) continue;
     const std::uint32_t computed = computed_by(order, steps_);
     const std::uint32_t into = computed % size_;
     const bool lacks_block = request(order).table.size() * std::uint64_t{size_} <= computed;
-    steps = std::min(steps, last_[order] + 1 - steps_);
-    // A step ahead, a block that is full has its name in the step that computes its last token.
-    const std::uint32_t to_full = ahead_ ? (size_ - into) % size_ : size_ - 1 - into;
-    if (stops_before_full || through) steps = std::min<std::uint64_t>(steps, to_full + (stops_before_full ? 0 : 1));
     to_next_block = std::min<std::uint64_t>(to_next_block, into == 0 && lacks_block ? 0 : size_ - into);
   }
   if (steps <= to_next_block) return steps;
@@ -83,9 +91,21 @@ std::uint64_t VllmEngine::Leap::steps_to_rest() const {
 }
 
 // What so many of them take.
-std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) const {
+std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) {
   const StepTiming& timing = engine_.timing_;
-  if (sums_.window() == TimingModel::kNoWindow) return sums_.duration_ns(steps, timing, engine_.capacity_tokens_);
+  if (sums_.window() == TimingModel::kNoWindow) {
+    foreseen_.first = steps_;
+    foreseen_.load = sums_.load();
+    foreseen_.known = 0;
+    const auto some =
+        std::span(foreseen_.durations_ns).first(std::min<std::uint64_t>(steps, foreseen_.durations_ns.size()));
+    foreseen_.known = timing.next_steps_ns(sums_.load(), engine_.capacity_tokens_, some);
+    const auto known = some.first(foreseen_.known);
+    DecodeSums later = sums_;
+    later.grow(known.size());
+    return std::accumulate(known.begin(), known.end(), std::int64_t{0}) +
+           later.duration_ns(steps - known.size(), timing, engine_.capacity_tokens_);
+  }
   std::vector<std::uint64_t> passing;  // after how many steps somebody's context is the window
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (!computes(order)) continue;
@@ -103,6 +123,17 @@ std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) const {
     done = step;
   }
   return sum_ns + sums.duration_ns(steps - done, timing, engine_.capacity_tokens_);
+}
+
+// Of that step and those behind it, if they are what was foreseen: nobody has come or gone since.
+std::span<const std::int64_t> VllmEngine::Leap::foreseen(std::uint64_t step, const DecodeLoad& load) const {
+  const std::uint64_t passed = step - foreseen_.first;  // wraps where it is before
+  if (passed >= foreseen_.known || load.requests != foreseen_.load.requests ||
+      load.context_tokens != foreseen_.load.context_tokens + passed * load.requests ||
+      load.longest_context != foreseen_.load.longest_context + passed) {
+    return {};
+  }
+  return std::span(foreseen_.durations_ns).first(foreseen_.known).subspan(passed);
 }
 
 bool VllmEngine::Leap::play_on(std::int64_t until_ns) {
