@@ -57,6 +57,8 @@ class Mutant:
 
 
 ESTIMATE = "core/tiers/transfer_estimate.hpp"
+HUB = "core/tiers/transfer_hub.hpp"
+YEARS = "tests/tiers/test_years.py"
 MUTANTS = [
     Mutant(
         "a load's estimate ignores other loads",
@@ -232,6 +234,35 @@ MUTANTS = [
         "while (offload_links_ && !in_step_",
         "while (!FAULT && offload_links_ && !in_step_",
         "tests/server/test_online_tiers.py",
+    ),
+    Mutant(
+        "a refused transfer is told once",
+        HUB,
+        "if (failure_) std::rethrow_exception(failure_);",
+        "if (failure_) std::rethrow_exception(FAULT ? std::exchange(const_cast<TransferHub*>(this)->failure_, {}) "
+        ": failure_);",
+        YEARS,
+    ),
+    Mutant(
+        "after a refused transfer others start",
+        HUB,
+        "    room_ = 0;\n",
+        "    if (!FAULT) room_ = 0;\n",
+        YEARS,
+    ),
+    Mutant(
+        "a link's largest transfer is one block",
+        "core/engine/vllm/setup.cpp",
+        "static_cast<double>(at_most(count)) *",
+        "static_cast<double>(FAULT ? 1 : at_most(count)) *",
+        YEARS,
+    ),
+    Mutant(
+        "a step may end before it began",
+        "core/engine/vllm/step.cpp",
+        "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns",
+        "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns && !(FAULT && in_step_)",
+        "tests/engines/test_time_goes_on.py",
     ),
 ]
 

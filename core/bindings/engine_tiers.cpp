@@ -60,7 +60,9 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
       .def(
           "set_link_share",
           [](VllmEngine& self, std::int64_t now_ns, Tier tier, double share) {
-            tiers_of(self).set_link_share(now_ns, tier, share);
+            WorkerTiers& tiers = tiers_of(self);
+            self.require_time(now_ns);
+            tiers.set_link_share(now_ns, tier, share);
           },
           "now_ns"_a, "tier"_a, "share"_a,
           "From now on the links to and from a tier have this share of their bandwidths, 0.001 to 1. A shared tier's "

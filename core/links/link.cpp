@@ -12,7 +12,6 @@ namespace understudy {
 namespace {
 
 constexpr double kMaxGbps = 1e6;
-constexpr LinkFlow::Wide kMaxBacklogNs = LinkFlow::Wide{1} << 58;  // nine years: times stay far from the end of int64
 
 // Whole bytes per second; 0 stands for no limit.
 std::uint64_t bytes_per_second(const std::string& what, double gbps) {
@@ -53,6 +52,10 @@ DuplexId Links::add_duplex(const std::string& name, double bandwidth_gbps, bool 
 LinkId Links::add_link(const LinkSpec& spec) {
   if (spec.fixed_ns < 0)
     throw Error(ErrorKind::ConfigError, "link ", spec.name, ": fixed_ns must not be negative, got ", spec.fixed_ns);
+  if (spec.fixed_ns > kMostNs) {
+    throw Error(ErrorKind::ConfigError, "link ", spec.name, ": fixed_ns must be at most 2^58 (nine years), got ",
+                spec.fixed_ns);
+  }
   if (spec.duplex && *spec.duplex >= duplexes_.size())
     throw Error(ErrorKind::ConfigError, "link ", spec.name, ": there is no duplex ", *spec.duplex);
   Link link;
@@ -85,7 +88,7 @@ void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string&
   if (usual == 0) throw Error(ErrorKind::InvalidArgument, what, " has no limit that could be lowered");
   const double least_share = std::min(least_share_, share);
   if (takes_years(backlog_ns_, least_share))
-    throw Error(ErrorKind::CapacityExhausted, what, ": what is under way would take years");
+    throw Error(ErrorKind::InvalidArgument, what, ": what is under way would take years; give a larger share");
   advance(now_ns);
   least_share_ = least_share;
   const auto lowered = static_cast<std::uint64_t>(static_cast<double>(usual) * share);
@@ -97,9 +100,9 @@ void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string&
 
 // Links that were slowed make longer of it.
 bool Links::takes_years(LinkFlow::Wide backlog_ns, double least_share) {
-  if (backlog_ns > kMaxBacklogNs) return true;
-  return least_share < 1 && static_cast<double>(static_cast<std::uint64_t>(backlog_ns)) >
-                                static_cast<double>(static_cast<std::uint64_t>(kMaxBacklogNs)) * least_share;
+  if (backlog_ns > kMostNs) return true;
+  return least_share < 1 &&
+         static_cast<double>(static_cast<std::uint64_t>(backlog_ns)) > static_cast<double>(kMostNs) * least_share;
 }
 
 TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority) {

@@ -34,10 +34,12 @@ class Links {
   DuplexId add_duplex(const std::string& name, double bandwidth_gbps, bool demand_first = false);
   LinkId add_link(const LinkSpec& spec);
   // From now on the link has this share of its bandwidth, from kLeastShare to 1; what is under way slows down with it.
-  // InvalidArgument for another share, or when the link has no limit.
+  // InvalidArgument for another share, when the link has no limit, or when what is under way would take years.
   void set_share(std::int64_t now_ns, LinkId id, double share);
   void set_duplex_share(std::int64_t now_ns, DuplexId id, double share);  // the same of a cap
   static constexpr double kLeastShare = 1e-3;
+  // Nine years: what is under way takes no longer, so that times stay far from the end of int64.
+  static constexpr std::int64_t kMostNs = std::int64_t{1} << 58;
   bool has_limit(LinkId id) const { return flow_.port(links_[id].port).bytes_per_second > 0; }
   std::optional<DuplexId> duplex_of(LinkId id) const { return links_[id].duplex; }
 

@@ -129,6 +129,7 @@ void WorkerTiers::find_sources(RequestSlot who, std::size_t first, std::span<con
 }
 
 std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> blocks) {
+  hub().require_sound();
   find_sources(kNobody, 0, blocks);
   std::vector<TierAnswer> answers;
   for (const Source& source : sources_) {

@@ -41,12 +41,15 @@ class TransferEstimate {
   }
 
  private:
+  static constexpr double kAgesNs = 0x1p60;  // longer than links go on; sums of some are still times
+
   // At an equal share of the link among `sharers`, and of the cap over both directions among those and `across`;
   // nothing where bandwidth has no limit.
   static std::int64_t flow_ns(const WayConfig& way, const LinkSettings& link, std::uint64_t bytes,
                               std::uint64_t sharers, std::uint64_t across) {
     const auto alone = [bytes](double bandwidth_gbps, std::uint64_t among) {
-      return std::llround(std::ceil(static_cast<double>(bytes) * static_cast<double>(among) / bandwidth_gbps));
+      const double ns = static_cast<double>(bytes) * static_cast<double>(among) / bandwidth_gbps;
+      return std::llround(std::ceil(std::min(ns, kAgesNs)));
     };
     return std::max(alone(link.bandwidth_gbps, sharers), alone(way.duplex_gbps, sharers + across));
   }

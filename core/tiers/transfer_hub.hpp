@@ -26,8 +26,12 @@ class TransferOwner {
   virtual void landed(const Errand& errand, std::int64_t time_ns) = 0;
 };
 
+// Once the links have refused a transfer, which its owner takes for begun, nothing is told any more: from the next
+// nanosecond on, whoever asks for what has ended gets that error.
 class TransferHub {
  public:
+  static constexpr TransferId kRefused = TransferId{1} << 63;  // and those behind it: no transfer has such an id
+
   Links& links() noexcept { return links_; }
   const Links& links() const noexcept { return links_; }
 
@@ -38,8 +42,17 @@ class TransferHub {
   // As many, one after the other; returns the id of the first. All of them or none.
   TransferId start_all(std::int64_t now_ns, std::span<const LinkId> path, std::span<const std::uint64_t> bytes,
                        Priority priority, TransferOwner& owner, std::span<const TransferOwner::Errand> errands) {
-    while (next_id_ - first_id_ + errands.size() > told_.size()) grow();
-    const TransferId first = links_.start_all(now_ns, path, bytes, priority);
+    while (next_id_ - first_id_ + errands.size() > room_) {
+      if (failure_) return kRefused;
+      grow();
+    }
+    TransferId first = kRefused;
+    try {
+      first = links_.start_all(now_ns, path, bytes, priority);
+    } catch (...) {
+      fail(now_ns, std::current_exception());
+      return kRefused;
+    }
     if (first_id_ == next_id_) first_id_ = next_id_ = first;
     for (const TransferOwner::Errand& errand : errands) told_of(next_id_++) = {&owner, errand};
     next_wake_ns_ = links_.next_wake_or_never_ns();
@@ -66,6 +79,11 @@ class TransferHub {
     while (due(now_ns)) run_due();
   }
 
+  bool failed() const noexcept { return failure_ != nullptr; }
+  void require_sound() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
   bool due(std::int64_t now_ns) const noexcept {
     return next_wake_ns_ <= now_ns && next_wake_ns_ != LinkFlow::kNeverNs;
   }
@@ -80,8 +98,14 @@ class TransferHub {
     TransferOwner::Errand errand;
   };
 
+  void fail(std::int64_t now_ns, std::exception_ptr failure) noexcept {
+    failure_ = std::move(failure);
+    room_ = 0;
+    next_wake_ns_ = now_ns + 1;  // what its owner is in the middle of comes to an end
+  }
   // What ends next.
   void run_due() {
+    require_sound();
     std::vector<Completion> ends = std::move(spare_);  // an owner may come back here
     links_.pop_due(next_wake_ns_, ends);
     next_wake_ns_ = links_.next_wake_or_never_ns();
@@ -103,14 +127,17 @@ class TransferHub {
     std::vector<Told> wider(std::max<std::size_t>(2 * told_.size(), 64));
     for (TransferId id = first_id_; id < next_id_; ++id) wider[id & (wider.size() - 1)] = told_of(id);
     told_.swap(wider);
+    room_ = told_.size();
   }
 
   Links links_;
   std::int64_t next_wake_ns_ = LinkFlow::kNeverNs;
   std::vector<Told> told_;   // a ring, by id: from first_id_ to next_id_, as ids are given in order
+  std::size_t room_ = 0;     // as many as it has places; none after a failure
   TransferId first_id_ = 0;  // that was not told
   TransferId next_id_ = 0;
   std::vector<Completion> spare_;  // memory
+  std::exception_ptr failure_;
 };
 
 }  // namespace understudy

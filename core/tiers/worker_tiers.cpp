@@ -7,6 +7,10 @@ namespace understudy {
 WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
     : config_(config), store_(store), run_(run), copies_(store.num_pools() > kG2 ? store.num_blocks(kG2) : 0) {
   if (config_.bytes_per_block < 1) throw Error(ErrorKind::ConfigError, "bytes_per_block must be at least 1");
+  if (config_.bytes_per_block > LinkFlow::kMaxBytes) {
+    throw Error(ErrorKind::ConfigError, "bytes_per_block must be at most 2^38, the most of one transfer, got ",
+                config_.bytes_per_block);
+  }
   if (config_.offload_batch_size < 1) throw Error(ErrorKind::ConfigError, "offload_batch_size must be at least 1");
   if (config_.offload_concurrency < 1) throw Error(ErrorKind::ConfigError, "offload_concurrency must be at least 1");
   if (!(config_.onboard_failure_rate >= 0 && config_.onboard_failure_rate <= 1)) {

@@ -95,7 +95,7 @@ class VllmEngine final : public Engine {
   Turns& turns() noexcept { return tiers_ ? tiers_->turns() : turns_; }
 
   // ── Steps ──
-  // InvalidArgument when transfers have come further than `now_ns`: they cannot be started in their past.
+  // InvalidArgument when the engine has come further than `now_ns`, or transfers have: nothing happens in their past.
   void require_time(std::int64_t now_ns) const;
   std::int64_t begin_step(std::int64_t now_ns) override;
   // The open step, once it is known what all ranks that step together compute: how long it takes.

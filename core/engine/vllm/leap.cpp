@@ -301,11 +301,11 @@ std::uint64_t VllmEngine::Leap::gather_due() {
 // Tokens are visible, and who has its last one is gone. False: the queue, or the caller, has to see to it.
 bool VllmEngine::Leap::end_step(std::uint64_t fresh) {
   const std::int64_t end_ns = engine_.now_ns_;
-  ++steps_;
   if (engine_.tiers_) {
-    engine_.tiers_->hub().run_until(end_ns);
+    engine_.tiers_->hub().run_until(end_ns);  // may fail: then there was no such step
     if (!engine_.offload_) engine_.write_through(filled_, end_ns);
   }
+  ++steps_;
   ++engine_.totals_.steps;
   engine_.token_log_.end_step(end_ns);
   engine_.count_time(sums_.load(), end_ns - engine_.begun_ns_);

@@ -24,7 +24,7 @@ std::int64_t OffloadLinks::begin(const OffloadOrders& orders, const OffloadConne
   for (std::size_t i = 0; i < queues_[kDown].size(); ++i) {
     if (flushed(queues_[kDown][i].id)) last = i + 1;
   }
-  if (last == 0) return now_ns;
+  if (last == 0 || hub_.failed()) return now_ns;
   std::int64_t until_ns = std::max(now_ns, hub_.links().deadline_ns(under_way_));
   for (std::size_t i = 1; i < last; ++i) {
     const double flow_ns = static_cast<double>(queues_[kDown][i].bytes) / down_.bandwidth_gbps;

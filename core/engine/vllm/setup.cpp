@@ -1,4 +1,5 @@
 // An engine's settings, checked, and what it is built of.
+#include <algorithm>
 #include <utility>
 
 #include "engine/kvbm/kvbm_backend.hpp"
@@ -70,8 +71,42 @@ const EngineConfig& checked(const EngineConfig& c) {
   return c;
 }
 
+// The largest transfer over each link must end before the links refuse it: a slower one is a mistake.
+void require_speed(const WayConfig& way, const std::string& prefix, double down_bytes, double up_bytes) {
+  const auto require = [&](const char* field, double gbps, double bytes) {
+    if (!(gbps >= 1e-9)) return;  // refused where the link is made
+    if (bytes / gbps <= static_cast<double>(Links::kMostNs)) return;
+    throw Error(ErrorKind::ConfigError, prefix, field, " of ", gbps, " is too slow (10^9 bytes per second): a ",
+                "transfer of ", static_cast<std::uint64_t>(bytes),
+                " bytes, the largest there can be, would take more than nine years; give more, or inf for no limit");
+  };
+  require("down_gbps", way.down.bandwidth_gbps, down_bytes);
+  require("up_gbps", way.up.bandwidth_gbps, up_bytes);
+  require("duplex_gbps", way.duplex_gbps, std::max(down_bytes, up_bytes));
+}
+
+void require_speeds(const TierConfig& tiers, const EngineConfig& c) {
+  // What is loaded has room on the host and on the device. vLLM stores all at once that a step has completed.
+  const auto at_most = [&](std::uint64_t blocks) { return std::min({blocks, tiers.g2_blocks, c.num_gpu_blocks}); };
+  const std::uint64_t batch = c.offload ? kNoLimit : tiers.offload_batch_size;
+  const auto check = [&](const WayConfig& way, const std::string& prefix, std::uint64_t blocks) {
+    const auto bytes = [&](std::uint64_t count) {
+      return std::min(static_cast<double>(at_most(count)) * static_cast<double>(tiers.bytes_per_block),
+                      static_cast<double>(LinkFlow::kMaxBytes));
+    };
+    require_speed(way, prefix, bytes(std::min(batch, blocks)), bytes(blocks));
+  };
+  check(tiers.host, "g2: ", tiers.g2_blocks);
+  for (const auto& [tier, name] : {std::pair(&tiers.g3, "g3: "), std::pair(&tiers.g4, "g4: ")}) {
+    if (!*tier) continue;
+    check((*tier)->worker, name, (*tier)->num_blocks);
+    check((*tier)->backend, name + std::string("backend_"), (*tier)->num_blocks);
+  }
+}
+
 // Of an offload over the links of tiers: their host is the one that it fills.
 const TierConfig* checked(const TierConfig* tiers, const EngineConfig& c) {
+  if (tiers != nullptr) require_speeds(*tiers, c);
   if (tiers == nullptr || !c.offload) return tiers;
   const VllmOffload& offload = *c.offload;
   if (tiers->g2_blocks / offload.blocks_per_chunk == offload.host_chunks &&

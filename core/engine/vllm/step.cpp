@@ -8,6 +8,10 @@
 namespace understudy {
 
 void VllmEngine::require_time(std::int64_t now_ns) const {
+  if (const std::int64_t here_ns = in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns) {
+    throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", here_ns,
+                in_step_ ? ", when the step began" : ", to where the engine has come", ": time never goes backwards");
+  }
   if (!tiers_ || catching_up_ || now_ns >= tiers_->hub().links().now_ns()) return;
   throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
               ", to where the transfers have come: time never goes backwards");
@@ -192,6 +196,10 @@ void VllmEngine::close_step() {
 }
 
 const StepEffects& VllmEngine::advance(std::int64_t until_ns, bool stop_on_finish) {
+  if (until_ns < begun_ns_) {
+    throw Error(ErrorKind::InvalidArgument, "until_ns ", until_ns, " is before ", begun_ns_,
+                ", when the last step began: time never goes backwards");
+  }
   new_effects();
   play(until_ns, stop_on_finish, Last::Open);
   return hand_out();

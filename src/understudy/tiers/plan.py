@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
 _BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
 _MAX_BLOCKS = 2**30
-_MAX_BLOCK_BYTES = 2**40
+_MAX_BLOCK_BYTES = 2**38  # of one transfer
 _PAGE = 4096
 
 

@@ -1,0 +1,120 @@
+"""Time never goes backwards: who says otherwise is refused, and nothing has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tiers.building import BLOCK, MS, Worker, chain, tiers
+from understudy import _core
+from understudy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Call = Callable[[_core.Engine, int], object]
+
+BOTH = pytest.mark.parametrize("below", [False, True], ids=["alone", "with tiers"])
+AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+
+
+def worker_of(below: bool, ahead: bool = False) -> Worker:
+    worker = Worker(64, tiers(write_through=True) if below else None, async_scheduling=ahead, step_ms=5.0)
+    worker.submit(1, 3 * BLOCK, 20)
+    worker.step(10)
+    return worker
+
+
+def assert_refuses(worker: Worker, call: Call, now_ns: int, before_ns: int) -> None:
+    engine = worker.engine
+
+    def seen() -> tuple[object, ...]:
+        return (
+            engine.now_ns,
+            engine.in_step,
+            engine.idle,
+            engine.steps,
+            engine.running,
+            engine.pool,
+            engine.batch,
+        )
+
+    before = seen()
+    with pytest.raises(
+        InvalidArgument, match=rf"{now_ns} is before {before_ns}\b.*time never goes backwards"
+    ):
+        call(engine, now_ns)
+    assert seen() == before
+    worker.check()
+
+
+def assert_goes_on(worker: Worker) -> None:
+    worker.keep(worker.engine.advance(10**12))
+    worker.check()
+    assert [record.output_tokens for record in worker.records.values()] == [20]
+
+
+@BOTH
+@AHEAD
+def test_a_step_does_not_begin_before_the_last_one_has_ended(below: bool, ahead: bool) -> None:
+    worker = worker_of(below, ahead)
+    end_ns = worker.now_ns
+    for now_ns in (end_ns - 1, 0, -1):
+        assert_refuses(worker, _core.Engine.begin_step, now_ns, end_ns)
+    assert_goes_on(worker)
+
+
+@BOTH
+@AHEAD
+def test_a_step_does_not_end_before_it_began(below: bool, ahead: bool) -> None:
+    worker = worker_of(below, ahead)
+    worker.begin(30)
+    for now_ns in (30 * MS - 1, 0, -1):
+        assert_refuses(worker, _core.Engine.end_step, now_ns, 30 * MS)
+    assert_goes_on(worker)
+
+
+@BOTH
+def test_a_step_may_end_sooner_than_it_was_to(below: bool) -> None:
+    worker = worker_of(below)
+    worker.begin(30)
+    worker.duration_ns = 0
+    worker.end()
+    assert worker.engine.now_ns == 30 * MS
+    assert_goes_on(worker)
+
+
+@BOTH
+@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
+def test_steps_are_not_played_up_to_a_time_before_the_last_one_began(below: bool, leaping: bool) -> None:
+    worker = worker_of(below)
+    worker.engine.set_leaping(leaping)
+    worker.begin(30)
+    assert_refuses(worker, _core.Engine.advance, 30 * MS - 1, 30 * MS)
+    worker.engine.advance(30 * MS)  # up to where it stands, nothing happens
+    assert worker.engine.in_step
+    assert_goes_on(worker)
+
+
+ANY: dict[str, Call] = {
+    "cancel": lambda engine, now_ns: engine.cancel(0, now_ns),
+    "forget_cache": lambda engine, now_ns: engine.forget_cache(now_ns),
+}
+WITH_TIERS: dict[str, Call] = {
+    "land": lambda engine, now_ns: engine.land(now_ns),
+    "prefetch": lambda engine, now_ns: engine.prefetch(chain(1)[:2], now_ns),
+    "set_link_share": lambda engine, now_ns: engine.set_link_share(now_ns, _core.Tier.G2, 0.5),
+}
+CASES = [(name, False) for name in ANY] + [(name, True) for name in ANY | WITH_TIERS]
+
+
+@pytest.mark.parametrize("in_step", [False, True], ids=["between steps", "in a step"])
+@pytest.mark.parametrize(("name", "below"), CASES)
+def test_nothing_else_happens_in_the_past_either(name: str, below: bool, in_step: bool) -> None:
+    worker = worker_of(below)
+    if in_step:
+        worker.begin(30)
+    here_ns = 30 * MS if in_step else worker.now_ns
+    assert_refuses(worker, (ANY | WITH_TIERS)[name], here_ns - 1, here_ns)
+    assert_goes_on(worker)
