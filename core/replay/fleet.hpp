@@ -118,6 +118,7 @@ class Fleet final : private FleetView {
   void absorb(Worker& worker, const StepEffects& effects);
   void join(std::size_t worker);
   void look(std::size_t worker);
+  void halt();
   void plan(std::size_t worker);
   // What a router is told.
   bool bring_up_to_date();

@@ -6,6 +6,7 @@
 // those that concern nobody else: it has one entry for them, and is roused when something reaches it before.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "replay/fleet.hpp"
 
@@ -328,6 +329,7 @@ void Fleet::join(std::size_t index) {
   Worker& worker = workers_[index];
   Engine& engine = *worker.engine;
   absorb(worker, unseen_ ? engine.advance_through(now_ns_) : engine.advance(now_ns_, false));
+  if (engine.stuck()) halt();
   if (round_ns_ != now_ns_) return;
   for (std::uint64_t missed = std::max(worker.ready_round, rounds_before_); missed < round_; ++missed) {
     if (engine.in_step() || engine.now_ns() > now_ns_ || engine.idle() || engine.asleep()) return;
@@ -346,12 +348,24 @@ void Fleet::look(std::size_t index) {
   plan(index);
 }
 
+// Somebody is stuck, and others may have been before, whom nobody has looked at since: the first is named.
+void Fleet::halt() {
+  std::vector<std::size_t> stuck;
+  for (std::size_t index = 0; index < workers_.size(); ++index) {
+    (void)workers_[index].engine->advance(now_ns_, false);
+    if (workers_[index].engine->stuck()) stuck.push_back(index);
+  }
+  require_progress(workers_[*std::ranges::min_element(stuck, {}, [this](std::size_t index) {
+    return std::pair(workers_[index].engine->begun_ns(), order_of(index));
+  })]);
+}
+
 // When to look next.
 void Fleet::plan(std::size_t index) {
   Worker& worker = workers_[index];
   Engine& engine = *worker.engine;
   forget(worker.next);
-  if (engine.stuck()) require_progress(worker);
+  if (engine.stuck()) halt();
   if (worker.finished.empty() && engine.idle() && !engine.in_step()) return;
   const auto when = [&] { return worker.finished.empty() ? engine.no_finish_before() : engine.now_ns(); };
   const auto overdue = [&](std::int64_t time_ns) {

@@ -22,7 +22,7 @@ from understudy.run.timeline import Timeline
 from understudy.tiers.settings import TiersConfig
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical
-from understudy.workload import ClosedLoop
+from understudy.workload import ClosedLoop, OpenLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,6 +171,33 @@ def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_cos
         routing = rng.choice(["round_robin", "least_loaded"])
         leapt, stepped = digests(case, workers=rng.choice([2, 3]), load=load, routing=routing)
         assert leapt == stepped, seed
+
+
+def test_a_halt_names_who_was_stuck_first() -> None:
+    # Without chunked prefill a preempted request returns whole, into a budget that is too small; then others come.
+    halts = 0
+    for seed in range(200):
+        rng = Random(f"halts {seed}")
+        requests = rng.randint(4, 14)
+        workload = single_turns(
+            [rng.choice([4, 8, 16, 16]) for _ in range(requests)],
+            [rng.choice([1, 5, 12, 20, 30]) for _ in range(requests)],
+            arrival_ms=sorted(rng.choice([0, 0, rng.randint(0, 40)]) for _ in range(requests)),
+        )
+        config = VllmConfig(
+            block_size=4,
+            num_gpu_blocks=rng.choice([12, 13, 14]),
+            max_num_batched_tokens=rng.choice([20, 24]),
+            max_num_seqs=8,
+            enable_chunked_prefill=False,
+            enable_prefix_caching=False,
+            timing=rng.choice([Constant(0.0, 1.0), Constant(1.0, 0.7), Polynomial()]),
+        )
+        case = Case(workload, config, {"workers": rng.choice([2, 3, 4]), "routing": "least_loaded"})
+        leapt, stepped = digests(case, load=rng.choice([OpenLoop(), ClosedLoop(6)]))
+        assert leapt == stepped, seed
+        halts += isinstance(stepped, str)
+    assert halts
 
 
 def test_a_router_hears_of_what_has_landed_on_a_host_while_its_worker_did_nothing() -> None:
