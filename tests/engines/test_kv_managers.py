@@ -254,10 +254,10 @@ def test_without_prefix_caching_a_preempted_request_finds_its_own_blocks_but_com
     assert worker.pool == (0, 8, 0)
     names = set(worker.resident_hashes())
     assert len(names) == 8
-    worker.begin_step(MS)
+    worker.begin_step(2 * MS)
     assert worker.preempted == [second]
     assert worker.pool == (0, 5, 3)  # the first took a fifth block, the last of the second's four
-    worker.end_step(2 * MS)
+    worker.end_step(3 * MS)
     assert worker.take_finished() == [first]
     assert worker.pool == (1, 0, 7)
     step(worker)
