@@ -176,6 +176,7 @@ def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_cos
 def test_a_halt_names_who_was_stuck_first() -> None:
     # Without chunked prefill a preempted request returns whole, into a budget that is too small; then others come.
     halts = 0
+    timings: list[Constant | Polynomial] = [Constant(0.0, 1.0), Constant(1.0, 0.7), Polynomial()]
     for seed in range(200):
         rng = Random(f"halts {seed}")
         requests = rng.randint(4, 14)
@@ -191,7 +192,7 @@ def test_a_halt_names_who_was_stuck_first() -> None:
             max_num_seqs=8,
             enable_chunked_prefill=False,
             enable_prefix_caching=False,
-            timing=rng.choice([Constant(0.0, 1.0), Constant(1.0, 0.7), Polynomial()]),
+            timing=rng.choice(timings),
         )
         case = Case(workload, config, {"workers": rng.choice([2, 3, 4]), "routing": "least_loaded"})
         leapt, stepped = digests(case, load=rng.choice([OpenLoop(), ClosedLoop(6)]))
