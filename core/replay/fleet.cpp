@@ -53,7 +53,7 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     }
   }
   stepping_ = !config_.leaping || config_.ranks || config_.lockstep_ns > 0 || config_.on_step || user_policies() ||
-              shares_tiers() || (config_.check && observes_) || config_.router->queues();
+              shares_tiers() || free_prompts() || (config_.check && observes_) || config_.router->queues();
   resting_ = stepping_ && config_.leaping && !config_.ranks && config_.lockstep_ns == 0 && !config_.on_step &&
              !user_policies() && !config_.check && !observes_ && !looks_ && !config_.router->queues();
   unseen_ = !stepping_ && !observes_ && !looks_ && !tracks_ && !config_.router->asks_workers();
@@ -104,6 +104,16 @@ bool Fleet::user_policies() const noexcept {
 bool Fleet::shares_tiers() const noexcept {
   return std::ranges::any_of(
       pools_, [](const Pool& pool) { return pool.config.tiers && (pool.config.tiers->g3 || pool.config.tiers->g4); });
+}
+
+// Who is preempted may come back and end at once, in a step that takes no time: nobody can say before when nobody ends.
+bool Fleet::free_prompts() const {
+  return std::ranges::any_of(pools_, [](const Pool& pool) {
+    const StepTiming& timing = pool.config.timing;
+    const EngineConfig& engine = pool.config.engine;
+    return !timing.charges_first_token &&
+           timing.duration_ns(StepLoad::of_prompt(1, 0), engine.num_gpu_blocks * engine.block_size) == 0;
+  });
 }
 
 // Whether a router can be shown what workers hold, instead of being told: on their devices alone. Somebody else's

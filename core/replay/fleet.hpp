@@ -84,6 +84,7 @@ class Fleet final : private FleetView {
   void make_engine(std::size_t index);
   bool user_policies() const noexcept;
   bool shares_tiers() const noexcept;
+  bool free_prompts() const;
   bool can_be_looked_at() const noexcept;
 
   // fleet_alone.cpp: workers that never meet

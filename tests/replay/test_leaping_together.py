@@ -173,6 +173,30 @@ def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_cos
         assert leapt == stepped, seed
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("prefill_ms", [0.0, 0.01])
+def test_an_end_is_not_heard_late_where_who_is_preempted_has_its_last_token_for_nothing(
+    prefill_ms: float, asynchronous: bool
+) -> None:
+    # The third decodes while the others read their prompts, for next to nothing; they put it out, then one of them the
+    # other, and it comes back and ends before a decode has passed.
+    for blocks in range(149, 160):
+        config = VllmConfig(
+            block_size=1,
+            num_gpu_blocks=blocks,
+            max_num_batched_tokens=1000,
+            long_prefill_token_threshold=10,
+            scheduler_reserve_full_isl=False,
+            enable_prefix_caching=False,
+            async_scheduling=asynchronous,
+            timing=Constant(prefill_ms, 1.0),
+            charge_first_token=False,
+        )
+        workload = single_turns([120, 120, 15, 20], [30, 30, 6, 3], trace_block_size=1)
+        leapt, stepped = digests(Case(workload, config, {}), load=ClosedLoop(3))
+        assert leapt == stepped, blocks
+
+
 def test_a_halt_names_who_was_stuck_first() -> None:
     # Without chunked prefill a preempted request returns whole, into a budget that is too small; then others come.
     halts = 0

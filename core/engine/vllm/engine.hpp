@@ -309,6 +309,7 @@ class VllmEngine final : public Engine {
     return std::max<std::uint64_t>(1, drafts == 0 ? left : (left + drafts) / (drafts + 1));
   }
   std::optional<Outlook> outlook() const;
+  bool has_room_for_all() const;
   std::int64_t finish_bound() const;
 
   // watch.cpp

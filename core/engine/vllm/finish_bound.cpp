@@ -67,6 +67,21 @@ std::optional<Outlook> VllmEngine::outlook() const {
   return leap_->has_room(blocks) ? std::optional(out) : std::nullopt;
 }
 
+// Whether everybody who is here can stay until its end: nobody is preempted.
+bool VllmEngine::has_room_for_all() const {
+  if (bursts_.on() || config_.speculation.tokens > 0) return false;  // which take more than their tokens
+  std::uint64_t blocks = 0;
+  const auto add = [&](RequestSlot id) {
+    const EngineRequest& request = requests_[id];
+    const std::uint64_t all = blocks_for(request.spec.prompt_tokens + expected_outputs(request));
+    blocks += all - std::min<std::uint64_t>(all, request.table.size());
+  };
+  std::ranges::for_each(running_, add);
+  std::ranges::for_each(waiting_.ids(), add);
+  std::ranges::for_each(skipped_.ids(), add);
+  return leap_->has_room(blocks);
+}
+
 std::int64_t VllmEngine::no_finish_before() const {
   if (!finish_bound_ || tiers_) finish_bound_ = finish_bound();
   return *finish_bound_;
@@ -94,6 +109,8 @@ std::int64_t VllmEngine::finish_bound() const {
     if (in_step_) sums.grow();
     return from_ns + sums.duration_ns(out->steps - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
   }
+  // Who is preempted may have its next tokens of steps that compute it again, where they are free; nobody knows how many.
+  if (!timing_.charges_first_token && !has_room_for_all()) return from_ns;
   // All that is certain of a step that gives a request a token is that the request is in it. Who was preempted has one
   // of a step that computes it again, which need not read it as a decode does; and one that wants no tokens does not
   // decode.
