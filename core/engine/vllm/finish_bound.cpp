@@ -109,7 +109,7 @@ std::int64_t VllmEngine::finish_bound() const {
     if (in_step_) sums.grow();
     return from_ns + sums.duration_ns(out->steps - (in_step_ ? 1 : 0), timing_, capacity_tokens_);
   }
-  // Who is preempted may have its next tokens of steps that compute it again, where they are free; nobody knows how many.
+  // Who is preempted may have its next tokens, nobody knows how many, of steps that compute it again and are free.
   if (!timing_.charges_first_token && !has_room_for_all()) return from_ns;
   // All that is certain of a step that gives a request a token is that the request is in it. Who was preempted has one
   // of a step that computes it again, which need not read it as a decode does; and one that wants no tokens does not
