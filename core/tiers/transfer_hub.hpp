@@ -62,12 +62,14 @@ class TransferHub {
   // As of Links, once all that has ended was told.
   void set_share(std::int64_t now_ns, LinkId link, double share) {
     run_until(now_ns);
+    require_sound();
     links_.set_share(now_ns, link, share);
     next_wake_ns_ = links_.next_wake_or_never_ns();
   }
 
   void set_duplex_share(std::int64_t now_ns, DuplexId duplex, double share) {
     run_until(now_ns);
+    require_sound();
     links_.set_duplex_share(now_ns, duplex, share);
     next_wake_ns_ = links_.next_wake_or_never_ns();
   }

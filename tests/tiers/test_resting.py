@@ -97,6 +97,19 @@ def test_a_fleet_with_shared_tiers_gives_what_stepping_gives(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", [49, 66, 88, 140, 165, 265])
+def test_what_a_rest_took_its_steps_for_is_forgotten_once_somebody_comes_or_goes(seed: int) -> None:
+    crowd, below, fleet = scenario(seed)
+    size = (3, 5)[seed % 2]
+    fleet |= {"block_size": size, "max_model_len": fleet["num_gpu_blocks"] * size}
+    fleet |= {"async_scheduling": False, "events": False}
+    rested, stepped = (
+        play(crowd, tiers(**below), **fleet, timing=_core.polynomial_timing(), check=False, leaping=leaping)
+        for leaping in (True, False)
+    )
+    assert everything(rested, fleet["workers"], False) == everything(stepped, fleet["workers"], False)
+
+
 @pytest.mark.parametrize("seed", [32, 84, 95, 116, 150, 154, 1216])
 def test_uses_are_counted_before_what_lands_after_them(seed: int) -> None:
     # A block that is named counts as used, and how often that was decides where one stands that lands, or that no copy

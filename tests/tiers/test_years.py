@@ -254,3 +254,18 @@ def test_links_are_not_slowed_so_far_that_what_is_under_way_takes_years() -> Non
     assert slowed_ns is not None
     assert wake_ns is not None
     assert slowed_ns - worker.now_ns == 2 * (wake_ns - worker.now_ns)
+
+
+def test_a_refusal_is_not_forgotten_when_links_get_their_bandwidth_back() -> None:
+    worker = Worker(24, tiers(1000, host=way(SLOW, INF)), max_num_batched_tokens=4000)
+    worker.engine.set_link_share(0, _core.Tier.G2, 0.001)
+    worker.submit(chain(1, 64), 20 * BLOCK, 2)
+    for _ in range(2):
+        worker.begin()
+        worker.end()
+    worker.submit(chain(2, 64), 20 * BLOCK, 8)
+    worker.begin()  # which evicts what cannot leave
+    with pytest.raises(CapacityExhausted, match="years"):
+        worker.engine.set_link_share(worker.now_ns, _core.Tier.G2, 1.0)
+    with pytest.raises(CapacityExhausted, match="years"):
+        worker.engine.advance(10**15)

@@ -147,7 +147,7 @@ class VllmEngine final : public Engine {
   // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
   bool stuck() const noexcept override { return stuck_; }
   Stall stall() const override;
-  std::int64_t begun_ns() const noexcept { return begun_ns_; }  // when its last step began
+  std::int64_t begun_ns() const noexcept { return begun_ns_; }  // when its last ordinary step began, at least
   bool asleep() const noexcept override { return landing_wait_.on; }
   bool landed(std::int64_t now_ns) override;
 

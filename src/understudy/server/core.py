@@ -195,6 +195,11 @@ class EngineCore:
         request.ended = "cancelled"
         return True
 
+    def lose(self, request: LiveRequest, now_ns: int) -> None:
+        """It has ended, whatever its engine, which can no longer be told, makes of it."""
+        self.live.pop(request.engine_id, None)
+        request.ended, request.finish_ns = "lost", now_ns
+
     def hold(self, on: bool) -> None:
         """While on, the queue waits: who holds blocks goes on to its end, and nobody else begins."""
         self.holding = on

@@ -105,8 +105,12 @@ class Driver:
             if request.ended:
                 return
             self._note(now_ns, "cancel", request)
-            if not core.cancel(request, now_ns):
-                request.ended = "cancelled"
+            try:
+                if not core.cancel(request, now_ns):
+                    request.ended = "cancelled"
+            except UnderstudyError:
+                log.exception("an engine failed when a request was cancelled")
+                core.lose(request, now_ns)
             request.listener.on_end(request, now_ns)
 
         self._put(self.clock.now_ns() if at_ns is None else at_ns, _INPUT, core, go)
