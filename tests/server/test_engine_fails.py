@@ -14,17 +14,17 @@ from understudy.server.driver import Driver
 
 
 class Ends:
-    """Who has ended, and how."""
+    """Who has ended, how and when."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str | None]] = []
+        self.told: list[tuple[str, str | None, int]] = []
 
     def on_admitted(self, request: LiveRequest, now_ns: int) -> None: ...
 
     def on_tokens(self, request: LiveRequest, first: int, count: int, now_ns: int) -> None: ...
 
     def on_end(self, request: LiveRequest, now_ns: int) -> None:
-        self.told.append((request.name, request.ended))
+        self.told.append((request.name, request.ended, now_ns))
 
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None: ...
 
@@ -55,5 +55,5 @@ def test_who_is_cancelled_hears_of_its_end_also_where_the_links_have_refused_a_t
     for request in requests:
         driver.cancel(request)
     driver.run_to(clock)
-    assert ends.told == [(request.name, "lost") for request in requests]
+    assert ends.told == [(request.name, "lost", clock.time_ns) for request in requests]
     assert not core.live
