@@ -64,13 +64,12 @@ class HugeArray {
 #endif
   }
 
-  // The same for memory that they have already, and for what shares a huge page with it: now, where the system can, and
-  // for whole pages alone.
+  // The same for memory that they have already, and for what shares a huge page with it: now, where the system can.
   void move_to_huge_pages([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
 #ifdef __linux__
     constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack, and older systems refuse
     const std::size_t first = from * sizeof(T) / kHugePage * kHugePage;
-    const std::size_t last = last_huge(to, 0);
+    const std::size_t last = last_huge(to, to == size_ ? kHugePage / 2 : 0);
     if (first < last) (void)madvise(byte(first), last - first, kCollapse);
 #endif
   }

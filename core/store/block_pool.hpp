@@ -48,7 +48,10 @@ struct BlockStore::Pool {
     const std::size_t more = std::min<std::size_t>(count, std::max(needed, populated + kPopulated));
     slots.populate(first + populated, first + more);
     // What is used for the better part is spared most of its address translation.
-    if (2 * populated < count && 2 * more >= count) slots.move_to_huge_pages(first, first + count);
+    if (2 * populated < count && 2 * more >= count) {
+      slots.move_to_huge_pages(first, first + count);
+      buckets.move_to_huge_pages(0, buckets.size());
+    }
     populated = more;
   }
   void grow(std::size_t needed) {
@@ -56,7 +59,7 @@ struct BlockStore::Pool {
     const std::size_t more = room < kFewPlaces ? 4 * room : 2 * room;
     const std::size_t slots = std::min<std::size_t>(count, std::max({needed, more, kFirstRoom}));
     HugeArray<BlockIndex::Bucket> larger(BlockIndex::num_buckets(slots));
-    larger.prefer_huge_pages(0, larger.size());
+    if (2 * needed >= slots) larger.prefer_huge_pages(0, larger.size());  // else most of it may stay empty
     if (advised == nullptr) larger.populate(0, larger.size());  // else there may be far more places than blocks
     policy->grow(slots);
     map.move_to(larger.get(), larger.size());
