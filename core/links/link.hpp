@@ -38,7 +38,7 @@ class Links {
   void set_share(std::int64_t now_ns, LinkId id, double share);
   void set_duplex_share(std::int64_t now_ns, DuplexId id, double share);  // the same of a cap
   static constexpr double kLeastShare = 1e-3;
-  // Nine years: what is under way takes no longer, so that times stay far from the end of int64.
+  // Nine years: what all that is under way would take alone, together, so that times stay far from the end of int64.
   static constexpr std::int64_t kMostNs = std::int64_t{1} << 58;
   bool has_limit(LinkId id) const { return flow_.port(links_[id].port).bytes_per_second > 0; }
   std::optional<DuplexId> duplex_of(LinkId id) const { return links_[id].duplex; }
