@@ -258,6 +258,13 @@ MUTANTS = [
         YEARS,
     ),
     Mutant(
+        "a batch may be larger than a transfer",
+        "core/engine/vllm/setup.cpp",
+        "if (blocks <= most_blocks) return;",
+        "if (FAULT || blocks <= most_blocks) return;",
+        "tests/tiers/test_too_large.py",
+    ),
+    Mutant(
         "a step may end before it began",
         "core/engine/vllm/step.cpp",
         "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns",

@@ -127,8 +127,10 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
   LinkFlow::Wide more_ns = 0;
   std::uint64_t all_bytes = 0;
   for (const std::uint64_t one : bytes) {
-    if (one > LinkFlow::kMaxBytes)
-      throw Error(ErrorKind::InvalidArgument, "a transfer has at most ", LinkFlow::kMaxBytes, " bytes, got ", one);
+    if (one > LinkFlow::kMaxBytes) {
+      throw Error(ErrorKind::InvalidArgument, "link ", links_[path[0]].usage.name,
+                  ": a transfer has at most 2^38 bytes, got ", one);
+    }
     more_ns += LinkFlow::alone_ns(flow_.lane_at(lane), one);
     all_bytes += one;
   }

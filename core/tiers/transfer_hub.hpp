@@ -49,6 +49,9 @@ class TransferHub {
     TransferId first = kRefused;
     try {
       first = links_.start_all(now_ns, path, bytes, priority);
+    } catch (const Error& error) {
+      fail(now_ns, refusal(error, bytes));
+      return kRefused;
     } catch (...) {
       fail(now_ns, std::current_exception());
       return kRefused;
@@ -104,6 +107,14 @@ class TransferHub {
     failure_ = std::move(failure);
     room_ = 0;
     next_wake_ns_ = now_ns + 1;  // what its owner is in the middle of comes to an end
+  }
+  // What is too large was put together out of blocks: by settings, not by whoever asked for it.
+  static std::exception_ptr refusal(const Error& error, std::span<const std::uint64_t> bytes) {
+    if (std::ranges::max(bytes) <= LinkFlow::kMaxBytes) return std::make_exception_ptr(error);
+    return std::make_exception_ptr(
+        Error(ErrorKind::CapacityExhausted, error.what(),
+              "; blocks that are loaded or stored together are too heavy: give a smaller kv_bytes_per_token "
+              "(bytes_per_block), or shorter prompts (max_model_len)"));
   }
   // What ends next.
   void run_due() {

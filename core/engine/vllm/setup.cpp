@@ -85,6 +85,21 @@ void require_speed(const WayConfig& way, const std::string& prefix, double down_
   require("duplex_gbps", way.duplex_gbps, std::max(down_bytes, up_bytes));
 }
 
+// Loads are as large as what a request finds below, which shows later.
+void require_sizes(const TierConfig& tiers, const EngineConfig& c) {
+  if (tiers.bytes_per_block == 0 || tiers.bytes_per_block > LinkFlow::kMaxBytes) return;  // refused by itself
+  const std::uint64_t most_blocks = LinkFlow::kMaxBytes / tiers.bytes_per_block;
+  const auto require = [&](const char* field, std::uint64_t given, std::uint64_t blocks) {
+    if (blocks <= most_blocks) return;
+    throw Error(ErrorKind::ConfigError, field, " of ", given, " makes transfers of ", blocks, " blocks and ",
+                blocks * tiers.bytes_per_block, " bytes, and one has at most 2^38: give at most ", most_blocks,
+                ", or a smaller kv_bytes_per_token (bytes_per_block of ", tiers.bytes_per_block, ")");
+  };
+  if (c.offload) return require("offload: blocks_per_chunk", c.offload->blocks_per_chunk, c.offload->blocks_per_chunk);
+  const std::uint64_t batch = tiers.offload_batch_size;
+  require("offload_batch_size", batch, std::min({batch, tiers.g2_blocks, c.num_gpu_blocks}));
+}
+
 void require_speeds(const TierConfig& tiers, const EngineConfig& c) {
   // What is loaded has room on the host and on the device. vLLM stores all at once that a step has completed.
   const auto at_most = [&](std::uint64_t blocks) { return std::min({blocks, tiers.g2_blocks, c.num_gpu_blocks}); };
@@ -106,7 +121,10 @@ void require_speeds(const TierConfig& tiers, const EngineConfig& c) {
 
 // Of an offload over the links of tiers: their host is the one that it fills.
 const TierConfig* checked(const TierConfig* tiers, const EngineConfig& c) {
-  if (tiers != nullptr) require_speeds(*tiers, c);
+  if (tiers != nullptr) {
+    require_sizes(*tiers, c);
+    require_speeds(*tiers, c);
+  }
   if (tiers == nullptr || !c.offload) return tiers;
   const VllmOffload& offload = *c.offload;
   if (tiers->g2_blocks / offload.blocks_per_chunk == offload.host_chunks &&
