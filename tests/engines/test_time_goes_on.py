@@ -97,6 +97,21 @@ def test_steps_are_not_played_up_to_a_time_before_the_last_one_began(below: bool
     assert_goes_on(worker)
 
 
+@BOTH
+@AHEAD
+@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
+def test_the_last_step_that_was_played_whole_counts_too(below: bool, ahead: bool, leaping: bool) -> None:
+    worker = worker_of(below, ahead)
+    worker.engine.set_leaping(leaping)
+    for until_ms in (30, 35, 60):
+        worker.engine.advance(until_ms * MS)  # where a step ends
+        assert not worker.engine.in_step
+        assert_refuses(worker, _core.Engine.advance, (until_ms - 5) * MS - 1, (until_ms - 5) * MS)
+        worker.engine.advance((until_ms - 5) * MS)
+    assert worker.engine.now_ns == 60 * MS
+    assert_goes_on(worker)
+
+
 ANY: dict[str, Call] = {
     "cancel": lambda engine, now_ns: engine.cancel(0, now_ns),
     "forget_cache": lambda engine, now_ns: engine.forget_cache(now_ns),
@@ -118,3 +133,45 @@ def test_nothing_else_happens_in_the_past_either(name: str, below: bool, in_step
     here_ns = 30 * MS if in_step else worker.now_ns
     assert_refuses(worker, (ANY | WITH_TIERS)[name], here_ns - 1, here_ns)
     assert_goes_on(worker)
+
+
+# --- the end of time --------------------------------------------------------------------------------------------------
+
+LATE = r"is after 2\^62 \(146 years\).*count nanoseconds from the beginning of the run"
+
+
+@pytest.mark.parametrize("name", ["begin_step", *ANY, *WITH_TIERS])
+def test_nothing_happens_at_the_end_of_time(name: str) -> None:
+    worker = worker_of(True)
+    call: Call = ANY.get(name) or WITH_TIERS.get(name) or _core.Engine.begin_step
+    for now_ns in (2**63 - 1, 2**62 + 1):
+        with pytest.raises(InvalidArgument, match=rf"now_ns {now_ns} {LATE}"):
+            call(worker.engine, now_ns)
+        worker.check()
+    assert_goes_on(worker)
+
+
+@BOTH
+def test_a_step_does_not_end_there_either_unless_that_is_its_end(below: bool) -> None:
+    worker = worker_of(below)
+    worker.begin(2**62 / MS)
+    with pytest.raises(InvalidArgument, match=LATE):
+        worker.engine.end_step(2**62 + 5 * MS + 1)
+    worker.engine.end_step(2**62 + 5 * MS)
+    with pytest.raises(InvalidArgument, match=LATE):
+        worker.engine.begin_step(worker.engine.now_ns)
+
+
+@BOTH
+@AHEAD
+@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
+def test_steps_are_played_as_long_as_there_is_time(below: bool, ahead: bool, leaping: bool) -> None:
+    three_years_ms = 1e11
+    worker = Worker(64, tiers() if below else None, step_ms=three_years_ms, async_scheduling=ahead)
+    worker.engine.set_leaping(leaping)
+    worker.submit(1, 3 * BLOCK, 60)
+    with pytest.raises(InvalidArgument, match=LATE):
+        worker.engine.advance(2**63 - 1)
+    assert worker.engine.now_ns == 47 * 10**17  # the end of a step that began before 2^62
+    assert worker.engine.emitted(0) == 47
+    worker.check()

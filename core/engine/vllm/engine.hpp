@@ -96,7 +96,9 @@ class VllmEngine final : public Engine {
 
   // ── Steps ──
   // InvalidArgument when the engine has come further than `now_ns`, or transfers have: nothing happens in their past.
+  // Nor after kLatestNs, but for the end of a step that has begun: what takes years from there on is still a time.
   void require_time(std::int64_t now_ns) const;
+  static constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
   std::int64_t begin_step(std::int64_t now_ns) override;
   // The open step, once it is known what all ranks that step together compute: how long it takes.
   std::int64_t retime_step(std::uint64_t rank_tokens);
@@ -147,7 +149,7 @@ class VllmEngine final : public Engine {
   // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
   bool stuck() const noexcept override { return stuck_; }
   Stall stall() const override;
-  std::int64_t begun_ns() const noexcept { return begun_ns_; }  // when its last ordinary step began, at least
+  std::int64_t begun_ns() const noexcept { return begun_ns_; }  // when its last step began
   bool asleep() const noexcept override { return landing_wait_.on; }
   bool landed(std::int64_t now_ns) override;
 

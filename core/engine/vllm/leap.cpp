@@ -53,7 +53,7 @@ void VllmEngine::Leap::forget_finished() {
 void VllmEngine::Leap::start(std::int64_t until_ns, bool stop_on_finish, bool through) {
   ahead_ = engine_.config_.async_scheduling;
   names_on_receipt_ = engine_.kv_->names_on_receipt();
-  until_ns_ = until_ns;
+  until_ns_ = std::min(until_ns, kLatestNs);  // an ordinary step says what is wrong
   stop_on_finish_ = stop_on_finish;
   through_ = through;
   base_ = engine_.token_log_.next_step();
@@ -143,6 +143,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
   DecodeSums sums = sums_;
   std::uint64_t steps = steps_;
   std::int64_t now_ns = engine_.now_ns_;
+  std::int64_t begun_ns = engine_.begun_ns_;
   const std::int64_t from_ns = now_ns;
   const StepTiming& timing = engine_.timing_;
   const bool covered = timing.model->covers(sums.after(until_step - steps));
@@ -169,7 +170,10 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
     if (covered && !engine_.token_log_.wants_sample() && !(engine_.tiers_ && lands())) {
       // Time passes, and nothing else.
       const std::span<const std::int64_t> ends_ns = ends_in_time(durations_ns, now_ns);
-      if (!ends_ns.empty()) now_ns = engine_.now_ns_ = ends_ns.back();
+      if (!ends_ns.empty()) {
+        begun_ns = ends_ns.size() > 1 ? ends_ns[ends_ns.size() - 2] : now_ns;
+        now_ns = engine_.now_ns_ = ends_ns.back();
+      }
       engine_.token_log_.end_steps(ends_ns);
       steps += ends_ns.size();
       sums.grow(ends_ns.size());
@@ -180,6 +184,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
       out_of_time_ = !in_time(now_ns, end_ns);
       if (out_of_time_ || stop) break;
       if (!covered && !timing.model->covers(sums.load())) engine_.totals_.uncovered_ns += duration_ns;
+      begun_ns = now_ns;
       now_ns = engine_.now_ns_ = end_ns;
       ++steps;
       engine_.token_log_.end_step(end_ns);
@@ -197,6 +202,7 @@ bool VllmEngine::Leap::play_plain_steps(std::uint64_t until_step) {
       if (engine_.token_log_.wants_sample()) engine_.sample(running());
     }
   }
+  engine_.begun_ns_ = begun_ns;
   engine_.totals_.steps += steps - steps_;
   engine_.totals_.step_ns += now_ns - from_ns;
   steps_ = steps;

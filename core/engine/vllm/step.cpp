@@ -12,6 +12,10 @@ void VllmEngine::require_time(std::int64_t now_ns) const {
     throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", here_ns,
                 in_step_ ? ", when the step began" : ", to where the engine has come", ": time never goes backwards");
   }
+  if (now_ns > kLatestNs && !(in_step_ && now_ns <= now_ns_)) {
+    throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns,
+                " is after 2^62 (146 years), where times end: ", "count nanoseconds from the beginning of the run");
+  }
   if (!tiers_ || catching_up_ || now_ns >= tiers_->hub().links().now_ns()) return;
   throw Error(ErrorKind::InvalidArgument, "now_ns ", now_ns, " is before ", tiers_->hub().links().now_ns(),
               ", to where the transfers have come: time never goes backwards");
@@ -246,7 +250,7 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
       }
       const bool leapt = leaps && leap_->play(until_ns, stop_on_finish, last == Last::Played && !offload_);
       const bool out_of_time = leaps && leap_->out_of_time();
-      if (out_of_time && ((last == Last::Lazy && !tiers_) || now_ns_ >= until_ns)) return;
+      if (out_of_time && ((last == Last::Lazy && !tiers_ && until_ns <= kLatestNs) || now_ns_ >= until_ns)) return;
       // In the latter case, the one that it had no time for.
       if (!leapt || (out_of_time && last != Last::Lazy)) begin_step(now_ns_);
       if (stuck_ && in_step_ && batch().empty()) {
