@@ -1,10 +1,14 @@
-"""The list of faults in mutants.py fits the core as it is."""
+"""The list of faults fits the core as it is."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from mutants import HOUSE, MUTANTS, Mutant
+from faults import MUTANTS, Mutant
+
+HOUSE = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

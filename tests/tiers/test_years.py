@@ -192,6 +192,19 @@ def test_everybody_who_shares_the_links_is_told() -> None:
     assert_told_every_time(lambda: run.run_until(10 * MS), workers[0])
 
 
+def test_what_would_start_beside_a_refused_transfer_does_not_put_its_telling_off() -> None:
+    config = tiers(1000, host=DOWN, write_through=True, g3=lower())
+    run = _core.TierRun(config, BLOCK)
+    workers = [Worker(500, config, run=run, name=name, max_num_batched_tokens=4000) for name in ("a", "b")]
+    for tag, (worker, blocks) in enumerate(zip(workers, (350, 8), strict=True)):
+        worker.submit(chain(tag, 400), blocks * BLOCK)
+        worker.begin()
+    for worker in workers:
+        worker.end()  # at the same time: the first has too many copies, and those of the other would take days
+    run.run_until(workers[1].now_ns)
+    assert_told_every_time(lambda: run.run_until(workers[1].now_ns + 1), workers[1])
+
+
 def test_a_load_that_is_refused_leaves_its_request_where_it_is() -> None:
     worker = Worker(250, tiers(1000, host=way(INF, SLOW)), max_num_batched_tokens=1000)
     for tag in (1, 2):

@@ -1,0 +1,237 @@
+"""Faults of one line in the core, and the tests of their room that must notice them: mutants.py tries each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In place of the only `was` of `file` stands `becomes`, whose FAULT is true while it is awake: one of
+    `tests` must fail then."""
+
+    name: str
+    file: str
+    was: str
+    becomes: str
+    tests: str
+
+
+ESTIMATE = "core/tiers/transfer_estimate.hpp"
+HUB = "core/tiers/transfer_hub.hpp"
+RESTS = "core/engine/vllm/leap_open.cpp"
+RESTING = "tests/tiers/test_resting.py"
+YEARS = "tests/tiers/test_years.py"
+MUTANTS = [
+    Mutant(
+        "a load's estimate ignores other loads",
+        ESTIMATE,
+        "host.up, bytes, 1 + loads",
+        "host.up, bytes, 1 + (FAULT ? 0 : loads)",
+        "tests/tiers/test_transfer_estimate.py",
+    ),
+    Mutant(
+        "a load's estimate ignores copies the other way",
+        ESTIMATE,
+        "config_.demand_first ? 0 : copies);",
+        "FAULT || config_.demand_first ? 0 : copies);",
+        "tests/tiers/test_transfer_estimate.py",
+    ),
+    Mutant(
+        "a copy's estimate ignores other copies",
+        ESTIMATE,
+        "host.down, bytes, 1 + copies",
+        "host.down, bytes, 1 + (FAULT ? 0 : copies)",
+        "tests/tiers/test_transfer_estimate.py",
+    ),
+    Mutant(
+        "a load that takes as long as computing is begun",
+        "core/tiers/sources.cpp",
+        "eta(now_ns, count) - now_ns >= saved_ns(count)",
+        "eta(now_ns, count) - now_ns >= saved_ns(count) + (FAULT ? 1 : 0)",
+        "tests/tiers/test_load_or_recompute.py",
+    ),
+    Mutant(
+        "the dice of a block's load fall the same every time",
+        "core/tiers/load_up.cpp",
+        "load.blocks[0].sequence_hash(), loads_begun_",
+        "load.blocks[0].sequence_hash(), FAULT ? 0 : loads_begun_",
+        "tests/tiers/test_load_or_recompute.py",
+    ),
+    Mutant(
+        "waits for room are not counted",
+        "core/tiers/device_room.cpp",
+        "    } else if (waiting(who)) {\n      ++totals_.room_waits;",
+        "    } else if (waiting(who)) {\n      totals_.room_waits += FAULT ? 0 : 1;",
+        "tests/tiers/test_counters.py",
+    ),
+    Mutant(
+        "failed loads have no length",
+        "core/tiers/load_up.cpp",
+        "if (keeps_load_times_) onboard_ns_",
+        "if (keeps_load_times_ && !(FAULT && load.failed)) onboard_ns_",
+        "tests/tiers/test_counters.py",
+    ),
+    Mutant(
+        "an end is rounded down where it is barely late",
+        "core/links/link_flow_ends.hpp",
+        "past_ticks <= late_ticks",
+        "past_ticks <= (FAULT ? 262144 : late_ticks)",
+        "tests/tiers/test_links_exact.py",
+    ),
+    Mutant(
+        "events of the host wait for the end of the step",
+        "core/events/event_log.hpp",
+        "if (record.tier == Tier::G1) return false;",
+        "if (record.tier == Tier::G1 || (FAULT && record.tier == Tier::G2)) return false;",
+        "tests/tiers/test_event_times.py",
+    ),
+    Mutant(
+        "what a router has taken is not recorded",
+        "core/events/event_log.hpp",
+        "if (keeps_taken_) {",
+        "if (keeps_taken_ && !FAULT) {",
+        "tests/replay/test_record_steps.py",
+    ),
+    Mutant(
+        "an engine takes a second caller",
+        "core/base/turn.hpp",
+        "turns_.taken_.exchange(true)",
+        "turns_.taken_.exchange(true) && !FAULT",
+        "tests/kv/test_request_threads.py",
+    ),
+    Mutant(
+        "an estimate forgets that blocks are still on their way down",
+        "core/tiers/sources.cpp",
+        "ready_ns = std::max(ready_ns, eta(source, arrival));",
+        "if (!FAULT) ready_ns = std::max(ready_ns, eta(source, arrival));",
+        "tests/tiers/test_load_or_recompute.py",
+    ),
+    Mutant(
+        "what is not worth a load is cut by a block",
+        "core/tiers/sources.cpp",
+        "sources_[count - 1].tier == tier) --count;",
+        "sources_[count - 1].tier == tier && (--count, !FAULT)) {}",
+        "tests/tiers/test_load_or_recompute.py",
+    ),
+    Mutant(
+        "ties are broken by how workers are numbered",
+        "core/replay/fleet_together.cpp",
+        "workload_.size() + worker : rows.front();",
+        "workload_.size() + worker : FAULT ? worker : rows.front();",
+        "tests/tiers/test_causality.py",
+    ),
+    Mutant(
+        "policies of the user's hear of one worker after the other",
+        "core/replay/fleet.cpp",
+        "return workers_.size() > 1 && std::ranges::any_of(",
+        "return !FAULT && workers_.size() > 1 && std::ranges::any_of(",
+        "tests/replay/test_users_policies.py",
+    ),
+    Mutant(
+        "a worker rests over the step that fills a block",
+        RESTS,
+        ": size_ - 1 - into;",
+        ": size_ - 1 - into + (FAULT ? 2 : 0);",  # one that ends with that step is as good: its copy begins there
+        RESTING,
+    ),
+    Mutant(
+        "a landing does not rouse a worker that rests",
+        "core/tiers/worker_tiers.cpp",
+        "if (seen && watched_)",
+        "if (!FAULT && seen && watched_)",
+        RESTING,
+    ),
+    Mutant(
+        "a prefetch evicts what it must copy",
+        "core/tiers/device_room.cpp",
+        "if (who == kNobody && copies",
+        "if (!FAULT && who == kNobody && copies",
+        "tests/tiers/test_onboard_numbers.py",
+    ),
+    Mutant(
+        "the blocks of a shared tier over time are thinned from the wrong end",
+        "core/tiers/shared_tier.cpp",
+        "residency_[i] = residency_[2 * i];",
+        "residency_[i] = residency_[2 * i + (FAULT ? 1 : 0)];",
+        "tests/tiers/test_thinning.py",
+    ),
+    Mutant(
+        "a thinned tier is sampled as often as before",
+        "core/tiers/shared_tier.cpp",
+        "sample_every_ns_ *= 2;",
+        "sample_every_ns_ *= FAULT ? 1 : 2;",
+        "tests/tiers/test_thinning.py",
+    ),
+    Mutant(
+        "of samples that meet at a point of a coarser grid the first stays",
+        "core/engine/token_log.cpp",
+        "if (kept > 0 && samples_[kept - 1].time_ns == sample.time_ns) --kept;",
+        "if (kept > 0 && samples_[kept - 1].time_ns == sample.time_ns) { if (FAULT) continue; --kept; }",
+        "tests/tiers/test_thinning.py",
+    ),
+    Mutant(
+        "a leap counts on what is empty, whatever the order of eviction",
+        "core/engine/vllm/leap_possible.cpp",
+        "return e.kv_->evicts_last() && blocks",
+        "return (FAULT || e.kv_->evicts_last()) && blocks",
+        "tests/tiers/test_leaping.py tests/eviction/test_device_pool.py",
+    ),
+    Mutant(
+        "a pool's tier is summed up with another's",
+        "core/replay/run_columns.cpp",
+        "t.tier == tier && t.first_worker",
+        "t.tier == tier && (FAULT ? pool.first_worker : t.first_worker)",
+        "tests/replay/test_pools.py",
+    ),
+    Mutant(
+        "a router counts on the disk of another pool",
+        "core/router/kv_view.cpp",
+        "if (pool_of(row / kTiers) != pool) continue;",
+        "if (!FAULT && pool_of(row / kTiers) != pool) continue;",
+        "tests/replay/test_pools.py",
+    ),
+    Mutant(
+        "what lands after the last step is not told",
+        "core/engine/vllm/tiers.cpp",
+        "while (offload_links_ && !in_step_",
+        "while (!FAULT && offload_links_ && !in_step_",
+        "tests/server/test_online_tiers.py",
+    ),
+    Mutant(
+        "a refused transfer is told once",
+        HUB,
+        "if (failure_) std::rethrow_exception(failure_);",
+        "if (failure_) std::rethrow_exception(FAULT ? std::exchange(const_cast<TransferHub*>(this)->failure_, {}) "
+        ": failure_);",
+        YEARS,
+    ),
+    Mutant(
+        "after a refused transfer others start",
+        HUB,
+        "    room_ = 0;\n",
+        "    if (!FAULT) room_ = 0;\n",
+        YEARS,
+    ),
+    Mutant(
+        "a link's largest transfer is one block",
+        "core/engine/vllm/setup.cpp",
+        "static_cast<double>(at_most(count)) *",
+        "static_cast<double>(FAULT ? 1 : at_most(count)) *",
+        YEARS,
+    ),
+    Mutant(
+        "a batch may be larger than a transfer",
+        "core/engine/vllm/setup.cpp",
+        "if (blocks <= most_blocks) return;",
+        "if (FAULT || blocks <= most_blocks) return;",
+        "tests/tiers/test_too_large.py",
+    ),
+    Mutant(
+        "a step may end before it began",
+        "core/engine/vllm/step.cpp",
+        "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns",
+        "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns && !(FAULT && in_step_)",
+        "tests/engines/test_time_goes_on.py",
+    ),
+]
