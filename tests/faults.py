@@ -234,4 +234,25 @@ MUTANTS = [
         "in_step_ ? begun_ns_ : now_ns_; now_ns < here_ns && !(FAULT && in_step_)",
         "tests/engines/test_time_goes_on.py",
     ),
+    Mutant(
+        "a rest goes over the step that fills what the head of the queue waits for",
+        RESTS,
+        "turn.step - steps_ >= steps ||",
+        "turn.step - steps_ + (FAULT ? 1 : 0) >= steps ||",
+        RESTING,
+    ),
+    Mutant(
+        "a rest rounds the blocks that it may need down",
+        RESTS,
+        "has_room(sums_.requests() * ((steps + size_ - 1) / size_))",
+        "has_room(sums_.requests() * ((FAULT ? steps : steps + size_ - 1) / size_))",
+        RESTING,
+    ),
+    Mutant(
+        "a rest's durations are good for whoever runs",
+        RESTS,
+        "if (passed >= foreseen_.known || load.requests",
+        "if (FAULT ? passed >= foreseen_.known : passed >= foreseen_.known || load.requests",
+        RESTING,
+    ),
 ]

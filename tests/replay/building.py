@@ -51,16 +51,17 @@ def sessions(
     arrival_ms: Sequence[float] | None = None,
     trace_block_size: int = 16,
     quoted: bool = False,
+    texts: Sequence[int] | None = None,
     **columns: Any,
 ) -> Workload:
     """Sessions as lists of (prompt tokens, output tokens, delay in ms); the prompts of one extend each other.
 
-    With `quoted`, a prompt contains the output of the turn before.
+    With `quoted`, a prompt contains the output of the turn before. Sessions of the same text extend each other, too.
     """
     rows: list[tuple[int, int, int, int, float]] = []
     ids: list[range] = []
     for session, tuples in enumerate(turns):
-        start = 100_000 * session
+        start = 100_000 * (session if texts is None else texts[session])
         for turn, (prompt, output, delay_ms) in enumerate(tuples):
             rows.append((session, turn, prompt, output, delay_ms))
             ids.append(range(start, start - (-prompt // trace_block_size)))

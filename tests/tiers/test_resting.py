@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from replay.building import sessions
 from tiers.building import EVENT_COLUMNS, INF, shared, tiers
 from tiers.fleets import crowd_of, digest, play, random_tiers
 from understudy import _core
@@ -108,6 +109,41 @@ def test_what_a_rest_took_its_steps_for_is_forgotten_once_somebody_comes_or_goes
         for leaping in (True, False)
     )
     assert everything(rested, fleet["workers"], False) == everything(stepped, fleet["workers"], False)
+
+
+def same_texts(seed: int) -> Workload:
+    """Conversations that quote one of a few texts: what somebody decodes is in the prompts of others."""
+    rng = Random(f"texts {seed}")
+    texts, most_outputs, now_ms = rng.randrange(1, 4), rng.choice([8, 20, 60]), 0
+    turns, arrivals = [], []
+    for _ in range(rng.choice([12, 24])):
+        now_ms += rng.randrange(10)
+        arrivals.append(now_ms)
+        prompt, rows = rng.randrange(1, 20), []
+        for turn in range(rng.choice([1, 1, 2, 3])):
+            outputs = rng.randrange(1, most_outputs + 1)
+            rows.append((prompt, outputs, rng.randrange(4) if turn else 0))
+            prompt += outputs + rng.randrange(1, 6)
+        turns.append(rows)
+    said = [rng.randrange(texts) for _ in turns]
+    return sessions(*turns, arrival_ms=arrivals, trace_block_size=1, quoted=True, texts=said)
+
+
+@pytest.mark.parametrize("seed", [452, 4385, 5948, 7505, 7860, 9644, 10280, 19553])
+def test_no_rest_goes_over_the_step_that_fills_what_the_head_of_a_queue_waits_for(seed: int) -> None:
+    crowd = same_texts(seed)
+    _, below, fleet = scenario(seed)
+    longest = int((crowd.prompt_tokens + crowd.output_tokens).max())
+    fleet |= {"num_gpu_blocks": longest // 4 + (2, 5, 12, 22)[seed % 4], "max_num_seqs": 16, "policy": "fcfs"}
+    fleet |= {"kv_manager": "native", "async_scheduling": False}
+    timing = TIMINGS[seed % len(TIMINGS)]
+    rested, stepped = (
+        play(crowd, tiers(**below), **fleet, timing=timing(), check=False, leaping=leaping)
+        for leaping in (True, False)
+    )
+    assert everything(rested, fleet["workers"], fleet["events"]) == everything(
+        stepped, fleet["workers"], fleet["events"]
+    )
 
 
 @pytest.mark.parametrize("seed", [32, 84, 95, 116, 150, 154, 1216])

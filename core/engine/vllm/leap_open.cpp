@@ -70,8 +70,8 @@ std::uint64_t VllmEngine::Leap::steps_to_rest() const {
     const std::uint32_t to_full = ahead_ ? (size_ - into) % size_ : size_ - 1 - into;
     if (stops_before_full || through) steps = std::min<std::uint64_t>(steps, to_full + (stops_before_full ? 0 : 1));
   }
-  // Most often everybody could have as many blocks as that.
-  if (has_room(sums_.requests() * ((steps + size_ - 1) / size_ + 1))) return steps;
+  // Most often everybody could have as many blocks as that, which are never too few: all have room for what they have.
+  if (has_room(sums_.requests() * ((steps + size_ - 1) / size_))) return steps;
   std::uint64_t to_next_block = kMostAtRest;
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
     if (!computes(order)) continue;
