@@ -255,4 +255,11 @@ MUTANTS = [
         "if (FAULT ? passed >= foreseen_.known : passed >= foreseen_.known || load.requests",
         RESTING,
     ),
+    Mutant(
+        "an index that has just grown has huge pages",
+        "core/store/block_pool.hpp",
+        "if (2 * needed >= slots) larger",
+        "if (FAULT || 2 * needed >= slots) larger",
+        "tests/test_memory.py",
+    ),
 ]
