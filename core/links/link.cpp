@@ -45,7 +45,7 @@ double ns_of(LinkFlow::Tick tick) {
 
 DuplexId Links::add_duplex(const std::string& name, double bandwidth_gbps, bool demand_first) {
   const std::uint64_t most = bytes_per_second("duplex " + name, bandwidth_gbps);
-  duplexes_.push_back({flow_.add_port(most, demand_first), name, bandwidth_gbps});
+  duplexes_.push_back({add_port(most, demand_first), name, bandwidth_gbps});
   return static_cast<DuplexId>(duplexes_.size() - 1);
 }
 
@@ -59,13 +59,19 @@ LinkId Links::add_link(const LinkSpec& spec) {
   if (spec.duplex && *spec.duplex >= duplexes_.size())
     throw Error(ErrorKind::ConfigError, "link ", spec.name, ": there is no duplex ", *spec.duplex);
   Link link;
-  link.port = flow_.add_port(bytes_per_second("link " + spec.name, spec.bandwidth_gbps), spec.demand_first);
+  link.port = add_port(bytes_per_second("link " + spec.name, spec.bandwidth_gbps), spec.demand_first);
   link.fixed_ns = spec.fixed_ns;
   link.duplex = spec.duplex;
   link.usage.name = spec.name;
   link.usage.bandwidth_gbps = spec.bandwidth_gbps;
   links_.push_back(std::move(link));
   return static_cast<LinkId>(links_.size() - 1);
+}
+
+LinkFlow::PortId Links::add_port(std::uint64_t bytes_per_second, bool demand_first) {
+  if (bytes_per_second > 0) has_ports_[demand_first ? 1 : 0] = true;
+  shares_.push_back(1);
+  return flow_.add_port(bytes_per_second, demand_first);
 }
 
 void Links::set_share(std::int64_t now_ns, LinkId id, double share) {
@@ -86,10 +92,14 @@ void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string&
   }
   const std::uint64_t usual = bytes_per_second(what, bandwidth_gbps);
   if (usual == 0) throw Error(ErrorKind::InvalidArgument, what, " has no limit that could be lowered");
-  const double least_share = std::min(least_share_, share);
-  if (takes_years(backlog_ns_, least_share))
+  double least_share = share;
+  for (LinkFlow::PortId other = 0; other < shares_.size(); ++other) {
+    if (other != port) least_share = std::min(least_share, shares_[other]);
+  }
+  if (takes_years(backlog_ns_, in_flight_, least_share))
     throw Error(ErrorKind::InvalidArgument, what, ": what is under way would take years; give a larger share");
   advance(now_ns);
+  shares_[port] = share;
   least_share_ = least_share;
   const auto lowered = static_cast<std::uint64_t>(static_cast<double>(usual) * share);
   forecast_.reset();
@@ -98,11 +108,14 @@ void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string&
                       &ledger);
 }
 
-// Links that were slowed make longer of it.
-bool Links::takes_years(LinkFlow::Wide backlog_ns, double least_share) {
+// Links that were slowed make longer of it. So does who has a share of one link while it waits for demand on another,
+// which does not ask: nobody may move faster than as one of all.
+bool Links::takes_years(LinkFlow::Wide backlog_ns, std::size_t in_flight, double least_share) const {
   if (backlog_ns > kMostNs) return true;
-  return least_share < 1 &&
-         static_cast<double>(static_cast<std::uint64_t>(backlog_ns)) > static_cast<double>(kMostNs) * least_share;
+  const bool mixed = has_ports_[0] && has_ports_[1];
+  if (least_share == 1 && !mixed) return false;
+  const double most_ns = static_cast<double>(kMostNs) * least_share / (mixed ? static_cast<double>(in_flight) : 1.0);
+  return static_cast<double>(static_cast<std::uint64_t>(backlog_ns)) > most_ns;
 }
 
 TransferId Links::start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes, Priority priority) {
@@ -134,7 +147,7 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
     more_ns += LinkFlow::alone_ns(flow_.lane_at(lane), one);
     all_bytes += one;
   }
-  if (takes_years(backlog_ns_ + more_ns, least_share_)) {
+  if (takes_years(backlog_ns_ + more_ns, in_flight_ + bytes.size(), least_share_)) {
     throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
                 ": what is under way would take years; is bandwidth_gbps right?");
   }

@@ -39,6 +39,7 @@ class Links {
   void set_duplex_share(std::int64_t now_ns, DuplexId id, double share);  // the same of a cap
   static constexpr double kLeastShare = 1e-3;
   // Nine years: what all that is under way would take alone, together, so that times stay far from the end of int64.
+  // Where links that serve demand first meet others that do not, as many times that as there are transfers.
   static constexpr std::int64_t kMostNs = std::int64_t{1} << 58;
   bool has_limit(LinkId id) const { return flow_.port(links_[id].port).bytes_per_second > 0; }
   std::optional<DuplexId> duplex_of(LinkId id) const { return links_[id].duplex; }
@@ -102,7 +103,8 @@ class Links {
   void lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& what, double bandwidth_gbps, double share);
   LinkFlow::LaneId lane_of(std::span<const LinkId> path, Priority priority);
   void advance(std::int64_t now_ns);
-  static bool takes_years(LinkFlow::Wide backlog_ns, double least_share);
+  LinkFlow::PortId add_port(std::uint64_t bytes_per_second, bool demand_first);
+  bool takes_years(LinkFlow::Wide backlog_ns, std::size_t in_flight, double least_share) const;
   const std::vector<Completion>& forecast() const;
 
   LinkFlow flow_;
@@ -111,10 +113,12 @@ class Links {
   std::int64_t now_ns_ = 0;
   TransferId next_id_ = 0;
   std::size_t in_flight_ = 0;
-  LinkFlow::Wide backlog_ns_ =
-      0;                    // what each transfer under way would take alone, together, on links as they were made
-  double least_share_ = 1;  // of any link so far
-  std::vector<Completion> ended_;  // not popped yet
+  // What each transfer under way would take alone, together, on links that were never slowed.
+  LinkFlow::Wide backlog_ns_ = 0;
+  std::vector<double> shares_;       // that ports have of their bandwidth
+  double least_share_ = 1;           // of them
+  std::array<bool, 2> has_ports_{};  // with a limit: those that share among all, those that serve demand first
+  std::vector<Completion> ended_;    // not popped yet
   // Ends of all that is under way, in order; good until the next start.
   mutable std::optional<std::vector<Completion>> forecast_;
   mutable std::unordered_map<TransferId, std::int64_t> forecast_of_;

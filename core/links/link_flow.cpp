@@ -17,7 +17,7 @@ namespace {
 
 LinkFlow::PortId LinkFlow::add_port(std::uint64_t bytes_per_second, bool demand_first) {
   Port port;
-  port.bytes_per_second = bytes_per_second;
+  port.bytes_per_second = port.made_with = bytes_per_second;
   port.demand_first = demand_first;
   ports_.push_back(std::move(port));
   return static_cast<PortId>(ports_.size() - 1);
@@ -50,7 +50,7 @@ LinkFlow::LaneId LinkFlow::lane(std::span<const std::uint32_t> links, std::span<
   for (const std::span<const PortId> part : {own, common}) {
     for (const PortId port : part) {
       lane.ports[lane.num_ports++] = port;
-      const std::uint64_t limit = ports_[port].bytes_per_second;
+      const std::uint64_t limit = ports_[port].made_with;
       if (limit > 0 && (lane.least_port == 0 || limit < lane.least_port)) lane.least_port = limit;
     }
   }

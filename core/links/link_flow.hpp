@@ -106,7 +106,7 @@ class LinkFlow {
     std::uint32_t num_links = 0;
     Priority priority = Priority::Demand;
     GroupId group = kNoGroup;
-    std::uint64_t least_port = 0;  // bytes per second of its narrowest port when it was made; 0: none has a limit
+    std::uint64_t least_port = 0;  // bytes per second that its narrowest port was made with; 0: none has a limit
     Share own;                     // of its own ports
     bool alone = false;            // nobody else can be on its port: its members share that by their number
     bool listed = false;           // in its group, with a rate
@@ -160,6 +160,7 @@ class LinkFlow {
   };
   struct Port {
     std::uint64_t bytes_per_second = 0;  // 0: no limit
+    std::uint64_t made_with = 0;         // the same, whatever it was slowed to since
     bool demand_first = false;
     std::array<std::uint64_t, 2> flowing{};  // by priority
     std::vector<LaneId> lanes;               // that have it for their own

@@ -96,3 +96,23 @@ def test_a_completion_that_nobody_fetched_is_kept() -> None:
     assert links.next_wake_ns() == 500
     assert not links.idle
     assert links.pop_due(500) == [(100, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cap_first", "link_first"), [(False, True), (True, False), (True, True), (False, False)]
+)
+def test_who_waits_for_demand_and_slows_it_all_the_same_counts(cap_first: bool, link_first: bool) -> None:
+    links = Links()
+    cap = links.add_duplex("cap", 1e-9, demand_first=cap_first)
+    link = links.add_link("d2h", 2e-9, duplex=cap, demand_first=link_first)
+    links.start_all(0, [link], [1] * 1000, background=True)
+    eight_years = 8 * 365 * 24 * 3600  # bytes
+    if cap_first == link_first:
+        links.start(0, [link], eight_years)
+        assert links.deadline_ns(1000) < 2**58
+        return
+    # Where one of the two shares with everybody, those who do not move make it a thousand times as slow.
+    with pytest.raises(CapacityExhausted, match="years"):
+        links.start(0, [link], eight_years)
+    links.start(0, [link], eight_years // 2000)
+    assert max(links.deadline_ns(i) for i in range(1001)) < 2**58

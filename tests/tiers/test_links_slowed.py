@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tiers.link_building import MB, MS, drain, one_link
-from understudy.errors import InvalidArgument
+from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.tiers import Links
 
 
@@ -58,3 +58,34 @@ def test_a_link_is_not_slowed_so_far_that_its_transfers_take_years() -> None:
     with pytest.raises(InvalidArgument, match=r"link d2h: .* years; give a larger share"):
         links.set_share(0, 0, 0.001)
     assert links.next_completion_ns() == (1 << 38) * 10**6  # nothing has changed
+
+
+YEAR_BYTES = 365 * 24 * 3600  # at a byte a second
+
+
+def test_a_link_that_has_its_bandwidth_back_takes_what_it_took_before() -> None:
+    links = one_link(1e-6)
+    links.set_share(0, 0, 0.001)
+    with pytest.raises(CapacityExhausted, match="years"):
+        links.start(0, [0], 1000 * YEAR_BYTES)
+    links.set_share(0, 0, 1.0)
+    links.start(0, [0], 1000 * YEAR_BYTES)
+    assert drain(links) == [(YEAR_BYTES * 10**9, 0)]
+
+
+def test_the_slowest_link_counts_as_long_as_it_is_slow() -> None:
+    links = one_link(1e-9)
+    cap = links.add_duplex("cap", 1e-9)
+    other = links.add_link("h2d", 1e-9, duplex=cap)
+    links.set_duplex_share(0, cap, 0.001)
+    links.set_share(0, other, 0.01)
+    links.set_share(0, 0, 0.1)
+    with pytest.raises(CapacityExhausted, match="years"):
+        links.start(0, [0], YEAR_BYTES // 2)
+    links.set_share(0, other, 1.0)
+    with pytest.raises(CapacityExhausted, match="years"):
+        links.start(0, [0], YEAR_BYTES // 2)
+    links.set_duplex_share(0, cap, 1.0)
+    links.start(0, [0], YEAR_BYTES // 2)  # ten times as long
+    with pytest.raises(CapacityExhausted, match="years"):
+        links.start(0, [0], YEAR_BYTES // 2)
