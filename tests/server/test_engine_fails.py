@@ -1,16 +1,22 @@
-"""An engine that fails under a server: those who leave it are told all the same."""
+"""An engine that fails under a server: it says so, and whoever has to do with it is told."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+from server.client import serving
 from tiers.building import INF, MS, chain, tiers, way
+from understudy._core import Tier
 from understudy.engines.config import VllmConfig
 from understudy.engines.timing import Constant
-from understudy.errors import CapacityExhausted
+from understudy.errors import CapacityExhausted, InvalidArgument
 from understudy.server.clock import ScriptedClock
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.driver import Driver
+from understudy.tiers import TiersConfig
 
 
 class Ends:
@@ -33,27 +39,123 @@ class Ends:
     def on_rest(self, core: EngineCore) -> None: ...
 
 
-def test_who_is_cancelled_hears_of_its_end_also_where_the_links_have_refused_a_transfer() -> None:
-    config = VllmConfig(
-        block_size=4,
-        num_gpu_blocks=500,
-        max_num_batched_tokens=400,
-        async_scheduling=False,
-        timing=Constant(0.0, 1.0),
-    )
-    core = EngineCore(config, tiers=tiers(1000, host=way(1e-9, INF), write_through=True))
-    clock = ScriptedClock()
-    driver = Driver(clock)
-    ends = Ends()
-    driver.observe(core, ends)
-    requests = [LiveRequest(f"{i}", 400, 5, chain(i, 350), ends) for i in range(1, 7)]
-    for request in requests:
-        driver.submit(core, request)
+class Scene:
+    """An engine whose copies to the host take years where many are under way, its driver, and six requests."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = VllmConfig(
+            block_size=4,
+            num_gpu_blocks=500,
+            max_num_batched_tokens=400,
+            async_scheduling=False,
+            timing=Constant(0.0, 1.0),
+        )
+        below = {"host": way(1e-9, INF), "write_through": True, **settings}
+        self.core = EngineCore(config, tiers=tiers(1000, **below))
+        self.clock = ScriptedClock()
+        self.driver = Driver(self.clock)
+        self.ends = Ends()
+        self.driver.observe(self.core, self.ends)
+        self.requests = [LiveRequest(f"{i}", 400, 5, chain(i, 350), self.ends) for i in range(1, 7)]
+
+    def come(self) -> None:
+        for request in self.requests:
+            self.driver.submit(self.core, request)
+
+    def fail(self) -> None:
+        self.come()
+        with pytest.raises(CapacityExhausted, match="years"):
+            self.driver.run_to(self.clock)  # copies of a byte a second, one behind the other
+
+
+def test_an_engine_that_fails_says_why_and_who_was_in_it_is_told_at_once() -> None:
+    scene = Scene()
+    scene.fail()
+    core = scene.core
+    assert "years" in str(core.failure)
+    assert (core.live, core.step_end_ns, core.quiet) == ({}, -1, True)
+    assert scene.ends.told == [(request.name, "lost", scene.clock.time_ns) for request in scene.requests]
+
+
+def test_nothing_happens_in_it_any_more() -> None:
+    scene = Scene()
+    scene.fail()
+    scene.ends.told.clear()
+    steps = scene.core.steps
+    scene.clock.time_ns += 10 * MS
+    for request in scene.requests:
+        scene.driver.cancel(request)  # they have ended
+    late = LiveRequest("late", 40, 5, chain(9, 20), scene.ends, cache_hit_threshold=0.5)
+    scene.driver.submit(scene.core, late)
+    scene.driver.do(scene.core, scene.core.forget_cache)
+    scene.driver.run_to(scene.clock)
+    assert scene.ends.told == [("late", "lost", scene.clock.time_ns)]
+    assert (scene.core.steps, scene.driver.idle) == (steps, True)
+
+
+def test_one_that_fails_does_not_stop_the_others() -> None:
+    scene = Scene()
+    others = Scene(host=way(INF))
+    scene.driver.observe(others.core, others.ends)
+    scene.come()
+    for request in others.requests:
+        scene.driver.submit(others.core, request)
     with pytest.raises(CapacityExhausted, match="years"):
-        driver.run_to(clock)  # copies of a byte a second, one behind the other
-    clock.time_ns += 10 * MS
-    for request in requests:
-        driver.cancel(request)
-    driver.run_to(clock)
-    assert ends.told == [(request.name, "lost", clock.time_ns) for request in requests]
-    assert not core.live
+        scene.driver.run_to(scene.clock)
+    scene.driver.run_to(scene.clock)
+    assert [how for _, how, _ in others.ends.told] == ["finished"] * 6
+
+
+def test_a_new_engine_takes_its_place_when_it_is_killed() -> None:
+    scene = Scene()
+    scene.fail()
+    scene.driver.do(scene.core, lambda _: scene.core.restart())
+    again = LiveRequest("again", 40, 5, chain(9, 20), scene.ends)
+    scene.driver.submit(scene.core, again)
+    scene.driver.run_to(scene.clock, scene.clock.time_ns + 100 * MS)
+    assert (again.ended, scene.core.failure) == ("finished", None)
+
+
+def test_a_server_whose_engine_has_failed_is_not_healthy_and_stops_at_once() -> None:
+    below = TiersConfig.from_dict(
+        {
+            "tiers": [{"tier": "g2", "blocks": 1000, "link": {"down_gbps": 1e-9}}],
+            "kv_bytes_per_token": 250_000,
+            "offload": {"mode": "write_through"},
+        }
+    )
+    engine = VllmConfig(
+        block_size=4, num_gpu_blocks=500, max_num_batched_tokens=400, timing=Constant(0.0, 1.0)
+    )
+
+    async def main() -> None:
+        async with serving(engine=engine, max_model_len=1000, tiers=below) as (client, server):
+            assert (await client.get("/health")).status == 200
+            asked = [
+                client.post(
+                    "/v1/completions", {"prompt": [1000 * i + n for n in range(400)], "max_tokens": 50}
+                )
+                for i in range(6)
+            ]
+            told = await asyncio.gather(*asked)
+            assert {answer.status for answer in told} == {500}
+            assert "the engine has died" in told[0].json["error"]["message"]
+            assert (await client.get("/health")).status == 503
+            late = await client.post("/v1/completions", {"prompt": [1], "max_tokens": 1})
+            assert late.status == 500
+            assert not server.app.endpoints.in_flight
+            assert (await client.post("/admin/fault", {"kind": "kill"})).status == 200
+            assert (await client.get("/health")).status == 200
+
+    asyncio.run(main())
+
+
+def test_links_that_cannot_be_slowed_stay_as_they_are_and_everything_goes_on() -> None:
+    scene = Scene(host=way(INF))
+    scene.come()
+    scene.driver.do(scene.core, lambda now_ns: scene.core.engine.set_link_share(now_ns, Tier.G2, 0.5))
+    with pytest.raises(InvalidArgument, match="no limit to be lowered"):
+        scene.driver.run_to(scene.clock)
+    scene.driver.run_to(scene.clock)  # those who came at that very time have begun
+    assert [how for _, how, _ in scene.ends.told] == ["finished"] * 6
+    assert scene.core.failure is None

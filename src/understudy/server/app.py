@@ -53,7 +53,7 @@ class App:
         self.tell_port(worker.settings.port)
         self.ready_at_s = time.monotonic() + worker.settings.startup_duration_s
         self.draining = False
-        self.dead = False
+        self._said_dead = False
         self.load = 0
         self.before: list[Callable[[Request, Connection], bool]] = []
         """Asked first, in order; one that answers itself returns True."""
@@ -63,6 +63,15 @@ class App:
         self.knobs = Knobs(self)
         if self.settings.knobs:
             self.knobs.turn(self.settings.knobs)
+
+    @property
+    def dead(self) -> bool:
+        """Nothing is computed here: an engine has failed, or somebody says so."""
+        return self._said_dead or self.worker.failed
+
+    @dead.setter
+    def dead(self, dead: bool) -> None:
+        self._said_dead = dead
 
     def tell_port(self, port: int) -> None:
         """This is where it listens, for those whom answers tell it."""

@@ -94,7 +94,7 @@ class LiveRequest:
         self.turned_away = False
         """Too little of it was cached; the engine has not seen it."""
         self.ended = ""
-        """"finished", "cancelled", "lost" (its engine was killed), or "" while it is on its way."""
+        """"finished", "cancelled", "lost" (its engine was killed, or has failed), or "" while it is on its way."""
 
 
 class StepEffects(NamedTuple):
@@ -118,6 +118,9 @@ class StepEffects(NamedTuple):
 
 class EngineCore:
     """The engine behind a rank. Told the time by a driver; reads no clock."""
+
+    failure: Exception | None = None
+    """Why it computes nothing any more; None while it does."""
 
     def __init__(
         self,
@@ -209,6 +212,8 @@ class EngineCore:
     def quiet(self) -> bool:
         """No step is in progress, and none would begin."""
         engine = self.engine
+        if self.failure is not None:
+            return True
         if engine.in_step:
             return False
         return self.paused or engine.idle or engine.stuck or (self.holding and engine.drained)
@@ -221,7 +226,7 @@ class EngineCore:
     def begin(self, now_ns: int) -> bool:
         """Begin a step if there is something to do and none is open; True if so, and `step_end_ns` is its end."""
         engine = self.engine
-        if engine.in_step or self.quiet:
+        if self.quiet or engine.in_step:
             return False
         duration_ns = engine.begin_step(now_ns)
         for engine_id, _, cached in engine.admitted:
@@ -265,12 +270,23 @@ class EngineCore:
                 finished.append(request)
         return StepEffects(tokens, finished, self._batch_tokens)
 
+    def fail(self, failure: Exception) -> list[LiveRequest]:
+        """It computes nothing any more, in the middle of a step or not. Returns the requests that are lost with it."""
+        self.failure = failure
+        self.step_end_ns = -1
+        lost = list(self.live.values())
+        self.live.clear()
+        for request in lost:
+            request.ended = "lost"
+        return lost
+
     def restart(self) -> list[LiveRequest]:
         """The engine dies and another takes its place, with nothing cached. Returns the requests that died with it."""
         lost = list(self.live.values())
         self.live.clear()
         self._renew()
         self.step_end_ns = -1
+        self.failure = None
         for request in lost:
             request.ended = "lost"
         return lost
@@ -280,6 +296,8 @@ class EngineCore:
 
         Whether that was all of them: then no events tell of it. Else the next step's tell which.
         """
+        if self.failure is not None:
+            return False
         if not self.live and not self.engine.in_step and self.engine.idle:
             self._renew()
             return True

@@ -12,7 +12,7 @@ import heapq
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from understudy.errors import InvalidArgument, UnderstudyError
+from understudy.errors import InvalidArgument
 from understudy.server.lateness import Lateness
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Driver:
         self._due_ns = -1
         self._soon = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: Exception | None = None  # that nobody was told of but the log
 
     def observe(self, core: EngineCore, observer: Observer) -> None:
         """Tell it of every step of this engine."""
@@ -76,6 +77,10 @@ class Driver:
         def come(now_ns: int) -> None:
             if request.ended:  # gone before it came
                 return
+            if core.failure is not None:
+                core.lose(request, now_ns)
+                request.listener.on_end(request, now_ns)
+                return
             if request.cache_hit_threshold > 0 and core.cached_share(request) < request.cache_hit_threshold:
                 request.aborted = request.turned_away = True  # others have more of it
                 request.ended, request.finish_ns = "cancelled", now_ns
@@ -84,10 +89,10 @@ class Driver:
             self._note(now_ns, "submit", request)
             try:
                 core.submit(request)
-            except UnderstudyError:
-                log.exception("an engine refused a request that nobody foresaw")
-                request.ended, request.finish_ns = "lost", now_ns
+            except Exception:
+                core.lose(request, now_ns)
                 request.listener.on_end(request, now_ns)
+                raise
 
         self._put(request.arrival_ns, _INPUT, core, come)
         self._wake()
@@ -108,9 +113,9 @@ class Driver:
             try:
                 if not core.cancel(request, now_ns):
                     request.ended = "cancelled"
-            except UnderstudyError:
-                log.exception("an engine failed when a request was cancelled")
-                core.lose(request, now_ns)
+            except Exception as failure:
+                self._fail(core, failure, now_ns)
+                return
             request.listener.on_end(request, now_ns)
 
         self._put(self.clock.now_ns() if at_ns is None else at_ns, _INPUT, core, go)
@@ -134,19 +139,27 @@ class Driver:
         """Play what is due by now. Returns early after many steps, so that the event loop can breathe."""
         now_ns = self.clock.now_ns()
         queue = self._queue
-        for _ in range(self._max_burst):
-            if not queue or queue[0][0] > now_ns:
-                break
-            self._play(queue[0][0])
-        if self.after_pump is not None:
-            self.after_pump()
-        self._arm()
+        try:
+            for _ in range(self._max_burst):
+                if not queue or queue[0][0] > now_ns:
+                    break
+                self._play(queue[0][0])
+            if self.after_pump is not None:
+                self.after_pump()
+        finally:
+            self._arm()
 
     def run_to(self, clock: ScriptedClock, until_ns: int | None = None) -> None:
-        """Play everything that is due before `until_ns` (all there is), each at its time."""
+        """Play everything that is due before `until_ns` (all there is), each at its time.
+
+        Raises what an engine failed of, once all that happens at that time has.
+        """
         while self._queue and (until_ns is None or self._queue[0][0] < until_ns):
             clock.time_ns = self._queue[0][0]
             self._play(clock.time_ns)
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
 
     @property
     def idle(self) -> bool:
@@ -161,21 +174,25 @@ class Driver:
             _, kind, _, core, action = heapq.heappop(self._queue)
             if kind == _LAND:
                 core.wake_ns = -1
-                if not core.engine.in_step:
-                    core.engine.land(now_ns)
+                if not core.engine.in_step and self._land(core, now_ns):
                     landed.add(id(core))
             elif kind == _END:
                 if core.step_end_ns != now_ns:
                     continue  # of an engine that has died since
                 self._end(core, now_ns)
             elif action is not None:
-                action(now_ns)
+                self._act(action, now_ns)
             touched[id(core)] = core
         for core in touched.values():
-            if core.begin(now_ns):
+            if self._begin(core, now_ns):
                 self._put(core.step_end_ns, _END, core, None)
                 continue
-            if core.has_tiers and core.step_end_ns < 0 and (core.engine.asleep or core.still_lands):
+            if (
+                core.failure is None
+                and core.has_tiers
+                and core.step_end_ns < 0
+                and (core.engine.asleep or core.still_lands)
+            ):
                 self._put_landing(core, now_ns)  # in a step that all have left, nothing lands until it ends
             observer = self._observers.get(id(core))
             if observer is not None:
@@ -183,13 +200,50 @@ class Driver:
                     observer.on_landed(core)
                 observer.on_rest(core)
 
+    def _act(self, action: Callable[[int], object], now_ns: int) -> None:
+        """What is refused has changed nothing: everything else goes on."""
+        try:
+            action(now_ns)
+        except Exception as failure:
+            log.exception("an engine was asked for what it cannot do")
+            self._failure = self._failure or failure
+
+    def _land(self, core: EngineCore, now_ns: int) -> bool:
+        if core.failure is not None:
+            return False
+        try:
+            core.engine.land(now_ns)
+        except Exception as failure:
+            self._fail(core, failure, now_ns)
+            return False
+        return True
+
+    def _begin(self, core: EngineCore, now_ns: int) -> bool:
+        try:
+            return core.begin(now_ns)
+        except Exception as failure:
+            self._fail(core, failure, now_ns)
+            return False
+
     def _end(self, core: EngineCore, now_ns: int) -> None:
         self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speedup / 1e9)
-        effects = core.end(now_ns)
+        try:
+            effects = core.end(now_ns)
+        except Exception as failure:
+            self._fail(core, failure, now_ns)
+            return
         effects.tell(now_ns)
         observer = self._observers.get(id(core))
         if observer is not None:
             observer.on_step(core, effects, now_ns)
+
+    def _fail(self, core: EngineCore, failure: Exception, now_ns: int) -> None:
+        """It computes nothing any more until it is killed and another takes its place; who was in it is told."""
+        log.error("%s has failed: %s", core.name, failure, exc_info=failure)
+        self._failure = self._failure or failure
+        for request in core.fail(failure):
+            request.finish_ns = now_ns
+            request.listener.on_end(request, now_ns)
 
     def _put_landing(self, core: EngineCore, now_ns: int) -> None:
         """An engine that sleeps, or has only transfers left, looks again when one lands."""

@@ -212,6 +212,11 @@ class Worker:
 
     # ── Life ──
 
+    @property
+    def failed(self) -> bool:
+        """One of its engines computes nothing any more."""
+        return any(core.failure is not None for core in self.cores)
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block, unless requests hold some."""
         if any(core.holds_blocks for core in self.cores):
