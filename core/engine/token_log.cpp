@@ -5,6 +5,12 @@
 
 namespace understudy {
 
+namespace {
+
+constexpr std::size_t kCrowdOfMany = 4096;  // steps of a log beside others
+
+}  // namespace
+
 // Few steps take little memory; with many, all that will be kept get it at once, instead of moving again and again.
 void TokenLog::make_room(std::size_t steps) {
   constexpr std::size_t kFew = 4096;
@@ -12,19 +18,30 @@ void TokenLog::make_room(std::size_t steps) {
   ends_.reserve(std::max(needed <= kFew ? 2 * needed : crowd_ + steps, needed));
 }
 
+void TokenLog::share_gaps(GapSum& sum) noexcept {
+  shared_ = &sum;
+  crowd_ = least_crowd_ = kCrowdOfMany;
+}
+
 void TokenLog::take_gaps(GapSum& out) {
   pour_gaps(out);
   out.add(std::exchange(folded_, {}));
 }
 
-void TokenLog::fold(std::uint64_t first_needed) {
-  // One fold needs as much room as the next, and memory that goes back to the system comes from there page by page.
-  static thread_local GapSum sum;
-  take_gaps(sum);
-  folded_ = sum.take();
+void TokenLog::fold(std::uint64_t first_needed, std::size_t asked) {
+  if (shared_ != nullptr) {
+    pour_gaps(*shared_);
+  } else {
+    // One fold needs as much room as the next, and memory that goes back to the system comes from there page by page.
+    static thread_local GapSum sum;
+    take_gaps(sum);
+    folded_ = sum.take();
+  }
   ends_.erase(ends_.begin(), ends_.begin() + static_cast<std::ptrdiff_t>(first_needed - first_kept_));
   first_kept_ = first_needed;
-  crowd_ = std::max({keeps_gaps_ ? kCrowd : kCrowdWithoutGaps, 2 * ends_.size(), folded_.size()});
+  // Where thousands wait, to ask them all costs more than memory.
+  const std::size_t least = shared_ == nullptr ? least_crowd_ : std::max(least_crowd_, std::min(8 * asked, kCrowd));
+  crowd_ = std::max({least, 2 * ends_.size(), folded_.size()});
 }
 
 void TokenLog::pour_gaps(GapSum& out) {

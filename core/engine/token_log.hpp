@@ -41,8 +41,11 @@ class TokenLog {
   // Gaps are kept from now on; without this call there are none to take.
   void keep_gaps() noexcept {
     keeps_gaps_ = true;
-    crowd_ = kCrowd;
+    crowd_ = least_crowd_ = kCrowd;
   }
+  // They go to this sum, which outlives the log, whenever steps are forgotten. That is often: logs that grow side by
+  // side would all take fresh memory, and keep it until the last has ended.
+  void share_gaps(GapSum& sum) noexcept;
   // The request is complete: its gaps count. Tokens beyond one a step came together: no gap, so gaps of 0.
   void count_gaps(const TokenRuns& runs, std::uint64_t tokens) {
     if (!keeps_gaps_) return;
@@ -66,7 +69,7 @@ class TokenLog {
   // Steps are forgotten that concern nobody: it is time to say from which one on they do. What is left is as large as
   // that, and as the number of different gaps.
   bool crowded() const noexcept { return ends_.size() >= crowd_; }
-  void fold(std::uint64_t first_needed);
+  void fold(std::uint64_t first_needed, std::size_t asked);  // of how many that had to be found out
   std::size_t steps_kept() const noexcept { return ends_.size(); }
 
   // Whether the state may have changed though no block or request has had a turn: somebody came, or a copy landed.
@@ -93,7 +96,9 @@ class TokenLog {
   std::vector<std::int64_t> ends_;  // of the steps from first_kept_ on
   std::uint64_t first_kept_ = 0;
   bool keeps_gaps_ = false;
+  std::size_t least_crowd_ = kCrowdWithoutGaps;
   std::size_t crowd_ = kCrowdWithoutGaps;
+  GapSum* shared_ = nullptr;               // that gaps go to; null: they are folded here
   Gaps folded_;                            // gaps that were counted; the next three are still to be
   std::vector<std::int32_t> gap_changes_;  // of the number of requests with a gap that ends with the step
   std::vector<std::int64_t> odd_gaps_;     // between runs: a preemption, or a step without a turn

@@ -82,6 +82,7 @@ void Fleet::make_engine(std::size_t index) {
   const TierConfig* tiers = pool.config.tiers ? &*pool.config.tiers : nullptr;
   auto engine = std::make_unique<VllmEngine>(config, pool.config.timing, tiers, pool.tiers.get(), name);
   engine->keep_times();
+  if (!independent()) engine->share_gaps(columns_.gaps());
   engine->set_leaping(config_.leaping && !config_.on_step);
   if (config_.on_step) {
     engine->set_observer([this, index, it = engine.get()](bool ended) { config_.on_step(index, *it, ended); });

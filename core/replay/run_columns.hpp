@@ -31,6 +31,7 @@ class RunColumns {
   void add_links(const Links& links);
 
   FleetResult& result() noexcept { return result_; }
+  GapSum& gaps() noexcept { return gaps_; }
   // All of it, once.
   FleetResult take();
 
@@ -48,7 +49,7 @@ class RunColumns {
   std::vector<Pool> pools_{1};
   bool tiers_ = false;
   bool events_ = false;
-  GapSum gaps_;  // of workers that have ended
+  GapSum gaps_;  // of workers that have ended, and what others have given before
 };
 
 }  // namespace understudy

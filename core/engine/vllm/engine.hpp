@@ -163,6 +163,8 @@ class VllmEngine final : public Engine {
     if (tiers_) tiers_->keep_load_times();
     if (offload_links_) offload_links_->keep_load_times();
   }
+  // Gaps go to a sum of many engines now and then, and not all in the end.
+  void share_gaps(GapSum& sum) noexcept { token_log_.share_gaps(sum); }
   void take_gaps(GapSum& out) override { token_log_.take_gaps(out); }
   std::vector<EngineSample> samples() const override { return token_log_.samples(); }
 

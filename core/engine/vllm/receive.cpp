@@ -60,7 +60,7 @@ void VllmEngine::fold_token_log() {
     const TokenRuns& runs = requests_[slot].tokens;
     if (!runs.empty()) oldest = std::min(oldest, runs.front().first_step);
   }
-  token_log_.fold(oldest);
+  token_log_.fold(oldest, slots_.size());
 }
 
 // ── Speculation ──
