@@ -1,6 +1,7 @@
 // A fixed array of zeros that takes memory as it is written, in huge pages where it is long.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -25,7 +26,14 @@ class HugeArray {
   static_assert(std::is_trivially_destructible_v<T> && std::is_trivially_copyable_v<T>);
 
  public:
-  explicit HugeArray(std::size_t size) : size_(size) {
+  // How it will be written to, which decides whether its memory is worth keeping for the next one.
+  enum class Writes : std::uint8_t {
+    Sparse,     // here and there: to clear it would cost more than new memory
+    Dense,      // all of it
+    Populated,  // what `populate` was called for
+  };
+
+  explicit HugeArray(std::size_t size, Writes writes = Writes::Sparse) : writes_(writes), size_(size) {
     const std::size_t bytes = size * sizeof(T);
     if (bytes < kShort || !map(bytes)) allocate(bytes);
   }
@@ -33,11 +41,17 @@ class HugeArray {
       : data_(std::exchange(other.data_, nullptr)),
         base_(std::exchange(other.base_, nullptr)),
         mapped_(std::exchange(other.mapped_, 0)),
+        written_(std::exchange(other.written_, 0)),
+        had_(std::exchange(other.had_, 0)),
+        writes_(other.writes_),
         size_(std::exchange(other.size_, 0)) {}
   HugeArray& operator=(HugeArray&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(base_, other.base_);
     std::swap(mapped_, other.mapped_);
+    std::swap(written_, other.written_);
+    std::swap(had_, other.had_);
+    std::swap(writes_, other.writes_);
     std::swap(size_, other.size_);
     return *this;
   }
@@ -46,7 +60,7 @@ class HugeArray {
   ~HugeArray() {
 #ifdef __linux__
     if (mapped_ > 0) {
-      if (!KeptMappings::keep(base_, mapped_)) (void)munmap(base_, mapped_);
+      if (writes_ == Writes::Sparse || !KeptMappings::keep({base_, mapped_, written_})) (void)munmap(base_, mapped_);
       return;
     }
 #endif
@@ -76,12 +90,15 @@ class HugeArray {
 
   // Memory for [from, to) now: all of it is about to be written, and page by page it takes several times as long.
   void populate([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
-#if defined(__linux__) && defined(MADV_POPULATE_WRITE)
+#ifdef __linux__
     if (mapped_ == 0 || from >= to) return;
     constexpr std::size_t kPage = 4096;
-    const std::size_t first = from * sizeof(T) / kPage * kPage;
+    const std::size_t first = std::max(from * sizeof(T) / kPage * kPage, (had_ + kPage - 1) / kPage * kPage);
     const std::size_t last = (to * sizeof(T) + kPage - 1) / kPage * kPage;
-    (void)madvise(byte(first), last - first, MADV_POPULATE_WRITE);  // where it can
+    written_ = std::max(written_, to * sizeof(T));
+#ifdef MADV_POPULATE_WRITE
+    if (first < last) (void)madvise(byte(first), last - first, MADV_POPULATE_WRITE);  // where it can
+#endif
 #endif
   }
 
@@ -114,15 +131,18 @@ class HugeArray {
 #ifdef __linux__
     const bool whole = bytes >= kHugePage / 2;  // in whole huge pages, at an address that is one's
     const std::size_t length = whole ? (bytes + 2 * kHugePage - 1) / kHugePage * kHugePage : bytes;
-    void* const kept = KeptMappings::take(length);
-    void* const base = kept != nullptr ? kept
-                                       : mmap(nullptr, length, PROT_READ | PROT_WRITE,
-                                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) return false;
-    base_ = base;
+    const auto fresh = [length] {
+      return mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    };
+    const KeptMappings::Mapping kept = writes_ == Writes::Sparse ? KeptMappings::Mapping{} : KeptMappings::take(length);
+    base_ = kept.base != nullptr ? kept.base : fresh();
+    if (base_ == MAP_FAILED && KeptMappings::give_back()) base_ = fresh();
+    if (base_ == MAP_FAILED) return false;
     mapped_ = length;
-    data_ = whole ? aligned(base, kHugePage) : static_cast<T*>(base);
-    if (kept != nullptr) std::memset(static_cast<void*>(data_), 0, bytes);
+    data_ = whole ? aligned(base_, kHugePage) : static_cast<T*>(base_);
+    had_ = kept.written;
+    written_ = std::max(had_, writes_ == Writes::Dense ? bytes : 0);
+    if (had_ > 0) std::memset(static_cast<void*>(data_), 0, had_);
     return true;
 #else
     return false;
@@ -137,7 +157,10 @@ class HugeArray {
 
   T* data_ = nullptr;
   void* base_ = nullptr;
-  std::size_t mapped_ = 0;  // bytes; 0: it is the allocator's
+  std::size_t mapped_ = 0;   // bytes; 0: it is the allocator's
+  std::size_t written_ = 0;  // the first bytes, by this array or one before; the others are zero
+  std::size_t had_ = 0;      // the same, by one before
+  Writes writes_;
   std::size_t size_;
 };
 

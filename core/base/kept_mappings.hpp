@@ -1,9 +1,11 @@
 // Memory of arrays that are gone, for those that come.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <map>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -11,56 +13,104 @@
 
 namespace understudy {
 
-// While one lives, its thread keeps a few of the mappings that arrays give up, and arrays of the same length get them
-// again: a worker that is played behind another needs no new memory from the system, which would have to clear it page
-// by page.
+// While one lives, its thread keeps the mappings that arrays give up, and arrays of the same length get them again: a
+// worker that is played behind another, or in the next run of the process, needs no new memory from the system, which
+// would have to clear it page by page. What is kept at the end is for the next one, whoever's thread that is in.
 class KeptMappings {
  public:
-  KeptMappings() noexcept : outer_(std::exchange(current_, this)) {}
+  struct Mapping {
+    void* base = nullptr;
+    std::size_t length = 0;   // bytes
+    std::size_t written = 0;  // so many may be anything, from where an array of this length begins; the others are zero
+  };
+
+  KeptMappings() noexcept : outer_(std::exchange(current_, this)) {
+    const std::lock_guard lock(left().mutex);
+    swap(kept_, left().heap);
+  }
   KeptMappings(const KeptMappings&) = delete;
   KeptMappings& operator=(const KeptMappings&) = delete;
   ~KeptMappings() {
     current_ = outer_;
-#ifdef __linux__
-    for (const Mapping& mapping : kept_) {
-      if (mapping.base != nullptr) (void)munmap(mapping.base, mapping.length);
-    }
-#endif
+    const std::lock_guard lock(left().mutex);
+    swap(kept_, left().heap);  // that of another thread goes
   }
 
-  // One of this length, with what was written to it; null: there is none.
-  static void* take(std::size_t length) noexcept {
-    if (current_ == nullptr) return nullptr;
-    for (Mapping& mapping : current_->kept_) {
-      if (mapping.base != nullptr && mapping.length == length) return std::exchange(mapping.base, nullptr);
-    }
-    return nullptr;
+  // One of this length; its base is null when there is none.
+  static Mapping take(std::size_t length) noexcept {
+    return current_ == nullptr ? Mapping{} : current_->kept_.take(length);
   }
   // False: the caller keeps it.
-  static bool keep(void* base, std::size_t length) noexcept {
-    if (current_ == nullptr || length > kLongest) return false;
-    for (Mapping& mapping : current_->kept_) {
-      if (mapping.base != nullptr) continue;
-      mapping = {base, length};
-      return true;
-    }
-    return false;
+  static bool keep(const Mapping& mapping) noexcept { return current_ != nullptr && current_->kept_.add(mapping); }
+  // All that is kept, by this thread or for the next one, goes back to the system. False: there was nothing.
+  static bool give_back() noexcept {
+    Heap own;
+    Heap others;
+    if (current_ != nullptr) swap(own, current_->kept_);
+    const std::lock_guard lock(left().mutex);
+    swap(others, left().heap);
+    return !own.empty() || !others.empty();
   }
 
  private:
-  // All are written as a whole when they are used again, however little of them was: no more than some megabytes.
-  static constexpr std::size_t kLongest = std::size_t{6} << 20;
-  static constexpr std::size_t kMost = 12;
+  static constexpr std::size_t kLongest = std::size_t{32} << 20;  // bytes of one
+  static constexpr std::size_t kMost = std::size_t{256} << 20;    // bytes of all, as far as they were written
 
-  struct Mapping {
-    void* base = nullptr;
-    std::size_t length = 0;
+  class Heap {
+   public:
+    Heap() = default;
+    Heap(const Heap&) = delete;
+    Heap& operator=(const Heap&) = delete;
+    ~Heap() {
+#ifdef __linux__
+      for (const auto& [length, mappings] : by_length_) {
+        for (const Mapping& mapping : mappings) (void)munmap(mapping.base, length);
+      }
+#endif
+    }
+    friend void swap(Heap& a, Heap& b) noexcept {
+      std::swap(a.by_length_, b.by_length_);
+      std::swap(a.written_, b.written_);
+    }
+
+    bool empty() const noexcept { return written_ == 0; }
+    Mapping take(std::size_t length) noexcept {
+      const auto found = by_length_.find(length);
+      if (found == by_length_.end() || found->second.empty()) return {};
+      const Mapping mapping = found->second.back();
+      found->second.pop_back();
+      written_ -= mapping.written;
+      return mapping;
+    }
+    bool add(const Mapping& mapping) noexcept {
+      if (mapping.written == 0 || mapping.length > kLongest || written_ + mapping.written > kMost) return false;
+      try {
+        by_length_[mapping.length].push_back(mapping);
+      } catch (const std::bad_alloc&) {
+        return false;
+      }
+      written_ += mapping.written;
+      return true;
+    }
+
+   private:
+    std::map<std::size_t, std::vector<Mapping>> by_length_;
+    std::size_t written_ = 0;
   };
+
+  struct Left {
+    std::mutex mutex;
+    Heap heap;
+  };
+  static Left& left() noexcept {
+    static Left it;
+    return it;
+  }
 
   static inline thread_local KeptMappings* current_ = nullptr;
 
   KeptMappings* outer_;
-  std::array<Mapping, kMost> kept_{};
+  Heap kept_;
 };
 
 }  // namespace understudy

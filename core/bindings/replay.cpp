@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "base/kept_mappings.hpp"
 #include "base/turn.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
@@ -202,6 +203,7 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
                                    static_cast<std::uint64_t>(blocks), " blocks (num_gpu_blocks, and those of tiers)");
   nb::gil_scoped_release release;
   return within_memory(what, blocks * kSlotBytes, [&] {
+    const KeptMappings kept;
     Fleet fleet(std::move(settings), columns);
     return fleet.run(report);
   });
@@ -346,6 +348,8 @@ void bind_replay(nb::module_& m) {
   m.def("run_fleet", &run_fleet, "workload"_a, "settings"_a, nb::kw_only(), "names"_a = nb::list(),
         "progress"_a.none() = nb::none(), "on_step"_a.none() = nb::none(),
         "Replay a workload (its columns, by name) through a fleet; `names` are those of its requests, if any matter.");
+  m.def("give_back_memory", &KeptMappings::give_back, nb::call_guard<nb::gil_scoped_release>(),
+        "Return to the system what runs that are over have left for the next one; False when that was nothing.");
   m.def("trace_identities", &trace_identities, "stream"_a, "trace_block_size"_a, "stream_tokens"_a, "outputs"_a,
         "block_size"_a, "row"_a, "count"_a, "adapter"_a = 0,
         "Identities of the first `count` blocks of a trace row, as a fleet sees them.");

@@ -25,7 +25,7 @@ class SlotQueue {
   // From now on the queue may hold `slots`.
   void grow(std::size_t slots) {
     if (places(slots) <= ring_.size()) return;
-    HugeArray<SlotId> larger(places(slots));
+    HugeArray<SlotId> larger(places(slots), HugeArray<SlotId>::Writes::Dense);
     larger.prefer_huge_pages(0, larger.size());
     move_to(larger, 0);
     ring_ = std::move(larger);

@@ -37,7 +37,6 @@ void Fleet::run_independent(unsigned threads, const Progress& progress) {
   }
 
   if (threads <= 1 || workers_.size() == 1) {
-    const KeptMappings kept;
     for (std::size_t i = 0; i < workers_.size(); ++i) {
       play_alone(i, rows[i], progress);
       collect(i);

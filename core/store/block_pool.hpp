@@ -14,7 +14,7 @@ namespace understudy {
 
 struct BlockStore::Pool {
   static constexpr std::size_t kFirstRoom = 256;
-  static constexpr std::size_t kFewPlaces = 65536;
+  static constexpr std::size_t kFewPlaces = 16384;
   static constexpr std::size_t kPopulated = 1024;  // slots that get memory together
 
   Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
@@ -58,7 +58,9 @@ struct BlockStore::Pool {
     // Small ones grow fast: moving costs more than the places that may stay empty.
     const std::size_t more = room < kFewPlaces ? 4 * room : 2 * room;
     const std::size_t slots = std::min<std::size_t>(count, std::max({needed, more, kFirstRoom}));
-    HugeArray<BlockIndex::Bucket> larger(BlockIndex::num_buckets(slots));
+    using Buckets = HugeArray<BlockIndex::Bucket>;
+    Buckets larger(BlockIndex::num_buckets(slots),
+                   advised == nullptr ? Buckets::Writes::Dense : Buckets::Writes::Sparse);
     if (2 * needed >= slots) larger.prefer_huge_pages(0, larger.size());  // else most of it may stay empty
     if (advised == nullptr) larger.populate(0, larger.size());  // else there may be far more places than blocks
     policy->grow(slots);

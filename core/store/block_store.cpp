@@ -30,6 +30,13 @@ std::uint64_t slots_with_details(const StoreConfig& config) {
   return last;
 }
 
+// A policy of the user's may take slots in any order.
+HugeArray<Slot>::Writes writes(const StoreConfig& config) {
+  const bool advised =
+      std::ranges::any_of(config.pools, [](const PoolConfig& pool) { return pool.policy.kind == PolicyKind::Advised; });
+  return advised ? HugeArray<Slot>::Writes::Sparse : HugeArray<Slot>::Writes::Populated;
+}
+
 const StoreConfig& checked(const StoreConfig& config) {
   if (config.block_size < 1 || config.block_size > BlockStore::kMaxBlockSize) {
     throw Error(ErrorKind::ConfigError, "block_size must be in 1..", BlockStore::kMaxBlockSize, ", got ",
@@ -67,7 +74,7 @@ BlockStore::BlockStore(const StoreConfig& config)
       token_ids_(config.events.token_ids),
       thread_safe_(config.thread_safe),
       num_slots_(total_blocks(config)),
-      slots_(num_slots_ + kSentinels * config.pools.size()),
+      slots_(num_slots_ + kSentinels * config.pools.size(), writes(config)),
       details_(slots_with_details(config)),
       tokens_(config.events.enabled && config.events.token_ids ? slots_.size() * config.block_size : 0),
       events_(config.events.capacity, config.events.token_ids ? config.block_size : 0) {
@@ -80,6 +87,7 @@ BlockStore::BlockStore(const StoreConfig& config)
 
   SlotId sentinel = 0;
   auto first = static_cast<SlotId>(kSentinels * config.pools.size());
+  slots_.populate(0, first);
   for (const PoolConfig& pool_config : config.pools) {
     auto pool = std::make_unique<Pool>(pool_config, slots_.get(), first);
     PolicySpace space{slots_.get(), pool->first, pool->count, {}, sketch_.get()};

@@ -407,21 +407,30 @@ class Soak {
   std::vector<Held> held_;
 };
 
-// An array is empty at first, also in the memory of another that was not.
+// An array is empty at first, also in the memory of another that was not, and of which only a part was written.
 void check_kept_memory() {
-  const KeptMappings kept;
+  using Array = HugeArray<std::uint32_t>;
+  (void)KeptMappings::give_back();
   for (const std::size_t size : {std::size_t{20'000}, std::size_t{600'000}}) {
     const std::uint32_t* first = nullptr;
-    for (int round = 0; round < 3; ++round) {
-      HugeArray<std::uint32_t> array(size);
+    for (int round = 0; round < 6; ++round) {
+      const KeptMappings kept;  // what one leaves the next one finds
+      const bool dense = round % 3 == 0;
+      Array array(size, dense ? Array::Writes::Dense : Array::Writes::Populated);
       if (round > 0 && array.get() != first) fail("memory is not kept");
       first = array.get();
       for (std::size_t i = 0; i < size; ++i) {
         if (array[i] != 0) fail("an array has something in it at first");
-        array[i] = 7;
       }
+      const std::size_t written = dense ? size : size / static_cast<std::size_t>(round + 1);
+      array.populate(0, written);
+      std::fill_n(array.get(), written, 7u);
     }
+    const Array sparse(size);
+    if (sparse.get() == first) fail("what is kept serves an array that is written here and there");
   }
+  if (!KeptMappings::give_back()) fail("nothing was kept");
+  if (KeptMappings::give_back()) fail("what was given back is still kept");
 }
 
 int soak(std::size_t operations) {
