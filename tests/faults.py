@@ -262,4 +262,32 @@ MUTANTS = [
         "if (FAULT || 2 * needed >= slots) larger",
         "tests/test_memory.py",
     ),
+    Mutant(
+        "what was in memory that is kept stays in it",
+        "core/base/huge_array.hpp",
+        "if (had_ > 0) std::memset",
+        "if (!FAULT && had_ > 0) std::memset",
+        "tests/replay/test_kept_memory.py",
+    ),
+    Mutant(
+        "memory that is kept is cleared as far as the first array went",
+        "core/base/huge_array.hpp",
+        "written_ = std::max(written_, to * sizeof(T));",
+        "written_ = FAULT && had_ > 0 ? written_ : std::max(written_, to * sizeof(T));",
+        "tests/replay/test_kept_memory.py",
+    ),
+    Mutant(
+        "arrays that are mostly empty are kept",
+        "core/base/huge_array.hpp",
+        "written_ >= kShort && 2 * populated_ >= written_;",
+        "written_ >= kShort && (FAULT || 2 * populated_ >= written_);",
+        "tests/replay/test_kept_memory.py",
+    ),
+    Mutant(
+        "links of both orders are one network wherever they are",
+        "core/links/link.cpp",
+        "mixed_ = mixed_ || orders == 3;",
+        "mixed_ = FAULT || mixed_ || orders == 3;",
+        "tests/tiers/test_links_refused.py",
+    ),
 ]

@@ -43,6 +43,7 @@ class HugeArray {
         mapped_(std::exchange(other.mapped_, 0)),
         written_(std::exchange(other.written_, 0)),
         had_(std::exchange(other.had_, 0)),
+        populated_(std::exchange(other.populated_, 0)),
         writes_(other.writes_),
         size_(std::exchange(other.size_, 0)) {}
   HugeArray& operator=(HugeArray&& other) noexcept {
@@ -51,6 +52,7 @@ class HugeArray {
     std::swap(mapped_, other.mapped_);
     std::swap(written_, other.written_);
     std::swap(had_, other.had_);
+    std::swap(populated_, other.populated_);
     std::swap(writes_, other.writes_);
     std::swap(size_, other.size_);
     return *this;
@@ -60,7 +62,9 @@ class HugeArray {
   ~HugeArray() {
 #ifdef __linux__
     if (mapped_ > 0) {
-      if (writes_ == Writes::Sparse || !KeptMappings::keep({base_, mapped_, written_})) (void)munmap(base_, mapped_);
+      // What is mostly empty up to its last write costs more to clear than new memory does.
+      const bool worth = writes_ != Writes::Sparse && written_ >= kShort && 2 * populated_ >= written_;
+      if (!worth || !KeptMappings::keep({base_, mapped_, written_})) (void)munmap(base_, mapped_);
       return;
     }
 #endif
@@ -96,6 +100,7 @@ class HugeArray {
     const std::size_t first = std::max(from * sizeof(T) / kPage * kPage, (had_ + kPage - 1) / kPage * kPage);
     const std::size_t last = (to * sizeof(T) + kPage - 1) / kPage * kPage;
     written_ = std::max(written_, to * sizeof(T));
+    populated_ += (to - from) * sizeof(T);
 #ifdef MADV_POPULATE_WRITE
     if (first < last) (void)madvise(byte(first), last - first, MADV_POPULATE_WRITE);  // where it can
 #endif
@@ -141,7 +146,8 @@ class HugeArray {
     mapped_ = length;
     data_ = whole ? aligned(base_, kHugePage) : static_cast<T*>(base_);
     had_ = kept.written;
-    written_ = std::max(had_, writes_ == Writes::Dense ? bytes : 0);
+    populated_ = writes_ == Writes::Dense ? bytes : 0;
+    written_ = std::max(had_, populated_);
     if (had_ > 0) std::memset(static_cast<void*>(data_), 0, had_);
     return true;
 #else
@@ -157,9 +163,10 @@ class HugeArray {
 
   T* data_ = nullptr;
   void* base_ = nullptr;
-  std::size_t mapped_ = 0;   // bytes; 0: it is the allocator's
-  std::size_t written_ = 0;  // the first bytes, by this array or one before; the others are zero
-  std::size_t had_ = 0;      // the same, by one before
+  std::size_t mapped_ = 0;     // bytes; 0: it is the allocator's
+  std::size_t written_ = 0;    // the first bytes, by this array or one before; the others are zero
+  std::size_t had_ = 0;        // the same, by one before
+  std::size_t populated_ = 0;  // bytes, of this one
   Writes writes_;
   std::size_t size_;
 };

@@ -1,9 +1,12 @@
 // Memory of arrays that are gone, for those that come.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -15,7 +18,8 @@ namespace understudy {
 
 // While one lives, its thread keeps the mappings that arrays give up, and arrays of the same length get them again: a
 // worker that is played behind another, or in the next run of the process, needs no new memory from the system, which
-// would have to clear it page by page. What is kept at the end is for the next one, whoever's thread that is in.
+// would have to clear it page by page. At its end, what arrays have given up meanwhile is left for the next one,
+// whoever's thread that is in; what it found and nobody has used goes back to the system.
 class KeptMappings {
  public:
   struct Mapping {
@@ -26,7 +30,7 @@ class KeptMappings {
 
   KeptMappings() noexcept : outer_(std::exchange(current_, this)) {
     const std::lock_guard lock(left().mutex);
-    swap(kept_, left().heap);
+    swap(found_, left().heap);
   }
   KeptMappings(const KeptMappings&) = delete;
   KeptMappings& operator=(const KeptMappings&) = delete;
@@ -38,23 +42,29 @@ class KeptMappings {
 
   // One of this length; its base is null when there is none.
   static Mapping take(std::size_t length) noexcept {
-    return current_ == nullptr ? Mapping{} : current_->kept_.take(length);
+    if (current_ == nullptr) return {};
+    const Mapping kept = current_->kept_.take(length);
+    return kept.base != nullptr ? kept : current_->found_.take(length);
   }
   // False: the caller keeps it.
   static bool keep(const Mapping& mapping) noexcept { return current_ != nullptr && current_->kept_.add(mapping); }
   // All that is kept, by this thread or for the next one, goes back to the system. False: there was nothing.
   static bool give_back() noexcept {
-    Heap own;
-    Heap others;
-    if (current_ != nullptr) swap(own, current_->kept_);
+    std::array<Heap, 3> gone;
+    if (current_ != nullptr) {
+      swap(gone[0], current_->kept_);
+      swap(gone[1], current_->found_);
+    }
     const std::lock_guard lock(left().mutex);
-    swap(others, left().heap);
-    return !own.empty() || !others.empty();
+    swap(gone[2], left().heap);
+    return std::ranges::any_of(gone, [](const Heap& heap) { return !heap.empty(); });
   }
 
  private:
-  static constexpr std::size_t kLongest = std::size_t{32} << 20;  // bytes of one
-  static constexpr std::size_t kMost = std::size_t{256} << 20;    // bytes of all, as far as they were written
+  // Bytes; of all, those that were written, and addresses.
+  static constexpr std::size_t kLongest = std::size_t{32} << 20;
+  static constexpr std::size_t kMostWritten = std::size_t{256} << 20;
+  static constexpr std::size_t kMostAddresses = std::size_t{1} << 30;
 
   class Heap {
    public:
@@ -71,45 +81,55 @@ class KeptMappings {
     friend void swap(Heap& a, Heap& b) noexcept {
       std::swap(a.by_length_, b.by_length_);
       std::swap(a.written_, b.written_);
+      std::swap(a.addresses_, b.addresses_);
     }
 
-    bool empty() const noexcept { return written_ == 0; }
+    bool empty() const noexcept { return addresses_ == 0; }
     Mapping take(std::size_t length) noexcept {
       const auto found = by_length_.find(length);
       if (found == by_length_.end() || found->second.empty()) return {};
       const Mapping mapping = found->second.back();
       found->second.pop_back();
       written_ -= mapping.written;
+      addresses_ -= length;
       return mapping;
     }
     bool add(const Mapping& mapping) noexcept {
-      if (mapping.written == 0 || mapping.length > kLongest || written_ + mapping.written > kMost) return false;
+      if (mapping.length > kLongest || written_ + mapping.written > kMostWritten ||
+          addresses_ + mapping.length > kMostAddresses) {
+        return false;
+      }
       try {
         by_length_[mapping.length].push_back(mapping);
       } catch (const std::bad_alloc&) {
         return false;
       }
       written_ += mapping.written;
+      addresses_ += mapping.length;
       return true;
     }
 
    private:
     std::map<std::size_t, std::vector<Mapping>> by_length_;
     std::size_t written_ = 0;
+    std::size_t addresses_ = 0;
   };
 
   struct Left {
     std::mutex mutex;
     Heap heap;
   };
+  // Never ends: a thread may outlast the process's other objects.
   static Left& left() noexcept {
-    static Left it;
+    alignas(Left) static std::array<std::byte, sizeof(Left)> room;
+    static Left& it = *::new (room.data()) Left;
     return it;
   }
 
   static inline thread_local KeptMappings* current_ = nullptr;
 
   KeptMappings* outer_;
+  Heap found_;
   Heap kept_;
 };
 

@@ -9,6 +9,7 @@
 
 #include <any>
 #include <array>
+#include <optional>
 #include <type_traits>
 #include <unordered_map>
 
@@ -203,7 +204,8 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
                                    static_cast<std::uint64_t>(blocks), " blocks (num_gpu_blocks, and those of tiers)");
   nb::gil_scoped_release release;
   return within_memory(what, blocks * kSlotBytes, [&] {
-    const KeptMappings kept;
+    std::optional<KeptMappings> kept;
+    if (settings.threads <= 1) kept.emplace();  // else each thread has its own
     Fleet fleet(std::move(settings), columns);
     return fleet.run(report);
   });

@@ -9,8 +9,7 @@
 namespace understudy {
 
 FrequencySketch::FrequencySketch(std::size_t capacity)
-    : words_(std::max<std::size_t>(1, capacity / 4), HugeArray<std::uint64_t>::Writes::Dense),
-      sample_(10 * std::max<std::uint64_t>(1, capacity)) {}
+    : words_(std::max<std::size_t>(1, capacity / 4)), sample_(10 * std::max<std::uint64_t>(1, capacity)) {}
 
 FrequencySketch::Cell FrequencySketch::cell(const LineageHash& key, std::size_t row) const noexcept {
   const std::uint64_t hash = xxh3_64_pair_with_secret(key.lo, key.hi, row);

@@ -69,7 +69,7 @@ LinkId Links::add_link(const LinkSpec& spec) {
 }
 
 LinkFlow::PortId Links::add_port(std::uint64_t bytes_per_second, bool demand_first) {
-  if (bytes_per_second > 0) has_ports_[demand_first ? 1 : 0] = true;
+  orders_.push_back(bytes_per_second == 0 ? 0 : demand_first ? 2 : 1);
   shares_.push_back(1);
   return flow_.add_port(bytes_per_second, demand_first);
 }
@@ -112,9 +112,8 @@ void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string&
 // which does not ask: nobody may move faster than as one of all.
 bool Links::takes_years(LinkFlow::Wide backlog_ns, std::size_t in_flight, double least_share) const {
   if (backlog_ns > kMostNs) return true;
-  const bool mixed = has_ports_[0] && has_ports_[1];
-  if (least_share == 1 && !mixed) return false;
-  const double most_ns = static_cast<double>(kMostNs) * least_share / (mixed ? static_cast<double>(in_flight) : 1.0);
+  if (least_share == 1 && !mixed_) return false;
+  const double most_ns = static_cast<double>(kMostNs) * least_share / (mixed_ ? static_cast<double>(in_flight) : 1.0);
   return static_cast<double>(static_cast<std::uint64_t>(backlog_ns)) > most_ns;
 }
 
@@ -184,6 +183,9 @@ LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority)
     if (num_own == 0) num_own = num_ports;
   }
   const std::span<const LinkFlow::PortId> all = std::span(ports).first(num_ports);
+  unsigned orders = 0;
+  for (const LinkFlow::PortId port : all) orders |= orders_[port];
+  mixed_ = mixed_ || orders == 3;
   const LinkFlow::LaneId lane = flow_.lane(path, all.first(num_own), all.subspan(num_own), priority);
   if (path.size() == 1) known = lane;
   if (path.size() == 2) paired = {path[1], lane};

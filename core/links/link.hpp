@@ -115,10 +115,11 @@ class Links {
   std::size_t in_flight_ = 0;
   // What each transfer under way would take alone, together, on links that were never slowed.
   LinkFlow::Wide backlog_ns_ = 0;
-  std::vector<double> shares_;       // that ports have of their bandwidth
-  double least_share_ = 1;           // of them
-  std::array<bool, 2> has_ports_{};  // with a limit: those that share among all, those that serve demand first
-  std::vector<Completion> ended_;    // not popped yet
+  std::vector<double> shares_;        // that ports have of their bandwidth
+  double least_share_ = 1;            // of them
+  std::vector<std::uint8_t> orders_;  // of ports: 1 shares among all, 2 serves demand first; 0 has no limit
+  bool mixed_ = false;                // a transfer has crossed ports of both orders
+  std::vector<Completion> ended_;     // not popped yet
   // Ends of all that is under way, in order; good until the next start.
   mutable std::optional<std::vector<Completion>> forecast_;
   mutable std::unordered_map<TransferId, std::int64_t> forecast_of_;

@@ -28,12 +28,17 @@ def requests(sessions: int, seed: int) -> Workload:
 def digests(workload: Workload, how: dict[str, Any]) -> object:
     """Of every part of a run's record."""
     engine = VllmConfig(
-        block_size=4, num_gpu_blocks=BLOCKS, eviction_policy=how.get("eviction"), max_num_batched_tokens=4096
+        block_size=4,
+        num_gpu_blocks=how.get("blocks", BLOCKS),
+        eviction_policy=how.get("eviction"),
+        max_num_batched_tokens=4096,
     )
     link = {"down_gbps": 50, "up_gbps": 50}
     below = [{"tier": tier, "blocks": 4 * BLOCKS, "link": link} for tier in how.get("below", ())]
-    tiers = TiersConfig.from_dict({"kv_bytes_per_token": 1024, "tiers": below}) if below else None
-    return run_offline(workload, engine, workers=how["workers"], tiers=tiers).facts["digests"]
+    config = {"kv_bytes_per_token": 1024, "tiers": below, "offload": {"mode": "write_through"}}
+    tiers = TiersConfig.from_dict(config) if below else None
+    threads = how.get("threads", 1)
+    return run_offline(workload, engine, workers=how["workers"], tiers=tiers, threads=threads).facts["digests"]
 
 
 HOWS: tuple[dict[str, Any], ...] = (
@@ -41,6 +46,7 @@ HOWS: tuple[dict[str, Any], ...] = (
     {"workers": 3, "below": ("g2",)},
     {"workers": 5, "below": ("g2", "g3")},
     {"workers": 2, "eviction": "multi_lru"},
+    {"workers": 4, "below": ("g2",), "threads": 2},
     {"workers": 2, "eviction": "lineage", "below": ("g2", "g3", "g4")},
 )
 
@@ -60,6 +66,13 @@ def test_runs_in_memory_of_others_give_what_they_give_in_memory_of_their_own() -
 def test_what_is_kept_goes_back_to_the_system_when_it_is_asked_for() -> None:
     digests(requests(20, 0), HOWS[2])
     assert give_back()
+    assert not give_back()
+
+
+def test_what_is_empty_for_the_better_part_is_not_kept() -> None:
+    give_back()
+    few = requests(1, 0)
+    digests(few, {"workers": 2, "blocks": 200_000, "below": ("g2",)})
     assert not give_back()
 
 

@@ -116,3 +116,12 @@ def test_who_waits_for_demand_and_slows_it_all_the_same_counts(cap_first: bool, 
         links.start(0, [link], eight_years)
     links.start(0, [link], eight_years // 2000)
     assert max(links.deadline_ns(i) for i in range(1001)) < 2**58
+
+
+def test_links_of_both_orders_that_no_transfer_crosses_both_of_are_no_reason_to_refuse() -> None:
+    links = Links()
+    share, first = links.add_link("share", 1.0), links.add_link("first", 1.0, demand_first=True)
+    for _ in range(20_000):
+        links.start(0, [share], 10**9)  # a second each: five and a half hours in all
+    links.start(0, [first], 10**9)
+    assert links.in_flight == 20_001
