@@ -19,13 +19,15 @@ namespace understudy {
 // While one lives, its thread keeps the mappings that arrays give up, and arrays of the same length get them again: a
 // worker that is played behind another, or in the next run of the process, needs no new memory from the system, which
 // would have to clear it page by page. At its end, what arrays have given up meanwhile is left for the next one,
-// whoever's thread that is in; what it found and nobody has used goes back to the system.
+// whoever's thread that is in. So is what it found and nobody has used, but not for ever: runs of two kinds may take
+// turns, and what neither of the last two has used goes back to the system.
 class KeptMappings {
  public:
   struct Mapping {
     void* base = nullptr;
     std::size_t length = 0;   // bytes
     std::size_t written = 0;  // so many may be anything, from where an array of this length begins; the others are zero
+    unsigned unused = 0;      // so many runs, the last ones
   };
 
   KeptMappings() noexcept : outer_(std::exchange(current_, this)) {
@@ -36,6 +38,7 @@ class KeptMappings {
   KeptMappings& operator=(const KeptMappings&) = delete;
   ~KeptMappings() {
     current_ = outer_;
+    kept_.inherit(found_);
     const std::lock_guard lock(left().mutex);
     swap(kept_, left().heap);  // that of another thread goes
   }
@@ -65,6 +68,7 @@ class KeptMappings {
   static constexpr std::size_t kLongest = std::size_t{32} << 20;
   static constexpr std::size_t kMostWritten = std::size_t{256} << 20;
   static constexpr std::size_t kMostAddresses = std::size_t{1} << 30;
+  static constexpr unsigned kMostUnused = 2;  // runs
 
   class Heap {
    public:
@@ -90,8 +94,7 @@ class KeptMappings {
       if (found == by_length_.end() || found->second.empty()) return {};
       const Mapping mapping = found->second.back();
       found->second.pop_back();
-      written_ -= mapping.written;
-      addresses_ -= length;
+      count_out(mapping);
       return mapping;
     }
     bool add(const Mapping& mapping) noexcept {
@@ -108,8 +111,23 @@ class KeptMappings {
       addresses_ += mapping.length;
       return true;
     }
+    // What another has left over, if it was used not long ago.
+    void inherit(Heap& other) noexcept {
+      for (auto& [length, mappings] : other.by_length_) {
+        std::erase_if(mappings, [&](Mapping mapping) {
+          const bool taken = ++mapping.unused < kMostUnused && add(mapping);
+          if (taken) other.count_out(mapping);
+          return taken;
+        });
+      }
+    }
 
    private:
+    void count_out(const Mapping& mapping) noexcept {
+      written_ -= mapping.written;
+      addresses_ -= mapping.length;
+    }
+
     std::map<std::size_t, std::vector<Mapping>> by_length_;
     std::size_t written_ = 0;
     std::size_t addresses_ = 0;
