@@ -274,19 +274,19 @@ class EngineCore:
         """It computes nothing any more, in the middle of a step or not. Returns the requests that are lost with it."""
         self.failure = failure
         self.step_end_ns = -1
-        lost = list(self.live.values())
-        self.live.clear()
-        for request in lost:
-            request.ended = "lost"
-        return lost
+        return self._lose_all()
 
     def restart(self) -> list[LiveRequest]:
         """The engine dies and another takes its place, with nothing cached. Returns the requests that died with it."""
-        lost = list(self.live.values())
-        self.live.clear()
+        lost = self._lose_all()
         self._renew()
         self.step_end_ns = -1
         self.failure = None
+        return lost
+
+    def _lose_all(self) -> list[LiveRequest]:
+        lost = list(self.live.values())
+        self.live.clear()
         for request in lost:
             request.ended = "lost"
         return lost

@@ -201,7 +201,7 @@ class Driver:
                 observer.on_rest(core)
 
     def _act(self, action: Callable[[int], object], now_ns: int) -> None:
-        """What is refused has changed nothing: everything else goes on."""
+        """What is refused goes to the log, and everything else goes on."""
         try:
             action(now_ns)
         except Exception as failure:
