@@ -168,15 +168,20 @@ class BlockStore final : public Residency {
                           std::size_t* unreferenced) const;
   // Reads only: where each block is (its earliest copy; kNoSlot at misses) and how many references that copy has.
   void peek(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, std::uint32_t* references) const;
+  // Asks for the memory that looking these up will need.
+  void warm(std::size_t pool, std::span<const BlockIdentity> identities) const;
   // Reads only: where each block is (kNoSlot at misses), and which slot is claimed for one that is not (else kNoSlot).
-  void locate(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
-  // The same in fewer words, for who wants the rest: `missing` are the indices of blocks that are neither there nor
-  // claimed, `held` the slots of those that are there. `tags`, one each, are worked out for `reserve` unless they are
-  // `known`, from an allocation.
+  // `tags`, one each, are worked out by `ask`, for all pools that one may look in.
+  void ask(std::span<const BlockIdentity> identities, std::span<std::uint32_t> tags) const;
+  void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::span<const std::uint32_t> tags,
+              SlotId* out, SlotId* claimed) const;
+  // The same up to and with the first block that is neither there nor claimed; returns how many that are.
+  std::size_t locate_run(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out,
+                         SlotId* claimed) const;
+  // For who wants the rest: `missing` are the indices of blocks that are neither there nor claimed, `held` the slots of
+  // those that are there. `tags`, one each, are worked out for `reserve` unless they are `known`, from an allocation.
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::span<std::uint32_t> tags, bool known,
               std::vector<std::uint32_t>& missing, std::vector<SlotId>& held) const;
-  // The same for who has looked before: `out` has guesses (kNoSlot: none), and who is still there is not looked for.
-  void locate_again(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, SlotId* claimed) const;
   // Of the registered blocks in `slots`, one after the other, for a store of their own below; none where events carry
   // none.
   std::vector<Token> token_ids(std::size_t pool, std::span<const SlotId> slots) const;

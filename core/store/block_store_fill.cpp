@@ -45,6 +45,7 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
   std::uint32_t* const tags = tags_.data();
   const SlotId first = pool.first;
   const std::uint32_t count = pool.count;
+  const Pool* const below = &pool != pools_.back().get() ? pools_.back().get() : nullptr;
   try {
     for (; done < slots.size(); ++done) {
       const SlotId local = slots[done];
@@ -63,7 +64,10 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
         details[id].parent_hash = identity.parent_hash;
       }
       tags[done] = BlockIndex::tag(identity.lineage);
-      if (done < kAhead) pool.map.warm(tags[done]);
+      if (done < kAhead) {
+        pool.map.warm(tags[done]);
+        if (below != nullptr) below->map.warm(tags[done]);  // who copies it looks there next
+      }
     }
   } catch (...) {
     for (std::size_t i = 0; i < done; ++i) {

@@ -1,16 +1,14 @@
 // Finding blocks: match, scan, peek, touch.
 #include <algorithm>
 #include <array>
-#include <type_traits>
 
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
+#include "store/look_up.hpp"
 
 namespace understudy {
 
 namespace {
-
-constexpr std::size_t kTagBatch = 16;  // index lines asked for together
 
 // Visits blocks as visit(i, tag, guess) with the slot that probably holds block i, until it returns false. The index
 // lines of a few blocks are asked for while those before are visited. Nothing may change the index meanwhile.
@@ -36,38 +34,6 @@ void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identi
       if (!visit(start + i, own[i], guesses[i])) return;
     }
   }
-}
-
-// The same for those who only look: visit(i, slot) with the slot that holds block i, or kNoSlot. Few blocks after a
-// bucket was asked for, its slot is.
-template <typename Visit>
-void look_up(BlockIndex& shared, std::span<const BlockIdentity> identities, Visit visit) {
-  constexpr std::size_t kGuessAhead = 4;
-  std::array<std::uint32_t, kTagBatch> tags;
-  std::array<SlotId, kTagBatch> guesses;
-  BlockIndex index = shared;  // stays in registers
-  const std::size_t count = identities.size();
-  const auto ask = [&](std::size_t i) {
-    tags[i % kTagBatch] = BlockIndex::tag(identities[i].lineage);
-    index.warm(tags[i % kTagBatch]);
-  };
-  const auto guess = [&](std::size_t i) { guesses[i % kTagBatch] = index.guess_and_warm(tags[i % kTagBatch]); };
-  for (std::size_t i = 0; i < std::min(kTagBatch, count); ++i) ask(i);
-  for (std::size_t i = 0; i < std::min(kGuessAhead, count); ++i) guess(i);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i + kGuessAhead < count) guess(i + kGuessAhead);
-    const std::uint32_t tag = tags[i % kTagBatch];
-    const SlotId guessed = guesses[i % kTagBatch];
-    if (i + kTagBatch < count) ask(i + kTagBatch);
-    const SlotId id = index.find(identities[i].lineage, tag, guessed);
-    if constexpr (std::is_invocable_v<Visit, std::size_t, SlotId>) {
-      if (!visit(i, id)) break;
-    } else {
-      const bool maybe_claimed = id == kNoSlot && guessed != BlockIndex::kAbsent;
-      if (!visit(i, id, maybe_claimed ? index.find_claim(identities[i].lineage, tag) : kNoSlot)) break;
-    }
-  }
-  shared = index;  // its count of probes
 }
 
 }  // namespace
@@ -198,80 +164,6 @@ void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> ide
     references[i] = id == kNoSlot ? 0 : slots_[id].refs;
     return true;
   });
-}
-
-void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
-                        SlotId* claimed) const {
-  Pool& pool = *pools_[pool_index];
-  const Lock lock(*this);
-  const auto note = [out, claimed, first = pool.first](std::size_t i, SlotId id, SlotId claim) {
-    out[i] = id == kNoSlot ? kNoSlot : id - first;
-    claimed[i] = claim == kNoSlot ? kNoSlot : claim - first;
-    return true;
-  };
-  look_up(pool.map, identities, note);
-}
-
-// Most often all are missing, which one line of the index tells.
-void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities,
-                        std::span<std::uint32_t> tags, bool known, std::vector<std::uint32_t>& missing,
-                        std::vector<SlotId>& held) const {
-  Pool& pool = *pools_[pool_index];
-  const std::size_t count = identities.size();
-  if (tags.size() != count) throw Error(ErrorKind::InvalidArgument, count, " blocks have ", tags.size(), " tags");
-  const Lock lock(*this);
-  missing.resize(count);
-  held.clear();
-  // Copies, which stay in registers.
-  BlockIndex index = pool.map;
-  std::uint32_t* const all_tags = tags.data();
-  std::uint32_t* next = missing.data();
-  const BlockIdentity* const blocks = identities.data();
-  const auto ask = [&](std::size_t from, std::size_t to) {
-    if (known) return;  // and its bucket was asked for
-    for (std::size_t i = from; i < to; ++i) {
-      all_tags[i] = BlockIndex::tag(blocks[i].lineage);
-      index.warm(all_tags[i]);
-    }
-  };
-  ask(0, std::min(kTagBatch, count));
-  for (std::size_t start = 0; start < count; start += kTagBatch) {
-    const std::size_t end = std::min(start + kTagBatch, count);
-    ask(end, std::min(end + kTagBatch, count));
-    for (std::size_t i = start; i < end; ++i) {
-      *next = static_cast<std::uint32_t>(i);
-      if (!index.might_hold(all_tags[i])) {
-        ++next;
-      } else if (const SlotId id = index.find(blocks[i].lineage, all_tags[i]); id != kNoSlot) {
-        held.push_back(id - pool.first);
-      } else if (index.find_claim(blocks[i].lineage, all_tags[i]) == kNoSlot) {
-        ++next;
-      }
-    }
-  }
-  pool.map = index;  // its count of probes
-  missing.resize(static_cast<std::size_t>(next - missing.data()));
-}
-
-void BlockStore::locate_again(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
-                              SlotId* claimed) const {
-  Pool& pool = *pools_[pool_index];
-  if (pool.config.duplicates != DuplicatePolicy::Reject) return locate(pool_index, identities, out, claimed);
-  const Lock lock(*this);
-  const Slot* const slots = slots_.get() + pool.first;
-  const std::size_t count = identities.size();
-  for (std::size_t i = 0; i < std::min(kAhead, count); ++i) warm_slot(pool, out[i]);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) warm_slot(pool, out[i + kAhead]);
-    const LineageHash& lineage = identities[i].lineage;
-    claimed[i] = kNoSlot;
-    if (out[i] < pool.count && slots[out[i]].lineage == lineage && slots[out[i]].registered()) continue;
-    const std::uint32_t tag = BlockIndex::tag(lineage);
-    const SlotId id = pool.map.find(lineage, tag);
-    out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
-    const SlotId claim = id == kNoSlot ? pool.map.find_claim(lineage, tag) : kNoSlot;
-    if (claim != kNoSlot) claimed[i] = claim - pool.first;
-  }
 }
 
 std::vector<Token> BlockStore::token_ids(std::size_t pool_index, std::span<const SlotId> slots) const {

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "base/huge_array.hpp"
-#include "base/kept_mappings.hpp"
 #include "store/block_store.hpp"
 #include "store/request_kv.hpp"
+#include "tests/fail.hpp"
+#include "tests/kept_memory.hpp"
 #include "tokens/identities.hpp"
 #include "tokens/token_blocks.hpp"
 
@@ -27,8 +27,6 @@ namespace {
 
 constexpr std::uint64_t kBlockSize = 4;
 constexpr std::size_t kCheckEvery = 256;
-
-[[noreturn]] void fail(const char* what) { throw Error(ErrorKind::InvariantViolated, "soak: ", what); }
 
 // Least recently freed first, outside the store's lock: what a policy written in Python does.
 class QueueAdvisor final : public PolicyAdvisor {
@@ -181,10 +179,7 @@ class Soak {
       if (store_.available(held.pool) != available) fail("a refused reservation keeps slots");
       return;
     }
-    std::vector<SlotId> found(blocks.size());
-    std::vector<SlotId> claimed(blocks.size());
-    store_.locate(held.pool, blocks, found.data(), claimed.data());
-    if (claimed != held.slots) fail("a reserved block is not where it was put");
+    if (locate(held.pool, blocks).claimed != held.slots) fail("a reserved block is not where it was put");
     held.blocks = std::move(blocks);
     held.stage = Stage::Claimed;
     held_.push_back(std::move(held));
@@ -227,12 +222,10 @@ class Soak {
       return;
     }
     const auto there = std::make_unique<bool[]>(tokens.num_blocks());
-    std::vector<SlotId> found(tokens.num_blocks());
-    std::vector<SlotId> claimed(tokens.num_blocks());
     store_.has_blocks(held.pool, tokens.blocks(), there.get());
-    store_.locate(held.pool, tokens.blocks(), found.data(), claimed.data());
+    const Located located = locate(held.pool, tokens.blocks());
     for (std::size_t i = 0; i < tokens.num_blocks(); ++i) {
-      if (there[i] || found[i] != kNoSlot || claimed[i] != held.slots[i])
+      if (there[i] || located.found[i] != kNoSlot || located.claimed[i] != held.slots[i])
         fail("a claimed block is not where it was put");
     }
   }
@@ -290,6 +283,9 @@ class Soak {
     const std::size_t pool = below(store_.num_pools());
     const TokenBlocks tokens = prompt(1 + below(10));
     guess(pool, tokens.blocks());
+    std::vector<BlockIdentity> mixed(tokens.blocks().begin(), tokens.blocks().end());
+    std::ranges::shuffle(mixed, random_);
+    (void)locate_each(pool, mixed);
     const auto there = std::make_unique<bool[]>(tokens.num_blocks());
     store_.has_blocks(pool, tokens.blocks(), there.get());
     const std::size_t length = store_.prefix_length(pool, tokens.blocks());
@@ -300,19 +296,59 @@ class Soak {
     if (below(32) == 0) store_.clear_inactive(pool);
   }
 
+  struct Located {
+    std::vector<SlotId> found;
+    std::vector<SlotId> claimed;
+    bool operator==(const Located&) const = default;
+  };
+  Located locate(std::size_t pool, std::span<const BlockIdentity> blocks) const {
+    Located out{std::vector<SlotId>(blocks.size()), std::vector<SlotId>(blocks.size())};
+    std::vector<std::uint32_t> tags(blocks.size());
+    store_.ask(blocks, tags);
+    store_.locate(pool, blocks, tags, out.found.data(), out.claimed.data());
+    return out;
+  }
+
+  // Who looks beside what was found last finds what each block alone is found by.
+  Located locate_each(std::size_t pool, std::span<const BlockIdentity> blocks) const {
+    Located out;
+    for (const BlockIdentity& block : blocks) {
+      const Located one = locate(pool, {&block, 1});
+      out.found.push_back(one.found[0]);
+      out.claimed.push_back(one.claimed[0]);
+    }
+    if (locate(pool, blocks) != out) fail("blocks are not located together as each of them is");
+
+    const auto nowhere = [&](std::size_t i) { return out.found[i] == kNoSlot && out.claimed[i] == kNoSlot; };
+    std::vector<std::uint32_t> expected;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (nowhere(i)) expected.push_back(static_cast<std::uint32_t>(i));
+    }
+    std::vector<SlotId> there = out.found;
+    std::erase(there, kNoSlot);
+    std::vector<std::uint32_t> tags(blocks.size());
+    std::vector<std::uint32_t> missing;
+    std::vector<SlotId> held;
+    store_.locate(pool, blocks, tags, false, missing, held);
+    if (missing != expected || held != there) fail("what is missing is not what is not there");
+
+    Located run{std::vector<SlotId>(blocks.size()), std::vector<SlotId>(blocks.size())};
+    const std::size_t length = store_.locate_run(pool, blocks, run.found.data(), run.claimed.data());
+    if (length != (expected.empty() ? blocks.size() : expected.front() + 1)) fail("a run ends elsewhere");
+    if (!std::equal(out.found.begin(), out.found.begin() + length, run.found.begin()) ||
+        !std::equal(out.claimed.begin(), out.claimed.begin() + length, run.claimed.begin())) {
+      fail("a run is not where its blocks are");
+    }
+    return out;
+  }
+
   // Guesses, right ones and any others, make no difference to what is found.
   void guess(std::size_t pool, std::span<const BlockIdentity> blocks) {
-    std::vector<SlotId> found(blocks.size());
-    std::vector<SlotId> claimed(blocks.size());
-    store_.locate(pool, blocks, found.data(), claimed.data());
+    const std::vector<SlotId> found = locate_each(pool, blocks).found;
     std::vector<SlotId> guesses = found;
     for (SlotId& slot : guesses) {
       if (below(4) == 0) slot = below(4) == 0 ? kNoSlot : static_cast<SlotId>(below(store_.num_blocks(pool) + 2));
     }
-    std::vector<SlotId> again = guesses;
-    std::vector<SlotId> claimed_too(blocks.size());
-    store_.locate_again(pool, blocks, again.data(), claimed_too.data());
-    if (again != found || claimed_too != claimed) fail("a guess changes what is located");
 
     std::vector<SlotId> unguessed(blocks.size(), kNoSlot);
     std::size_t unreferenced = 0;
@@ -406,39 +442,6 @@ class Soak {
   std::mt19937_64 random_;
   std::vector<Held> held_;
 };
-
-// An array is empty at first, also in the memory of another that was not, and of which only a part was written.
-void check_kept_memory() {
-  using Array = HugeArray<std::uint32_t>;
-  (void)KeptMappings::give_back();
-  for (const std::size_t size : {std::size_t{20'000}, std::size_t{600'000}}) {
-    const std::uint32_t* first = nullptr;
-    for (int round = 0; round < 6; ++round) {
-      const KeptMappings kept;  // what one leaves the next one finds
-      const bool dense = round % 3 == 0;
-      Array array(size, dense ? Array::Writes::Dense : Array::Writes::Populated);
-      if (round > 0 && array.get() != first) fail("memory is not kept");
-      first = array.get();
-      for (std::size_t i = 0; i < size; ++i) {
-        if (array[i] != 0) fail("an array has something in it at first");
-      }
-      const std::size_t written = dense ? size : size * (4 + static_cast<std::size_t>(round % 3)) / 8;
-      array.populate(0, written);
-      std::fill_n(array.get(), written, 7u);
-    }
-    const Array sparse(size);
-    if (sparse.get() == first) fail("what is kept serves an array that is written here and there");
-  }
-  if (!KeptMappings::give_back()) fail("nothing was kept");
-  if (KeptMappings::give_back()) fail("what was given back is still kept");
-  for (const int runs : {2, 3}) {
-    for (int run = 0; run < runs; ++run) {
-      const KeptMappings kept;
-      if (run == 0) Array(20'000, Array::Writes::Dense)[0] = 7;
-    }
-    if (KeptMappings::give_back() != (runs == 2)) fail("what nobody has used is kept for ever, or not until the next");
-  }
-}
 
 int soak(std::size_t operations) {
   check_kept_memory();

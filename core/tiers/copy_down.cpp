@@ -193,6 +193,7 @@ bool WorkerTiers::leaves_device_as_it_is(const Errand& errand) const {
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   Copy& copy = copies_.at(index);
   --copying_;
+  for (const auto& shared : run_.shared()) shared->warm(copy.blocks);
   const bool wanted = !copy.waiters.empty() || !run_.shared().empty();
   store_.land(kG2, copy.to, wanted);  // held until those who want it have it
   for (const Arrival::Waiter& waiter : copy.waiters) {

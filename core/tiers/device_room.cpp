@@ -57,13 +57,9 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
 bool WorkerTiers::evicts_what_it_must_copy(std::size_t slots) {
   if (store_.advised(kG1)) return slots > store_.in(kG1, SlotState::Reset);  // whose order nobody knows beforehand
   const std::vector<BlockIdentity> next = store_.next_evicted(kG1, slots);
-  below_.resize(next.size());
-  coming_.resize(next.size());
-  store_.locate(kG2, next, below_.data(), coming_.data());
-  for (std::size_t i = 0; i < next.size(); ++i) {
-    if (below_[i] == kNoSlot && coming_[i] == kNoSlot) return true;
-  }
-  return false;
+  tags_.resize(next.size());
+  store_.locate(kG2, next, tags_, false, chosen_, used_);
+  return !chosen_.empty();
 }
 
 void WorkerTiers::note_hits(std::span<const SlotId> slots) {

@@ -48,7 +48,7 @@ void WorkerTiers::unpin(std::size_t from, std::size_t to) {
 WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix,
                                           std::span<const BlockIdentity> blocks,
                                           const std::function<std::int64_t(std::size_t)>& saved_ns) {
-  find_sources(who, prefix.size(), blocks);
+  find_sources(blocks);
   Places places{.count = sources_.size()};
   if (places.count > 0 && config_.recompute_fallback) {
     places.count = worthwhile(now_ns, places.count, saved_ns);

@@ -39,6 +39,11 @@ class SharedTier {
   std::uint32_t& loads_under_way() noexcept { return loads_under_way_; }
 
   // ── Copies on their way here ──
+  // Asks for what `expect` will need for the first of `blocks`, a little ahead.
+  void warm(std::span<const BlockIdentity> blocks) const {
+    constexpr std::size_t kFirst = 8;
+    store_.warm(0, blocks.first(std::min(blocks.size(), kFirst)));
+  }
   // Reserves room for those of `blocks` that are neither here nor coming, in order, as far as there is room: `chosen`
   // are their places. Nothing when there are none. Of the arrival the rest is the caller's.
   std::optional<Arrivals::Id> expect(std::span<const BlockIdentity> blocks, std::int64_t now_ns,

@@ -6,44 +6,32 @@
 
 namespace understudy {
 
-// Where `blocks` are on the device and on the host. The first were `known` to be somewhere when somebody last looked.
-void WorkerTiers::locate(std::span<const BlockIdentity> blocks, std::span<const Source> known) {
+// Where `blocks` are on the device and on the host.
+void WorkerTiers::locate(std::span<const BlockIdentity> blocks) {
   above_.resize(blocks.size());
   below_.resize(blocks.size());
   coming_.resize(blocks.size());
-  references_.resize(blocks.size());
+  source_tags_.resize(blocks.size());
   if (loading_.may_be_cold()) {
     for (const BlockIdentity& block : blocks) loading_.warm(block.lineage);
   }
-  store_.peek(kG1, blocks, above_.data(), references_.data());
-  locate_known(store_, kG2, Tier::G2, blocks, known, below_.data(), coming_.data());
-  lower_from_ = blocks.size();
+  store_.ask(blocks, source_tags_);
+  store_.locate(kG1, blocks, source_tags_, above_.data(), coming_.data());  // nothing is claimed there
+  store_.locate(kG2, blocks, source_tags_, below_.data(), coming_.data());
+  for (Lower& lower : lower_) lower.end = 0;
 }
 
-// And from `from` on, on the tiers of the run: those above them lack it, so they will lack most of what follows.
-void WorkerTiers::locate_lower(std::span<const BlockIdentity> blocks, std::size_t from, std::span<const Source> known) {
-  if (from >= lower_from_) return;
-  lower_from_ = from;
-  known = known.subspan(std::min(from, known.size()));
+// And from `from` on, on the tiers of the run, as far as those have all of them: what is above them lacks it, so it
+// will lack most of what follows.
+void WorkerTiers::locate_lower(std::span<const BlockIdentity> blocks, std::size_t from) {
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-    auto& [here, coming] = lower_found_[tier];
-    here.resize(blocks.size());
-    coming.resize(blocks.size());
-    SharedTier& shared = *run_.shared()[tier];
-    locate_known(shared.store(), 0, shared.tier(), blocks.subspan(from), known, here.data() + from,
-                 coming.data() + from);
+    Lower& lower = lower_[tier];
+    if (from < lower.end) continue;
+    lower.here.resize(blocks.size());
+    lower.coming.resize(blocks.size());
+    const BlockStore& store = run_.shared()[tier]->store();
+    lower.end = from + store.locate_run(0, blocks.subspan(from), lower.here.data() + from, lower.coming.data() + from);
   }
-}
-
-// What was on a tier most often still is, and then nobody has to search for it.
-void WorkerTiers::locate_known(BlockStore& store, std::size_t pool, Tier tier, std::span<const BlockIdentity> blocks,
-                               std::span<const Source> known, SlotId* here, SlotId* coming) {
-  std::size_t count = 0;
-  for (; count < std::min(known.size(), blocks.size()) && known[count].tier == tier; ++count) {
-    here[count] = known[count].slot;
-  }
-  if (count > 0) store.locate_again(pool, blocks.first(count), here, coming);
-  if (count < blocks.size()) store.locate(pool, blocks.subspan(count), here + count, coming + count);
 }
 
 // Block `at` of those that were located, and there is no way above it that it comes by.
@@ -65,13 +53,15 @@ bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& sourc
     source = {coming_[at], 0, Tier::G2, Source::Where::Landing};
     return true;
   }
-  if (at < lower_from_) return false;  // nobody has looked there yet
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-    source = {lower_found_[tier].here[at], 0, run_.shared()[tier]->tier(), Source::Where::Resident};
+    if (at >= lower_[tier].end) return false;  // nobody has looked there yet
+  }
+  for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
+    source = {lower_[tier].here[at], 0, run_.shared()[tier]->tier(), Source::Where::Resident};
     if (source.slot != kNoSlot) return true;
   }
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-    source = {lower_found_[tier].coming[at], 0, run_.shared()[tier]->tier(), Source::Where::Landing};
+    source = {lower_[tier].coming[at], 0, run_.shared()[tier]->tier(), Source::Where::Landing};
     if (source.slot != kNoSlot) return true;
   }
   return false;
@@ -98,39 +88,28 @@ std::optional<TransferId> WorkerTiers::transfer_of(const Source& source) const {
 }
 
 // Fills sources_ up to the first block that is nowhere. Looks few blocks up at first, as most often there is none, and
-// then more and more together; who waits at the head of the queue asks for the same ones again and again.
-void WorkerTiers::find_sources(RequestSlot who, std::size_t first, std::span<const BlockIdentity> blocks) {
-  constexpr std::size_t kMost = 64;
-  constexpr std::size_t kMostKnown = 256;
-  std::span<const Source> known;
-  if (who != kNobody && who == sources_who_ && first >= sources_first_) {
-    std::swap(known_, sources_);
-    known = std::span<const Source>(known_).subspan(std::min(first - sources_first_, known_.size()));
-  }
+// then more together.
+void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
+  constexpr std::size_t kMost = 16;
   sources_.clear();
-  sources_who_ = who;
-  sources_first_ = first;
-  for (std::size_t size = 1; !blocks.empty();) {
-    const std::size_t wanted = known.empty() ? size : std::min(known.size(), kMostKnown);
-    if (known.empty()) size = std::min(4 * size, kMost);
-    const std::span<const BlockIdentity> some = blocks.first(std::min(wanted, blocks.size()));
-    locate(some, known);
+  for (std::size_t size = 1; !blocks.empty(); size = std::min(4 * size, kMost)) {
+    const std::span<const BlockIdentity> some = blocks.first(std::min(size, blocks.size()));
+    locate(some);
     for (std::size_t i = 0; i < some.size(); ++i) {
       Source& source = sources_.emplace_back();  // written in place: what was just written in parts is slow to copy
       if (find(some[i], i, source)) continue;
-      locate_lower(some, i, known);
+      locate_lower(some, i);
       if (find(some[i], i, source)) continue;
       sources_.pop_back();
       return;
     }
     blocks = blocks.subspan(some.size());
-    known = known.subspan(std::min(some.size(), known.size()));
   }
 }
 
 std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> blocks) {
   hub().require_sound();
-  find_sources(kNobody, 0, blocks);
+  find_sources(blocks);
   std::vector<TierAnswer> answers;
   for (const Source& source : sources_) {
     TierAnswer answer{TierAnswer::Kind::Hit, source.tier, 0};

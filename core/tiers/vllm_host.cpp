@@ -24,6 +24,7 @@ VllmHost::VllmHost(BlockStore& store, const HostRules& rules)
 void VllmHost::locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
   found_.resize(keys.size());
   claimed_.resize(keys.size());
+  tags_.resize(keys.size());
   for (std::size_t i = 0; i < keys.size();) {
     if (still_at(memos[i].slot, keys[i])) {
       found_[i] = memos[i].slot;
@@ -34,7 +35,9 @@ void VllmHost::locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> 
     do {
       ++i;
     } while (i < keys.size() && !still_at(memos[i].slot, keys[i]));
-    store_.locate(kPool, keys.subspan(first, i - first), &found_[first], &claimed_[first]);
+    const std::span<std::uint32_t> tags = std::span(tags_).subspan(first, i - first);
+    store_.ask(keys.subspan(first, i - first), tags);
+    store_.locate(kPool, keys.subspan(first, i - first), tags, &found_[first], &claimed_[first]);
     for (std::size_t j = first; j < i; ++j) {
       if (found_[j] == kNoSlot) found_[j] = claimed_[j];
       memos[j].slot = found_[j];

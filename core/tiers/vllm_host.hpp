@@ -76,6 +76,7 @@ class VllmHost {
   // Scratch.
   std::vector<SlotId> found_;
   std::vector<SlotId> claimed_;
+  std::vector<std::uint32_t> tags_;
   std::vector<LineageHash> names_;
   std::vector<BlockIdentity> absent_;
   std::vector<SlotId> victims_;

@@ -247,15 +247,13 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   void lower_landed(std::size_t tier, Arrivals::Id id, std::int64_t time_ns);
 
   // sources.cpp
-  void locate(std::span<const BlockIdentity> blocks, std::span<const Source> known);
-  void locate_lower(std::span<const BlockIdentity> blocks, std::size_t from, std::span<const Source> known);
-  void locate_known(BlockStore& store, std::size_t pool, Tier tier, std::span<const BlockIdentity> blocks,
-                    std::span<const Source> known, SlotId* here, SlotId* coming);
+  void locate(std::span<const BlockIdentity> blocks);
+  void locate_lower(std::span<const BlockIdentity> blocks, std::size_t from);
   bool find(const BlockIdentity& block, std::size_t at, Source& source) const;
   const Arrival& arrival_of(const Source& source) const;
   std::int64_t eta(const Source& source, const Arrival& arrival) const;
   std::optional<TransferId> transfer_of(const Source& source) const;
-  void find_sources(RequestSlot who, std::size_t first, std::span<const BlockIdentity> blocks);
+  void find_sources(std::span<const BlockIdentity> blocks);
   std::size_t worthwhile(std::int64_t now_ns, std::size_t count,
                          const std::function<std::int64_t(std::size_t)>& saved_ns) const;
   std::size_t end_of_alike(std::size_t first, std::size_t end) const;
@@ -350,16 +348,13 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   struct Lower {
     std::vector<SlotId> here;
     std::vector<SlotId> coming;
+    std::size_t end = 0;  // of what is known
   };
-  std::array<Lower, 2> lower_found_;  // the same of the tiers of the run, from block lower_from_ on
-  std::size_t lower_from_ = 0;
+  std::array<Lower, 2> lower_;  // the same of the tiers of the run, from where somebody asked
   std::vector<SlotId> used_;
   std::array<std::vector<SlotId>, 5> gathered_;  // by tier
-  std::vector<std::uint32_t> references_;
-  std::vector<Source> sources_;  // of the blocks that were looked for last: of sources_who_, from sources_first_ on
-  RequestSlot sources_who_ = kNobody;
-  std::size_t sources_first_ = 0;
-  std::vector<Source> known_;  // the same of the time before, where it was the same request
+  std::vector<std::uint32_t> source_tags_;
+  std::vector<Source> sources_;  // of the blocks that were looked for last
   std::vector<SlotId> copied_slots_;
   std::vector<BlockIdentity> copied_;
   std::vector<std::uint32_t> tags_;  // of what is written through, by the host's store

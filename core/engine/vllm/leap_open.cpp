@@ -94,6 +94,9 @@ std::uint64_t VllmEngine::Leap::steps_to_rest() const {
 std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) {
   const StepTiming& timing = engine_.timing_;
   if (sums_.window() == TimingModel::kNoWindow) {
+    if (const auto same = foreseen(steps_, sums_.load()); same.size() >= steps) {
+      return std::accumulate(same.begin(), same.begin() + static_cast<std::ptrdiff_t>(steps), std::int64_t{0});
+    }
     foreseen_.first = steps_;
     foreseen_.load = sums_.load();
     foreseen_.known = 0;

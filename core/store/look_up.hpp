@@ -1,0 +1,77 @@
+// Many blocks at once in a pool's index, for those who only look.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include "store/block_index.hpp"
+#include "tokens/lineage_hash.hpp"
+
+namespace understudy {
+
+inline constexpr std::size_t kTagBatch = 16;  // index lines asked for together
+
+// visit(i, slot) with the slot that holds block i, or kNoSlot, until it returns false. The index lines of a few blocks
+// are asked for while those before are visited, and their slots a little later.
+template <typename Visit>
+void look_up(BlockIndex& shared, std::span<const BlockIdentity> identities, Visit visit) {
+  constexpr std::size_t kGuessAhead = 4;
+  std::array<std::uint32_t, kTagBatch> tags;
+  std::array<SlotId, kTagBatch> guesses;
+  BlockIndex index = shared;  // stays in registers
+  const std::size_t count = identities.size();
+  const auto ask = [&](std::size_t i) {
+    tags[i % kTagBatch] = BlockIndex::tag(identities[i].lineage);
+    index.warm(tags[i % kTagBatch]);
+  };
+  const auto guess = [&](std::size_t i) { guesses[i % kTagBatch] = index.guess_and_warm(tags[i % kTagBatch]); };
+  for (std::size_t i = 0; i < std::min(kTagBatch, count); ++i) ask(i);
+  for (std::size_t i = 0; i < std::min(kGuessAhead, count); ++i) guess(i);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kGuessAhead < count) guess(i + kGuessAhead);
+    const std::uint32_t tag = tags[i % kTagBatch];
+    const SlotId guessed = guesses[i % kTagBatch];
+    if (i + kTagBatch < count) ask(i + kTagBatch);
+    const SlotId id = index.find(identities[i].lineage, tag, guessed);
+    if constexpr (std::is_invocable_v<Visit, std::size_t, SlotId>) {
+      if (!visit(i, id)) break;
+    } else {
+      const bool maybe_claimed = id == kNoSlot && guessed != BlockIndex::kAbsent;
+      if (!visit(i, id, maybe_claimed ? index.find_claim(identities[i].lineage, tag) : kNoSlot)) break;
+    }
+  }
+  shared = index;  // its count of probes
+}
+
+// Blocks that came together most often stand side by side, up or down: whoever has found one looks beside it first.
+class Beside {
+ public:
+  // In the pool of slots `first` to `first + count - 1`.
+  Beside(const Slot* slots, SlotId first, std::uint32_t count) noexcept : slots_(slots), first_(first), count_(count) {}
+
+  void found(SlotId id) noexcept {
+    step_ = id < last_ && last_ != kNoSlot ? SlotId(-1) : SlotId{1};
+    last_ = id;
+  }
+  // The slot that holds the key, if it is that one and no other has it too.
+  SlotId find(const LineageHash& lineage) noexcept {
+    if (last_ == kNoSlot) return kNoSlot;
+    const SlotId id = last_ + step_;
+    if (id - first_ >= count_) return kNoSlot;
+    const Slot& slot = slots_[id];
+    if (!(slot.lineage == lineage) || !slot.registered() || slot.twinned) return kNoSlot;
+    return last_ = id;
+  }
+
+ private:
+  const Slot* slots_;
+  SlotId first_;
+  std::uint32_t count_;
+  SlotId last_ = kNoSlot;
+  SlotId step_ = 1;
+};
+
+}  // namespace understudy
