@@ -29,12 +29,8 @@ std::uint64_t bytes_per_second(const std::string& what, double gbps) {
 
 constexpr double kNsPerTick = 1.0 / static_cast<double>(std::uint64_t{1} << LinkFlow::kTickBits);
 
-// Both in halves: converting all 128 bits at once is a slow library call.
-double bytes_of(LinkFlow::Wide units) {
-  const double all = static_cast<double>(static_cast<std::uint64_t>(units >> 64)) * 0x1p64 +
-                     static_cast<double>(static_cast<std::uint64_t>(units));
-  return all * kNsPerTick / 1e9;
-}
+double bytes_of(LinkFlow::Wide units) { return as_double(units) * kNsPerTick / 1e9; }
+// In halves too, so that nothing of it is lost.
 double ns_of(LinkFlow::Tick tick) {
   const std::uint64_t part = static_cast<std::uint64_t>(tick) & ((std::uint64_t{1} << LinkFlow::kTickBits) - 1);
   return static_cast<double>(static_cast<std::uint64_t>(tick >> LinkFlow::kTickBits)) +

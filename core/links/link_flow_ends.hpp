@@ -25,9 +25,7 @@ inline LinkFlow::Share LinkFlow::share(std::span<const PortId> ports, Priority p
 
 // A quotient of 128 bits by a library call is slow: where it fits a word, a guess of 53 bits and what is left of it do.
 inline LinkFlow::Tick LinkFlow::rounded_up(Wide units, std::uint64_t bytes_per_second) {
-  const double guess = (static_cast<double>(static_cast<std::uint64_t>(units >> 64)) * 0x1p64 +
-                        static_cast<double>(static_cast<std::uint64_t>(units))) /
-                       static_cast<double>(bytes_per_second);
+  const double guess = as_double(units) / static_cast<double>(bytes_per_second);
   if (!(guess < 0x1p62)) return (units + bytes_per_second - 1) / bytes_per_second;
   const auto low = static_cast<std::uint64_t>(guess);
   const auto left = static_cast<std::int64_t>(units - Wide{low} * bytes_per_second);  // some thousands of them at most

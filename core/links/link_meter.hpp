@@ -7,6 +7,12 @@
 
 namespace understudy {
 
+// In halves: converting all 128 bits at once is a slow library call.
+__extension__ inline double as_double(unsigned __int128 wide) {
+  return static_cast<double>(static_cast<std::uint64_t>(wide >> 64)) * 0x1p64 +
+         static_cast<double>(static_cast<std::uint64_t>(wide));
+}
+
 // What each transfer gets: a bandwidth over a number of sharers.
 struct LinkShare {
   __extension__ using Wide = unsigned __int128;

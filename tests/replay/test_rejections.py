@@ -113,8 +113,14 @@ def test_requests_that_preempt_each_other_for_ever_end_with_an_error(
         async_scheduling=asynchronous,
         timing=ONE_MS,
     )
-    with pytest.raises(WrongState, match="preempt each other without end"):
-        run_offline(workload, engine, routing=routing)
+    said = set()
+    for leaping in (True, False):
+        with pytest.raises(WrongState, match="preempt each other without end") as caught:
+            run_offline(workload, engine, routing=routing, leaping=leaping)
+        said.add(str(caught.value))
+    # Told as of when that was clear, and not as of when somebody looked.
+    assert len(said) == 1
+    assert " of 17 blocks are free" in said.pop()
     newest = msgspec.structs.replace(engine, preemption_mode="lifo")
     assert run_offline(workload, newest, routing=routing).timeline.completed.all()
 

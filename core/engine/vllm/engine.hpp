@@ -147,7 +147,7 @@ class VllmEngine final : public Engine {
   }
   void set_pause(std::function<void(const StepEffects&)> pause) override { pause_ = std::move(pause); }
   // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
-  bool stuck() const noexcept override { return stuck_; }
+  bool stuck() const noexcept override { return stuck_.has_value(); }
   Stall stall() const override;
   std::int64_t begun_ns() const noexcept { return begun_ns_; }  // when its last step began
   bool asleep() const noexcept override { return landing_wait_.on; }
@@ -377,7 +377,7 @@ class VllmEngine final : public Engine {
   std::int64_t begun_ns_ = 0;  // when the last step began
   std::int64_t now_ns_ = 0;
   bool in_step_ = false;
-  bool stuck_ = false;
+  std::optional<std::uint64_t> stuck_;                // with so many blocks free when it got there
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, while nothing has changed
   bool played_through_ = false;                       // the last step, to its end after the time that was asked for
   bool catching_up_ = false;                          // transfers may have come further than the steps that are played

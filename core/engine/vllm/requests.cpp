@@ -119,7 +119,7 @@ void VllmEngine::somebody_came_or_went() {
   landing_wait_.visited = true;
   leap_->forget_begun();
   if (!in_step_) announcer_.stop_holding();  // for a step that a leap had begun
-  stuck_ = false;
+  stuck_.reset();
   fruitless_preemptions_ = 0;
   token_log_.touch();
 }

@@ -103,7 +103,9 @@ bool VllmEngine::found_work(std::int64_t now_ns) {
     announcer_.release(now_ns);
     return false;
   }
-  stuck_ = nothing && admitting_ && !(running_.empty() && num_waiting() == 0) && !still_offloads();
+  const bool stuck = nothing && admitting_ && !(running_.empty() && num_waiting() == 0) && !still_offloads();
+  if (!stuck) stuck_.reset();
+  if (stuck && !stuck_) stuck_ = kv_->available();
   return true;
 }
 
@@ -111,7 +113,7 @@ void VllmEngine::open_step(std::int64_t now_ns, const StepLoad& load, std::int64
   ++totals_.steps;
   count_time(load, duration_ns);
   in_step_ = true;
-  if (thrashing()) stuck_ = true;
+  if (thrashing() && !stuck_) stuck_ = kv_->available();
   landing_wait_.on = false;
   now_ns_ = now_ns;
   if (tiers_) announcer_.show(now_ns);  // what went on the host

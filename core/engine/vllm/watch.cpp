@@ -42,7 +42,7 @@ std::int64_t VllmEngine::wake_ns() const {
 }
 
 Stall VllmEngine::stall() const {
-  Stall stall{thrashing(), num_waiting(), {}, kv_->available(), false};
+  Stall stall{thrashing(), num_waiting(), {}, stuck_.value_or(kv_->available()), false};
   for (const RequestId id : waiting(3)) stall.first.push_back({id, request(id).known});
   if (!offload_ || config_.offload->holders_first) return stall;
   for (const RequestSlot id : skipped_.ids()) stall.holders_starve |= !requests_[id].table.empty();
