@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <span>
-#include <type_traits>
 
 #include "store/block_index.hpp"
 #include "tokens/lineage_hash.hpp"
@@ -35,13 +34,7 @@ void look_up(BlockIndex& shared, std::span<const BlockIdentity> identities, Visi
     const std::uint32_t tag = tags[i % kTagBatch];
     const SlotId guessed = guesses[i % kTagBatch];
     if (i + kTagBatch < count) ask(i + kTagBatch);
-    const SlotId id = index.find(identities[i].lineage, tag, guessed);
-    if constexpr (std::is_invocable_v<Visit, std::size_t, SlotId>) {
-      if (!visit(i, id)) break;
-    } else {
-      const bool maybe_claimed = id == kNoSlot && guessed != BlockIndex::kAbsent;
-      if (!visit(i, id, maybe_claimed ? index.find_claim(identities[i].lineage, tag) : kNoSlot)) break;
-    }
+    if (!visit(i, index.find(identities[i].lineage, tag, guessed))) break;
   }
   shared = index;  // its count of probes
 }
