@@ -152,7 +152,7 @@ class VllmEngine::Leap {
     std::uint64_t first = 0;  // step
     DecodeLoad load;          // in it
     std::size_t known = 0;
-    std::array<std::int64_t, StepTiming::kMostAtOnce> durations_ns;
+    std::array<std::int64_t, 2 * StepTiming::kMostAtOnce> durations_ns;
   };
   Foreseen foreseen_;
   bool ordinary_ = false;  // the step at hand is not for a leap: it may admit the head of the queue, or waste a token

@@ -94,20 +94,22 @@ std::uint64_t VllmEngine::Leap::steps_to_rest() const {
 std::int64_t VllmEngine::Leap::steps_ns(std::uint64_t steps) {
   const StepTiming& timing = engine_.timing_;
   if (sums_.window() == TimingModel::kNoWindow) {
-    if (const auto same = foreseen(steps_, sums_.load()); same.size() >= steps) {
-      return std::accumulate(same.begin(), same.begin() + static_cast<std::ptrdiff_t>(steps), std::int64_t{0});
-    }
     foreseen_.first = steps_;
     foreseen_.load = sums_.load();
     foreseen_.known = 0;
-    const auto some =
-        std::span(foreseen_.durations_ns).first(std::min<std::uint64_t>(steps, foreseen_.durations_ns.size()));
-    foreseen_.known = timing.next_steps_ns(sums_.load(), engine_.capacity_tokens_, some);
-    const auto known = some.first(foreseen_.known);
+    const std::size_t wanted = std::min<std::uint64_t>(steps, foreseen_.durations_ns.size());
+    std::size_t known = 0;
+    while (known < wanted) {
+      const auto some =
+          std::span(foreseen_.durations_ns).subspan(known, std::min(wanted - known, StepTiming::kMostAtOnce));
+      known += timing.next_steps_ns(sums_.after(known), engine_.capacity_tokens_, some);
+    }
+    foreseen_.known = known;
     DecodeSums later = sums_;
-    later.grow(known.size());
-    return std::accumulate(known.begin(), known.end(), std::int64_t{0}) +
-           later.duration_ns(steps - known.size(), timing, engine_.capacity_tokens_);
+    later.grow(known);
+    const auto end = foreseen_.durations_ns.begin() + static_cast<std::ptrdiff_t>(known);
+    return std::accumulate(foreseen_.durations_ns.begin(), end, std::int64_t{0}) +
+           later.duration_ns(steps - known, timing, engine_.capacity_tokens_);
   }
   std::vector<std::uint64_t> passing;  // after how many steps somebody's context is the window
   for (std::uint32_t order = 0; order < members_.size(); ++order) {
