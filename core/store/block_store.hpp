@@ -179,7 +179,8 @@ class BlockStore final : public Residency {
   std::size_t locate_run(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out,
                          SlotId* claimed) const;
   // For who wants the rest: `missing` are the indices of blocks that are neither there nor claimed, `held` the slots of
-  // those that are there. `tags`, one each, are worked out for `reserve` unless they are `known`, from an allocation.
+  // those that are there. The `tags` of those that are missing are worked out for `reserve`, unless all are `known`,
+  // from an allocation.
   void locate(std::size_t pool, std::span<const BlockIdentity> identities, std::span<std::uint32_t> tags, bool known,
               std::vector<std::uint32_t>& missing, std::vector<SlotId>& held) const;
   // Of the registered blocks in `slots`, one after the other, for a store of their own below; none where events carry

@@ -27,6 +27,7 @@ namespace {
 
 constexpr std::uint64_t kBlockSize = 4;
 constexpr std::size_t kCheckEvery = 256;
+constexpr std::ptrdiff_t kSeen = 40;
 
 // Least recently freed first, outside the store's lock: what a policy written in Python does.
 class QueueAdvisor final : public PolicyAdvisor {
@@ -205,6 +206,8 @@ class Soak {
       return claim(*held, tokens);
     } else {
       store_.commit(held->pool, held->slots, tokens.blocks(), tokens.tokens());
+      seen_.insert(seen_.end(), tokens.blocks().begin(), tokens.blocks().end());
+      if (std::ssize(seen_) > kSeen) seen_.erase(seen_.begin(), seen_.end() - kSeen);
     }
     held->stage = Stage::Registered;
   }
@@ -283,9 +286,7 @@ class Soak {
     const std::size_t pool = below(store_.num_pools());
     const TokenBlocks tokens = prompt(1 + below(10));
     guess(pool, tokens.blocks());
-    std::vector<BlockIdentity> mixed(tokens.blocks().begin(), tokens.blocks().end());
-    std::ranges::shuffle(mixed, random_);
-    (void)locate_each(pool, mixed);
+    locate_many(pool);
     const auto there = std::make_unique<bool[]>(tokens.num_blocks());
     store_.has_blocks(pool, tokens.blocks(), there.get());
     const std::size_t length = store_.prefix_length(pool, tokens.blocks());
@@ -331,6 +332,11 @@ class Soak {
     std::vector<SlotId> held;
     store_.locate(pool, blocks, tags, false, missing, held);
     if (missing != expected || held != there) fail("what is missing is not what is not there");
+    std::vector<std::uint32_t> all_tags(blocks.size());
+    store_.ask(blocks, all_tags);
+    for (const std::uint32_t i : missing) {
+      if (tags[i] != all_tags[i]) fail("the tag of a missing block was not worked out");
+    }
 
     Located run{std::vector<SlotId>(blocks.size()), std::vector<SlotId>(blocks.size())};
     const std::size_t length = store_.locate_run(pool, blocks, run.found.data(), run.claimed.data());
@@ -340,6 +346,17 @@ class Soak {
       fail("a run is not where its blocks are");
     }
     return out;
+  }
+
+  // More than are asked for together, of which many are there, the first ones most often.
+  void locate_many(std::size_t pool) {
+    std::vector<BlockIdentity> blocks(seen_.begin() + static_cast<std::ptrdiff_t>(below(seen_.size() + 1)),
+                                      seen_.end());
+    const TokenBlocks others = prompt(1 + below(30));
+    blocks.insert(blocks.end(), others.blocks().begin(), others.blocks().end());
+    (void)locate_each(pool, blocks);
+    std::ranges::shuffle(blocks, random_);
+    (void)locate_each(pool, blocks);
   }
 
   // Guesses, right ones and any others, make no difference to what is found.
@@ -441,6 +458,7 @@ class Soak {
   BlockStore& store_;
   std::mt19937_64 random_;
   std::vector<Held> held_;
+  std::vector<BlockIdentity> seen_;  // that were registered last
 };
 
 int soak(std::size_t operations) {

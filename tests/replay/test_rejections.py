@@ -120,7 +120,7 @@ def test_requests_that_preempt_each_other_for_ever_end_with_an_error(
         said.add(str(caught.value))
     # Told as of when that was clear, and not as of when somebody looked.
     assert len(said) == 1
-    assert " of 17 blocks are free" in said.pop()
+    assert "; 8 of 17 blocks are free" in said.pop()
     newest = msgspec.structs.replace(engine, preemption_mode="lifo")
     assert run_offline(workload, newest, routing=routing).timeline.completed.all()
 
