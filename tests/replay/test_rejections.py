@@ -12,6 +12,7 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import WrongState
 from understudy.run.offline import run_offline
 from understudy.run.timeline import Status
+from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, OpenLoop
 
 SMALL = VllmConfig(block_size=16, num_gpu_blocks=10, timing=ONE_MS)
@@ -123,6 +124,26 @@ def test_requests_that_preempt_each_other_for_ever_end_with_an_error(
     assert "; 8 of 17 blocks are free" in said.pop()
     newest = msgspec.structs.replace(engine, preemption_mode="lifo")
     assert run_offline(workload, newest, routing=routing).timeline.completed.all()
+
+
+@pytest.mark.parametrize("load", [OpenLoop(), ClosedLoop(20)], ids=["alone", "together"])
+def test_a_halt_tells_the_blocks_that_were_free_when_it_was_clear(load: OpenLoop | ClosedLoop) -> None:
+    # Of an offload that loads for one what another then has to give back: all are free when the last step has ended.
+    engine = VllmConfig(
+        block_size=16,
+        num_gpu_blocks=12,
+        max_num_batched_tokens=512,
+        long_prefill_token_threshold=6,
+        scheduler_reserve_full_isl=False,
+        async_scheduling=True,
+        vllm_version="0.29",
+        timing=ONE_MS,
+    )
+    host = {"tier": "g2", "blocks": 10, "link": {"down_gbps": 0.001, "up_gbps": 0.0001}}
+    tiers = TiersConfig.from_dict({"kv_bytes_per_token": 1000, "tiers": [host], "offload": {"mode": "vllm"}})
+    for leaping in (True, False):
+        with pytest.raises(WrongState, match="; 0 of 12 blocks are free"):
+            run_offline(single_turns([112, 20], 60), engine, load=load, tiers=tiers, leaping=leaping)
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
