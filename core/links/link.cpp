@@ -92,7 +92,10 @@ void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string&
   for (LinkFlow::PortId other = 0; other < shares_.size(); ++other) {
     if (other != port) least_share = std::min(least_share, shares_[other]);
   }
-  if (takes_years(backlog_ns_, in_flight_, least_share))
+  const auto too_slow = [&](const Links& links) {
+    return links.takes_years(links.backlog_ns_, links.in_flight_, least_share);
+  };
+  if (too_slow(*this) && too_slow(as_of(now_ns)))
     throw Error(ErrorKind::InvalidArgument, what, ": what is under way would take years; give a larger share");
   advance(now_ns);
   shares_[port] = share;
@@ -128,7 +131,10 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
   }
   if (path.size() == 2 && path[0] == path[1])
     throw Error(ErrorKind::InvalidArgument, "the path crosses link ", links_[path[0]].usage.name, " twice");
-  if (in_flight_ + bytes.size() > LinkFlow::kMaxTransfers)
+  const auto too_many = [&](const Links& links) {
+    return links.in_flight_ + bytes.size() > LinkFlow::kMaxTransfers;
+  };
+  if (too_many(*this) && too_many(as_of(now_ns)))
     throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers, " transfers are under way at once");
 
   const LinkFlow::LaneId lane = lane_of(path, priority);
@@ -142,7 +148,10 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
     more_ns += LinkFlow::alone_ns(flow_.lane_at(lane), one);
     all_bytes += one;
   }
-  if (takes_years(backlog_ns_ + more_ns, in_flight_ + bytes.size(), least_share_)) {
+  const auto too_long = [&](const Links& links) {
+    return links.takes_years(links.backlog_ns_ + more_ns, links.in_flight_ + bytes.size(), least_share_);
+  };
+  if (too_long(*this) && too_long(as_of(now_ns))) {
     throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
                 ": what is under way would take years; is bandwidth_gbps right?");
   }
@@ -270,6 +279,13 @@ void Links::check() const {
     throw Error(ErrorKind::InvariantViolated, "links: a transfer was lost");
   const std::optional<LinkFlow::Next> next = flow_.next();
   if (next && next->time_ns <= now_ns_) throw Error(ErrorKind::InvariantViolated, "links: an end was missed");
+}
+
+// As they will be then if nothing starts before: for who has to refuse without having changed anything.
+Links Links::as_of(std::int64_t now_ns) const {
+  Links then = *this;
+  then.advance(now_ns);
+  return then;
 }
 
 void Links::advance(std::int64_t now_ns) {

@@ -102,6 +102,7 @@ class Links {
 
   void lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string& what, double bandwidth_gbps, double share);
   LinkFlow::LaneId lane_of(std::span<const LinkId> path, Priority priority);
+  Links as_of(std::int64_t now_ns) const;
   void advance(std::int64_t now_ns);
   LinkFlow::PortId add_port(std::uint64_t bytes_per_second, bool demand_first);
   bool takes_years(LinkFlow::Wide backlog_ns, std::size_t in_flight, double least_share) const;

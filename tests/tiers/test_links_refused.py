@@ -66,6 +66,26 @@ def test_what_would_take_years_is_refused() -> None:
     assert drain(links) == [(10**17, 0)]
 
 
+def test_what_has_ended_by_then_is_no_longer_in_the_way() -> None:
+    links = one_link(1e-9)
+    links.start(0, [0], 2 * 10**8)
+    with pytest.raises(CapacityExhausted, match="years"):
+        links.start(2 * 10**17 - 1, [0], 10**8)
+    assert links.now_ns == 0
+    assert links.start(2 * 10**17, [0], 10**8) == 1
+    assert drain(links) == [(2 * 10**17, 0), (3 * 10**17, 1)]
+
+
+def test_a_link_is_slowed_once_what_would_have_taken_years_has_ended() -> None:
+    links = one_link(1e-6)
+    links.start(0, [0], 10**10)
+    with pytest.raises(InvalidArgument, match="years; give a larger share"):
+        links.set_share(10**16 - 10, 0, 1e-3)
+    assert links.now_ns == 0
+    links.set_share(10**16, 0, 1e-3)
+    assert drain(links) == [(10**16, 0)]
+
+
 def test_a_cap_that_does_not_exist_and_a_negative_cost_are_refused() -> None:
     links = Links()
     with pytest.raises(ConfigError, match="link d2h: there is no duplex 3"):
