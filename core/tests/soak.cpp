@@ -19,6 +19,9 @@
 #include "store/request_kv.hpp"
 #include "tests/fail.hpp"
 #include "tests/kept_memory.hpp"
+#include "tests/locating.hpp"
+#include "tests/queue_advisor.hpp"
+#include "tests/refusal.hpp"
 #include "tokens/identities.hpp"
 #include "tokens/token_blocks.hpp"
 
@@ -28,24 +31,6 @@ namespace {
 constexpr std::uint64_t kBlockSize = 4;
 constexpr std::size_t kCheckEvery = 256;
 constexpr std::ptrdiff_t kSeen = 40;
-
-// Least recently freed first, outside the store's lock: what a policy written in Python does.
-class QueueAdvisor final : public PolicyAdvisor {
- public:
-  void observe(std::span<const PolicyChange> changes, std::size_t& learnt) override {
-    for (const PolicyChange& change : changes) {
-      std::erase(order_, change.slot);
-      if (change.freed) order_.push_back(change.slot);
-      ++learnt;
-    }
-  }
-  std::vector<SlotId> select(std::size_t count) override {
-    return {order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(count)};
-  }
-
- private:
-  std::deque<SlotId> order_;
-};
 
 enum class Stage { Mutable, Staged, Claimed, Registered };
 
@@ -180,7 +165,7 @@ class Soak {
       if (store_.available(held.pool) != available) fail("a refused reservation keeps slots");
       return;
     }
-    if (locate(held.pool, blocks).claimed != held.slots) fail("a reserved block is not where it was put");
+    if (locate(store_, held.pool, blocks).claimed != held.slots) fail("a reserved block is not where it was put");
     held.blocks = std::move(blocks);
     held.stage = Stage::Claimed;
     held_.push_back(std::move(held));
@@ -226,7 +211,7 @@ class Soak {
     }
     const auto there = std::make_unique<bool[]>(tokens.num_blocks());
     store_.has_blocks(held.pool, tokens.blocks(), there.get());
-    const Located located = locate(held.pool, tokens.blocks());
+    const Located located = locate(store_, held.pool, tokens.blocks());
     for (std::size_t i = 0; i < tokens.num_blocks(); ++i) {
       if (there[i] || located.found[i] != kNoSlot || located.claimed[i] != held.slots[i])
         fail("a claimed block is not where it was put");
@@ -285,7 +270,7 @@ class Soak {
   void watch() {
     const std::size_t pool = below(store_.num_pools());
     const TokenBlocks tokens = prompt(1 + below(10));
-    guess(pool, tokens.blocks());
+    check_guesses(pool, tokens.blocks());
     locate_many(pool);
     const auto there = std::make_unique<bool[]>(tokens.num_blocks());
     store_.has_blocks(pool, tokens.blocks(), there.get());
@@ -297,86 +282,24 @@ class Soak {
     if (below(32) == 0) store_.clear_inactive(pool);
   }
 
-  struct Located {
-    std::vector<SlotId> found;
-    std::vector<SlotId> claimed;
-    bool operator==(const Located&) const = default;
-  };
-  Located locate(std::size_t pool, std::span<const BlockIdentity> blocks) const {
-    Located out{std::vector<SlotId>(blocks.size()), std::vector<SlotId>(blocks.size())};
-    std::vector<std::uint32_t> tags(blocks.size());
-    store_.ask(blocks, tags);
-    store_.locate(pool, blocks, tags, out.found.data(), out.claimed.data());
-    return out;
-  }
-
-  // Who looks beside what was found last finds what each block alone is found by.
-  Located locate_each(std::size_t pool, std::span<const BlockIdentity> blocks) const {
-    Located out;
-    for (const BlockIdentity& block : blocks) {
-      const Located one = locate(pool, {&block, 1});
-      out.found.push_back(one.found[0]);
-      out.claimed.push_back(one.claimed[0]);
-    }
-    if (locate(pool, blocks) != out) fail("blocks are not located together as each of them is");
-
-    const auto nowhere = [&](std::size_t i) { return out.found[i] == kNoSlot && out.claimed[i] == kNoSlot; };
-    std::vector<std::uint32_t> expected;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      if (nowhere(i)) expected.push_back(static_cast<std::uint32_t>(i));
-    }
-    std::vector<SlotId> there = out.found;
-    std::erase(there, kNoSlot);
-    std::vector<std::uint32_t> tags(blocks.size());
-    std::vector<std::uint32_t> missing;
-    std::vector<SlotId> held;
-    store_.locate(pool, blocks, tags, false, missing, held);
-    if (missing != expected || held != there) fail("what is missing is not what is not there");
-    std::vector<std::uint32_t> all_tags(blocks.size());
-    store_.ask(blocks, all_tags);
-    for (const std::uint32_t i : missing) {
-      if (tags[i] != all_tags[i]) fail("the tag of a missing block was not worked out");
-    }
-
-    Located run{std::vector<SlotId>(blocks.size()), std::vector<SlotId>(blocks.size())};
-    const std::size_t length = store_.locate_run(pool, blocks, run.found.data(), run.claimed.data());
-    if (length != (expected.empty() ? blocks.size() : expected.front() + 1)) fail("a run ends elsewhere");
-    if (!std::equal(out.found.begin(), out.found.begin() + length, run.found.begin()) ||
-        !std::equal(out.claimed.begin(), out.claimed.begin() + length, run.claimed.begin())) {
-      fail("a run is not where its blocks are");
-    }
-    return out;
-  }
-
   // More than are asked for together, of which many are there, the first ones most often.
   void locate_many(std::size_t pool) {
     std::vector<BlockIdentity> blocks(seen_.begin() + static_cast<std::ptrdiff_t>(below(seen_.size() + 1)),
                                       seen_.end());
     const TokenBlocks others = prompt(1 + below(30));
     blocks.insert(blocks.end(), others.blocks().begin(), others.blocks().end());
-    (void)locate_each(pool, blocks);
+    (void)locate_each(store_, pool, blocks);
     std::ranges::shuffle(blocks, random_);
-    (void)locate_each(pool, blocks);
+    (void)locate_each(store_, pool, blocks);
   }
 
-  // Guesses, right ones and any others, make no difference to what is found.
-  void guess(std::size_t pool, std::span<const BlockIdentity> blocks) {
-    const std::vector<SlotId> found = locate_each(pool, blocks).found;
-    std::vector<SlotId> guesses = found;
+  // Right guesses, and others.
+  void check_guesses(std::size_t pool, std::span<const BlockIdentity> blocks) {
+    std::vector<SlotId> guesses = locate_each(store_, pool, blocks).found;
     for (SlotId& slot : guesses) {
       if (below(4) == 0) slot = below(4) == 0 ? kNoSlot : static_cast<SlotId>(below(store_.num_blocks(pool) + 2));
     }
-
-    std::vector<SlotId> unguessed(blocks.size(), kNoSlot);
-    std::size_t unreferenced = 0;
-    std::size_t unreferenced_too = 0;
-    const std::size_t length = store_.peek_prefix(pool, blocks, unguessed.data(), &unreferenced);
-    const std::size_t length_too = store_.peek_prefix(pool, blocks, guesses.data(), &unreferenced_too);
-    guesses.resize(length_too);
-    unguessed.resize(length);
-    if (guesses != unguessed || unreferenced != unreferenced_too) fail("a guess changes a prefix");
-    if (!std::equal(unguessed.begin(), unguessed.end(), found.begin())) fail("a prefix is not where its blocks are");
-    if (length < blocks.size() && found[length] != kNoSlot) fail("a prefix ends before a block that is there");
+    check_prefix(store_, pool, blocks, std::move(guesses));
   }
 
   // A request that takes a few steps and is dropped in whatever state it has come to.
@@ -416,31 +339,9 @@ class Soak {
     request.apply_speculative(accepted);
   }
 
-  // A refused call changes nothing, and its error carries no memory away.
   void misuse() {
     const std::size_t pool = below(store_.num_pools());
-    const std::string before = store_.dump();
-    bool refused = false;
-    try {
-      std::vector<SlotId> slots(store_.num_blocks(pool) + 1);
-      switch (below(3)) {
-        case 0:
-          store_.allocate(pool, slots);
-          break;
-        case 1:
-          slots.back() = SlotId(store_.num_blocks(pool));
-          store_.release(pool, slots);
-          break;
-        default:
-          slots.assign(2, 0);
-          store_.stage(pool, slots, prompt(1).blocks());
-          break;
-      }
-    } catch (const Error&) {
-      refused = true;
-    }
-    if (!refused) fail("a wrong call was accepted");
-    if (store_.dump() != before) fail("a refused call changed the store");
+    check_refusal(store_, pool, below(3), prompt(1).blocks());
   }
 
   void finish() {

@@ -110,8 +110,7 @@ class VllmEngine final : public Engine {
   const StepEffects& end_turn(std::int64_t now_ns);
   bool in_step() const noexcept override { return in_step_; }
   const StepLog& log() const noexcept { return log_; }
-  // What the open step computes.
-  const std::vector<Scheduled>& batch() const noexcept {
+  const std::vector<Scheduled>& batch() const noexcept {  // what the open step computes
     return config_.async_scheduling ? open_.turns : log_.scheduled;
   }
   // The step that is open, and what waits. WrongState when none is.
