@@ -24,6 +24,8 @@ from understudy.server.flags.serving import read_serve
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from understudy.events.publisher import Publisher
+
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 SHELL = ("sh", "console")
@@ -183,17 +185,16 @@ async def _never(start: object, stop: object, address: object) -> None:
 
 def _hear_what_is_emitted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A file in place of the sockets between `events emit --bind` and `events tap`."""
-    send, sent = events._send, folder / "sent.jsonl"
+    sent = folder / "sent.jsonl"
 
-    def to_file(args: Any, *rest: Any) -> int:
-        assert args.bind is not None
+    def to_file(_: Any, args: Any, *rest: Any) -> list[Publisher]:
         args.out = sent
-        return send(args, *rest)
+        return []
 
     def from_file(args: Any, endpoint: str) -> Iterator[list[bytes]]:
         assert endpoint.startswith("tcp://")
         if sent.exists():
             yield from (said.frames for said in read_messages(sent) if said.publisher == "rank 0")
 
-    monkeypatch.setattr(events, "_send", to_file)
+    monkeypatch.setattr(events, "_publishers", to_file)
     monkeypatch.setattr(events, "_messages", from_file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -110,3 +111,28 @@ def test_emitting_live_says_where(trace: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "rank 0: tcp://127.0.0.1:" in said
     assert "messages of 1 publishers, vllm-0.32.0, raw" in said
+
+
+def test_emitting_binds_the_one_address_that_it_is_given(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        taken.listen()
+        for bad in (address, "tcp://no-such-host:5557"):
+            assert main(["events", "emit", str(trace), "--bind", bad, "--trace-block-size", "32"]) == 2
+            told = capsys.readouterr()
+            assert told.out == ""
+            assert told.err.startswith(f"understudy events: cannot bind {bad}: ")
+            assert told.err.count("\n") == 1
+    heard: list[int] = []
+    reader = threading.Thread(
+        target=lambda: heard.append(main(["events", "tap", address, "--count", "1", "--seconds", "20"]))
+    )
+    reader.start()
+    listening = ["--wait-s", "2", "--linger-s", "1", "--trace-block-size", "32"]
+    assert main(["events", "emit", str(trace), "--bind", address, *listening]) == 0
+    reader.join()
+    assert heard == [0]
+    assert "stored  G1" in capsys.readouterr().out

@@ -11,8 +11,11 @@ from understudy.outputs import check_outputs, create, files_named, is_stdout
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+    from contextlib import ExitStack
 
     from understudy.cli import Verbs
+    from understudy.events.dialects import Dialect
+    from understudy.events.publisher import Publisher
 
 EXAMPLES = """\
 examples:
@@ -137,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _emit(args: argparse.Namespace) -> int:
     import sys
+    from contextlib import ExitStack
 
     from understudy.checks import positive_number
     from understudy.cli.progress import progress_bar
@@ -168,25 +172,32 @@ def _emit(args: argparse.Namespace) -> int:
         if address is not None:
             rank_endpoint(address, max(settings.workers - 1, 0))  # known before the run, not after it
     workload = read_trace(args.trace, args.format, **reading)
-    with progress_bar("replaying", len(workload), "requests") as progress:
-        played = run_offline(
-            workload,
-            settings.engine,
-            workers=settings.workers,
-            routing=settings.policy,
-            seed=settings.seed,
-            load=settings.load,
-            tiers=settings.tiers,
-            events=True,
-            progress=progress,
+    with ExitStack() as stack:
+        # An address that is taken is known before the run too.
+        publishers = [] if args.bind is None else _publishers(stack, args, rules, settings.workers)
+        with progress_bar("replaying", len(workload), "requests") as progress:
+            played = run_offline(
+                workload,
+                settings.engine,
+                workers=settings.workers,
+                routing=settings.policy,
+                seed=settings.seed,
+                load=settings.load,
+                tiers=settings.tiers,
+                events=True,
+                progress=progress,
+            )
+        assert played.kv is not None
+        streams: list[Any] = [played.kv.events(worker, args.stream) for worker in range(settings.workers)]
+        if args.synthesize_tokens:
+            source = TokenSource(workload, settings.engine.block_size)
+            streams = [source.spoken(events) for events in streams]
+        batches = wire_batches(streams, rules, block_size=settings.engine.block_size)
+        sent = (
+            _publish(args, publishers, batches)
+            if publishers
+            else _write(args, rules, settings.workers, batches)
         )
-    assert played.kv is not None
-    streams: list[Any] = [played.kv.events(worker, args.stream) for worker in range(settings.workers)]
-    if args.synthesize_tokens:
-        source = TokenSource(workload, settings.engine.block_size)
-        streams = [source.spoken(events) for events in streams]
-    batches = wire_batches(streams, rules, block_size=settings.engine.block_size)
-    sent = _send(args, rules, settings.workers, batches)
     print(
         f"{sent:,} messages of {settings.workers} publishers, {rules.name}, {args.stream}",
         file=sys.stderr if args.out is not None and is_stdout(args.out) else sys.stdout,
@@ -194,39 +205,38 @@ def _emit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _send(args: argparse.Namespace, rules: Any, workers: int, batches: Iterator[Any]) -> int:
-    from contextlib import ExitStack
-
+def _write(args: argparse.Namespace, rules: Dialect, workers: int, batches: Iterator[Any]) -> int:
     from understudy.events.capture import write_message
-    from understudy.events.publisher import Publisher
     from understudy.events.wire import WireBatch, encode_batch, live_frames
 
     sequences = [0] * workers
-    if args.out is not None:
-        with create(args.out) as file:
-            for time_ns, rank, events in batches:
-                payload = encode_batch(WireBatch(time_ns / 1e9, events, rank), rules)
-                frames = live_frames(args.topic.encode(), sequences[rank], payload)
-                write_message(cast("BinaryIO", file), frames, f"rank {rank}")
-                sequences[rank] += 1
-        return sum(sequences)
-    with ExitStack() as stack:
-        publishers = [
-            stack.enter_context(
-                Publisher(args.bind, replay=args.replay_bind, dialect=rules, rank=rank, topic=args.topic)
-            )
-            for rank in range(workers)
-        ]
-        for publisher in publishers:
-            print(f"rank {publisher.rank}: {publisher.endpoint}, replay {publisher.replay}", flush=True)
-        time.sleep(args.wait_s)
-        began = time.monotonic()
+    with create(args.out) as file:
         for time_ns, rank, events in batches:
-            if args.speed_up:
-                time.sleep(max(0.0, time_ns / 1e9 / args.speed_up - (time.monotonic() - began)))
-            publishers[rank].publish(events)
-        time.sleep(args.linger_s)
-        return sum(publisher.next_sequence for publisher in publishers)
+            payload = encode_batch(WireBatch(time_ns / 1e9, events, rank), rules)
+            frames = live_frames(args.topic.encode(), sequences[rank], payload)
+            write_message(cast("BinaryIO", file), frames, f"rank {rank}")
+            sequences[rank] += 1
+    return sum(sequences)
+
+
+def _publishers(stack: ExitStack, args: argparse.Namespace, rules: Dialect, workers: int) -> list[Publisher]:
+    from understudy.events.publisher import Publisher
+
+    how: dict[str, Any] = {"replay": args.replay_bind, "bind": True, "dialect": rules, "topic": args.topic}
+    return [stack.enter_context(Publisher(args.bind, rank=rank, **how)) for rank in range(workers)]
+
+
+def _publish(args: argparse.Namespace, publishers: list[Publisher], batches: Iterator[Any]) -> int:
+    for publisher in publishers:
+        print(f"rank {publisher.rank}: {publisher.endpoint}, replay {publisher.replay}", flush=True)
+    time.sleep(args.wait_s)
+    began = time.monotonic()
+    for time_ns, rank, events in batches:
+        if args.speed_up:
+            time.sleep(max(0.0, time_ns / 1e9 / args.speed_up - (time.monotonic() - began)))
+        publishers[rank].publish(events)
+    time.sleep(args.linger_s)
+    return sum(publisher.next_sequence for publisher in publishers)
 
 
 # --- tap and verify -----------------------------------------------------------------------------------

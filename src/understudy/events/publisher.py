@@ -41,6 +41,8 @@ class Publisher:
     given), and so can a dump: what has been stored and not removed, as of a sequence number. Nothing here ever waits
     for a reader: one that falls behind `hwm` messages misses some, finds the gap and asks. `publish` may be called
     from one thread at a time; call `close`, or use it as a context.
+
+    An `endpoint` that names one host is connected to, as vLLM does, unless `bind` says that it is ours to open.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Publisher:
         endpoint: str = "tcp://*:5557",
         *,
         replay: str | None = None,
+        bind: bool = False,
         dialect: str | Dialect = "vllm",
         rank: int = 0,
         topic: str = "",
@@ -73,11 +76,13 @@ class Publisher:
         self._thread: threading.Thread | None = None
         offset = rank if self.dialect.has_rank else 0
         try:
-            self._pub = self._open(zmq.PUB, rank_endpoint(endpoint, offset), hwm)
+            own = rank_endpoint(endpoint, offset)
+            self._pub = self._open(zmq.PUB, own, hwm, bind=bind or binds(own))
             self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
             self.replay: str | None = None
             if replay is not None:
-                router = self._open(zmq.ROUTER, rank_endpoint(replay, offset), max(hwm, buffer_steps + 1))
+                asked = rank_endpoint(replay, offset)
+                router = self._open(zmq.ROUTER, asked, max(hwm, buffer_steps + 1), bind=True)
                 self.replay = router.getsockopt_string(zmq.LAST_ENDPOINT)
                 self._thread = threading.Thread(
                     target=self._serve, args=(router,), name="kv-event-replay", daemon=True
@@ -87,17 +92,18 @@ class Publisher:
             self._context.destroy(linger=0)
             raise
 
-    def _open(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:
+    def _open(self, kind: int, endpoint: str, hwm: int, *, bind: bool) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.set_hwm(hwm)
         socket.linger = 0
         try:
-            if binds(endpoint) or kind == zmq.ROUTER:
+            if bind:
                 socket.bind(endpoint)
             else:
                 socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"cannot publish at {endpoint}: {error}") from error
+            does = "bind" if bind else "publish at"
+            raise ConfigError(f"cannot {does} {endpoint}: {error.strerror}") from error
         return socket
 
     @property
