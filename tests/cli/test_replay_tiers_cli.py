@@ -167,6 +167,13 @@ def test_a_comparison_prints_two_columns_and_writes_both(
         ("--g2 9 --kv-dtype fp8 --kv-bytes-per-token 9", "--kv-bytes-per-token and --kv-dtype both"),
         ("--g2 9 --kv-dtype fp8", "--kv-dtype needs model"),
         ("--model Qwen3-8B", "--model needs a GPU or a tier"),
+        ("--model no-such-model", "--model needs a GPU or a tier"),
+        ("--set model=Qwen3-8B", "model needs a GPU or a tier: give gpu (--gpu, or --gpu-memory) or tiers"),
+        ("--set kv_bytes_per_token=5", "kv_bytes_per_token needs a GPU or a tier"),
+        ("--kv-cache-bytes-per-token 4", "--kv-cache-bytes-per-token needs a GPU or a tier"),
+        ("--set engine.kv_bytes_per_token=4", "kv_bytes_per_token needs a GPU or a tier"),
+        ("--set tiers=[] --set model=nonsense", "model 'nonsense' is neither a known name nor the path"),
+        ("--set tiers=[] --model Qwen3-8B --kv-dtype rubbish", "dtype 'rubbish' is not known"),
         ("--gpu-memory 80GiB", "--gpu-memory needs --gpu, the data sheet of one"),
         ("--gpu-memory 80GiB --gpu-weights 1GB", "gpu needs model"),
         (
@@ -210,6 +217,33 @@ def test_what_cannot_work_is_refused_by_name(
     capsys: pytest.CaptureFixture[str], flags: str, message: str
 ) -> None:
     assert message in refused(capsys, *flags.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: no-such-model\nkv_dtype: rubbish\n", "model needs a GPU or a tier"),
+        ("kv_bytes_per_token: 5\n", "kv_bytes_per_token needs a GPU or a tier"),
+        ("engine: {kv_cache_bytes_per_token: 5}\n", "kv_cache_bytes_per_token needs a GPU or a tier"),
+        ("pools: [{model: no-such-model}]\n", "model needs a tier: give tiers"),
+        ("pools: [{engine: {kv_bytes_per_token: 5}}]\n", "kv_bytes_per_token needs a tier: give tiers"),
+    ],
+)
+def test_a_file_is_refused_where_the_flag_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(text)
+    assert message in refused(capsys, "--config", str(config))
+
+
+@pytest.mark.parametrize("text", ["gpu: {name: H100}\n", "engine: {num_g2_blocks: 0}\n", "tiers: []\n"])
+def test_a_model_may_be_a_flag_where_a_file_has_the_gpu_or_takes_tiers_away(
+    report_of: Callable[..., dict[str, Any]], tmp_path: Path, text: str
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(text)
+    assert report_of("--config", str(config), "--model", "Llama-3.1-8B")["requests"]["completed"]
 
 
 def test_help_has_a_group_for_tiers_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

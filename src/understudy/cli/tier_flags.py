@@ -108,13 +108,7 @@ def _vllm_offload(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def refuse_idle_flags(args: argparse.Namespace) -> None:
-    """For a run without any tier: a flag that says how to use one is a mistake."""
-    if args.gpu is None and args.gpu_memory is None:
-        for flag in _WEIGHT:
-            if _given(args, flag) is not None:
-                raise ConfigError(
-                    f"{flag} needs a GPU or a tier: give --gpu (or --gpu-memory), --g2 or --g2-bytes"
-                )
+    """For a run without any tier: a flag that says how to use one is a mistake (what a token weighs: see settings)."""
     for flag in (*_OFFLOAD, "--compare-without-tiers"):
         if _given(args, flag):
             raise ConfigError(f"{flag} needs a tier: give --g2 or --g2-bytes")

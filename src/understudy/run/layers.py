@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from understudy.errors import ConfigError
+from understudy.tiers.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from understudy.tiers.settings import TiersConfig
 
 TIER_FIELDS = ("tiers", "offload", "kv_bytes_per_token", "model", "kv_dtype")
 _WEIGHTS = (("kv_bytes_per_token",), ("model", "kv_dtype"))
@@ -49,6 +53,30 @@ def superseded(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
             for other in others:
                 base.pop(other, None)
     return base
+
+
+def refuse_idle_weight(
+    tiers: TiersConfig, engine: dict[str, Any], *, none_on_purpose: bool, or_gpu: bool = True
+) -> None:
+    """For a run without a tier or a GPU: what a token weighs is then asked by nobody, and a mistake to give.
+
+    Unless the tiers were taken away on purpose (`tiers: []`, the mocker's `num_g2_blocks: 0`), which leaves the weight
+    behind; a model has to exist even so. `engine` has the engine's settings as they were written.
+    """
+    if none_on_purpose or engine.keys() & {"num_g2_blocks", "native_host_offload"}:
+        if tiers.model is not None:
+            ModelShape.find(tiers.model).bytes_per_token(kv_dtype=tiers.kv_dtype)
+        return
+    given = [name for names in _WEIGHTS for name in names if getattr(tiers, name) is not None]
+    if not given:
+        return
+    theirs = engine.get("kv_cache_bytes_per_token") is not None
+    name = "kv_cache_bytes_per_token" if theirs else given[0]
+    if or_gpu:
+        raise ConfigError(
+            f"{name} needs a GPU or a tier: give gpu (--gpu, or --gpu-memory) or tiers (--g2 or --g2-bytes)"
+        )
+    raise ConfigError(f"{name} needs a tier: give tiers")
 
 
 def _resized(tier: dict[str, Any], over: Any) -> dict[str, Any]:

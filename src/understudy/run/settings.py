@@ -11,7 +11,7 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import is_place, load_router
-from understudy.run.layers import TIER_FIELDS, superseded, tiers_by_name
+from understudy.run.layers import TIER_FIELDS, refuse_idle_weight, superseded, tiers_by_name
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
@@ -112,6 +112,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             named = ", ".join(merged["router"]) or "router"
             raise ConfigError(f"{named} is for routing kv, but routing is {read.routing}")
         if read.gpu is None:
+            if not tiers.tiers:
+                refuse_idle_weight(tiers, settings, none_on_purpose=any("tiers" in layer for layer in layers))
             return read
         engine, notes = on_gpus(
             read.gpu,
@@ -194,9 +196,13 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
                     f"pools[{number}].{field} is not known; known are {', '.join(_POOL_FIELDS)}"
                 )
         below = {field: settings[field] for field in TIER_FIELDS if field in settings}
-        engine = VllmConfig.from_dict(settings.get("engine") or {})
+        given = settings.get("engine") or {}
+        engine = VllmConfig.from_dict(given)
         tiers = TiersConfig.from_dict(below) if below else None
-        pools.append(WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers))
+        pool = WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers)
+        if not pool.below().tiers:
+            refuse_idle_weight(pool.below(), given, none_on_purpose="tiers" in settings, or_gpu=False)
+        pools.append(pool)
     check_pools(pools)
     return tuple(pools)
 
