@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,56 @@ def test_what_is_no_report_is_refused(
     assert "two reports at least" in capsys.readouterr().err
     assert main(["compare", *map(str, reports), "--html", str(reports[0])]) == 2
     assert "would overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        ("schema", "understudy.report/9", "schema must be understudy.report/1, got 'understudy.report/9'"),
+        ("run", "x", "run must be an object, got 'x'"),
+        ("run", None, "run is missing"),
+        ("run.times", [], "run.times must be an object, got []"),
+        ("run.times.from", 3, "run.times.from must be text, got 3"),
+        ("run.times.front_end_ms", "x", "run.times.front_end_ms must be a number, got 'x'"),
+        ("run.engine", json.loads("[" * 150 + "]" * 150), "run has settings inside of settings"),
+        ("verdicts", "x", "verdicts must be a list, got 'x'"),
+        ("verdicts", ["x"], "verdicts[0] must be an object, got 'x'"),
+        ("verdicts", [{"finding": "f"}], "verdicts[0].remedy is missing"),
+        ("ttft_ms", "x", "ttft_ms must be an object, got 'x'"),
+        ("ttft_ms", {"mean": 1}, "ttft_ms.p50 is missing"),
+        ("itl_ms.p99", True, "itl_ms.p99 must be a number, got True"),
+        ("kv.evictions", 10**400, "kv.evictions must be at most 1e300, got "),
+        ("preemptions", None, "preemptions is missing"),
+        ("goodput", 3, "goodput must be an object, got 3"),
+    ],
+)
+def test_a_field_that_no_report_has_so_is_refused_by_name(
+    reports: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str, value: Any, message: str
+) -> None:
+    changed: dict[str, Any] = json.loads(reports[1].read_text())
+    *places, name = at.split(".")
+    inside = changed
+    for place in places:
+        inside = inside[place]
+    inside[name] = value
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(changed))
+    assert main(["compare", str(reports[0]), str(other)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"understudy compare: report {other}: {message}")
+    assert told.err.count("\n") == 1
+
+
+def test_what_has_no_value_is_compared_as_such(reports: list[Path], tmp_path: Path) -> None:
+    changed: dict[str, Any] = json.loads(reports[1].read_text())
+    assert changed["goodput"] is None
+    changed["itl_ms"] = dict.fromkeys(changed["itl_ms"])
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(changed))
+    values = {path: values for path, _, _, values in Comparison.read([reports[0], other]).rows()}
+    assert math.isnan(values["itl_ms.mean"][1])
+    assert "goodput.ratio" not in values
 
 
 def test_what_a_run_has_beside_one_without_is_told_where_it_is_not_the_default(tmp_path: Path) -> None:

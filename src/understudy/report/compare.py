@@ -16,6 +16,7 @@ from rich.text import Text
 from understudy.errors import InvalidArgument
 from understudy.report.html.compare_page import compare_page
 from understudy.report.metrics import BY_KEY
+from understudy.report.saved import read_report
 from understudy.report.text import NONE, quantity
 from understudy.router.kv import KvRouting
 from understudy.run.times import times_in_words
@@ -73,13 +74,13 @@ class Comparison:
 
     @classmethod
     def read(cls, paths: Sequence[str | PathLike[str]]) -> Comparison:
-        """Read reports that `--json` wrote. InvalidArgument names a file that is none."""
+        """Read reports that `--json` wrote. InvalidArgument names a file that is none, or a field of it."""
         if len(paths) < 2:
             raise InvalidArgument("compare needs two reports at least")
         names = [Path(path).stem for path in paths]
         if len(set(names)) < len(names):
             names = [str(path) for path in paths]
-        return cls(tuple(names), tuple(_read(path) for path in paths))
+        return cls(tuple(names), tuple(read_report(path, COMPARED) for path in paths))
 
     def settings(self) -> list[tuple[str, list[Any]]]:
         """Settings of the runs that are not the same in all, by dotted name."""
@@ -147,16 +148,6 @@ class Comparison:
             for name, report in zip(self.names, self.reports, strict=True)
             for verdict in report.get("verdicts", ())
         ]
-
-
-def _read(path: str | PathLike[str]) -> dict[str, Any]:
-    try:
-        report = msgspec.json.decode(Path(path).read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f"cannot read report {path}: {error}") from error
-    if not isinstance(report, dict) or not str(report.get("schema", "")).startswith("understudy.report/"):
-        raise InvalidArgument(f"{path} is no report: write one with `understudy replay … --json {path}`")
-    return report
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
