@@ -316,6 +316,11 @@ def test_a_file_may_list_pools(tmp_path: Path) -> None:
         ("pools: 3", "pools must be a list"),
         ("pools: [{size: 3}]", r"pools\[0\].size is not known"),
         ("pools: [{workers: 0}]", "workers"),
+        (
+            "pools: [{}]\nrouting: least_loaded\nrouter: {event_delay_ms: 5}",
+            "event_delay_ms is for routing kv, but routing is least_loaded",
+        ),
+        ("pools: [{}]\nrouter: {}", "router is for routing kv, but routing is round_robin"),
     ],
 )
 def test_pools_of_a_file_that_make_no_sense_are_refused(text: str, why: str, tmp_path: Path) -> None:

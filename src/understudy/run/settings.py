@@ -100,17 +100,14 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             alone = [name for name in ("workers", "engine", "gpu", *TIER_FIELDS) if name in merged]
             if alone:
                 raise ConfigError(f"pools have {alone[0]} of their own: give it to each of them")
-            return msgspec.structs.replace(read_as(cls, merged), pools=_read_pools(listed))
+            return msgspec.structs.replace(cls._read_routed(merged), pools=_read_pools(listed))
         settings = merged.pop("engine", {})
         if not isinstance(settings, dict):
             raise ConfigError(f"engine must hold settings by name, got {settings!r}")
         engine = VllmConfig.from_dict(settings)
         below = {name: merged.pop(name) for name in TIER_FIELDS if name in merged}
         engine, tiers = _one_set_of_tiers(engine, below)
-        read = msgspec.structs.replace(read_as(cls, merged), engine=engine, tiers=tiers)
-        if read.router is not None and read.routing != "kv":
-            named = ", ".join(merged["router"]) or "router"
-            raise ConfigError(f"{named} is for routing kv, but routing is {read.routing}")
+        read = msgspec.structs.replace(cls._read_routed(merged), engine=engine, tiers=tiers)
         if read.gpu is None:
             if not tiers.tiers:
                 refuse_idle_weight(tiers, settings, none_on_purpose=any("tiers" in layer for layer in layers))
@@ -132,6 +129,15 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
             workers = read.gpu.data_parallel_size
         return msgspec.structs.replace(read, engine=engine, notes=notes, workers=workers, ranks=together)
+
+    @classmethod
+    def _read_routed(cls, merged: dict[str, Any]) -> ReplaySettings:
+        """What stands beside the engine, or beside pools. A router's settings are for the one that was asked for."""
+        read = read_as(cls, merged)
+        if read.router is not None and read.routing != "kv":
+            named = ", ".join(merged["router"]) or "router"
+            raise ConfigError(f"{named} is for routing kv, but routing is {read.routing}")
+        return read
 
 
 def on_gpus(
