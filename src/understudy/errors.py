@@ -32,7 +32,7 @@ class CapacityExhausted(UnderstudyError):
 
 
 class PolicyError(UnderstudyError):
-    """An eviction policy broke its contract; the message says how."""
+    """A policy or a router of yours broke its contract; the message says how."""
 
 
 class InvariantViolated(UnderstudyError, AssertionError):

@@ -30,7 +30,7 @@ from understudy.cli import (
     tokenizer,
     workload,
 )
-from understudy.errors import UnderstudyError
+from understudy.errors import PolicyError, UnderstudyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 EXIT_ERROR = 2  # bad usage or a typed error; anything else is a defect and shows its traceback
 EXIT_INTERRUPTED = 130
+TRACEBACK = "UNDERSTUDY_TRACEBACK"
+"""In the environment: a router of yours that raises shows where, in full."""
 
 EXAMPLES = """\
 examples:
@@ -108,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` unless given) and return its exit code."""
     args = parser().parse_args(argv)
     try:
-        code = VERBS[args.verb].run(args)
+        code = _run(args)
         sys.stdout.flush()
     except UnderstudyError as error:
         words = sys.argv[1:] if argv is None else argv
@@ -134,6 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the verb. What a user's own code raised is no defect of ours: it becomes an UnderstudyError."""
+    try:
+        return VERBS[args.verb].run(args)
+    except Exception as error:
+        from understudy.router.load import failure_of_yours
+
+        told = failure_of_yours(error)
+        if told is None or os.environ.get(TRACEBACK):
+            raise
+        raise PolicyError(f"{told} ({TRACEBACK}=1 shows the traceback)") from error
 
 
 def by_flag(message: str, words: Sequence[str]) -> str:
