@@ -16,6 +16,7 @@ from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
 from understudy.tiers.gpu import GpuSettings  # noqa: TC001  (msgspec reads the annotation)
 from understudy.tiers.settings import TiersConfig
+from understudy.timing.fitted_for import check_fitted_for
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         engine, tiers = _one_set_of_tiers(engine, below)
         read = msgspec.structs.replace(cls._read_routed(merged), engine=engine, tiers=tiers)
         if read.gpu is None:
+            check_fitted_for(engine.timing, {"model": tiers.model, "kv_dtype": tiers.kv_dtype})
             if not tiers.tiers:
                 refuse_idle_weight(tiers, settings, none_on_purpose=any("tiers" in layer for layer in layers))
             return read
@@ -152,7 +154,9 @@ def on_gpus(
     """The engine on these GPUs: its step times and blocks where it was not told them, and what to say of those."""
     if has_blocks and not gpu.is_known:
         raise ConfigError("engine.num_gpu_blocks and gpu both say how many blocks a worker has; give one")
-    if gpu.is_known and not has_timing:
+    if has_timing:
+        gpu.check_timing(engine.timing, model, kv_dtype)
+    elif gpu.is_known:
         engine = msgspec.structs.replace(engine, timing=gpu.timing(model, kv_dtype))
     if has_blocks:
         return engine, ()

@@ -12,6 +12,7 @@ from understudy.tiers.sizes import parse_bytes
 from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import BLOCKS_PLUS_MINUS, kv_blocks
 from understudy.timing.deployment import Deployment, Parallelism
+from understudy.timing.fitted_for import check_fitted_for, facts_of
 from understudy.timing.gpus import Gpu, find_gpu, sheet_gpu
 from understudy.timing.physical import Origin, Physical
 from understudy.timing.presets import preset
@@ -119,6 +120,11 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             origin=Origin(source="preset" if self.name is not None else "data sheet", detail=detail),
             front_end_ms=outside,
         )
+
+    def check_timing(self, timing: object, model: str | None, kv_dtype: str | None) -> None:
+        """Refuse times that were fitted to another deployment. Raises ConfigError, naming what differs."""
+        asked = {"model": model, "kv_dtype": kv_dtype, "tensor_parallel_size": self.tensor_parallel_size}
+        check_fitted_for(timing, facts_of(self.deployment(model, kv_dtype)) if self.is_known else asked)
 
     def steps_together(self, model: str | None, kv_dtype: str | None) -> bool:
         """Whether data-parallel ranks wait for each other in every step: those that share experts do."""

@@ -105,6 +105,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def shape(self) -> Architecture:
+        """The same under no name and in no type: what kernels know of a model."""
+        return msgspec.structs.replace(self, name="", weights="bf16", dense_weights=None, tied_head=False)
+
+    @property
     def expert_layers(self) -> int:
         """Layers that have experts."""
         return self.num_layers - self.dense_layers if self.num_experts else 0

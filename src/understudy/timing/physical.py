@@ -8,6 +8,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.timing.coefficients import StepCoefficients  # noqa: TC001 (msgspec reads it)
+from understudy.timing.deployment import Deployment  # noqa: TC001 (the same)
 
 if TYPE_CHECKING:
     from understudy._core import StepTiming
@@ -68,6 +69,8 @@ class Physical(
     domain: Domain = Domain()
     front_end_ms: float = 0.0
     """What a request spends outside the engine until its first token is out: 60 % before it, 40 % after."""
+    fitted_for: Deployment | None = None
+    """Whose times they are, where they were measured on one deployment; settings of another are refused."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_ms < float("inf"):

@@ -342,13 +342,6 @@ def _nearest_experts(kind: str, gpu: Gpu, dense: _Dense) -> _Experts:
     )
 
 
-def _same_shape(model: Architecture, name: str) -> bool:
-    """Whether it is that model under whatever name: kernels know shapes only."""
-    known = MODELS[name]
-    free = {"name": "", "weights": "", "dense_weights": None, "tied_head": False}
-    return msgspec.structs.replace(model, **free) == msgspec.structs.replace(known, **free)
-
-
 def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str = "") -> Preset:
     """The efficiencies to start from. A GPU that is not among the presets gets Hopper's, and says so.
 
@@ -360,7 +353,7 @@ def preset(model: Architecture, gpu: Gpu, weights: str, kv: str, *, release: str
     trust: Trust = dense.trust if known else "uncalibrated"
     origin = dense.origin if known else f"{gpu.name}: {gpu.origin}; shares of them as on Hopper"
     linear = model.linear_type(kind)
-    name = next((one for one, *_ in EXPERTS if _same_shape(model, one)), model.name)
+    name = next((one for one, *_ in EXPERTS if MODELS[one].shape == model.shape), model.name)
     experts = EXPERTS.get((name, kind, gpu.name)) if model.num_experts else None
     if known and experts is None and (gpu.name, linear) not in _SEEN:
         trust, origin = "uncalibrated", f"{origin}; {linear} weights were not measured on {gpu.name}"

@@ -107,6 +107,7 @@ class TimingFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             origin=Origin(source="calibrated", detail=detail, residuals=self.residuals),
             domain=self.domain,
             front_end_ms=self.efficiencies.front_end_ms,
+            fitted_for=self.deployment,
         )
 
     def setting(self) -> dict[str, Any]:

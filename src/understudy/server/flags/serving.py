@@ -16,6 +16,7 @@ from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import offload_settings
+from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
 
 OURS = (
@@ -269,12 +270,20 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     if timing is not None:
         settings = _merge(settings, {"timing": timing})
     engine = VllmConfig.from_dict(settings)
+    dtype = values.get("kv-cache-dtype")
     if not _has_gpu(values):
         for name in GPU_FLAGS:
             if values.get(name) is not None and f"--{name}" not in vllm_flags():
                 raise ConfigError(f"--{name} needs --gpu, or --gpu-bandwidth-gbps of its data sheet")
+        check_fitted_for(
+            engine.timing,
+            {
+                "model": model,
+                "kv_dtype": None if dtype == "auto" else dtype,
+                **{f"{way}_parallel_size": values.get(f"{way}-parallel-size") for way in ("tensor", "data")},
+            },
+        )
         return engine
-    dtype = values.get("kv-cache-dtype")
     return on_gpus(
         read_as(GpuSettings, gpu, "gpu"),
         engine,
