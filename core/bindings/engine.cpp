@@ -202,12 +202,12 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("drained", &VllmEngine::drained, "Nobody who holds blocks is left.")
       .def("forget_cache", &VllmEngine::forget_cache, "now_ns"_a, "Forget every block on the device that nobody holds.")
       .def("begin_step", &VllmEngine::begin_step, "now_ns"_a, "Schedule a step; returns its duration in ns.")
-      .def("end_step", &VllmEngine::end_step, "end_ns"_a, nb::rv_policy::copy, "Make the step's tokens visible.")
+      .def("end_step", &VllmEngine::end_step, "end_ns"_a, "Make the step's tokens visible.")
       .def("begin_turn", &VllmEngine::begin_turn, "now_ns"_a,
            "Schedule as a recording counts steps; not to be mixed with begin_step.")
-      .def("end_turn", &VllmEngine::end_turn, "now_ns"_a, nb::rv_policy::copy,
+      .def("end_turn", &VllmEngine::end_turn, "now_ns"_a,
            "The update that follows: asynchronously that of the batch before.")
-      .def("advance", &VllmEngine::advance, "until_ns"_a, "stop_on_finish"_a = false, nb::rv_policy::copy,
+      .def("advance", &VllmEngine::advance, "until_ns"_a, "stop_on_finish"_a = false,
            nb::call_guard<nb::gil_scoped_release>(), "Play steps back to back up to `until_ns`.")
       .def("skip_to", &VllmEngine::skip_to, "time_ns"_a, "Let idle time pass.")
       .def_prop_ro("now_ns", &VllmEngine::now_ns, "When the open step ends, or else when the next may begin.")

@@ -114,6 +114,7 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
       .def(
           "tier_waits",
           [](VllmEngine& self, RequestId id) {
+            (void)tiers_of(self);
             return std::pair(self.request(id).record.parked_ns, self.room_wait_ns(id));
           },
           "request"_a, "Nanoseconds that it was parked for loads, and waited for copies to leave the device.");

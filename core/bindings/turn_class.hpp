@@ -37,9 +37,10 @@ class TurnClass {
   }
 
  private:
+  // What a call refers to is copied before its turn is over: the next one may be somebody else's.
   template <typename Result, typename... Args, typename Call>
   auto turned(Call call) const {
-    return [call, name = name_](T& self, Args... args) -> Result {
+    return [call, name = name_](T& self, Args... args) -> std::remove_cvref_t<Result> {
       const Turn turn(self.turns(), name);
       return std::invoke(call, self, std::forward<Args>(args)...);
     };

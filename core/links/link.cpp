@@ -131,9 +131,7 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
   }
   if (path.size() == 2 && path[0] == path[1])
     throw Error(ErrorKind::InvalidArgument, "the path crosses link ", links_[path[0]].usage.name, " twice");
-  const auto too_many = [&](const Links& links) {
-    return links.in_flight_ + bytes.size() > LinkFlow::kMaxTransfers;
-  };
+  const auto too_many = [&](const Links& links) { return links.in_flight_ + bytes.size() > LinkFlow::kMaxTransfers; };
   if (too_many(*this) && too_many(as_of(now_ns)))
     throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers, " transfers are under way at once");
 

@@ -66,9 +66,8 @@ Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     pool.shared_events.resize(pool.tiers->shared().size());
   }
   // Those who do not meet are played one after another, and need memory only while they are.
-  for (const Pool& pool : pools_) make_engine(pool.first_worker);
-  for (std::size_t i = 0; !independent() && i < workers_.size(); ++i) {
-    if (!workers_[i].engine) make_engine(i);
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    if (!independent() || i == pools_[workers_[i].pool].first_worker) make_engine(i);
   }
 }
 

@@ -47,8 +47,11 @@ void Fleet::run_together(const Progress& progress) {
     }
     queue_.set_landing(hub_.next_wake_ns());
     if (++rounds % 64 == 0) report(progress);
-    if (queue_.empty() && observes_) {  // the rest
-      for (std::size_t index = 0; !stepping_ && index < workers_.size(); ++index) join(index);
+    if (queue_.empty() && observes_) {  // the rest, and what has still to land
+      for (std::size_t index = 0; !stepping_ && index < workers_.size(); ++index) {
+        join(index);
+        workers_[index].engine->finish_transfers();
+      }
       gather_events();
     }
   }
@@ -195,12 +198,13 @@ void Fleet::end_step(std::size_t index) {
   }
   if (workers_[index].engine->in_step()) absorb(workers_[index], workers_[index].engine->end_step(now_ns_));
   record_finished(index);
-  if (config_.check && observes_) {
+  // Who has requests waiting may let one go at any step's end, and not only when one arrives.
+  if (observes_ && (config_.check || config_.router->queues())) {
     workers_[index].engine->take_events(gathered_);
     (void)tell_router(index, workers_[index].pool, order_of(index), workers_[index].events);
     // Without prefix caching a manager may name blocks all the same, for itself: nobody is told of them.
     const bool tells = pools_[workers_[index].pool].config.engine.enable_prefix_caching;
-    if (tells) config_.router->check(index, workers_[index].engine->store());
+    if (config_.check && tells) config_.router->check(index, workers_[index].engine->store());
   }
   if (!config_.ranks) return want_begin(index);
   for (std::size_t rank = 0; rank < workers_.size(); ++rank) want_begin(rank);  // when the last has ended

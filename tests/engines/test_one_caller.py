@@ -10,7 +10,7 @@ import pytest
 from threads import run_together
 from tiers.building import MS, Worker, chain, shared, tiers
 from understudy import _core
-from understudy.errors import WrongState
+from understudy.errors import InvalidArgument, WrongState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +73,27 @@ def test_a_second_thread_is_told_and_the_first_goes_on(call: str) -> None:
     assert len(refused) == 1
     assert engine.idle
     engine.check()
+
+
+def test_what_a_call_returns_is_the_callers_own_whoever_calls_next() -> None:
+    settings = _core.EngineConfig(
+        block_size=4, num_gpu_blocks=4096, enable_prefix_caching=False, max_num_seqs=256
+    )
+    engine = _core.Engine(settings, _core.constant_timing(0.0, 1.0))
+    answers: list[int] = []
+
+    def play() -> None:
+        for _ in range(3000):
+            try:
+                for _ in range(40):
+                    engine.submit("a", 4, 40)
+                effects = engine.advance(engine.now_ns + 20 * MS)
+            except (WrongState, InvalidArgument):  # the other is in a call, or was, and has come further
+                continue
+            answers.append(sum(tokens for _, tokens in effects.tokens) + len(effects.finished))
+
+    run_together(play, play)
+    assert sum(answers) > 0
 
 
 def test_workers_of_one_run_take_turns() -> None:

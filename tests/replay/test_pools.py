@@ -27,6 +27,7 @@ from understudy.run.offline import OfflineRun, run_offline
 from understudy.run.pools import WorkerPool, names_of
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import TiersConfig
+from understudy.workload import ClosedLoop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,6 +103,27 @@ def test_pools_with_a_tier_of_the_run_each_keep_their_own(routing: str, leaping:
     pools = [WorkerPool(engine=SMALL, workers=2, tiers=shared), WorkerPool(engine=LARGE, tiers=HOST)]
     run = run_offline(crowd(60), pools=pools, routing=routing, leaping=leaping, check=True)  # type: ignore[arg-type]
     assert (run.timeline.finish_ns >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "how", [{"routing": "least_loaded"}, {"load": ClosedLoop(2)}], ids=["seen", "closed"]
+)
+def test_links_stand_in_the_order_of_workers_whether_pools_leap_or_step(how: dict[str, Any]) -> None:
+    pools = [
+        WorkerPool(engine=SMALL, workers=2, tiers=HOST, name="a"),
+        WorkerPool(engine=SMALL, tiers=HOST, name="b"),
+    ]
+    leapt, stepped = (
+        run_offline(crowd(40), pools=pools, leaping=leaping, **how) for leaping in (True, False)
+    )
+    for run in (leapt, stepped):
+        assert run.timeline.tiers is not None
+        assert [link.name.split(" g")[0] for link in run.timeline.tiers.links[::2]] == [
+            "worker 0",
+            "worker 1",
+            "worker 2",
+        ]
+    assert leapt.facts["digest"] == stepped.facts["digest"]
 
 
 def disk(blocks: int, gbps: float) -> TiersConfig:

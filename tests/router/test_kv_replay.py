@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pytest
 
-from replay.building import conversations
+from replay.building import conversations, single_turns
+from understudy._core import Tier
 from understudy.api import replay
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
@@ -41,6 +42,23 @@ def test_a_stale_view_costs_what_prediction_wins_back() -> None:
     assert oracle * 1.2 < late
     assert predicted < 1.1 * oracle
     assert late < blind * 1.1
+
+
+@pytest.mark.parametrize("leaping", [True, False], ids=["leaping", "stepping"])
+def test_what_lands_on_a_host_after_the_last_step_is_told_too(leaping: bool) -> None:
+    slow = {"tier": "g2", "blocks": 8, "link": {"down_gbps": 0.001}}
+    tiers = TiersConfig.from_dict({"tiers": [slow], "kv_bytes_per_token": 100})
+    router = KvRouting().build(0)
+    run_offline(
+        single_turns([64]),
+        VllmConfig(block_size=16, num_gpu_blocks=8),
+        workers=2,
+        tiers=tiers,
+        routing=router,
+        leaping=leaping,
+    )
+    held = [[router.index.num_blocks(w, tier=tier) for tier in (Tier.G1, Tier.G2)] for w in range(2)]
+    assert sorted(held) == [[0, 0], [4, 4]]
 
 
 def test_bundles_are_as_late_as_their_period() -> None:

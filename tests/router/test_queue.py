@@ -176,6 +176,20 @@ def test_a_replay_lets_requests_wait_and_loses_none() -> None:
     assert again.facts["digest"] == run.facts["digest"]
 
 
+def test_who_is_let_go_is_judged_by_what_workers_hold_by_then_checked_or_not() -> None:
+    settings = KvRouting(queue_threshold=0.0, event_delay_ms=20)
+    plain, checked = (
+        run_offline(CROWD, ENGINE, workers=3, routing=settings, check=check).decisions
+        for check in (False, True)
+    )
+    assert plain is not None
+    assert checked is not None
+    assert (plain.waited_ns > 0).sum() > 10
+    for column in plain.__struct_fields__:
+        mine, theirs = getattr(plain, column), getattr(checked, column)
+        assert np.array_equal(mine, theirs) if isinstance(mine, np.ndarray) else mine == theirs, column
+
+
 def test_requests_of_a_step_start_and_end_one_by_one_and_let_others_go_in_between() -> None:
     # The first ends in the step in which the second has its first token; the third, which that lets go, finds the
     # blocks of the second alone. And one whose first token is its last is gone at once.

@@ -175,6 +175,9 @@ def test_an_engine_without_tiers_has_nothing_to_look_up() -> None:
     worker = Worker(2, None)
     with pytest.raises(WrongState, match="no tiers"):
         worker.engine.tier_lookup(chain(1))
+    request = worker.engine.submit("a", 3, 2, chain(1))
+    with pytest.raises(WrongState, match="no tiers"):
+        worker.engine.tier_waits(request)
 
 
 def test_landing_twice_does_nothing() -> None:
