@@ -9,7 +9,7 @@ import pytest
 
 from server.client import serving
 from understudy.errors import InvalidArgument
-from understudy.server.api.structured import instance, structured_text
+from understudy.server.api.structured import characters_for, instance, structured_text
 
 if TYPE_CHECKING:
     from understudy.server.core import EngineCore
@@ -35,6 +35,52 @@ def test_a_schema_that_refers_to_itself_many_times_is_cut() -> None:
     made = instance(schema, 1)
     assert list(made) == names
     assert count(made) < 300_000
+
+
+def nested(inner: dict[str, Any], levels: int = 3) -> dict[str, Any]:
+    for _ in range(levels):
+        inner = {"type": "array", "minItems": 16, "items": inner}
+    return inner
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"type": "string", "pattern": "a{131072}"},
+        {"type": "string", "minLength": 4096},
+        {"const": "a" * 100_000},
+        {"enum": [["a" * 100_000]]},
+        {"type": "object", "properties": {"a" * 100_000: {"type": "null"}}},
+    ],
+)
+def test_the_parts_of_an_answer_share_what_it_may_have(inner: dict[str, Any]) -> None:
+    whole = structured_text({"json": nested(inner)}, 1)
+    assert 100_000 < len(whole) < 300_000
+    begun = structured_text({"json": nested(inner)}, 1, characters_for(2))
+    assert len(begun) < 200_000
+    assert begun[:1000] == whole[:1000]
+
+
+def test_what_no_token_is_left_for_is_not_made() -> None:
+    for form in ({"json": nested({"type": "string", "pattern": "(ab){65536}"})}, {"regex": "(ab){65536}"}):
+        assert len(structured_text(form, 1, characters_for(2))) < 2000
+
+    async def main() -> None:
+        async with serving() as (client, _):
+            form = {"json": nested({"type": "string", "pattern": "a{131072}"})}
+            texts = []
+            for tokens in (2, 40):
+                body = {"prompt": "x", "max_tokens": tokens, "structured_outputs": form}
+                reply = (await client.post(C, body)).json
+                assert (reply["choices"][0]["finish_reason"], reply["usage"]["completion_tokens"]) == (
+                    "length",
+                    tokens,
+                )
+                texts.append(reply["choices"][0]["text"])
+            assert texts[0].startswith("[[")
+            assert texts[1].startswith(texts[0])
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("form", [{"regex": "a*"}, {"choice": [""]}, {"regex": "(a|b)*$"}])

@@ -28,7 +28,7 @@ from understudy.server.api.reading import Reader
 from understudy.server.api.sampling import Sampling, read_sampling
 from understudy.server.api.schema import BATCH, SCORING, check_types
 from understudy.server.api.scoring import ScoringStyle
-from understudy.server.api.structured import instance, structured_text
+from understudy.server.api.structured import characters_for, instance, structured_text
 from understudy.server.outputs import Answer
 
 if TYPE_CHECKING:
@@ -177,7 +177,8 @@ class Endpoints:
             return self.worker.given.plan(sampling, self.worker.texts, room)
         outputs = self.worker.outputs
         if sampling.structure is not None:
-            said = outputs.text_tokens(structured_text(sampling.structure, self._key(tokens, index)))
+            key, most = self._key(tokens, index), characters_for(room)
+            said = outputs.text_tokens(structured_text(sampling.structure, key, most))
             if not len(said):  # a form may be met by nothing: then the end is all that is said
                 said = np.array([self.worker.tokenizer.end_id], dtype=np.uint32)
             answer = Answer(said[:room], len(said) <= room, room)
