@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from copy import deepcopy
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -25,7 +26,9 @@ from understudy.events.synthesize import TokenSource
 from understudy.outputs import check_outputs, files_named
 from understudy.report.goodput import Slo
 from understudy.report.report import Report
+from understudy.router.kv import KvRouter, KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.pools import WorkerPool
 from understudy.run.routed import write_decisions
 from understudy.tiers.settings import TiersConfig
 from understudy.workload import Workload, read_trace
@@ -35,9 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from understudy.engines.timing import TimingModel
-    from understudy.router import KvRouting, Router
+    from understudy.router import Router
     from understudy.run.offline import Routing
-    from understudy.run.pools import WorkerPool
     from understudy.workload import ClosedLoop, Lockstep, OpenLoop
 
 
@@ -78,7 +80,8 @@ def replay(
     finished report. `synthesize_tokens` puts tokens into lines of events, the same for the same ids of the trace, and
     the local hashes of those. `max_tokens` is the limit of every request that has none of its own: what the model would
     say beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into
-    `report.without_tiers`.
+    `report.without_tiers`; a `Router` of your own is copied before the first run (`copy.deepcopy`) and the copy serves
+    the second, so that each begins with what it knew when it was given.
     """
     started = time.perf_counter()
     if not isinstance(workload, Workload | str | PathLike):
@@ -100,6 +103,9 @@ def replay(
             raise ConfigError(f"{name} must be the path of a file to write, got {path!r}")
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers compares fleets of one engine; leave it out, or pools")
+    if compare_without_tiers and not WorkerPool(engine=engine or VllmConfig(), tiers=tiers).below().tiers:
+        raise ConfigError("compare_without_tiers needs tiers to compare with; add a g2 tier (--g2)")
+    routing_without_tiers = _as_given(routing) if compare_without_tiers else routing
     if synthesize_tokens:
         lines = [path for path in (events, raw_events) if path is not None]
         if not lines or any(fspath(path).endswith(".npz") for path in lines):
@@ -176,13 +182,24 @@ def replay(
     )
     if not compare_without_tiers:
         return report
-    if run.timeline.tiers is None:
-        raise ConfigError("compare_without_tiers needs tiers to compare with; add a g2 tier (--g2)")
     started = time.perf_counter()
     bare = msgspec.structs.replace(engine or VllmConfig(), tiers=TiersConfig())
-    run = run_offline(workload, bare, **how)
+    run = run_offline(workload, bare, **{**how, "routing": routing_without_tiers})
     without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
     return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))
+
+
+def _as_given(routing: Routing | KvRouting | Router) -> Routing | KvRouting | Router:
+    """The routing for one more run: a router of the user's as it is now, before a run has told it anything."""
+    if isinstance(routing, str | KvRouting | KvRouter):  # these forget what they knew as a run begins
+        return routing
+    try:
+        return deepcopy(routing)
+    except Exception as error:  # the user's code
+        raise ConfigError(
+            f"compare_without_tiers needs a copy of routing {type(routing).__qualname__}, and copy.deepcopy fails: "
+            f"{error}; give the router a __deepcopy__, or replay without tiers by itself"
+        ) from error
 
 
 def _about_model(

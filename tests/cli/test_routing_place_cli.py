@@ -96,6 +96,16 @@ def test_the_class_of_a_file_chooses(trace: Path, routers: Path) -> None:
     )
 
 
+def test_a_comparison_without_tiers_has_one_of_its_own(trace: Path, routers: Path) -> None:
+    path = trace.parent / "report.json"
+    argv = ["replay", str(trace), "--workers", "2", "--routing", f"{routers}:InTurn", "--quiet"]
+    tiers = ["--g2", "9", "--kv-bytes-per-token", "8", "--compare-without-tiers"]
+    assert main([*argv, *tiers, "--json", str(path)]) == 0
+    second = json.loads(path.read_text())["without_tiers"]["run"]["digest"]
+    assert main([*argv, "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["run"]["digest"] == second
+
+
 def test_a_configuration_file_names_it_too(trace: Path, routers: Path) -> None:
     config = trace.parent / "settings.yaml"
     config.write_text(f"routing: '{routers}:Last'\n", encoding="utf-8")

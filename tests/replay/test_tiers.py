@@ -347,7 +347,9 @@ def test_a_comparison_plays_the_same_workload_without_tiers() -> None:
     assert report.without_tiers.run["digest"] == bare.run["digest"]
     assert report.without_tiers.tiers is None
     with pytest.raises(ConfigError, match="compare_without_tiers needs tiers"):
-        understudy.replay(crowd(), ENGINE, compare_without_tiers=True)
+        understudy.replay(
+            "nowhere.jsonl", ENGINE, compare_without_tiers=True
+        )  # known before anything is read
 
 
 def test_a_tier_may_evict_by_a_class_of_ones_own_on_every_worker() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import runpy
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import understudy
 from replay.building import MS, ONE_MS, crowd, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, PolicyError, WrongState
-from understudy.router import Router
+from understudy.router import KvRouting, Router
 from understudy.run.offline import run_offline
+from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop
 
 if TYPE_CHECKING:
@@ -150,6 +153,54 @@ def test_what_a_router_raises_reaches_the_caller() -> None:
 def test_an_object_that_cannot_choose_is_refused() -> None:
     with pytest.raises(ConfigError, match="choose"):
         run_offline(single_turns([10]), ENGINE, routing=object())  # type: ignore[arg-type]
+
+
+# ── Once more without tiers ──
+
+HOST = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 50}], "kv_bytes_per_token": 100})
+
+
+class Remembers(Router):
+    """Goes by all that it was ever asked, and began with."""
+
+    def __init__(self, asked: int = 0) -> None:
+        self.asked = [asked]
+
+    def choose(self, request: RouteRequest, view: FleetView) -> int:
+        self.asked.append(request.row)
+        return (sum(self.asked) + len(self.asked) // 7) % len(view)
+
+
+def test_a_comparison_without_tiers_begins_with_the_router_as_it_was_given() -> None:
+    router = Remembers(5)
+    how: dict[str, Any] = {"engine": ENGINE, "workers": 3}
+    both = understudy.replay(crowd(61), **how, routing=router, tiers=HOST, compare_without_tiers=True)
+    alone = understudy.replay(crowd(61), **how, routing=Remembers(5))
+    assert both.without_tiers is not None
+    assert both.without_tiers.run["digest"] == alone.run["digest"]
+    assert len(router.asked) == 1 + 61  # it is the first run's; a copy served the second
+
+
+@pytest.mark.parametrize("routing", ["kv", KvRouting(temperature=1.0), KvRouting(temperature=1.0).build(3)])
+def test_what_begins_anew_with_a_run_needs_no_copy(routing: Any) -> None:
+    how: dict[str, Any] = {"engine": ENGINE, "workers": 3, "routing": routing, "seed": 3}
+    both = understudy.replay(crowd(60), **how, tiers=HOST, compare_without_tiers=True)
+    assert both.without_tiers is not None
+    assert both.without_tiers.run["digest"] == understudy.replay(crowd(60), **how).run["digest"]
+
+
+def test_a_router_that_cannot_be_copied_is_refused_before_it_is_asked() -> None:
+    class Locked(Remembers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    router = Locked()
+    with pytest.raises(
+        ConfigError, match=r"compare_without_tiers needs a copy of routing .*Locked.*__deepcopy__"
+    ):
+        understudy.replay(crowd(9), ENGINE, routing=router, tiers=HOST, compare_without_tiers=True)
+    assert router.asked == [0]
 
 
 def test_a_request_that_fits_nowhere_is_rejected_and_the_router_not_asked() -> None:
