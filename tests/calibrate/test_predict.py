@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -421,6 +422,18 @@ def test_a_recorded_run_is_predicted_from_the_command_line(
         ({"input_tokens": ...}, r"run\.jsonl:1: input_tokens is missing"),
         ({"output_tokens": 0}, "output_tokens must be a whole number of at least 1, got 0"),
         ({"arrival_s": "noon"}, "arrival_s must be a number, got 'noon'"),
+        ({"arrival_s": math.nan}, "arrival_s must be seconds from .*, got nan"),
+        ({"arrival_s": math.inf}, r"run\.jsonl:1: arrival_s must be seconds from -4e\+09 to 4e\+09, got inf"),
+        (
+            {"arrival_s": 1e12},
+            r"run\.jsonl:1: arrival_s must be seconds from -4e\+09 to 4e\+09, got 1000000000000",
+        ),
+        ({"arrival_s": 10**400}, r"run\.jsonl:1: arrival_s must be seconds .*, got 10{39}$"),
+        (
+            {"input_tokens": 10**12},
+            r"input_tokens must be a whole number of at most 2,147,483,647, got 10{12}$",
+        ),
+        ({"output_tokens": 1e300}, "output_tokens must be a whole number of at most 2,147,483,647, got 1e"),
         ({"input_token_ids": [1, 2]}, "input_token_ids has 2 entries for input_tokens=10"),
         ({"input_token_ids": "a b"}, "input_token_ids must be a list of whole numbers"),
     ],
@@ -432,6 +445,22 @@ def test_a_bad_line_of_a_run_is_refused(tmp_path: Path, change: dict[str, Any], 
     )
     with pytest.raises(InvalidArgument, match=match):
         read_run(path)
+
+
+@pytest.mark.parametrize("arrival_s", [-3.9e9, 1e10, 1e12, 1e300])
+def test_an_arrival_that_is_ages_after_the_first_is_refused_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arrival_s: float
+) -> None:
+    rows = [
+        {"request_id": i, "arrival_s": at, "input_tokens": 9, "output_tokens": 2}
+        for i, at in enumerate((0.0, 3e9, arrival_s))
+    ]
+    path = run_file(tmp_path / "run.jsonl", rows)
+    assert main(["predict", str(path), "--model", "Llama-3.1-8B", "--gpu", "H100"]) == 2
+    said = capsys.readouterr().err
+    line = 2 if arrival_s < 0 else 3
+    assert f"{path}:{line}: arrival_s " in said
+    assert said.count("\n") == 1
 
 
 def test_a_run_that_is_cut_off_or_names_a_request_twice_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,25 +21,37 @@ if TYPE_CHECKING:
 
 _FIELDS = ("request_id", "arrival_s", "input_tokens", "output_tokens")
 COLUMNS = ("request_id", "ttft_ms", "tpot_ms", "e2e_ms")
+_MOST_S = 4e9
+"""Of an arrival, and after the first one: an engine's times end at 2^62 ns, and finer than that no number is."""
+_MOST_TOKENS = 2**31 - 1
 
 
 def read_run(path: Path) -> Load:
     """Requests by line: `request_id`, `arrival_s`, `input_tokens`, `output_tokens`, and `input_token_ids` where they
     are known: without them no two prompts have anything in common.
 
-    InvalidArgument names file, line and key: what is missing, no number, zero, or before the first arrival.
+    InvalidArgument names file, line and key: what is missing, no number, zero, or too large.
     """
     rows: list[dict[str, Any]] = []
+    places: list[str] = []
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    rows.append(_read(f"{path}:{number}", line))
+                    places.append(f"{path}:{number}")
+                    rows.append(_read(places[-1], line))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path}: {error}") from error
     if not rows:
         raise InvalidArgument(f"{path} holds no request")
-    arrivals = np.array([row["arrival_s"] for row in rows])
+    arrivals = np.array([row["arrival_s"] for row in rows], dtype=np.float64)
+    arrivals -= arrivals.min()
+    if arrivals.max() > _MOST_S:
+        late = int(np.argmax(arrivals))
+        raise InvalidArgument(
+            f"{places[late]}: arrival_s of {rows[late]['arrival_s']:g} is {arrivals[late]:g} s after the first; "
+            f"{_MOST_S:g} s are the most"
+        )
     names = [str(row["request_id"]) for row in rows]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -56,7 +67,7 @@ def read_run(path: Path) -> Load:
     return requests(
         [row["input_tokens"] for row in rows],
         [row["output_tokens"] for row in rows],
-        arrival_s=arrivals - arrivals.min(),
+        arrival_s=arrivals,
         tokens=tokens or None,
         request_ids=names,
     )
@@ -72,12 +83,18 @@ def _read(where: str, line: str) -> dict[str, Any]:
     for name in _FIELDS:
         if name not in row:
             raise InvalidArgument(f"{where}: {name} is missing; a line has {', '.join(_FIELDS)}")
-    for name, least in (("arrival_s", None), ("input_tokens", 1), ("output_tokens", 1)):
+    for name in ("arrival_s", "input_tokens", "output_tokens"):
         value = row[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidArgument(f"{where}: {name} must be a number, got {value!r}")
-        if least is not None and (value < least or value != int(value)):
-            raise InvalidArgument(f"{where}: {name} must be a whole number of at least {least}, got {value}")
+        if name == "arrival_s":
+            if not -_MOST_S <= value <= _MOST_S:
+                raise InvalidArgument(
+                    f"{where}: arrival_s must be seconds from {-_MOST_S:g} to {_MOST_S:g}, got {value!r:.40}"
+                )
+        elif not 1 <= value <= _MOST_TOKENS or value != int(value):
+            wanted = f"of at most {_MOST_TOKENS:,}" if value > _MOST_TOKENS else "of at least 1"
+            raise InvalidArgument(f"{where}: {name} must be a whole number {wanted}, got {value!r:.40}")
     ids = row.get("input_token_ids")
     if ids is not None:
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
