@@ -177,6 +177,8 @@ def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"isl": "many"}, r"in\.csv:2: isl must be a number, got 'many'"),
         ({"conc": "0"}, r"in\.csv:2: conc must be finite and above 0"),
         ({"osl": ""}, r"in\.csv:2: osl is empty"),
+        ({"isl": " nan "}, r"in\.csv:2: isl is 'nan', which stands for nothing$"),
+        ({"system": "N/A"}, r"in\.csv:2: system is 'N/A', which stands for nothing$"),
         ({"conc": "", "key": "nothing"}, r"in\.csv:2: conc is empty"),
         ({"isl": "1e12"}, r"in\.csv:2: isl must be a whole number up to"),
         ({"system": "h100_pcie"}, r"in\.csv:2: gpu 'h100_pcie' is not known"),

@@ -108,7 +108,9 @@ class _Row:
             if value := self._cell(column):
                 return value
         if default is None:
-            raise InvalidArgument(f"{self.where}: {name} is empty")
+            written = (self.cells.get(name) or "").strip()
+            what = f"{written!r}, which stands for nothing" if written else "empty"
+            raise InvalidArgument(f"{self.where}: {name} is {what}")
         return default
 
     def number(self, name: str) -> float:
