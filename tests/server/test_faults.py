@@ -167,3 +167,16 @@ async def watch(port: int) -> None:
         told = msgspec.json.decode(line[line.index(b"data: ") + 6 :])
         assert len(told["workers"]["running"]) == 3
     writer.close()
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1"])
+@pytest.mark.parametrize("name", ["delay_ms", "after_ms"])
+def test_a_fault_of_no_time_that_there_is_is_refused(name: str, value: str) -> None:
+    async def main() -> None:
+        async with serving() as (client, _):
+            refused = await client.post("/admin/fault", f'{{"kind": "delay", "{name}": {value}}}'.encode())
+            assert refused.status == 400
+            assert name in refused.json["error"]["message"]
+            assert (await client.post(C, {"prompt": "x", "max_tokens": 2})).status == 200
+
+    asyncio.run(main())

@@ -178,6 +178,24 @@ def test_latencies_stray_by_seed_and_not_far() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("name", ["time-to-first-token", "inter-token-latency"])
+def test_a_latency_that_no_step_can_take_is_refused(name: str) -> None:
+    async def main() -> None:
+        async with serving(latency_ms=(2.0, 1.0)) as (client, server):
+            for value in ("1e308", "86400001", "-1", "Infinity", "NaN"):
+                refused = await client.post("/admin/config", f'{{"{name}": {value}}}'.encode())
+                assert refused.status == 400
+                assert f"{name} must be from 0 to 86400000 ms" in refused.json["error"]["message"]
+            latency = server.worker.latency
+            assert latency is not None
+            assert (latency.prefill_cost_ms, latency.decode_cost_ms) == (2.0, 1.0)
+            assert (await client.post(C, {"prompt": "x", "max_tokens": 2})).status == 200
+
+    asyncio.run(main())
+    with pytest.raises(ConfigError, match=f"--{name} must be from 0 to"):
+        read_serve(["m", f"--{name}", "1e308"])
+
+
 def test_how_far_latencies_stray_is_turned_while_the_server_runs() -> None:
     async def main() -> None:
         async with serving(latency_ms=(20.0, 10.0), latency_std_dev_ms=(0.0, 3.0)) as (client, server):

@@ -76,11 +76,12 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if (
             not 0 <= order.rate <= 1
             or not 200 <= order.status <= 599
-            or order.delay_ms < 0
-            or order.after_ms < 0
+            or not 0 <= order.delay_ms < math.inf
+            or not 0 <= order.after_ms < math.inf
         ):
             raise ApiError(
-                "a fault needs a rate in [0, 1], a status in 200 … 599 and times that are not negative"
+                "a fault needs a rate in [0, 1], a status in 200 … 599 and times (delay_ms, after_ms) that are "
+                "finite and not negative"
             )
         if not 1 <= order.factor <= MAX_FACTOR:
             raise ApiError(f"a link is slowed by a factor from 1 to {MAX_FACTOR}, got {order.factor}")

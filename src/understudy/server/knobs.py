@@ -81,6 +81,14 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename="k
 
 LATENCIES = ("time-to-first-token", "inter-token-latency")
 MAX_STRAY = 0.3
+MAX_LATENCY_MS = 86_400_000.0
+"""A day: an engine's times must stay small enough to add up."""
+
+
+def check_latency(name: str, value_ms: float | None) -> None:
+    """ConfigError where no step can take so long."""
+    if value_ms is not None and not 0 <= value_ms <= MAX_LATENCY_MS:
+        raise ConfigError(f"{name} must be from 0 to {MAX_LATENCY_MS:.0f} ms (a day), got {value_ms:g}")
 
 
 def check_stray(name: str, mean_ms: float, stray_ms: float) -> None:
@@ -136,8 +144,8 @@ class Knobs:
             if name not in _FAKED:
                 raise ConfigError(f"fake-metrics: {name!r} is none of {', '.join(_FAKED)}")
         times = (config.time_to_first_token, config.inter_token_latency)
-        if any(value is not None and (value < 0 or not math.isfinite(value)) for value in times):
-            raise ConfigError("latencies must not be negative")
+        for name, value in zip(LATENCIES, times, strict=True):
+            check_latency(name, value)
         if latency is None and any(value is not None for value in times):
             raise ConfigError(
                 "latencies follow the engine's timing model; start with --time-to-first-token or "

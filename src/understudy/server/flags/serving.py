@@ -12,6 +12,7 @@ from understudy.checks import port_number, positive_number, read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
+from understudy.server.knobs import LATENCIES, check_latency
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.settings import TiersConfig
@@ -229,6 +230,8 @@ def settings_of(line: CommandLine) -> ServerSettings:
     for name in ("time-to-first-token", "inter-token-latency", "startup-duration", "shutdown-timeout"):
         if isinstance(values.get(name), int | float):
             positive_number(f"--{name}", values[name], or_zero=True)
+            if name in LATENCIES:
+                check_latency(f"--{name}", values[name])
     first, each = values.get("time-to-first-token"), values.get("inter-token-latency")
     if first is not None or each is not None:
         given["latency_ms"] = (float(first or 0.0), float(each or 0.0))
