@@ -173,6 +173,27 @@ def test_sleep_ends_keeps_or_waits_for_what_is_there() -> None:
     play(what)
 
 
+def test_who_is_woken_before_it_sleeps_does_not_sleep_later() -> None:
+    async def what(client: Client, server: Server) -> None:
+        for path in ("/wake_up", "/wake_up?tags=weights", "/resume"):
+            hurry(server, 100.0)
+            running = await ask(client, server, LONG, runs=True, name=path[1:7])
+            slept = asyncio.create_task(client.post("/sleep?level=1&mode=wait", None))
+            await until(lambda: server.worker.pauses.paused)
+            assert await still_open(slept)
+            assert (await client.post(path, None)).json["status"] in ("awake", "resumed")
+            assert (await slept).json == {"status": "awake", "level": 1}
+            hurry(server)
+            assert (await running).json["choices"][0]["finish_reason"] == "length"
+            assert (await client.post(C, SHORT)).status == 200
+            assert (await client.get("/is_sleeping")).json == {"is_sleeping": False}
+            page = (await client.get("/metrics")).body.decode()
+            assert 'sleep_state="awake"} 1.0' in page
+            assert 'sleep_state="weights_offloaded"} 0.0' in page
+
+    play(what)
+
+
 def test_memory_is_taken_back_by_name_and_with_all_of_it_the_engine_goes_on() -> None:
     async def what(client: Client, server: Server) -> None:
         async def state() -> dict[str, bool]:

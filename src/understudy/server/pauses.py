@@ -25,6 +25,8 @@ class _Wish(NamedTuple):
 
     clear_cache: bool
     then: Callable[[], None]
+    instead: Callable[[], None] | None = None
+    """Called where the engines go on before that: it is no longer wanted. Without it, it is."""
 
 
 class Pauses:
@@ -43,28 +45,42 @@ class Pauses:
         """Requests are accepted and wait; as vLLM tells it, a pause is a sleep too."""
         return self.paused or bool(self._gone)
 
-    def pause(self, mode: str, *, clear_cache: bool, then: Callable[[], None]) -> None:
-        """Begin nothing new from now on; `then` is called when nothing moves any more."""
+    def pause(
+        self,
+        mode: str,
+        *,
+        clear_cache: bool,
+        then: Callable[[], None],
+        instead: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin nothing new from now on; `then` is called when nothing moves any more (`instead`: see `_Wish`)."""
         worker = self._worker
         self.paused = True
         if mode == "abort":
             worker.abort(worker.live())
-        self._wishes.append(_Wish(clear_cache, then))
+        self._wishes.append(_Wish(clear_cache, then, instead))
         for core in worker.cores:
             core.paused = mode == "keep"
             core.hold(True)
             worker.driver.do(core, lambda _: None)
 
     def resume(self) -> None:
-        """Begin again. Who waits for a pause goes on waiting until nothing moves."""
+        """Begin again. Who waits for a pause waits until nothing moves; a sleep that has not begun is off."""
         self.paused = False
+        given_up = [wish.instead for wish in self._wishes if wish.instead is not None]
+        self._wishes = [wish for wish in self._wishes if wish.instead is None]
         for core in self._worker.cores:
             core.paused = False
             core.hold(False)
             self._worker.driver.do(core, lambda _: None)
+        for tell in given_up:
+            tell()
 
-    def sleep(self, level: int, mode: str, *, then: Callable[[], None]) -> None:
-        """Pause; then give memory back (`level` 1: the weights are kept elsewhere, 2: nothing is; 0: keep all)."""
+    def sleep(self, level: int, mode: str, *, then: Callable[[bool], None]) -> None:
+        """Pause; then give memory back (`level` 1: the weights are kept elsewhere, 2: nothing is; 0: keep all).
+
+        `then` is told whether it sleeps: not where it was woken, or resumed, before it came to rest.
+        """
         began_s = time.perf_counter()
 
         def sleeping() -> None:
@@ -72,9 +88,9 @@ class Pauses:
                 self._gone |= MEMORY
             self._tell(_STATES.get(level, "paused"))
             self._metrics.done("sleep", time.perf_counter() - began_s)
-            then()
+            then(True)
 
-        self.pause(mode, clear_cache=level > 0, then=sleeping)
+        self.pause(mode, clear_cache=level > 0, then=sleeping, instead=lambda: then(False))
 
     def release_cache(self) -> None:
         """Give the memory of the KV cache back, which here is to forget it."""

@@ -77,10 +77,15 @@ class Developer:
         level = query.get("level", "1")
         if level not in ("0", "1", "2"):
             raise invalid_body([Problem("int_parsing", "query.level", "must be 0, 1 or 2", level)])
-        mode, told = _mode(query), {"status": "sleeping", "level": int(level)}
-        return 200, Later(
-            lambda answer: self._worker.pauses.sleep(int(level), mode, then=lambda: answer(told))
-        )
+        mode, sleep = _mode(query), self._worker.pauses.sleep
+
+        def begin(answer: Callable[[Any], None]) -> None:
+            def then(asleep: bool) -> None:
+                answer({"status": "sleeping" if asleep else "awake", "level": int(level)})
+
+            sleep(int(level), mode, then=then)
+
+        return 200, Later(begin)
 
     def _wake(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
         tags = parse_qs(request.query).get("tags")
