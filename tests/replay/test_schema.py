@@ -154,6 +154,21 @@ def test_no_column_can_change_without_the_digest_but_one_that_came_later_and_say
             assert digests(unchecked(timeline, tiers=other_tiers))["digest"] != before, declared.name
 
 
+def test_what_the_page_says_is_left_out_changes_no_digest() -> None:
+    timeline, _ = record()
+    others = {
+        "queued_ns": timeline.queued_ns + 1,
+        "request_ids": [f"{row}" for row in range(len(timeline))],
+        "reject_reasons": {0: "too long"},
+        "own_blocks": [1, 2],
+    }
+    section = (ROOT / "docs" / "metrics.md").read_text().partition("\n## The digest\n")[2]
+    _, _, left_out = section.partition("\nNot covered")
+    assert re.findall(r"^- `(\w+)`:", left_out, re.MULTILINE) == list(others)
+    for name, value in others.items():
+        assert digests(unchecked(timeline, **{name: value})) == digests(timeline), name
+
+
 def test_what_tiers_held_and_links_carried_is_in_the_digest() -> None:
     timeline, tiers = record()
     parts = digests(timeline)["digests"]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from understudy._core import TierTotals
 from understudy.report.metrics import DISTRIBUTIONS, SCALARS
 from understudy.report.statistics import PERCENTILE_METHOD
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_ROWS, TIER_SCALARS
-from understudy.run.schema import columns_of
+from understudy.run.digest import OF_LINK, OF_TIER, OF_VLLM_OFFLOAD
+from understudy.run.schema import columns_of, totals_of
 from understudy.run.tier_columns import TierColumns
 from understudy.run.timeline import Timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from understudy.report.metric import Metric
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -32,8 +37,49 @@ def columns() -> str:
     return "\n".join(["| column | one per | unit | meaning |", "|---|---|---|---|", *rows])
 
 
+LEFT_OUT = {
+    "queued_ns": "it came later, and runs keep the digests that they had",
+    "request_ids": "the workload's own names of its requests",
+    "reject_reasons": "the wording; which were rejected, `status` says",
+    "own_blocks": "KV blocks of each worker where pools differ, a setting; `blocks_per_worker`, the most of one, is",
+}
+"""Fields of a timeline that its digest does not cover, and why."""
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Names of code, in a row."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def left_out() -> list[str]:
+    """The names of these, by the schema."""
+    columns = (*columns_of(Timeline), *columns_of(TierColumns))
+    covered = {c.name for c in columns if c.about.digested} | {*totals_of(Timeline), "tiers"}
+    undigested = [c.name for c in columns_of(TierColumns) if not c.about.digested]
+    return [each.name for each in fields(Timeline) if each.name not in covered] + undigested
+
+
+def digest() -> str:
+    """What the digest covers, and what not."""
+    bare = quoted([c.name for c in (*columns_of(Timeline), *columns_of(TierColumns)) if not c.about.digested])
+    totals = [name for name in dir(TierTotals) if not name.startswith("_") and name not in OF_VLLM_OFFLOAD]
+    lines = [
+        f"- every column above, but for {bare};",
+        f"- the run's numbers: {quoted(totals_of(Timeline))};",
+        f"- with tiers, their totals: {quoted(totals)}, and {quoted(OF_VLLM_OFFLOAD)} where they are not 0;",
+        f"- of each tier its name, {quoted(OF_TIER)} and its residency over time;",
+        f"- of each link its name, `bandwidth_gbps`, {quoted(OF_LINK)} and `bucket_bytes`.",
+        "",
+        "Not covered, so that runs which differ in it alone have equal digests:",
+        "",
+        *(f"- `{name}`: {LEFT_OUT[name]}" for name in left_out()),
+    ]
+    return "\n".join(lines)
+
+
 PARTS = {
     "columns": columns(),
+    "digest": digest(),
     "distributions": table(DISTRIBUTIONS),
     "numbers": table(SCALARS),
     "tiers": table(TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS),

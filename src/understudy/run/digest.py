@@ -22,19 +22,25 @@ if TYPE_CHECKING:
 
     Item = tuple[str, NDArray[Any] | int | float | str]
 
-_SUMMARY = ("capacity_blocks", "resident_blocks", "stored_blocks", "evicted_blocks")
-_LINK = ("transfers_started", "transfers_finished", "bytes_started", "bytes_finished", "busy_ns", "bucket_ns")
-
-
-_VLLM_OFFLOAD = ("deferred_lookups", "flushed_copies", "refused_stores")
+OF_TIER = ("capacity_blocks", "resident_blocks", "stored_blocks", "evicted_blocks")
+OF_LINK = (
+    "transfers_started",
+    "transfers_finished",
+    "bytes_started",
+    "bytes_finished",
+    "busy_ns",
+    "bucket_ns",
+)
+OF_VLLM_OFFLOAD = ("deferred_lookups", "flushed_copies", "refused_stores")
 
 
 def digests(timeline: Timeline, kv: KvLog | None = None) -> dict[str, Any]:
     """`digest`, over the whole timeline, and `digests`, of its parts, so that runs that differ show in what.
 
-    Covered is every declared column and number (requests, gaps, samples; with tiers loads, residency and links), not
-    the wording of rejections, nor columns that say so. Events are no part of it, since a run may not have kept them:
-    where `kv` has them, they are a part of their own.
+    Covered is every declared column (requests, gaps, samples; with tiers loads) that does not say `digested=False`,
+    every whole number and, with tiers, their totals, residency and links. Not covered are `queued_ns`, the names of
+    requests, the wording of rejections and the blocks of single workers (docs/metrics.md lists them). Events are no
+    part of it, since a run may not have kept them: where `kv` has them, they are a part of their own.
     """
     parts = {
         "requests": _hash(_columns(timeline, "request")),
@@ -83,11 +89,11 @@ def _tiers(tiers: TierColumns) -> Iterator[Item]:
     totals = tiers.totals
     for name in dir(type(totals)):
         # What only vLLM's offload counts is told where it did: other runs have the digests that they had before it.
-        if not name.startswith("_") and (name not in _VLLM_OFFLOAD or getattr(totals, name)):
+        if not name.startswith("_") and (name not in OF_VLLM_OFFLOAD or getattr(totals, name)):
             yield name, getattr(totals, name)
     for summary in tiers.tiers:
         yield "tier", name_of(summary)
-        for name in _SUMMARY:
+        for name in OF_TIER:
             yield name, getattr(summary, name)
         for array in summary.residency:
             yield "residency", array
@@ -97,6 +103,6 @@ def _links(tiers: TierColumns) -> Iterator[Item]:
     for link in tiers.links:
         yield "link", link.name
         yield "bandwidth_gbps", link.bandwidth_gbps
-        for name in _LINK:
+        for name in OF_LINK:
             yield name, getattr(link, name)
         yield "bucket_bytes", link.bucket_bytes

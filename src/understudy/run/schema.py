@@ -2,7 +2,7 @@
 
 From the declaration follow what is taken from the core, what is checked, what the digest covers, the lines of
 `requests_jsonl` and the table of columns in docs/metrics.md. A new column is a field of the core's result and a field
-here.
+here. The digest covers columns, unless they say `digested=False`, and whole numbers; no other fields but `tiers`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class About:
     core_name: str | None = None
     """In the core, or in the workload, where it is called otherwise."""
     digested: bool = True
-    """False for what came later and follows from the rest: runs keep the digests that they had before it."""
+    """False for what came later, so that runs keep the digests that they had before it: those that differ in it alone
+    have equal digests."""
 
 
 @dataclass(frozen=True, slots=True)
