@@ -93,12 +93,30 @@ def test_a_session_of_tools_is_one_request_more_than_its_turns(tmp_path: Path) -
     ("more", "message"),
     [
         ({"priority": 1}, "has no priority"),
+        ({"strict_priority": 1}, "has no strict_priority"),
         ({"max_tokens": 3}, "has no max_tokens"),
         ({"policy_class": "x"}, "has no policy_class"),
-        ({"hash_ids": "x"}, ":1: "),
+        ({"lora": "x"}, "has no lora"),
+        ({"output_token_ids": [1, 2, 3]}, "has no output_token_ids"),
+        ({"accepted_drafts": [1]}, "has no accepted_drafts"),
+        ({"hash_ids": "x"}, ""),
     ],
 )
-def test_what_a_delta_cannot_say_is_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
-    path = lines(tmp_path, {**delta("a", [1], 3, timestamp=0), **more})
-    with pytest.raises(InvalidArgument, match=message):
+def test_what_a_delta_cannot_say_is_refused_by_its_line(
+    tmp_path: Path, more: dict[str, Any], message: str
+) -> None:
+    first, last = delta("a", [1], 3, timestamp=0), delta("b", [1], 3, timestamp=0)
+    path = lines(tmp_path, first, first | {"session_id": "c"}, {**last, **more})
+    with pytest.raises(InvalidArgument, match=rf"trace\.jsonl:3: .*{message}"):
         read_trace(path, "mooncake-delta")
+
+
+def test_a_whole_trace_is_no_delta(tmp_path: Path) -> None:
+    turns = [
+        delta("a", [1], 3, timestamp=0, output_in_next_turn=False),
+        delta("b", [1], 3, timestamp=0, input_length=512, output_in_next_turn=True),
+        delta("b", [1, 2], 3, delay=1),
+    ]
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: mooncake-delta has no output_in_next_turn: "):
+        read_trace(lines(tmp_path, *turns), "mooncake-delta")
+    assert len(read_trace(lines(tmp_path, turns[0]), "mooncake-delta")) == 1  # false says nothing

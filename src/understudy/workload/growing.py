@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.errors import InvalidArgument
+from understudy.workload.columns import first_row
 from understudy.workload.lengths import json_lines, time_ns, token_count
-from understudy.workload.mooncake import DEFAULT_TRACE_BLOCK_SIZE, read_mooncake
+from understudy.workload.mooncake import DEFAULT_TRACE_BLOCK_SIZE, read_with_lines
 from understudy.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from understudy.workload.columns import BoolColumn
 
 BLOCK = 16
 """Tokens of one hash id of the workloads that are made: deltas and answers end anywhere."""
@@ -44,14 +47,13 @@ def read_mooncake_delta(
 
     Errors: InvalidArgument `FILE:LINE: …` for a bad row; ConfigError for a bad option.
     """
-    rows = read_mooncake(path, trace_block_size=trace_block_size, clamp_input_length=clamp_input_length)
-    for name in (
-        *("output_in_next", "output_token_ids", "max_tokens", "priority", "adapter"),
-        *("accepted_drafts", "strict_priority", "policy_class"),
-    ):
-        column = getattr(rows, name)
-        if column is not None and (name != "priority" or column.any()):
-            raise InvalidArgument(f"{path}: mooncake-delta has no {name}: prompts hold what came before them")
+    rows, lines = read_with_lines(path, trace_block_size, clamp_input_length, drop_surplus_hash_ids=False)
+    for key, said in _beyond_a_delta(rows):
+        row = None if said is None else first_row(said)
+        if row is not None:
+            raise InvalidArgument(
+                f"{path}:{lines[row]}: mooncake-delta has no {key}: prompts hold what came before them"
+            )
     sessions: list[list[Turn]] = [[] for _ in range(rows.sessions)]
     for row in range(len(rows)):
         prompt, size = int(rows.prompt_tokens[row]), rows.trace_block_size
@@ -64,6 +66,25 @@ def read_mooncake_delta(
     in_file_order = np.argsort(np.lexsort((rows.turn, rows.session)))
     workload = grown(sessions, arrivals).take(in_file_order)
     return replace(workload, request_ids=rows.request_ids, session_ids=rows.session_ids)
+
+
+def _beyond_a_delta(rows: Workload) -> Iterator[tuple[str, BoolColumn | None]]:
+    """Keys of Mooncake's rows that a delta has no use for, and the rows that say something by them."""
+
+    def is_given(index: NDArray[Any] | None, absent: int) -> BoolColumn | None:
+        return None if index is None else index != absent
+
+    def has_any(offsets: NDArray[Any] | None) -> BoolColumn | None:
+        return None if offsets is None else np.diff(offsets) > 0
+
+    yield "output_in_next_turn", rows.output_in_next
+    yield "output_token_ids", has_any(rows.output_token_offsets)
+    yield "max_tokens", is_given(rows.max_tokens, -1)
+    yield "priority", is_given(rows.priority, 0)
+    yield "lora", is_given(rows.adapter, -1)
+    yield "accepted_drafts", has_any(rows.accepted_draft_offsets)
+    yield "strict_priority", is_given(rows.strict_priority, 0)
+    yield "policy_class", is_given(rows.policy_class, -1)
 
 
 def read_applied_compute(path: Path) -> Workload:

@@ -77,6 +77,13 @@ def read_mooncake(
     Errors: InvalidArgument `FILE:LINE: …` for a bad row, or when the file cannot be read; ConfigError for a
     bad option.
     """
+    return read_with_lines(path, trace_block_size, clamp_input_length, drop_surplus_hash_ids)[0]
+
+
+def read_with_lines(
+    path: str | os.PathLike[str], trace_block_size: int, clamp_input_length: bool, drop_surplus_hash_ids: bool
+) -> tuple[Workload, Int64Column]:
+    """As `read_mooncake`, with the line of each row."""
     trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
     with open_trace(path) as file:
         chunks = list(read_chunks(file, str(path)))
@@ -84,7 +91,7 @@ def read_mooncake(
     clamped, dropped = trace.fit_prompts(trace_block_size, clamp_input_length, drop_surplus_hash_ids)
     trace.find_sessions()
     trace.find_times()
-    return trace.workload(trace_block_size, clamped, dropped)
+    return trace.workload(trace_block_size, clamped, dropped), trace.lines
 
 
 class _Trace:
@@ -93,7 +100,7 @@ class _Trace:
     def __init__(self, name: str, chunks: Sequence[TraceChunk]) -> None:
         self._name = name
         self._chunks = chunks
-        self._lines = _join([chunk.lines for chunk in chunks], np.int64)
+        self.lines = _join([chunk.lines for chunk in chunks], np.int64)
         self._prompt = _join([chunk.input_length for chunk in chunks], np.int64)
         self._counts = _join([chunk.hash_counts for chunk in chunks], np.int64)
         self._ids = _join([chunk.hash_ids for chunk in chunks], np.uint64)
@@ -128,7 +135,7 @@ class _Trace:
 
     def find_sessions(self) -> None:
         """Number the sessions and their turns in file order."""
-        rows = len(self._lines)
+        rows = len(self.lines)
         names = self._names("session_id")
         self._session: Int32Column = np.arange(rows, dtype=np.int32)
         self._turn: Int32Column = np.zeros(rows, np.int32)
@@ -181,7 +188,7 @@ class _Trace:
         difference_ns = time_ns[later] - time_ns[before]
         bad = first_row(difference_ns < 0)
         if bad is not None:
-            line = self._lines[before[bad]]
+            line = self.lines[before[bad]]
             self._fail(int(later[bad]), f"timestamp lies before that of the turn before, in line {line}")
         self._delay_ns[later] = difference_ns
 
@@ -228,10 +235,10 @@ class _Trace:
             self._fail(error.row, f"{_KEYS.get(error.field, error.field)} {error.reason}")
 
     def _fail(self, row: int, reason: str) -> NoReturn:
-        raise InvalidArgument(f"{self._name}:{self._lines[row]}: {reason}") from None
+        raise InvalidArgument(f"{self._name}:{self.lines[row]}: {reason}") from None
 
     def _default_name(self, row: int) -> str:
-        return f"request_{self._lines[row]}"
+        return f"request_{self.lines[row]}"
 
     def _names(self, key: str) -> list[str | None] | None:
         parts: list[list[str | None] | None] = [getattr(chunk, key) for chunk in self._chunks]
@@ -297,7 +304,7 @@ class _Trace:
             rows: dict[str, int] = {}
             for row, name in enumerate(names):
                 if name in rows:
-                    self._fail(row, f"request_id {name!r} was already used in line {self._lines[rows[name]]}")
+                    self._fail(row, f"request_id {name!r} was already used in line {self.lines[rows[name]]}")
                 rows[name] = row
         return names
 
