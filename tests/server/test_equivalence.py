@@ -37,6 +37,8 @@ class Diary:
     def on_end(self, request: LiveRequest, now_ns: int) -> None:
         self.lines.append((now_ns, request.ended, request.name, request.preemptions))
 
+    def on_broken(self, request: LiveRequest) -> None: ...
+
     def on_step(self, core: EngineCore, effects: StepEffects, now_ns: int) -> None:
         self.lines.append((now_ns, effects.batch_tokens, core.engine.pool, self._events(core)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from understudy._core import Engine, Tier
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from understudy._core import EventBatch, Identities, RequestRecord, TierConfig, TierRun, VllmOffload
     from understudy.engines.config import VllmConfig
     from understudy.engines.timing import TimingModel
+
+log = logging.getLogger("understudy.server")
 
 
 class Listener(Protocol):
@@ -26,6 +29,9 @@ class Listener(Protocol):
 
     def on_end(self, request: LiveRequest, now_ns: int) -> None:
         """It has ended: `request.ended` says how. Nothing follows."""
+
+    def on_broken(self, request: LiveRequest) -> None:
+        """It raised, and whoever waits for it must not wait for ever."""
 
 
 class LiveRequest:
@@ -96,6 +102,21 @@ class LiveRequest:
         self.ended = ""
         """"finished", "cancelled", "lost" (its engine was killed, or has failed), or "" while it is on its way."""
 
+    def tell_end(self, now_ns: int) -> None:
+        """Who waits for it hears that it has ended; nobody else hears of it if that fails."""
+        try:
+            self.listener.on_end(self, now_ns)
+        except Exception:
+            self.broke()
+
+    def broke(self) -> None:
+        """What was raised just now is its own affair: it goes to the log, and all others go on."""
+        log.exception("the answer to request %s failed", ascii(self.name))
+        try:
+            self.listener.on_broken(self)
+        except Exception:
+            log.exception("nor could its client be told")
+
 
 class StepEffects(NamedTuple):
     """What became visible at the end of a step."""
@@ -110,10 +131,13 @@ class StepEffects(NamedTuple):
     def tell(self, now_ns: int) -> None:
         """Who waits for these requests hears of it."""
         for request, first, count in self.tokens:
-            request.listener.on_tokens(request, first, count, now_ns)
+            try:
+                request.listener.on_tokens(request, first, count, now_ns)
+            except Exception:
+                request.broke()
             request.last_token_ns = now_ns
         for request in self.finished:
-            request.listener.on_end(request, now_ns)
+            request.tell_end(now_ns)
 
 
 class EngineCore:

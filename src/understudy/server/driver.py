@@ -79,19 +79,19 @@ class Driver:
                 return
             if core.failure is not None:
                 core.lose(request, now_ns)
-                request.listener.on_end(request, now_ns)
+                request.tell_end(now_ns)
                 return
             if request.cache_hit_threshold > 0 and core.cached_share(request) < request.cache_hit_threshold:
                 request.aborted = request.turned_away = True  # others have more of it
                 request.ended, request.finish_ns = "cancelled", now_ns
-                request.listener.on_end(request, now_ns)
+                request.tell_end(now_ns)
                 return
             self._note(now_ns, "submit", request)
             try:
                 core.submit(request)
             except Exception:
                 core.lose(request, now_ns)
-                request.listener.on_end(request, now_ns)
+                request.tell_end(now_ns)
                 raise
 
         self._put(request.arrival_ns, _INPUT, core, come)
@@ -116,7 +116,7 @@ class Driver:
             except Exception as failure:
                 self._fail(core, failure, now_ns)
                 return
-            request.listener.on_end(request, now_ns)
+            request.tell_end(now_ns)
 
         self._put(self.clock.now_ns() if at_ns is None else at_ns, _INPUT, core, go)
         self._wake()
@@ -243,7 +243,7 @@ class Driver:
         self._failure = self._failure or failure
         for request in core.fail(failure):
             request.finish_ns = now_ns
-            request.listener.on_end(request, now_ns)
+            request.tell_end(now_ns)
 
     def _put_landing(self, core: EngineCore, now_ns: int) -> None:
         """An engine that sleeps, or has only transfers left, looks again when one lands."""

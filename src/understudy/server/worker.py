@@ -252,7 +252,7 @@ class Worker:
             def die(now_ns: int, core: EngineCore = core) -> None:
                 for request in core.restart():
                     request.finish_ns = now_ns
-                    request.listener.on_end(request, now_ns)
+                    request.tell_end(now_ns)
                 if self.senders:
                     self.senders[self._rank_of[id(core)]].restart()
                 if self.on_restart is not None:

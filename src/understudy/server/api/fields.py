@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 _FALSE = frozenset(("false", "f", "no", "n", "off", "0"))
 _MAX_DIGITS = 4300
+_HALF_CHARACTER = "must be text; half of a surrogate pair is no character"
 
 
 def read_body(request: Request) -> dict[str, Any]:
@@ -48,9 +49,13 @@ def read_object(request: Request) -> dict[str, Any]:
 def read_any(request: Request) -> Any:
     """The JSON of a request to such a route."""
     try:
-        return json.loads(request.body)
+        value = json.loads(request.body)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {str(error)[:200]}") from None
+    where = _half_character(value)
+    if where is not None:
+        raise bad_request(f"{where}: {_HALF_CHARACTER}")
+    return value
 
 
 def read_json(data: bytes) -> Any:
@@ -61,9 +66,9 @@ def read_json(data: bytes) -> Any:
         raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         _check_encoding(data)
-    # The slower reader knows where it failed, and reads NaN.
+    # The slower reader knows where it failed, and reads NaN, and halves of surrogate pairs.
     try:
-        return json.loads(data)
+        value = json.loads(data)
     except RecursionError:
         raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
     except json.JSONDecodeError as error:
@@ -72,6 +77,35 @@ def read_json(data: bytes) -> Any:
         ) from None
     except ValueError as error:  # not UTF-8, or a number of absurd length
         raise invalid_body([Problem("json_invalid", "body.0", f"not JSON: {error}", {})]) from None
+    where = _half_character(value)
+    if where is not None:
+        raise invalid_body([Problem("string_unicode", where, _HALF_CHARACTER)])
+    return value
+
+
+def _half_character(value: Any) -> str | None:
+    """Where a text has half of a surrogate pair: it is no character, and cannot be sent to anybody."""
+    left: list[tuple[str, Any]] = [("body", value)]
+    while left:
+        where, part = left.pop()
+        if isinstance(part, str):
+            if not _encodes(part):
+                return where
+        elif isinstance(part, list):
+            left.extend((f"{where}.{place}", member) for place, member in enumerate(part))
+        elif isinstance(part, dict):
+            if not all(map(_encodes, part)):
+                return where
+            left.extend((f"{where}.{name}", member) for name, member in part.items())
+    return None
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_encoding(data: bytes) -> None:

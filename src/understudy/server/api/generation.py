@@ -29,6 +29,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 MAX_CHOICES = 1 << 16
 MAX_PLANNED = 1 << 23
 """Tokens of the answers to one request: what it will say is made when it comes."""
+_FAILURES = {"lost": "the engine has died", "broken": "an error inside the server"}
 
 
 class Style(Protocol):
@@ -134,6 +135,11 @@ class Choice:
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
         generation.one_ended(self, request.ended)
+
+    def on_broken(self, request: LiveRequest) -> None:  # noqa: ARG002
+        """What it has to say cannot be told."""
+        self.generation.broke()
+        self.done = True
 
     def _cut(self, why: str) -> None:
         """What there was of it is the answer."""
@@ -283,13 +289,18 @@ class Generation:
             self.connection.respond(200, self.style.whole(self), headers=self._load_header())
         self._tell("completed")
 
+    def broke(self) -> None:
+        """An answer of it cannot be told: its client is told that."""
+        if not self._gone:
+            self._fail("broken")
+
     def _fail(self, how: str) -> None:
-        """The engine has dropped it: an error, in the stream if it has begun."""
+        """It gets no more from the engine: an error, in the stream if it has begun."""
         self._gone = True
         for choice in self.choices:
             if choice.request is not None and not choice.done:
                 self.worker.driver.cancel(choice.request)
-        text = "the engine has died" if how == "lost" else "the request was aborted by the engine"
+        text = _FAILURES.get(how, "the request was aborted by the engine")
         body = error_body(500, text, "InternalServerError")
         if self.started:
             self.connection.send_event(b"data: " + body + b"\n\n" + DONE)
