@@ -130,8 +130,9 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
 
     if args.timing is None or not paths:
         raise ConfigError("calibrate check needs benchmarks and --timing, the file to score")
-    if args.model or args.gpu or args.output:
-        raise ConfigError("calibrate check takes model and GPU from --timing, and writes no timing file")
+    if args.output is not None:
+        raise ConfigError("calibrate check writes no timing file; leave out -o")
+    deployment_flags.refuse_beside_timing_file(args)
     inputs = {f"BENCH {number}": path for number, path in enumerate(paths, 1)}
     check_outputs({"--html": args.html}, {**inputs, "--timing": args.timing})
     file = TimingFile.read(args.timing)
@@ -159,14 +160,7 @@ def _read(args: argparse.Namespace, paths: list[Path]) -> list[Benchmark]:
 def _flags(args: argparse.Namespace) -> EngineFlags:
     from understudy.calibrate.fit import EngineFlags
 
-    return EngineFlags(
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=args.max_model_len,
-        num_gpu_blocks=args.num_gpu_blocks,
-        enable_prefix_caching=args.enable_prefix_caching,
-        vllm_version=args.vllm_version,
-    )
+    return EngineFlags(**deployment_flags.engine_values(args)._asdict())
 
 
 def _print(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from understudy.timing.gpu_flags import GPU_FLAGS
 
 if TYPE_CHECKING:
     import argparse
@@ -14,6 +16,26 @@ if TYPE_CHECKING:
 
 
 IDLE_IN_A_FIT = ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")
+WHAT_RUNS = ("model", "kv-dtype", *GPU_FLAGS)
+ENGINE = (
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "max-model-len",
+    "num-gpu-blocks",
+    "vllm-version",
+    "enable-prefix-caching",
+)
+
+
+class EngineValues(NamedTuple):
+    """The settings of the engine, with defaults where flags do not say them."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    num_gpu_blocks: int | None
+    vllm_version: str
+    enable_prefix_caching: bool
 
 
 def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection[str]) -> None:
@@ -25,18 +47,13 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection
 
     group = verb.add_argument_group("what runs on what")
     group.add_argument("--model", metavar="NAME", help="a known name, or a config.json")
-    group.add_argument(
-        "--kv-dtype", metavar="TYPE", default="bf16", help="of the KV cache: bf16 (default) or fp8"
-    )
+    group.add_argument("--kv-dtype", metavar="TYPE", help="of the KV cache: bf16 (default) or fp8")
     add_flags_of_gpu(group, leave_out=leave_out, more={"weight-dtype": "weights"})
     engine = verb.add_argument_group("engine")
-    engine.add_argument(
-        "--max-num-seqs", type=int, default=128, metavar="N", help="requests in a batch (default: 128)"
-    )
+    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 128)")
     engine.add_argument(
         "--max-num-batched-tokens",
         type=int,
-        default=2048,
         metavar="N",
         help="tokens in a step (default: 2048)",
     )
@@ -46,15 +63,47 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection
     )
     engine.add_argument(
         "--vllm-version",
-        default=NEWEST,
         metavar="VERSION",
         help=f"a release of vLLM, as 0.19.0 (default: {NEWEST})",
     )
     engine.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=None,
         help="find prefixes in the cache, as those of preempted requests (default: yes)",
+    )
+
+
+def given(args: argparse.Namespace, names: Collection[str]) -> list[str]:
+    """Those of these flags that were given, as one writes them."""
+    values = {name: getattr(args, name.replace("-", "_"), None) for name in names}
+    return [
+        f"--{'no-' if value is False else ''}{name}" for name, value in values.items() if value is not None
+    ]
+
+
+def refuse_beside_timing_file(args: argparse.Namespace) -> None:
+    """Refuse flags that say what a timing file says. ConfigError names them."""
+    from understudy.errors import ConfigError
+
+    if said := given(args, WHAT_RUNS):
+        raise ConfigError(
+            f"--timing says which model ran on which GPUs; leave out {', '.join(said)} (how many KV blocks "
+            "there are is --num-gpu-blocks)"
+        )
+
+
+def engine_values(args: argparse.Namespace) -> EngineValues:
+    """What the flags say of the engine."""
+    from understudy.engines.profiles import NEWEST
+
+    return EngineValues(
+        max_num_seqs=128 if args.max_num_seqs is None else args.max_num_seqs,
+        max_num_batched_tokens=2048 if args.max_num_batched_tokens is None else args.max_num_batched_tokens,
+        max_model_len=args.max_model_len,
+        num_gpu_blocks=args.num_gpu_blocks,
+        vllm_version=NEWEST if args.vllm_version is None else args.vllm_version,
+        enable_prefix_caching=args.enable_prefix_caching is not False,
     )
 
 
@@ -81,7 +130,8 @@ def engine_of(args: argparse.Namespace, deployment: Deployment) -> VllmConfig:
     """The engine that the flags describe, without its timing."""
     from understudy.calibrate.experiment import engine_for
 
-    blocks = args.num_gpu_blocks
+    values = engine_values(args)
+    blocks = values.num_gpu_blocks
     if blocks is None and is_described(args):
         blocks = (
             gpu_of(args)
@@ -89,17 +139,9 @@ def engine_of(args: argparse.Namespace, deployment: Deployment) -> VllmConfig:
                 args.model,
                 args.kv_dtype,
                 16,
-                step_tokens=args.max_num_batched_tokens,
-                sequences=args.max_num_seqs,
+                step_tokens=values.max_num_batched_tokens,
+                sequences=values.max_num_seqs,
             )
             .blocks
         )
-    return engine_for(
-        deployment,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=args.max_model_len,
-        num_gpu_blocks=blocks,
-        enable_prefix_caching=args.enable_prefix_caching,
-        vllm_version=args.vllm_version,
-    )
+    return engine_for(deployment, **values._replace(num_gpu_blocks=blocks)._asdict())

@@ -65,20 +65,48 @@ def run(args: argparse.Namespace) -> int:
         whole_number("--threads", args.threads, 1)
     described = deployment_flags.is_described(args)
     if args.inputs.suffix.lower() == ".csv":
-        if args.model or args.gpu or args.timing:
-            raise ConfigError(
-                "--model, --gpu and --timing belong to a recorded run; the rows of a table name their own"
-            )
+        _refuse_for_a_table(args)
         return _table(args)
     if args.threads is not None:
         raise ConfigError("--threads belong to a table of experiments; a recorded run is one")
-    if file is not None and (args.model or args.gpu):
-        raise ConfigError("--timing says which model ran on which GPU; leave out --model and --gpu")
+    if file is not None:
+        deployment_flags.refuse_beside_timing_file(args)
     if file is None and not described:
         raise ConfigError(
             f"{args.inputs}: a recorded run needs --model and --gpu, or --timing (a table ends in .csv)"
         )
     return _run(args, file)
+
+
+_COLUMNS = {
+    "--model": "model_path (or model)",
+    "--gpu": "system (or hardware)",
+    "--kv-dtype": "kv_cache_dtype",
+    "--weight-dtype": "quant (or dtype)",
+    "--tensor-parallel-size": "tp_size (or tp)",
+    "--expert-parallel-size": "moe_ep_size",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--max-model-len": "max_model_len (of constant rates)",
+    "--vllm-version": "backend_version (of closed loops)",
+}
+"""Where a row of a table says what a flag says of a recorded run."""
+
+
+def _refuse_for_a_table(args: argparse.Namespace) -> None:
+    from understudy.errors import ConfigError
+
+    names = (*deployment_flags.WHAT_RUNS, "timing", *deployment_flags.ENGINE)
+    if said := deployment_flags.given(args, names):
+        columns = [f"{_COLUMNS[flag]} for {flag}" for flag in said if flag in _COLUMNS]
+        rest = [flag for flag in said if flag not in _COLUMNS]
+        remedy = [f"fill the column {', '.join(columns)}"] if columns else []
+        if rest:
+            remedy.append(f"leave out {', '.join(rest)}, for which a table has no column")
+        raise ConfigError(
+            f"{', '.join(said)} {'belongs' if len(said) == 1 else 'belong'} to a recorded run, and the rows of "
+            f"{args.inputs} name what they ran with: {'; '.join(remedy)}"
+        )
 
 
 def _table(args: argparse.Namespace) -> int:
