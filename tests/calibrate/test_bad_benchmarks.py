@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,6 @@ from understudy.timing.presets import preset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 START = preset(files.DEPLOYMENT.model, files.DEPLOYMENT.gpu, "bf16", "bf16").efficiencies
 
@@ -39,7 +39,13 @@ def change_vllm(tmp_path: Path, **changes: Any) -> Path:
         ({"ttfts": [-1, 1, 1, 1, 1]}, r"ttfts\[0\] must be at least 0"),
         ({"ttfts": [9000.0, 1, 1, 1, 1]}, "must be seconds, not ms"),
         ({"start_times": [0, 1, 2, 3, 1e9]}, "more than a week; its unit"),
-        ({"input_lens": ...}, "input_lens is missing"),
+        ({"input_lens": ...}, "input_lens is missing, though output_lens are there.* --save-detailed"),
+        ({"ttfts": ..., "itls": ...}, "ttfts, itls are missing, though input_lens are there"),
+        (
+            {"ttfts": ..., "itls": ..., "mean_ttft_ms": ..., "total_input_tokens": ...},
+            "ttfts, itls are missing",
+        ),
+        ({"itls": None}, "itls is missing"),
         ({"itls": [None] * 5}, "itls must be a list for each of 5 requests"),
         ({"itls": [[0.1, -0.2]] * 5}, r"itls\[0\]\[1\] must be at least 0, got -0.2"),
         ({"output_lens": [5, 5, 0, 5, 5]}, r"output_lens\[2\] must be at least 1, got 0"),
@@ -59,6 +65,7 @@ def test_a_bad_result_of_vllm_is_refused_with_key_and_remedy(
     [
         ("", "is empty"),
         ('{"model_id": "x", "total_in', "may be cut off"),
+        ('{"total_input_tokens": 5, "completed": 1}', "total_output_tokens is missing"),
         ('{"colour": "blue"}', r"no benchmark that is known \(its keys: colour\)"),
         ("[1, 2]", "expected keys and values"),
         ('{"ttft_ms": {}, "run": {}}', "--requests-jsonl"),
@@ -82,6 +89,14 @@ def test_a_file_without_lengths_or_arrivals_or_of_no_known_format_is_refused(
     path.write_text(content)
     with pytest.raises(InvalidArgument, match=match):
         read_benchmarks(path)
+
+
+def test_a_log_of_lengths_alone_is_told_which_times_it_lacks() -> None:
+    log = Path(__file__).parents[2] / "examples" / "logs" / "vllm_bench.json"
+    with pytest.raises(
+        InvalidArgument, match=r"vllm_bench\.json: ttfts, itls are missing, though input_lens"
+    ):
+        read_benchmarks(log)
 
 
 def test_records_of_aiperf_with_mixed_units_cancelled_requests_or_a_clock_that_runs_backwards(

@@ -20,12 +20,14 @@ from understudy.calibrate.load import Load, requests
 from understudy.errors import InvalidArgument
 
 _ENGINE = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "num_gpu_blocks")
+_LISTS = ("input_lens", "output_lens", "ttfts", "itls")
+"""What --save-detailed adds, an entry a request."""
 _SEED = 0
 
 
 def is_result(content: dict[str, Any]) -> bool:
     """Whether these are its keys."""
-    return "total_input_tokens" in content and ("mean_ttft_ms" in content or "ttfts" in content)
+    return any(name in content for name in ("total_input_tokens", "input_lens", "ttfts"))
 
 
 def read(
@@ -41,13 +43,15 @@ def read(
             "much; repeat the benchmark until all complete"
         )
     engine = {name: int(float(content[name])) for name in _ENGINE if _is_count(content.get(name))}
-    if content.get("input_lens") is not None:
-        return [_detailed(source, fields, engine)]
-    if content.get("ttfts") is not None:
+    if content.get("input_lens") is None and content.get("ttfts") is None:
+        return [_plain(source, fields, engine, least_length)]
+    if missing := [name for name in _LISTS if content.get(name) is None]:
+        there = next(name for name in _LISTS if name not in missing)
         raise InvalidArgument(
-            f"{where}: input_lens is missing, though ttfts are there; save it with --save-detailed"
+            f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, though {there} are there: "
+            "times can be fitted only where lengths and times are known; save it with --save-detailed"
         )
-    return [_plain(source, fields, engine, least_length)]
+    return [_detailed(source, fields, engine)]
 
 
 def _detailed(source: tuple[str, str], fields: Fields, engine: dict[str, int]) -> Benchmark:
