@@ -18,9 +18,11 @@ from understudy.cli import main
 from understudy.engines.config import VllmConfig
 from understudy.engines.scenario import read_scenario
 from understudy.errors import ConfigError, InvalidArgument, WrongState
+from understudy.kv import EvictionPolicy
 from understudy.router import Router
 from understudy.router.kv import KvRouting
 from understudy.run.offline import run_offline
+from understudy.run.pools import WorkerPool
 from understudy.tiers import TiersConfig
 from understudy.workload import ClosedLoop, Lockstep, concat, read_trace, write_mooncake
 
@@ -230,6 +232,26 @@ def test_output_that_the_next_turn_quotes_has_its_tokens_and_other_output_none(t
 def test_recording_needs_one_thread(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no recording of steps"):
         run_offline(crowd(4), workers=2, threads=2, record_steps=tmp_path / "steps.jsonl")
+
+
+@pytest.mark.parametrize("pools", [False, True])
+def test_recording_needs_an_eviction_policy_that_tells_its_order(tmp_path: Path, pools: bool) -> None:
+    class Mine(EvictionPolicy):
+        def on_freed(self, blocks: Any, lineage_hashes: Any) -> None: ...
+
+        def on_taken(self, blocks: Any) -> None: ...
+
+        def select(self, count: int) -> list[int]:
+            return list(range(count))
+
+    engine, path = VllmConfig(num_gpu_blocks=99, eviction_policy=Mine), tmp_path / "steps.jsonl"
+    fleet: dict[str, Any] = (
+        {"pools": [WorkerPool(), WorkerPool(engine=engine)]} if pools else {"engine": engine}
+    )
+    with pytest.raises(ConfigError, match=r"record_steps .* eviction_policy .*Mine.* name a built-in policy"):
+        run_offline(crowd(4), record_steps=path, **fleet)
+    assert not path.exists()
+    run_offline(crowd(4), VllmConfig(num_gpu_blocks=99, eviction_policy="lru"), record_steps=path)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

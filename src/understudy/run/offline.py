@@ -84,7 +84,8 @@ def run_offline(
     g4. `check` verifies, after every step, conservation and that an index fed by the events alone knows exactly
     the blocks that are there (InvariantViolated); `events` and `kv_trace` keep the run's KV events, and its
     allocations and evictions; `leaping` off plays every decode step by itself, with the same result. `record_steps`
-    names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz);
+    names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz):
+    it tells which blocks go next, so that it needs a built-in eviction policy on the device;
     `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself. `ranks`
     says that workers are data-parallel ranks of one model with experts: they step together, as long as the slowest.
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
@@ -104,6 +105,8 @@ def run_offline(
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     threads = whole_number("threads", threads, 1, 4096)
     pools = pools_of(pools, engine, workers, tiers)
+    if record_steps is not None:
+        _check_recordable(pools)
     given = workload
     workload, order = _as_it_arrives(workload, load)
     looked_at = record_steps is not None or on_step_end is not None or ranks
@@ -178,6 +181,17 @@ def _check(load: object, routing: object, timing: object, progress: object, **ye
             raise ConfigError(f"{name} must be True or False, got {value!r}")
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress must be a function of the requests that are done, got {progress!r}")
+
+
+def _check_recordable(pools: Sequence[WorkerPool]) -> None:
+    """A line a step says which blocks go next, which is for a policy of the user's alone to know."""
+    for pool in pools:
+        policy = pool.engine.eviction_policy
+        if not isinstance(policy, str | None):
+            raise ConfigError(
+                f"record_steps tells which blocks go next, and eviction_policy {pool.engine.described()['eviction_policy']} "
+                "is yours and keeps that to itself: name a built-in policy, or leave record_steps out"
+            )
 
 
 def _as_it_arrives(
