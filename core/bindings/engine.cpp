@@ -52,6 +52,12 @@ RequestId submit(VllmEngine& self, const std::string& name, nb::handle prompt_to
       throw Error(ErrorKind::InvalidArgument, "request ", name, ": identities name ", identities->size(),
                   " blocks, prompt and output fill ", full);
     }
+    for (std::size_t i = 0; i < identities->size(); ++i) {
+      if (const std::uint32_t position = identities->span()[i].position(); position != i) {
+        throw Error(ErrorKind::InvalidArgument, "request ", name, ": identities[", i, "] is the block at position ",
+                    position, "; give a sequence from its first block on");
+      }
+    }
     spec.identities = std::make_shared<GivenIdentities>(*identities);
   }
   return self.submit(std::move(spec));
@@ -252,7 +258,7 @@ void bind_engine(nb::module_& m) {
           "free_head", [](const VllmEngine& self, std::size_t count) { return self.store().eviction_order(0, count); },
           "count"_a = 4)
       .def("take_all_events", &VllmEngine::take_all_events,
-           "Take all events so far, those of the step in progress too.")
+           "Take all events so far, those of the step in progress too; with `check`, that step misses them at its end.")
       .def("peek_events", &VllmEngine::peek_events,
            "The events since the last call, those of the step in progress too. They stay to be taken.")
       .def(

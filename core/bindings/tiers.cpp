@@ -30,17 +30,29 @@ class PythonFilter final : public OffloadFilter {
       lineages.append(lineage_to_int(candidate.identity.lineage));
       reuse.push_back(candidate.reuse);
     }
-    const nb::object answer = filter_->attr("select")(lineages, to_array(std::move(reuse)));
-    const std::size_t count = nb::len(answer);
-    if (count != candidates.size()) {
-      throw Error(ErrorKind::PolicyError, "the offload policy was asked about ", candidates.size(),
-                  " blocks and answered for ", count);
-    }
-    std::size_t i = 0;
-    for (const nb::handle keep_it : answer) chosen[i++] = nb::cast<bool>(nb::bool_(keep_it)) ? 1 : 0;
+    read(filter_->attr("select")(lineages, to_array(std::move(reuse))), chosen);
   }
 
  private:
+  static void read(const nb::object& answer, std::span<std::uint8_t> chosen) {
+    std::size_t count = 0;
+    try {
+      count = nb::len(answer);
+      std::size_t i = 0;
+      for (const nb::handle keep_it : answer) {
+        const std::uint8_t kept = nb::cast<bool>(nb::bool_(keep_it)) ? 1 : 0;
+        if (i < chosen.size()) chosen[i++] = kept;
+      }
+    } catch (const nb::python_error& error) {
+      throw Error(ErrorKind::PolicyError, "the offload policy must answer with a truth value for each of ",
+                  chosen.size(), " blocks: ", error.what());
+    }
+    if (count != chosen.size()) {
+      throw Error(ErrorKind::PolicyError, "the offload policy was asked about ", chosen.size(),
+                  " blocks and answered for ", count);
+    }
+  }
+
   std::shared_ptr<nb::object> filter_;
 };
 

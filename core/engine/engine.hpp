@@ -89,7 +89,9 @@ class Engine {
 
   // ── Steps ──
   // Schedules, and returns how long the step takes (0 when there was nothing to compute). Between steps only. When the
-  // timing model raises, so does this, and the engine is as it was. No step is open afterwards when `asleep`.
+  // timing model raises, so does this, and no step is open: the engine has come to `now_ns`, and goes on when it is
+  // asked again. Who was admitted stays so, with its blocks, which kvbm lets others find as it does computed or not. No
+  // step is open afterwards when `asleep`.
   virtual std::int64_t begin_step(std::int64_t now_ns) = 0;
   // The open step ends: its tokens are visible.
   virtual const StepEffects& end_step(std::int64_t now_ns) = 0;

@@ -189,6 +189,16 @@ def test_steps_do_not_nest() -> None:
     assert engine.take_finished() == [0]
 
 
+def test_identities_that_do_not_begin_at_the_first_block_are_refused() -> None:
+    engine = engine_for(CONFIG)
+    message = (
+        r"request a: identities\[0\] is the block at position 1; give a sequence from its first block on"
+    )
+    with pytest.raises(InvalidArgument, match=message):
+        engine.submit("a", 8, 4, content(1, 20)[1:])
+    assert engine.idle
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "max_tokens", "named_tokens", "message"),
     [

@@ -163,6 +163,34 @@ def test_a_step_does_not_end_there_either_unless_that_is_its_end(below: bool) ->
 
 
 @BOTH
+def test_the_engine_has_come_to_where_its_cache_was_forgotten(below: bool) -> None:
+    worker = worker_of(below)
+    worker.engine.forget_cache(500 * MS)
+    assert worker.engine.now_ns == 500 * MS
+    with pytest.raises(InvalidArgument, match="is before 500000000, to where the engine has come"):
+        worker.engine.begin_step(400 * MS)
+
+
+@BOTH
+@AHEAD
+def test_the_engine_has_come_to_where_a_step_could_not_begin(below: bool, ahead: bool) -> None:
+    class Raises:
+        def prefill_ms(self, *_: int) -> float:
+            raise RuntimeError("no idea")
+
+        decode_ms = prefill_ms
+
+    settings = _core.EngineConfig(block_size=4, num_gpu_blocks=32, events=True, async_scheduling=ahead)
+    engine = _core.Engine(settings, _core.python_timing(Raises()), tiers=tiers() if below else None)
+    engine.submit("a", 8, 2, chain(1))
+    with pytest.raises(RuntimeError, match="no idea"):
+        engine.begin_step(5 * MS)
+    assert (engine.now_ns, engine.in_step) == (5 * MS, False)
+    with pytest.raises(InvalidArgument, match="is before 5000000, to where the engine has come"):
+        engine.begin_step(2 * MS)
+
+
+@BOTH
 @AHEAD
 @pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
 def test_steps_are_played_as_long_as_there_is_time(below: bool, ahead: bool, leaping: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from tiers.building import BLOCK, MS, Only, Worker, chain, reader_of, shared, tiers
@@ -12,7 +13,8 @@ from understudy.errors import ConfigError, InvalidArgument, PolicyError
 from understudy.kv import EvictionPolicy
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
 
@@ -90,6 +92,24 @@ def test_an_offload_policy_must_answer_for_every_block() -> None:
     worker.cache(1, 2)
     worker.submit(2, 2 * BLOCK)
     with pytest.raises(PolicyError, match="asked about 2 blocks and answered for 1"):
+        worker.begin()
+    worker.engine.check()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda _: None, lambda _: 5, lambda n: (True for _ in range(n)), lambda n: np.ones((n, 2))],
+    ids=["nothing", "a number", "a generator", "a table"],
+)
+def test_an_offload_policy_must_answer_with_truth_values(answer: Callable[[int], Any]) -> None:
+    class Other:
+        def select(self, lineages: list[int], reuse: npt.NDArray[np.uint32]) -> Any:  # noqa: ARG002
+            return answer(len(lineages))
+
+    worker = Worker(2, tiers(offload_filter=Other()), step_ms=0.0)
+    worker.cache(1, 2)
+    worker.submit(2, 2 * BLOCK)
+    with pytest.raises(PolicyError, match="must answer with a truth value for each of 2 blocks"):
         worker.begin()
     worker.engine.check()
 

@@ -111,6 +111,7 @@ void VllmEngine::forget_cache(std::int64_t now_ns) {
   (void)store_.clear_inactive(0);
   somebody_came_or_went();  // what the next in the queue would find has gone
   announcer_.show(now_ns);
+  if (!in_step_) skip_to(now_ns);  // nothing is told of a time before
 }
 
 void VllmEngine::somebody_came_or_went() {

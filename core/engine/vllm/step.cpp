@@ -65,7 +65,7 @@ std::int64_t VllmEngine::begin_step(std::int64_t now_ns) {
 void VllmEngine::greet(std::int64_t now_ns) {
   if (in_step_) throw Error(ErrorKind::WrongState, "begin_step before the step in progress has ended");
   require_time(now_ns);
-  begun_ns_ = now_ns;
+  begun_ns_ = now_ns_ = now_ns;  // also where no step begins, as somebody fails: what is told now stays told
   finish_bound_.reset();
   read_input(now_ns);
   landing_wait_.visited = false;
