@@ -104,6 +104,26 @@ def refused(
         (f"replay {TRACE} --routing kv --router-temperature -1", "--router-temperature must be a finite"),
         (f"replay {TRACE} --slo-ttft-ms 0", "--slo-ttft-ms must be a positive number of milliseconds"),
         (f"replay {TRACE} --g2-bytes 3x --model Llama-3.1-8B", "--g2-bytes: '3x' ends in no unit of bytes"),
+        ("serve --kv-cache-metrics --kv-cache-metrics-sample 7", "--kv-cache-metrics-sample is a share of"),
+        ("serve --kv-cache-metrics-sample 0", "--kv-cache-metrics-sample is a share of blocks, above 0 and"),
+        # what does nothing without another
+        ("serve --response-file trace.jsonl", "--response-file needs --response-mode recorded"),
+        (
+            "serve --response-mode echo --response-file trace.jsonl",
+            "--response-file needs --response-mode recorded",
+        ),
+        (f"replay {TRACE} --max-loras 4", "--max-loras needs enable_lora"),
+        (f"replay {TRACE} --set engine.max_loras=4", "max_loras needs enable_lora"),
+        (f"replay {TRACE} --aic-mtp-seed 5", "--aic-mtp-seed needs aic_nextn, the number of draft tokens"),
+        (
+            f"replay {TRACE} --long-prefill-token-threshold-adaptive",
+            "--long-prefill-token-threshold-adaptive needs long_prefill_token_threshold, which it raises",
+        ),
+        (
+            f"replay {TRACE} --vllm-version 0.25 --long-prefill-token-threshold-adaptive",
+            "--long-prefill-token-threshold-adaptive is no setting of vLLM 0.25; 0.31 is the first that",
+        ),
+        (f"replay {TRACE} --vllm-version 0.22 --watermark 0.1", "--watermark is no setting of vLLM 0.22"),
         # files
         ("fleet --fleet-config deep.yaml", "deep.yaml: lists or settings are nested too deeply"),
         ("fleet --fleet-config octal.yaml", "octal.yaml:1: 010 is an octal"),

@@ -233,10 +233,14 @@ def test_an_unknown_version_is_refused_with_the_newest_known(name: str, message:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"max_num_active_seqs": 1}, {"long_prefill_token_threshold_adaptive": True}]
+    "setting",
+    [
+        {"max_num_active_seqs": 1},
+        {"long_prefill_token_threshold_adaptive": True, "long_prefill_token_threshold": 9},
+    ],
 )
 def test_settings_that_came_with_v0_31_are_refused_before_it(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}: vLLM recorded does not have it"):
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))} is no setting of vLLM 0.30.0; 0.31"):
         VllmConfig(**setting, vllm_version="0.30.0")
     VllmConfig(**setting)
 

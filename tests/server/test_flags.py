@@ -134,6 +134,17 @@ def test_adapters_without_enable_lora_say_that_they_change_nothing() -> None:
     assert read_serve(["m", "--enable-lora", "--max-loras", "4"]).idle == []
 
 
+def test_flags_that_vllm_takes_without_their_company_say_that_they_change_nothing() -> None:
+    adaptive = "--long-prefill-token-threshold-adaptive"
+    alone = read_serve(["m", adaptive, "--kv-cache-metrics-sample", "0.5"])
+    assert alone.idle == [adaptive.removeprefix("--"), "kv-cache-metrics-sample"]
+    both = read_serve(["m", adaptive, "--kv-cache-metrics-sample", "0.5", "--kv-cache-metrics"])
+    assert both.idle == [adaptive.removeprefix("--")]
+    raised = read_serve(["m", adaptive, "--set", "long_prefill_token_threshold=64"])
+    assert raised.idle == []
+    assert raised.settings.engine.long_prefill_token_threshold_adaptive
+
+
 def test_what_contradicts_is_refused_by_its_name() -> None:
     drafts = ["speculative_config.method=mtp", "speculative_config.num_speculative_tokens=1"]
     with pytest.raises(ConfigError, match=r"speculative_config.accept_rates has 3 rates"):

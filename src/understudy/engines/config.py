@@ -36,6 +36,7 @@ _SWITCHES = (
     "charge_first_token",
     "long_prefill_token_threshold_adaptive",
 )
+_MTP_SEED = 42
 _MAYBE_SWITCHES = ("scheduler_reserve_full_isl", "async_scheduling")
 """None leaves them to the release."""
 
@@ -91,7 +92,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     eviction_policy: Any = None
     aic_nextn: int | None = None
     aic_nextn_accept_rates: str | None = None
-    aic_mtp_seed: int = 42
+    aic_mtp_seed: int = _MTP_SEED
     speculative_config: SpeculativeConfig | None = None
     vllm_version: str = NEWEST
     timing: Timing = Polynomial()
@@ -135,7 +136,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
         self._check_limits()
-        self._require(profile)
+        self._require(profile, self.vllm_version)
+        self._refuse_idle()
         if self.eviction_policy is not None:
             check_policy("eviction_policy", self.eviction_policy)
         if self.scheduling_policy == "priority" and self.preemption_mode == "fifo":
@@ -158,6 +160,15 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} must not be above "
                 f"max_model_len={self.max_model_len}"
+            )
+
+    def _refuse_idle(self) -> None:
+        """Settings that do nothing without another one: whoever gives them expects something."""
+        if self.max_loras != 1 and not self.enable_lora:
+            raise ConfigError("max_loras needs enable_lora, without which requests name no adapter")
+        if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
+            raise ConfigError(
+                "long_prefill_token_threshold_adaptive needs long_prefill_token_threshold, which it raises"
             )
 
     def _check_kinds(self) -> None:
@@ -204,6 +215,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.aic_nextn is None:
             if self.aic_nextn_accept_rates is not None:
                 raise ConfigError("aic_nextn_accept_rates needs aic_nextn, the number of draft tokens")
+            if self.aic_mtp_seed != _MTP_SEED:  # the mocker writes its default without drafts too
+                raise ConfigError("aic_mtp_seed needs aic_nextn, the number of draft tokens")
             return
         if not 1 <= self.aic_nextn <= 5:
             raise ConfigError(f"aic_nextn must be in 1 … 5, got {self.aic_nextn}")
@@ -269,16 +282,15 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         del described["tiers"]
         return {**described, "async_scheduling": self.asynchronous}
 
-    def _require(self, profile: VersionProfile) -> None:
+    def _require(self, profile: VersionProfile, called: str) -> None:
+        """What the profile has; several releases have one, so that its name may not be that of the release."""
         if self.watermark and not profile.has_watermark:
-            raise ConfigError(f"watermark: vLLM {profile.name} does not have it")
+            raise ConfigError(f"watermark is no setting of vLLM {called}")
         if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
-            raise ConfigError(f"scheduler_reserve_full_isl: vLLM {profile.name} does not have it")
+            raise ConfigError(f"scheduler_reserve_full_isl is no setting of vLLM {called}")
         for field in ("max_num_active_seqs", "long_prefill_token_threshold_adaptive"):
             if getattr(self, field) and not profile.has_active_seqs:
-                raise ConfigError(
-                    f"{field}: vLLM {profile.name} does not have it; 0.31 is the first that has"
-                )
+                raise ConfigError(f"{field} is no setting of vLLM {called}; 0.31 is the first that has it")
 
     def native(
         self,
@@ -296,7 +308,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         truth of events at the end of every step. How long blocks stay is measured for a share, `stay_sample`.
         """
         profile = profile or profile_named(self.vllm_version)
-        self._require(profile)
+        self._require(profile, profile.name)
         reserve = self.scheduler_reserve_full_isl
         return EngineConfig(
             block_size=self.block_size,

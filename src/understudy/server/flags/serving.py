@@ -102,6 +102,11 @@ _ENGINE = {
     "num-gpu-blocks-override": "num_gpu_blocks",
 }
 """Flags that are settings of the engine, where vLLM (or we) have a flag of that name."""
+_IDLE_WITHOUT = {
+    "max-loras": "enable_lora",
+    "long-prefill-token-threshold-adaptive": "long_prefill_token_threshold",
+}
+"""Flags that vLLM takes without these settings of the engine and makes nothing of: so does a server, and says so."""
 _HANDLED = frozenset(
     (
         "timing",
@@ -147,8 +152,13 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         used -= {"max-loras", "max-cpu-loras"}  # vLLM takes them too, and does nothing
     if line.values.get("ssl-certfile") is None:
         used -= {"ssl-ca-certs", "ssl-cert-reqs"}  # nothing is encrypted
+    if not line.values.get("kv-cache-metrics"):
+        used -= {"kv-cache-metrics-sample"}
+    settings = settings_of(line)
+    if not settings.engine.long_prefill_token_threshold:
+        used -= {"long-prefill-token-threshold-adaptive"}
     idle = [name for name in line.values if name not in used and line.values[name] is not None]
-    return ServePlan(settings_of(line), idle, line)
+    return ServePlan(settings, idle, line)
 
 
 def settings_of(line: CommandLine) -> ServerSettings:
@@ -236,6 +246,13 @@ def settings_of(line: CommandLine) -> ServerSettings:
     if first is not None or each is not None:
         given["latency_ms"] = (float(first or 0.0), float(each or 0.0))
     given["latency_std_dev_ms"] = _strays(values, given.get("latency_ms"))
+    if given.get("response_file") is not None and given.get("response_mode") != "recorded":
+        raise ConfigError("--response-file needs --response-mode recorded, which answers from it")
+    sample = given.get("kv_cache_metrics_sample")
+    if sample is not None and not 0 < sample <= 1:
+        raise ConfigError(
+            f"--kv-cache-metrics-sample is a share of blocks, above 0 and at most 1; got {sample:g}"
+        )
     threshold = given.get("global_cache_hit_threshold")
     if threshold is not None and not 0 <= threshold <= 1:
         raise ConfigError(f"--global-cache-hit-threshold must be from 0 to 1, got {threshold:g}")
@@ -267,6 +284,9 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
             settings[field] = values[name]
     for assignment in values.get("set") or ():
         settings = _merge(settings, _parse_assignment(assignment))
+    for name, needed in _IDLE_WITHOUT.items():
+        if values.get(name) is not None and not settings.get(needed):
+            settings.pop(_ENGINE[name], None)
     gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
     named = None if values.get("timing") is None else str(values["timing"])
     gpu, timing = timing_settings(named, gpu, has_model=True)
