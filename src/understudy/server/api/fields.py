@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 _FALSE = frozenset(("false", "f", "no", "n", "off", "0"))
 _MAX_DIGITS = 4300
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _HALF_CHARACTER = "must be text; half of a surrogate pair is no character"
 
 
@@ -115,6 +117,11 @@ def _check_encoding(data: bytes) -> None:
         error = ApiError("the body is not UTF-8")
         error.detail = True
         raise error from None
+
+
+def whole_number(text: str) -> int | None:
+    """Of a header, a path or a key, in ASCII's digits and so many that it is an int64; None if it is none."""
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 class Fields:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from understudy.server.http.heads import date_lines, status_line
+from understudy.server.http.heads import BODYLESS, date_lines, status_line
 from understudy.server.http.parsing import (
     MAX_HEADER_BYTES,
     BadRequest,
@@ -166,18 +166,27 @@ class Connection(asyncio.Protocol):
         return self._transport is None
 
     def respond(
-        self, status: int, body: bytes, content_type: str = "application/json", headers: bytes = b""
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        headers: bytes = b"",
+        *,
+        length: int | None = None,
     ) -> None:
-        """The whole answer. `headers`: more lines, each with its end."""
+        """The whole answer. `headers`: more lines, each with its end; `length`: of a body that is not sent."""
         if self._transport is None:
             return
         kind = f"content-type: {content_type}\r\n".encode() if content_type else b""
+        if status in BODYLESS:  # whatever follows would be taken for the next answer
+            body = b""
+        size = len(body) if length is None else length
         self._write(
             b"".join(
                 (
                     status_line(status),
                     date_lines(),
-                    b"content-length: %d\r\n" % len(body),
+                    b"" if status in BODYLESS else b"content-length: %d\r\n" % size,
                     kind,
                     headers,
                     self.extra_headers,

@@ -6,6 +6,8 @@ import time
 from email.utils import formatdate
 from http import HTTPStatus
 
+BODYLESS = (204, 304)
+"""Answers of these statuses end with their head."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_HEADERS = 256
 _TOKEN = re.compile(rb"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+_CONTROL = re.compile(rb"[\x00-\x20\x7f]")
 _TOKEN_BYTES = frozenset(byte for byte in range(256) if _TOKEN.match(bytes([byte])))
 _CHUNK = re.compile(rb"^[0-9A-Fa-f]{1,15}(?:[ \t]*;.*)?$")
 
@@ -32,6 +33,8 @@ class Head(NamedTuple):
     http_1_0: bool
     length: int
     """Of the body; −1: it comes in chunks."""
+    target: str
+    """Path and query as they came, escapes and all: what is passed on to others."""
 
     @property
     def expects_more(self) -> bool:
@@ -70,7 +73,9 @@ def parse_head(data: bytes) -> Head:
         if key in ("content-length", "transfer-encoding", "host") and key in headers and headers[key] != text:
             raise BadRequest(400, f"{key} is given twice")
         headers[key] = text if key not in headers else f"{headers[key]}, {text}"
-    path, _, query = target.decode("latin-1").partition("?")
+    if _CONTROL.search(target):
+        raise BadRequest(400, "the target has a control character in it")
+    path, mark, query = target.decode("latin-1").partition("?")
     if not path.startswith("/") and path != "*":
         scheme, separator, rest = path.partition("://")
         if not separator or scheme.lower() not in ("http", "https"):
@@ -79,7 +84,16 @@ def parse_head(data: bytes) -> Head:
     connection = headers.get("connection", "").lower()
     old = version == b"HTTP/1.0"
     keep_alive = "close" not in connection and (not old or "keep-alive" in connection)
-    return Head(method.decode("ascii"), unquote(path), query, headers, keep_alive, old, _length(headers))
+    return Head(
+        method.decode("ascii"),
+        unquote(path),
+        query,
+        headers,
+        keep_alive,
+        old,
+        _length(headers),
+        f"{path}{mark}{query}",
+    )
 
 
 def _length(headers: dict[str, str]) -> int:

@@ -13,18 +13,18 @@ from understudy._core import Identities, xxh3_64
 from understudy.errors import WrongState
 from understudy.router.dispatch import Asked, Decision
 from understudy.server.api.errors import ApiError, error_body
-from understudy.server.api.fields import read_json
+from understudy.server.api.fields import read_json, whole_number
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.process import HttpMetrics
 from understudy.server.proxy.about import About
 from understudy.server.proxy.metrics import router_metrics
-from understudy.server.proxy.upstream import UpstreamError
+from understudy.server.proxy.upstream import Unreachable, UpstreamError
 
 if TYPE_CHECKING:
     from understudy.router.dispatch import Dispatcher
     from understudy.server.http import Connection, Outbox, Request
     from understudy.server.proxy.prompts import PromptReader
-    from understudy.server.proxy.workers import Rank, Workers
+    from understudy.server.proxy.workers import ProxyWorker, Rank, Workers
 
 log = logging.getLogger("understudy.router")
 
@@ -199,12 +199,16 @@ class Proxy:
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
         if len(rank.worker.ranks) > 1:
             headers.setdefault("x-data-parallel-rank", str(rank.rank))
-        target = request.path + (f"?{request.query}" if request.query else "")
         sent_s = time.monotonic()
         try:
-            answer = await rank.worker.upstream.ask(request.method, target, request.body, headers)
-        except UpstreamError as error:
+            answer = await rank.worker.upstream.ask(
+                request.method, request.head.target, request.body, headers
+            )
+        except Unreachable as error:
             self._workers.down(rank.worker, str(error))
+            return False
+        except UpstreamError as error:
+            await self._blame(rank.worker, error)
             return False
         more = _passed_on(
             {
@@ -215,7 +219,7 @@ class Proxy:
         )
         began = False
         try:
-            if "content-length" in answer.headers:
+            if "content-length" in answer.headers or answer.bodyless:
                 body = await answer.body()
                 self._dispatcher.first_token(asked.row)
                 began = True
@@ -230,9 +234,9 @@ class Proxy:
                     connection.send_event(part)
                     self._outbox.flush()
                 connection.end_stream()
-        except UpstreamError as error:
-            self._workers.down(rank.worker, str(error))
+        except UpstreamError:
             self._broken(connection, began, "content-length" in answer.headers)
+            await self._workers.check(rank.worker)
             return True
         except asyncio.CancelledError:
             answer.close()
@@ -240,6 +244,12 @@ class Proxy:
         if answer.status == 200 and len(asked.prompt_blocks) > decision.overlap_blocks:
             rank.follower.expect(sent_s)
         return True
+
+    async def _blame(self, worker: ProxyWorker, error: UpstreamError) -> None:
+        """It has not answered a request. If it is well otherwise, that is this request's own affair: ApiError."""
+        await self._workers.check(worker)
+        if worker.up:
+            raise ApiError(str(error), status=502, kind="Bad Gateway") from error
 
     def _broken(self, connection: Connection, began: bool, whole: bool) -> None:
         """The engine broke off in the middle of its answer."""
@@ -256,15 +266,15 @@ class Proxy:
         """What is not routed goes to the first engine that is up."""
         worker = self._workers.any_up()
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
-        target = request.path + (f"?{request.query}" if request.query else "")
         try:
-            answer = await worker.upstream.ask(request.method, target, request.body, headers)
+            answer = await worker.upstream.ask(request.method, request.head.target, request.body, headers)
             body = await answer.body()
         except UpstreamError as error:
-            self._workers.down(worker, str(error))
+            await self._workers.check(worker)
             raise ApiError(str(error), status=502, kind="Bad Gateway") from error
         kind = answer.headers.get("content-type", "")
-        connection.respond(answer.status, body, kind, _passed_on(answer.headers))
+        told = whole_number(answer.headers.get("content-length", "")) if answer.bodyless else None
+        connection.respond(answer.status, body, kind, _passed_on(answer.headers), length=told)
 
 
 def _passed_on(headers: dict[str, str]) -> bytes:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from understudy.errors import ConfigError
 from understudy.server.http import address_of
+from understudy.server.http.heads import BODYLESS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,22 +20,32 @@ _MAX_IDLE = 64
 
 
 class UpstreamError(Exception):
-    """The engine cannot be reached, or says what is no HTTP."""
+    """The engine cannot be reached, says what is no HTTP, or nothing."""
+
+
+class Unreachable(UpstreamError):
+    """Nothing was sent: there is nobody."""
 
 
 class Answer:
     """An answer whose body is still to come."""
 
-    def __init__(self, status: int, headers: dict[str, str], upstream: Upstream, pair: _Pair) -> None:
+    def __init__(
+        self, status: int, headers: dict[str, str], upstream: Upstream, pair: _Pair, *, bodyless: bool
+    ) -> None:
         self.status = status
         self.headers = headers
+        self.bodyless = bodyless or status in BODYLESS
+        """Its head is all of it; a length says what there would be."""
         self._upstream = upstream
         self._reader, self._writer = pair
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes. UpstreamError when it breaks off."""
         try:
-            if self.headers.get("transfer-encoding", "").lower() == "chunked":
+            if self.bodyless:
+                pass
+            elif self.headers.get("transfer-encoding", "").lower() == "chunked":
                 async for part in self._chunked():
                     yield part
             elif "content-length" in self.headers:
@@ -56,8 +67,8 @@ class Answer:
         except BaseException:
             self.close()
             raise
-        if self.headers.get("connection", "").lower() == "close":
-            self.close()
+        if self.headers.get("connection", "").lower() == "close" or self.status in BODYLESS:
+            self.close()  # not everybody agrees that such an answer has ended
         else:
             self._upstream.keep((self._reader, self._writer))
 
@@ -87,8 +98,8 @@ class Upstream:
     """One engine's address."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"a worker is an address like http://host:8000, got {url!r}: {error}") from None
@@ -111,30 +122,34 @@ class Upstream:
         ]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         data = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
+        used = bool(self._idle)
         while True:
-            used = bool(self._idle)
-            pair: _Pair | None = None
+            pair = self._idle.pop() if used else await self._connect()
             try:
-                pair = self._idle.pop() if used else await asyncio.open_connection(self.host, self.port)
                 pair[1].write(data)
                 status, named = await _read_head(pair[0])
             except (OSError, asyncio.IncompleteReadError) as error:
-                if pair is not None:
-                    pair[1].close()
-                if used:  # it was closed while nobody looked
+                pair[1].close()
+                if used:  # it was closed while nobody looked; another one might have been too
+                    used = False
                     continue
                 raise UpstreamError(
-                    f"{self.url} cannot be reached: {error or type(error).__name__}"
+                    f"{self.url} does not answer: {str(error) or type(error).__name__}"
                 ) from error
             except (ValueError, asyncio.LimitOverrunError) as error:
-                assert pair is not None
                 pair[1].close()
                 raise UpstreamError(f"{self.url} does not speak HTTP: {error}") from error
             except asyncio.CancelledError:
-                if pair is not None:
-                    pair[1].close()
+                pair[1].close()
                 raise
-            return Answer(status, named, self, pair)
+            return Answer(status, named, self, pair, bodyless=method == "HEAD")
+
+    async def _connect(self) -> _Pair:
+        try:
+            return await asyncio.open_connection(self.host, self.port)
+        except (OSError, ValueError) as error:  # of names that no address has, some are no names
+            why = str(error) or type(error).__name__
+            raise Unreachable(f"{self.url} cannot be reached: {why}") from error
 
     async def get(self, target: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
         """Status and body of a GET. UpstreamError when there is no answer in time."""
@@ -174,7 +189,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
         if len(head) > MAX_HEAD_BYTES or len(parts) < 2 or not parts[0].startswith("HTTP/1."):
             raise ValueError(f"no answer begins with {lines[0][:40]!r}")
         status = int(parts[1])
-        if status != 100:
+        if status >= 200:
             break
     headers = {}
     for line in lines[1:]:

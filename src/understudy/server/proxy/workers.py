@@ -195,7 +195,7 @@ class Workers:
         while True:
             await asyncio.sleep(self._look_every_s)
             self.look()
-            await asyncio.gather(*(self._check(worker) for worker in self.all if not worker.gone))
+            await asyncio.gather(*(self.check(worker) for worker in self.all if not worker.gone))
             for address in tuple(self.awaited):  # one by one: the first that comes says the block size
                 await self._ask_for(address)
 
@@ -229,7 +229,8 @@ class Workers:
                 if health == "conflict":
                     self.dispatcher.forget(rank.number)
 
-    async def _check(self, worker: ProxyWorker) -> None:
+    async def check(self, worker: ProxyWorker) -> None:
+        """Ask it how it is."""
         try:
             status, _ = await worker.upstream.get("/health")
         except UpstreamError as error:
