@@ -186,10 +186,10 @@ def _check(load: object, routing: object, timing: object, progress: object, **ye
 def _check_recordable(pools: Sequence[WorkerPool]) -> None:
     """A line a step says which blocks go next, which is for a policy of the user's alone to know."""
     for pool in pools:
-        policy = pool.engine.eviction_policy
-        if not isinstance(policy, str | None):
+        if not isinstance(pool.engine.eviction_policy, str | None):
+            name = pool.engine.described()["eviction_policy"]
             raise ConfigError(
-                f"record_steps tells which blocks go next, and eviction_policy {pool.engine.described()['eviction_policy']} "
+                f"record_steps tells which blocks go next, and eviction_policy {name} "
                 "is yours and keeps that to itself: name a built-in policy, or leave record_steps out"
             )
 
