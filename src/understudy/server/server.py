@@ -142,7 +142,7 @@ class Server:
         self.app.tell_port(self.port)
 
     async def stop(self, drain_s: float | None = None) -> None:
-        """Stop listening; let requests end for so long (the setting's own time unless given), abort the rest."""
+        """Stop listening; let answers leave for so long (the setting's own time unless given), abort the rest."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -151,7 +151,7 @@ class Server:
         self.app.draining = True
         left_s = self.settings.shutdown_timeout_s if drain_s is None else drain_s
         try:
-            while left_s > 0 and self.app.endpoints.in_flight:
+            while left_s > 0 and (self.app.endpoints.in_flight or self.stage.outbox.sending):
                 await asyncio.sleep(0.02)
                 left_s -= 0.02
         finally:  # also when nobody wants to wait any longer

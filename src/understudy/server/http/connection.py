@@ -40,6 +40,10 @@ class Connection(asyncio.Protocol):
         self._outbox = outbox
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._searched = 0
+        """Bytes of it in which no header ends."""
+        self._full = False
+        """What it was told waits to be read: nothing more is asked until then."""
         self._head: Head | None = None
         self._chunks: ChunkedBody | None = None
         self._answering = False
@@ -80,11 +84,13 @@ class Connection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             # asyncio sets it only on sockets that were made with a protocol number.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._outbox.open.add(self)
         self._rest()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The client has gone."""
         self._transport = None
+        self._outbox.open.discard(self)
         self._stop_resting()
         if self._answering:
             self._close_answer()
@@ -96,22 +102,26 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """More bytes of a request, or of several."""
         self._buffer += data
-        if not self._answering:
+        if not self._answering and not self._full:
             self._read()
         elif len(self._buffer) > MAX_HEADER_BYTES + self._handler.max_body_bytes:
             self.drop()  # it says more than any request could, and does not wait for its answer
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than tokens come."""
+        """The client reads more slowly than answers come."""
+        self._full = True
 
     def resume_writing(self) -> None:
         """It has caught up."""
+        self._full = False
+        if self._buffer and not self._answering:
+            asyncio.get_running_loop().call_soon(self._read)
 
     # ── Requests ──
 
     def _read(self) -> None:
         try:
-            while self._transport is not None and not self._answering:
+            while not self._answering and not self._full and not self._ends:
                 request = self._next()
                 if request is None:
                     return
@@ -131,12 +141,15 @@ class Connection(asyncio.Protocol):
         if self._head is None:
             while self._buffer.startswith(b"\r\n"):
                 del self._buffer[:2]
-            end = self._buffer.find(b"\r\n\r\n")
+                self._searched = 0
+            end = self._buffer.find(b"\r\n\r\n", max(self._searched - 3, 0))
             if end > MAX_HEADER_BYTES or (end < 0 and len(self._buffer) > MAX_HEADER_BYTES):
                 raise BadRequest(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
             if end < 0:
-                check_beginning(self._buffer)
+                check_beginning(self._buffer, self._searched)
+                self._searched = len(self._buffer)
                 return None
+            self._searched = 0
             head = parse_head(bytes(self._buffer[:end]))
             del self._buffer[: end + 4]
             if head.length > self._handler.max_body_bytes:
@@ -159,6 +172,22 @@ class Connection(asyncio.Protocol):
         return Request(head, body)
 
     # ── Answers ──
+
+    @property
+    def _ends(self) -> bool:
+        """It reads no more requests."""
+        return self._transport is None or self._transport.is_closing()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of what it was told, those that the system has not taken; 1 or more while a slow line keeps some."""
+        transport = self._transport
+        if transport is None:
+            return 0
+        # What was encrypted already waits one transport further down.
+        inner = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+        below = 0 if inner is None else int(inner.get_write_buffer_size())
+        return transport.get_write_buffer_size() + below + (1 if self._answering and self.slow_s else 0)
 
     @property
     def closed(self) -> bool:

@@ -23,6 +23,13 @@ class Outbox:
         self._clock = clock
         self._lateness = lateness
         self.dirty: list[Connection] = []
+        self.open: set[Connection] = set()
+        """All that there are."""
+
+    @property
+    def sending(self) -> bool:
+        """Somebody has not taken all that it was told."""
+        return any(connection.unsent_bytes for connection in self.open)
 
     def flush(self) -> None:
         """Send, and note how late the tokens were."""

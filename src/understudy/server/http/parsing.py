@@ -42,13 +42,16 @@ class Head(NamedTuple):
         return not self.http_1_0 and self.headers.get("expect", "").lower() == "100-continue"
 
 
-def check_beginning(data: bytearray) -> None:
-    """BadRequest when these bytes cannot become a request: of another protocol, or lines that end otherwise."""
+def check_beginning(data: bytearray, known: int = 0) -> None:
+    """BadRequest when these bytes cannot become a request: of another protocol, or lines that end otherwise.
+
+    The first `known` of them were looked at before.
+    """
     if (
         data and data[0] not in _TOKEN_BYTES and data != b"\r"
     ):  # half of an empty line, of which some send one
         raise BadRequest(400, "this is no HTTP; a client that encrypts needs a server that does")
-    if b"\n\n" in data:
+    if data.find(b"\n\n", max(known - 1, 0)) >= 0:
         raise BadRequest(400, "lines must end with CR LF")
 
 
