@@ -116,7 +116,7 @@ def test_a_link_that_is_not_there_or_has_no_limit_is_not_slowed() -> None:
     with pytest.raises(ApiError, match="there is no worker 3"):
         chosen_workers(order(workers=[3]), workers)
     for factor in (0.5, 1001, float("nan")):
-        with pytest.raises(ApiError, match="a factor from 1 to 1000"):
+        with pytest.raises(ApiError, match="factor must be from 1 to 1000"):
             order(factor=factor)
 
 
@@ -170,13 +170,61 @@ async def watch(port: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1"])
-@pytest.mark.parametrize("name", ["delay_ms", "after_ms"])
-def test_a_fault_of_no_time_that_there_is_is_refused(name: str, value: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("delay", "delay_ms"), ("drop", "after_ms")])
+def test_a_fault_of_no_time_that_there_is_is_refused(kind: str, name: str, value: str) -> None:
     async def main() -> None:
         async with serving() as (client, _):
-            refused = await client.post("/admin/fault", f'{{"kind": "delay", "{name}": {value}}}'.encode())
+            refused = await client.post("/admin/fault", f'{{"kind": "{kind}", "{name}": {value}}}'.encode())
             assert refused.status == 400
             assert name in refused.json["error"]["message"]
             assert (await client.post(C, {"prompt": "x", "max_tokens": 2})).status == 200
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ({"kind": "lose_events", "count": -3}, "count must be at least 1, got -3"),
+        ({"kind": "lose_events", "count": 0}, "count must be at least 1, got 0"),
+        ({"kind": "reject", "workers": []}, "workers names nobody; leave it out for all of them"),
+        ({"kind": "kill", "workers": [0, 0]}, "workers names somebody twice: [0, 0]"),
+        (
+            {"kind": "reject", "delay_ms": 1},
+            "delay_ms is nothing to reject, which takes workers, status, rate, seed",
+        ),
+        ({"kind": "kill", "rate": 0.5}, "rate is nothing to kill, which takes workers"),
+        ({"kind": "slow_link", "status": 503}, "status is nothing to slow_link, which takes workers, tier,"),
+        (
+            {"kind": "foo"},
+            "kind must be one of delay, drop, kill, lose_events, none, reject, resume_events, slow, slow_link, "
+            "stop_events; got 'foo'",
+        ),
+        ({"kind": "reject", "rate": 1.5}, "rate must be a share from 0 to 1, got 1.5"),
+        ({"kind": "reject", "status": 99}, "status must be from 200 to 599, got 99"),
+        ({"kind": "delay", "delay_ms": -1}, "delay_ms must be a finite number from 0, got -1"),
+        ({"kind": "drop", "after_ms": -2}, "after_ms must be a finite number from 0, got -2"),
+        ({"kind": "reject", "colour": 1}, "colour is not known; known are kind, workers, rate"),
+        ({"rate": 1}, "kind is missing"),
+        ([], "the settings must be"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_by_its_field(order: Any, message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        FaultOrder.read(order)
+    assert message in str(refused.value)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"kind": "reject", "status": 429, "rate": 0.5, "seed": 7},
+        {"kind": "lose_events", "count": 3},
+        {"kind": "slow_link", "tier": "g3", "factor": 2.0, "workers": [1]},
+        {"kind": "none"},
+    ],
+)
+def test_an_order_that_is_passed_on_is_read_as_it_was(order: dict[str, Any]) -> None:
+    read = FaultOrder.read(order)
+    assert FaultOrder.read(msgspec.json.decode(msgspec.json.encode(read))) == read

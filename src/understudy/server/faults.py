@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from understudy._core import Tier
-from understudy.server.api.errors import ApiError, Problem, error_body, invalid_body
+from understudy.checks import read_as
+from understudy.errors import ConfigError
+from understudy.server.api.errors import ApiError, error_body
 from understudy.tiers.plan import TierPlan
 
 if TYPE_CHECKING:
@@ -34,8 +36,10 @@ FAILURES: dict[str, tuple[int, str, str | None]] = {
 MAX_FACTOR = 1000
 
 
-class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One order.
+class FaultOrder(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One order. As JSON it has what was given, so that another process reads it as this one did.
 
     `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection `after_ms`; `slow`:
     all that is sent to the client arrives `delay_ms` later, as over a slow line; `slow_link`: the links to and from a
@@ -68,24 +72,51 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def read(cls, value: Any) -> FaultOrder:
-        """ApiError names a field that is unknown or wrong."""
+        """ApiError names a field that is unknown, wrong, or means nothing to an order of this kind."""
         try:
-            order = msgspec.convert(value, cls)
-        except msgspec.ValidationError as error:
-            raise invalid_body([Problem("fault", "body", str(error), value)]) from None
-        if (
-            not 0 <= order.rate <= 1
-            or not 200 <= order.status <= 599
-            or not 0 <= order.delay_ms < math.inf
-            or not 0 <= order.after_ms < math.inf
-        ):
-            raise ApiError(
-                "a fault needs a rate in [0, 1], a status in 200 … 599 and times (delay_ms, after_ms) that are "
-                "finite and not negative"
-            )
+            order = read_as(cls, value)
+        except ConfigError as error:
+            raise ApiError(str(error), kind="Bad Request") from None
+        taken = ("kind", "workers", *_FIELDS[order.kind])
+        for name in value:
+            if name not in taken:
+                raise _wrong(name, f"is nothing to {order.kind}, which takes {', '.join(taken[1:])}")
+        if not 0 <= order.rate <= 1:
+            raise _wrong("rate", f"must be a share from 0 to 1, got {order.rate:g}")
+        if not 200 <= order.status <= 599:
+            raise _wrong("status", f"must be from 200 to 599, got {order.status}")
+        for name, time_ms in (("delay_ms", order.delay_ms), ("after_ms", order.after_ms)):
+            if not (math.isfinite(time_ms) and time_ms >= 0):
+                raise _wrong(name, f"must be a finite number from 0, got {time_ms:g}")
+        if order.count < 1:
+            raise _wrong("count", f"must be at least 1, got {order.count}")
         if not 1 <= order.factor <= MAX_FACTOR:
-            raise ApiError(f"a link is slowed by a factor from 1 to {MAX_FACTOR}, got {order.factor}")
+            raise _wrong("factor", f"must be from 1 to {MAX_FACTOR}, got {order.factor:g}")
+        if order.workers is not None and not order.workers:
+            raise _wrong("workers", "names nobody; leave it out for all of them")
+        if len(order.workers or ()) != len(set(order.workers or ())):
+            raise _wrong("workers", f"names somebody twice: {order.workers}")
         return order
+
+
+_OF_REQUESTS = ("rate", "seed")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "reject": ("status", *_OF_REQUESTS),
+    "delay": ("delay_ms", *_OF_REQUESTS),
+    "drop": ("after_ms", *_OF_REQUESTS),
+    "slow": ("delay_ms", *_OF_REQUESTS),
+    "slow_link": ("tier", "factor"),
+    "kill": (),
+    "stop_events": (),
+    "resume_events": (),
+    "lose_events": ("count",),
+    "none": (),
+}
+"""What an order takes besides whom it is for."""
+
+
+def _wrong(name: str, why: str) -> ApiError:
+    return ApiError(f"{name} {why}", param=name)
 
 
 class Faults:
