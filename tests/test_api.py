@@ -88,6 +88,16 @@ def test_wrong_arguments_are_refused_by_name(how: dict[str, Any], message: str) 
         understudy.replay(single_turns([16]), **how)
 
 
+@pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
+def test_decisions_that_nobody_keeps_are_refused_before_anything_is_written(
+    tmp_path: Path, routing: Any
+) -> None:
+    outputs: dict[str, Any] = {name: tmp_path / name for name in ("decisions", "record_steps", "events")}
+    with pytest.raises(ConfigError, match="decisions are kept by KV-aware routing only: choose routing kv"):
+        understudy.replay(single_turns([16]), routing=routing, **outputs)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("workload", [None, 3, ["t.jsonl"]])
 def test_what_is_no_workload_is_refused(workload: Any) -> None:
     with pytest.raises(ConfigError, match="workload must be a Workload or the path of a trace, got"):

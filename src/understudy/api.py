@@ -101,6 +101,8 @@ def replay(
     for name, path in outputs.items():
         if not isinstance(path, str | PathLike | None):
             raise ConfigError(f"{name} must be the path of a file to write, got {path!r}")
+    if decisions is not None and routing != "kv" and not isinstance(routing, KvRouting | KvRouter):
+        raise ConfigError("decisions are kept by KV-aware routing only: choose routing kv")
     if pools and compare_without_tiers:
         raise ConfigError("compare_without_tiers compares fleets of one engine; leave it out, or pools")
     if compare_without_tiers and not WorkerPool(engine=engine or VllmConfig(), tiers=tiers).below().tiers:
@@ -147,9 +149,7 @@ def replay(
         record_steps=record_steps,
         **how,
     )
-    if decisions is not None:
-        if run.decisions is None:
-            raise ConfigError("decisions are kept by KV-aware routing only: choose routing kv")
+    if decisions is not None and run.decisions is not None:
         write_decisions(decisions, run.decisions, run.timeline)
     limit = {} if max_tokens is None else {"max_tokens": int(max_tokens)}
     if run.kv is not None:

@@ -123,6 +123,17 @@ def test_a_report_on_standard_output_stands_there_alone(
     assert "TTFT" in said.err
 
 
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_a_digest_and_an_output_do_not_share_standard_output(
+    trace: Path, capfd: pytest.CaptureFixture[str], flag: str, name: str
+) -> None:
+    assert main(["replay", str(trace), "--routing", "kv", flag, name, "--digest"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert f"--digest is printed to standard output, where {flag} goes: name a file for it" in said.err
+
+
 def test_notices_of_written_files_are_no_output(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -302,7 +302,7 @@ def test_an_error_in_the_model_comes_out_of_the_run() -> None:
     with pytest.raises(KeyError, match="no such batch"):
         timeline([10], 2, timing=Model(fail))
     with pytest.raises(KeyError, match="no such batch"):
-        timeline([10] * 4, 2, timing=Model(1.0, fail), workers=4, threads=2)
+        timeline([10] * 4, 2, timing=Model(1.0, fail), workers=4)
 
 
 @pytest.mark.parametrize("answer", [-1.0, math.nan, math.inf])
@@ -322,9 +322,21 @@ def test_an_object_without_the_methods_is_refused() -> None:
         run_offline(single_turns([10]), timing=object())  # type: ignore[arg-type]
 
 
-def test_threads_ask_a_model_in_python_with_the_same_result() -> None:
-    workload = single_turns([50] * 40, 10, arrival_ms=list(range(40)))
-    model = Model(lambda requests, *_: 1.0 + requests, lambda _, context, *__: context / 100)
-    one = run_offline(workload, workers=4, timing=model)
-    two = run_offline(workload, workers=4, timing=model, threads=2)
-    assert one.facts["digest"] == two.facts["digest"]
+class Slower:
+    """Goes by how often it was asked, whoever asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def step_ms(self, _step: _core.StepLoad) -> float:
+        self.asked += 1
+        return 1.0 + self.asked / 100
+
+
+def test_a_model_in_python_is_asked_by_one_thread() -> None:
+    workload, model = single_turns([50] * 8, 5, arrival_ms=list(range(8))), Slower()
+    with pytest.raises(ConfigError, match=r"threads > 1 .* timing Slower .* leave threads out"):
+        run_offline(workload, workers=2, timing=model, threads=2)
+    assert model.asked == 0
+    digests = {run_offline(workload, timing=Slower(), threads=threads).facts["digest"] for threads in (1, 2)}
+    assert len(digests) == 1  # one worker is one thread's

@@ -166,6 +166,10 @@ def run(args: argparse.Namespace) -> int:
     outputs = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OUTPUTS}
     outputs = {flag: path for flag, path in outputs.items() if path is not None}
     check_outputs(outputs, _inputs(args))  # known before the run, not after it
+    if args.digest and (printed := next((flag for flag in outputs if is_stdout(outputs[flag])), None)):
+        raise InvalidArgument(
+            f"--digest is printed to standard output, where {printed} goes: name a file for it"
+        )
     flags = {**_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
     if not settings.tiers.tiers:

@@ -81,13 +81,14 @@ def run_offline(
     `load` defaults to an open loop at the workload's own pace; `timing` is a model of your own, in place of the
     engine's. `tiers` lie below the device; unless given, those that came with the engine's settings. `threads` > 1
     needs workers that are independent: open loop, single-turn requests, round-robin or random routing, neither g3 nor
-    g4. `check` verifies, after every step, conservation and that an index fed by the events alone knows exactly
-    the blocks that are there (InvariantViolated); `events` and `kv_trace` keep the run's KV events, and its
-    allocations and evictions; `leaping` off plays every decode step by itself, with the same result. `record_steps`
-    names a file for every step of every worker, in the form of a recorded schedule (gzipped when its name ends in .gz):
-    it tells which blocks go next, so that it needs a built-in eviction policy on the device;
-    `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself. `ranks`
-    says that workers are data-parallel ranks of one model with experts: they step together, as long as the slowest.
+    g4, neither policies nor a timing model of yours. `check` verifies, after every step, conservation and that an index
+    fed by the events alone knows exactly the blocks that are there (InvariantViolated); `events` and `kv_trace` keep
+    the run's KV events, and its allocations and evictions; `leaping` off plays every decode step by itself, with the
+    same result. `record_steps` names a file for every step of every worker, in the form of a recorded schedule (gzipped
+    when its name ends in .gz): it tells which blocks go next, so that it needs a built-in eviction policy on the
+    device; `on_step_end` is told the worker and the time (ns) at the end of every step. Both see every step by itself.
+    `ranks` says that workers are data-parallel ranks of one model with experts: they step together, as long as the
+    slowest.
     Requests that can never fit are rejected and reported; a run without progress raises WrongState and says who is
     stuck.
     """
@@ -112,6 +113,11 @@ def run_offline(
     looked_at = record_steps is not None or on_step_end is not None or ranks
     alone = isinstance(load, OpenLoop) and routing in ("round_robin", "random") and not workload.turn.any()
     fleet = FleetPlan(pools, workload, ranks_of(pools, routing), meet=looked_at or not alone)
+    if threads > 1 and timing is not None and fleet.workers > 1:  # they share it, as they may share a policy
+        raise ConfigError(
+            f"threads > 1 needs independent workers, and timing {type(timing).__qualname__} is asked by all of them, "
+            "in an order that threads do not keep: leave threads out"
+        )
     if routing == "kv":
         routing = KvRouting()
     router = _router(routing, fleet, workload, seed)
