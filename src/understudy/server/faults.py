@@ -36,9 +36,7 @@ FAILURES: dict[str, tuple[int, str, str | None]] = {
 MAX_FACTOR = 1000
 
 
-class FaultOrder(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One order. As JSON it has what was given, so that another process reads it as this one did.
 
     `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection `after_ms`; `slow`:
