@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from server.client import QUICK, serving
+from understudy._core import Tier
 from understudy.events.events import Removed, Stored
+from understudy.tiers.settings import TiersConfig
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -262,6 +264,56 @@ def test_readers_of_events_know_what_kept_requests_hold() -> None:
         assert there == {int(value) for value in core.engine.resident_hashes()}
 
     play(what, kv_events_config={"enable_kv_cache_events": True, "endpoint": "tcp://*:0"})
+
+
+def test_readers_of_events_know_what_lies_below_the_device_after_a_reset() -> None:
+    below = TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 24}], "kv_bytes_per_token": 2000})
+    engine = msgspec.structs.replace(ONE_BY_ONE, num_gpu_blocks=16, max_model_len=256)
+
+    async def main() -> None:
+        given = {"engine": engine, "max_model_len": 256, "tiers": below, "dev_mode": True}
+        async with serving(
+            kv_events_config={"enable_kv_cache_events": True, "endpoint": "tcp://*:0"}, **given
+        ) as (client, server):
+            core, (sender,) = server.worker.cores[0], server.worker.senders
+            there: dict[Tier, set[int]] = {Tier.G1: set(), Tier.G2: set()}
+            unheard: set[int] = set()  # blocks that left and had never come
+
+            def hear(events: Iterable[SpokenEvent], **_: object) -> None:
+                for event in events:
+                    if isinstance(event, Stored):
+                        there[event.tier] |= {block.sequence_hash for block in event.blocks}
+                    elif isinstance(event, Removed):
+                        values = {block.sequence_hash for block in event.blocks}
+                        unheard.update(values - there[event.tier])
+                        there[event.tier] -= values
+                    else:
+                        for blocks in there.values():
+                            blocks.clear()
+
+            sender._publisher.publish_events = hear  # type: ignore[method-assign]
+
+            def prompt(seed: int) -> dict[str, Any]:
+                return {"prompt": [seed * 1000 + n for n in range(100)], "max_tokens": 2}
+
+            for seed in range(4):
+                await client.post(C, prompt(seed))
+            assert there[Tier.G2]
+            await client.post("/pause?mode=keep&clear_cache=false", None)
+            queued = await ask(client, server, prompt(7), runs=False)
+            assert (await client.post("/reset_prefix_cache", None)).json == {"success": True}
+            assert core.engine.resident_hashes() == []
+            await client.post("/resume", None)
+            assert (await queued).status == 200
+            for seed in range(8, 16):
+                await client.post(C, prompt(seed))
+                assert there[Tier.G1] == {int(value) for value in core.engine.resident_hashes()}
+            assert not unheard
+            await until(lambda: core.engine.tiers_idle)
+            _, active, inactive, _ = core.engine.tier_blocks(Tier.G2)
+            assert len(there[Tier.G2]) == active + inactive
+
+    asyncio.run(main())
 
 
 def test_who_waits_for_a_pause_and_goes_leaves_it_as_it_is() -> None:

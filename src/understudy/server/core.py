@@ -318,14 +318,14 @@ class EngineCore:
     def forget_cache(self, now_ns: int) -> bool:
         """Forget every block that nobody holds; below the device too where nobody is here.
 
-        Whether that was all of them: then no events tell of it. Else the next step's tell which.
+        Whether that was all of them: then no events tell of it. Else the next step's tell which: what lies below stays.
         """
         if self.failure is not None:
             return False
         if not self.live and not self.engine.in_step and self.engine.idle:
             self._renew()
             return True
-        some_stay = self.holds_blocks
+        some_stay = self.holds_blocks or self.has_tiers
         self.engine.forget_cache(now_ns)
         if self.has_events and not some_stay:
             self.engine.take_events()
