@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from server.client import Client, Reply, serving
+from server.test_fleet import fleet_of
 from understudy.server.api.completions import CompletionStyle
+from understudy.server.fleet.front import FrontDoor
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Choice, Generation
@@ -97,3 +99,100 @@ def test_an_answer_that_cannot_be_told_ends_its_own_request_alone(
     asyncio.run(main())
     assert "cmpl-bad" in caplog.text
     assert "no such" in caplog.text
+
+
+def test_what_nobody_foresaw_is_answered_behind_a_delay_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with serving() as (client, server):
+
+            def fails(*_: Any) -> None:
+                raise RuntimeError("no such thing")
+
+            monkeypatch.setitem(server.app.routes.generators, C, fails)
+            await client.post("/admin/fault", {"kind": "delay", "delay_ms": 1})
+            reply = await asyncio.wait_for(client.post(C, {"prompt": "x"}), 5)
+            assert (reply.status, reply.json["error"]["type"]) == (500, "InternalServerError")
+
+    asyncio.run(main())
+    assert "no such thing" in caplog.text
+
+
+def test_what_nobody_foresaw_is_answered_at_the_door_of_a_fleet(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: FrontDoor) -> None:
+        raise RuntimeError("no such thing")
+
+    async def main() -> None:
+        async with fleet_of(2, "kv") as (client, _):
+            for priority in ("--5", "\xb2", "5", "-5", "9" * 400):
+                reply = await client.raw(
+                    _post(C, b'{"prompt":"x","max_tokens":1}', "x-vllm-priority", priority)
+                )
+                assert reply.status == 200, priority
+            for name in ("%C2%B2", "-1", "2", "9" * 5000):
+                assert (await client.get(f"/fleet/workers/{name}")).status == 404
+            assert (await client.get("/fleet/workers/1")).json["worker"] == 1
+            assert (await client.post(C, b'{"prompt":"x","cache_salt":"\\ud800"}')).status == 400
+            assert (await client.post("/admin/fault", b'{"kind":"\\ud800"}')).status == 400
+            monkeypatch.setattr(FrontDoor, "state", fails)
+            reply = await client.get("/fleet/state")
+            assert (reply.status, reply.json["error"]["type"]) == (500, "InternalServerError")
+
+    asyncio.run(main())
+    assert "no such thing" in caplog.text
+
+
+def _post(path: str, body: bytes, name: str, value: str) -> bytes:
+    named = {"connection": "close", "content-type": "application/json", name: value}
+    head = "".join(f"{name}: {value}\r\n" for name, value in named.items()).encode("latin-1")
+    line = f"POST {path} HTTP/1.1\r\nhost: t\r\n".encode()
+    return line + head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize("name", ["x-vllm-priority", "x-data-parallel-rank", "x-return-error"])
+@pytest.mark.parametrize("value", ["--5", "\xb2", "-", "5\xb2", "9" * 400])
+def test_a_header_that_is_no_number_says_nothing(name: str, value: str) -> None:
+    async def main() -> None:
+        async with serving() as (client, _):
+            body = b'{"prompt":"x","max_tokens":1}'
+            assert (await client.raw(_post(C, body, name, value))).status == 200
+            refused = await client.raw(_post(C, body, "x-return-error", "418"))
+            assert refused.status == 418
+
+    asyncio.run(main())
+
+
+WRONG: list[tuple[str, bytes, str | None]] = [
+    (C, b'{"prompt":"x","logit_bias":{"--5":1}}', "logit_bias"),
+    (C, b'{"prompt":"x","logit_bias":{"-":1}}', "logit_bias"),
+    (C, '{"prompt":"x","logit_bias":{"²":1}}'.encode(), "logit_bias"),
+    (C, b'{"prompt":"x","logit_bias":{"%s":1}}' % (b"9" * 5000), "logit_bias"),
+    ("/generative_scoring", b'{"query":[-1],"items":["x"],"label_token_ids":[1]}', "body.query"),
+    ("/generative_scoring", b'{"query":[1],"items":[[-5]],"label_token_ids":[1]}', "body.items"),
+    *(
+        (
+            C,
+            b'{"prompt":"x","structured_outputs":{"json":{"type":"%s","%s":%s}}}' % (kind, least, value),
+            None,
+        )
+        for kind in (b"integer", b"number")
+        for least in (b"minimum", b"exclusiveMinimum")
+        for value in (b"Infinity", b"-Infinity", b"NaN", b"1e400", b"9" * 4300)
+    ),
+    (C, b'{"prompt":"x","structured_outputs":{"regex":"\\\\ud800"}}', None),
+    (C, b'{"prompt":"x","structured_outputs":{"json":{"type":"string","pattern":"[\\\\ud800]"}}}', None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), WRONG, ids=range(len(WRONG)))
+def test_values_that_cannot_be_are_refused(path: str, body: bytes, param: str | None) -> None:
+    async def main() -> None:
+        async with serving() as (client, _):
+            reply = await client.post(path, body)
+            assert reply.status == 400, reply.body
+            assert reply.json["error"]["param"] == param
+
+    asyncio.run(main())

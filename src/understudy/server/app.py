@@ -92,13 +92,8 @@ class App:
         connection.extra_headers = self._headers + self._request_id(request)
         try:
             self._answer(request, connection)
-        except ApiError as error:
-            connection.on_close = None
-            connection.respond(error.status, error.body())
-        except Exception:
-            log.exception("a request failed that nobody foresaw")
-            connection.on_close = None
-            connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
+        except Exception as error:
+            answer_error(error, connection)
 
     def _request_id(self, request: Request) -> bytes:
         """The header that tells it, where that was asked for: the client's own, or a new one."""
@@ -141,9 +136,8 @@ class App:
             return
         try:
             self._by_path(request, connection)
-        except ApiError as error:
-            connection.on_close = None
-            connection.respond(error.status, error.body())
+        except Exception as error:
+            answer_error(error, connection)
 
     def _by_path(self, request: Request, connection: Connection) -> None:
         path = request.path
@@ -296,6 +290,16 @@ class App:
         text = b"OK" if allowed else b"Disallowed CORS origin"
         connection.respond(200 if allowed else 400, text, "text/plain; charset=utf-8", headers)
         return True
+
+
+def answer_error(error: Exception, connection: Connection) -> None:
+    """What is wrong, to the client; what nobody foresaw to the log, too."""
+    connection.on_close = None
+    if isinstance(error, ApiError):
+        connection.respond(error.status, error.body())
+        return
+    log.error("a request failed that nobody foresaw", exc_info=error)
+    connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
 
 
 def _pod_headers(port: int) -> bytes:

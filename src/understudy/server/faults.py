@@ -13,6 +13,7 @@ from understudy._core import Tier
 from understudy.checks import read_as
 from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError, error_body
+from understudy.server.api.fields import whole_number
 from understudy.tiers.plan import TierPlan
 
 if TYPE_CHECKING:
@@ -137,9 +138,9 @@ class Faults:
         """True when the request was answered, or will be."""
         if request.path not in self._app.routes.generators:
             return False
-        asked = request.headers.get("x-return-error", "")
-        if asked.isdigit() and 400 <= int(asked[:4]) <= 599:
-            self._refuse(connection, int(asked[:4]))
+        asked = whole_number(request.headers.get("x-return-error", ""))
+        if asked is not None and 400 <= asked <= 599:
+            self._refuse(connection, asked)
             return True
         if self.failure_rate and self._draw.random() < self.failure_rate:
             kind = self._draw.choice(self.failure_types)

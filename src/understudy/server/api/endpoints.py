@@ -14,7 +14,7 @@ from understudy.server.api.before import check_batch, check_salt
 from understudy.server.api.chat import ChatStyle
 from understudy.server.api.completions import CompletionStyle
 from understudy.server.api.errors import ApiError
-from understudy.server.api.fields import Fields
+from understudy.server.api.fields import Fields, whole_number
 from understudy.server.api.generation import Generation, new_id
 from understudy.server.api.plan import Plan, plan_answer
 from understudy.server.api.prompts import (
@@ -154,9 +154,9 @@ class Endpoints:
     # ── Parts ──
 
     def _headers(self, sampling: Sampling, request: Request) -> None:
-        priority = request.headers.get("x-vllm-priority", "")
-        if priority.lstrip("-").isdigit() and len(priority) < 10:
-            sampling.priority = int(priority)
+        priority = whole_number(request.headers.get("x-vllm-priority", ""), 9)
+        if priority is not None:
+            sampling.priority = priority
         if sampling.cache_hit_threshold is None:
             sampling.cache_hit_threshold = self.worker.settings.global_cache_hit_threshold
         if request.headers.get("x-cache-threshold-finish-reason", "").lower() == "true":
@@ -229,8 +229,9 @@ class Endpoints:
     def _run(self, generation: Generation, request: Request, model: str) -> Generation:
         worker, settings = self.worker, self.worker.settings
         self._admit(generation)
-        wanted = request.headers.get("x-data-parallel-rank", "")
-        number = int(wanted) if wanted.isdigit() and len(wanted) < 20 else None  # others are no wish
+        number = whole_number(request.headers.get("x-data-parallel-rank", ""))
+        if number is not None and number < 0:  # that is no wish, and neither is what is no number
+            number = None
         if number is not None and number >= settings.data_parallel_size:
             raise ApiError(
                 f"X-data-parallel-rank must be in 0 … {settings.data_parallel_size - 1}, got {number}"

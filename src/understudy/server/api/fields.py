@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 _FALSE = frozenset(("false", "f", "no", "n", "off", "0"))
 _MAX_DIGITS = 4300
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_NUMBER = re.compile(r"-?[0-9]+")
 _HALF_CHARACTER = "must be text; half of a surrogate pair is no character"
 
 
@@ -119,9 +119,11 @@ def _check_encoding(data: bytes) -> None:
         raise error from None
 
 
-def whole_number(text: str) -> int | None:
-    """Of a header, a path or a key, in ASCII's digits and so many that it is an int64; None if it is none."""
-    return int(text) if _NUMBER.fullmatch(text) else None
+def whole_number(text: str, most_digits: int = 18) -> int | None:
+    """Of a header, a path or a key, in ASCII's digits (`int` and `isdigit` take others too); None if it is none."""
+    if not _NUMBER.fullmatch(text) or len(text.removeprefix("-")) > most_digits:
+        return None
+    return int(text)
 
 
 class Fields:

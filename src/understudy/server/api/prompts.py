@@ -164,7 +164,7 @@ def read_scoring(fields: Fields) -> tuple[str | list[int], list[Any]]:
     """Query and items, each texts or token ids. Wrong shapes are noted in `fields`."""
 
     def ids(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(one, int) for one in value)
+        return isinstance(value, list) and all(isinstance(one, int) and one >= 0 for one in value)
 
     query, items = fields.raw("query"), fields.raw("items")
     if not isinstance(query, str) and not ids(query):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.server.api.errors import ApiError, bad_value
+from understudy.server.api.fields import whole_number
 
 if TYPE_CHECKING:
     from understudy.server.api.fields import Fields
@@ -154,10 +155,12 @@ def _check_budget(value: Any) -> None:
 def _check_ids(fields: Fields, vocabulary: int) -> None:
     """Tokens of the vocabulary wherever a request names some."""
     biased = fields.object("logit_bias") or {}
-    if not all(key.lstrip("-").isdigit() for key in biased):
-        raise bad_value("logit_bias names tokens by their ids", "logit_bias", list(biased)[:10])
+    numbers = [whole_number(key) for key in biased]
+    if None in numbers:
+        shown = [key[:20] for key in biased][:10]
+        raise bad_value("logit_bias names tokens by their ids", "logit_bias", shown)
     named = {
-        "logit_bias": [int(key) for key in biased],
+        "logit_bias": [number for number in numbers if number is not None],
         "stop_token_ids": fields.integers("stop_token_ids"),
         "allowed_token_ids": fields.integers("allowed_token_ids"),
     }

@@ -19,6 +19,8 @@ _MAX_PARTS = 10_000
 """Of a value, however often a schema refers to itself; what follows is null."""
 MAX_CHARACTERS = 1 << 17
 """Of a whole answer, whatever its form asks for; none is as long."""
+_MOST = 1e300
+"""A number that a schema asks for."""
 _TOKEN_CHARACTERS = 256
 """A token stands for fewer."""
 
@@ -141,6 +143,8 @@ def _plain(kind: str, schema: dict[str, Any], key: int) -> Any:
     if kind in ("integer", "number"):
         least = schema.get("minimum", schema.get("exclusiveMinimum", 0))
         least = least if isinstance(least, int | float) and not isinstance(least, bool) else 0
+        if not abs(least) <= _MOST:  # NaN is not either
+            raise ApiError(f"structured_outputs.json: a minimum must be a number of at most {_MOST:g}.")
         value = least + (1 if "exclusiveMinimum" in schema else 0)
         return int(value) if kind == "integer" else value
     return bool(key % 2) if kind == "boolean" else None
@@ -151,7 +155,9 @@ def _matching(pattern: Any, most: int) -> str:
         raise ApiError("structured_outputs.regex must be a string.")
     try:
         parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
-        return _spell(parsed, most)
+        text = _spell(parsed, most)
+        text.encode()  # one may ask for half of a surrogate pair
+        return text
     except (re.error, RecursionError, OverflowError, ValueError, KeyError) as error:
         raise ApiError(f"structured_outputs.regex cannot be read: {error}") from None
 

@@ -14,7 +14,8 @@ from understudy._core import Identities, xxh3_64
 from understudy.errors import WrongState
 from understudy.router.dispatch import Asked, Decision
 from understudy.server.api.errors import ApiError, error_body
-from understudy.server.api.fields import read_body, read_json
+from understudy.server.api.fields import read_body, read_json, whole_number
+from understudy.server.app import answer_error
 from understudy.server.faults import FaultOrder, apply_order
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import CONTENT_TYPE
@@ -95,8 +96,8 @@ class FrontDoor:
         try:
             if not self._own(request, connection):
                 self._forward(request, connection)
-        except ApiError as error:
-            connection.respond(error.status, error.body())
+        except Exception as error:
+            answer_error(error, connection)
 
     def malformed(self, status: int, why: str) -> bytes:
         """The body of the answer to bytes that are no request."""
@@ -161,14 +162,14 @@ class FrontDoor:
             except ApiError:  # the worker says what is wrong with it
                 pass
         session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
-        priority = request.headers.get("x-vllm-priority", "")
+        priority = whole_number(request.headers.get("x-vllm-priority", ""), 9)
         return Asked(
             self._dispatcher.next_row(),
             self.servers[0].stage.clock.now_ns(),
             tokens,
             0,
             # vLLM's lower numbers go first; a router's queue has it the other way round.
-            -int(priority) if priority.lstrip("-").isdigit() and len(priority) < 10 else 0,
+            -(priority or 0),
             self.servers[0].settings.engine.block_size,
             blocks,
             None if session is None else xxh3_64(session.encode()),
@@ -249,9 +250,10 @@ class FrontDoor:
         self._token_counts.append(list(self.servers[0].stage.token_lateness.counts))
 
     def _worker(self, name: str) -> dict[str, Any]:
-        if not (name.isdigit() and len(name) < 7 and int(name) < len(self.servers)):
+        number = whole_number(name)
+        if number is None or not 0 <= number < len(self.servers):
             raise ApiError(f"there are workers 0 … {len(self.servers) - 1}", status=404, kind="NotFoundError")
-        server = self.servers[int(name)]
+        server = self.servers[number]
         now_ns = server.stage.clock.now_ns()
         requests = [
             {
@@ -266,7 +268,7 @@ class FrontDoor:
             for request in server.worker.live()
         ]
         return {
-            "worker": int(name),
+            "worker": number,
             "port": server.port,
             "model": server.settings.names[0],
             "requests": requests,

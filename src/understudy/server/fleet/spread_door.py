@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy.server.api.errors import ApiError
-from understudy.server.api.fields import read_json
+from understudy.server.api.fields import read_json, whole_number
 from understudy.server.faults import FaultOrder, chosen_workers
 from understudy.server.fleet.front import KEPT_DECISIONS, SHOWN_DECISIONS, SHOWN_EVERY_S, in_numbers
 from understudy.server.proxy.upstream import Upstream, UpstreamError
@@ -87,14 +87,15 @@ class SpreadDoor:
         }
 
     async def _worker(self, name: str) -> dict[str, Any]:
-        if not (name.isdigit() and len(name) < 7 and int(name) < len(self._settings)):
+        number = whole_number(name)
+        if number is None or not 0 <= number < len(self._settings):
             raise ApiError(
                 f"there are workers 0 … {len(self._settings) - 1}", status=404, kind="NotFoundError"
             )
-        left = int(name)
+        left = number
         for door, count in self._groups:
             if left < count:
-                return {**await _read(door, f"/fleet/workers/{left}"), "worker": int(name)}
+                return {**await _read(door, f"/fleet/workers/{left}"), "worker": number}
             left -= count
         raise AssertionError("every worker is in a group")
 

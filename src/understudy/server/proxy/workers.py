@@ -11,6 +11,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError
+from understudy.server.api.fields import whole_number
 from understudy.server.proxy.follower import ASSUMED, MEANING, EventSource, Follower
 from understudy.server.proxy.upstream import Upstream, UpstreamError
 
@@ -262,7 +263,7 @@ class Workers:
         except msgspec.DecodeError:
             raise UpstreamError(f"{upstream.url}/kv_event_sources is not what vLLM says there") from None
         sources: list[EventSource | None] = []
-        for rank in sorted(told, key=lambda name: int(name) if name.isdigit() else 0):
+        for rank in sorted(told, key=lambda name: whole_number(name) or 0):
             config = told[rank]
             if not config.get("endpoint") or config.get("enable_kv_cache_events") is False:
                 sources.append(None)
