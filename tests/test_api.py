@@ -63,6 +63,8 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
     [
         ({"worker": 4}, "worker is no parameter of replay: did you mean workers?"),
         ({"tier": None}, "tier is no parameter of replay: did you mean tiers?"),
+        ({"concurrency": True}, r"concurrency is no parameter of replay: give load=ClosedLoop\(N\)"),
+        ({"speed_up": 2.0}, r"speed_up is no parameter of replay: give load=OpenLoop\(speed_up=X\)"),
         ({"tiers": {"g2": 5}}, "tiers must be a TiersConfig"),
         ({"timing": "fast"}, "timing must be a TimingModel"),
         ({"slo": 5}, "slo must be an Slo"),

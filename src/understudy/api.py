@@ -89,6 +89,8 @@ def replay(
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
     for option in trace_options:
+        if option in _LOADS:
+            raise ConfigError(f"{option} is no parameter of replay: give load={_LOADS[option]}")
         if alike := get_close_matches(option, _PARAMETERS, 1):
             raise ConfigError(f"{option} is no parameter of replay: did you mean {alike[0]}?")
     outputs = {
@@ -224,5 +226,8 @@ def _about_eviction(engines: list[VllmConfig]) -> list[str]:
         if not engine.own_order
     ]
 
+
+_LOADS = {"concurrency": "ClosedLoop(N)", "speed_up": "OpenLoop(speed_up=X)"}
+"""Flags of the command line that are a load here."""
 
 _PARAMETERS = list(inspect.signature(replay).parameters)

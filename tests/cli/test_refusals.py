@@ -150,6 +150,23 @@ def refused(
         ),
         ("convert trace.jsonl o --format openai", "looks like format mooncake (--format mooncake)"),
         ("compare report.json deep.json", "report.json is no report"),
+        # what is called by its flag, though the setting has another name
+        (f"replay {TRACE} --no-kv-events", "--no-kv-events is for routing kv, but routing is round_robin"),
+        (f"replay {TRACE} --keep-ids", "--keep-ids is no option of format mooncake; known are"),
+        (
+            f"replay {ROOT}/examples/logs/sharegpt.json --format sharegpt",
+            "has no timestamps: replay it closed loop (--concurrency N",
+        ),
+        (
+            'serve m --tiers {"tiers":[{"tier":"g2","blocks":4096}]}',
+            "--tiers: g2 needs to know what a token weighs: give kv_bytes_per_token, or model: a name or the path of",
+        ),
+        (
+            'serve m --tiers {"tiers":[{"tier":"g3","blocks":4096}]}',
+            "--tiers: g3 needs g2, because blocks pass through host memory; add a g2 tier\n",
+        ),
+        ('serve m --tiers {"model":"nonsense"}', "--tiers: model needs a tier: give tiers"),
+        ('serve m --tiers {"tiers":[],"model":"nonsense"}', "--tiers: model 'nonsense' is neither a known"),
         # choices
         ("fleet --routing kv --router nonsense", "--router must be settings by name"),
         (

@@ -40,7 +40,7 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
 
 def test_an_unknown_option_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="option 'block_size' is unknown to format 'mooncake'; known are trace_block"
+        ConfigError, match="block_size is no option of format mooncake; known are trace_block"
     ):
         read_trace(trace_file(tmp_path), block_size=4)
 

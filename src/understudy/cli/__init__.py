@@ -151,6 +151,10 @@ def _run(args: argparse.Namespace) -> int:
         raise PolicyError(f"{told} ({TRACEBACK}=1 shows the traceback)") from error
 
 
+_OTHER_FLAGS = {"use_events": "--no-kv-events"}
+"""Settings whose flags are called otherwise."""
+
+
 def by_flag(message: str, words: Sequence[str]) -> str:
     """The message with the flag that was typed in place of the setting that it begins with, if one was.
 
@@ -168,5 +172,7 @@ def by_flag(message: str, words: Sequence[str]) -> str:
     for last in (name, name.rpartition("engine-")[2]):
         if f"--{last}" in typed:
             return f"--{last}{message[setting.end() :]}"
+    if setting[0] in _OTHER_FLAGS and _OTHER_FLAGS[setting[0]] in typed:
+        return f"{_OTHER_FLAGS[setting[0]]}{message[setting.end() :]}"
     ends = [flag for flag in typed if flag.endswith(f"-{name}")]
     return f"{ends[0]}{message[setting.end() :]}" if len(ends) == 1 else message

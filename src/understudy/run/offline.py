@@ -207,7 +207,9 @@ def _as_it_arrives(
     if isinstance(load, ClosedLoop):
         return workload, None
     if isinstance(load, OpenLoop) and not workload.has_arrivals:
-        raise ConfigError("the workload has no timestamps: replay it closed loop, with a concurrency")
+        raise ConfigError(
+            "the workload has no timestamps: replay it closed loop (--concurrency N, or load=ClosedLoop(N))"
+        )
     order = workload.arrival_order()
     workload = workload if order is None else workload.take(order)
     if isinstance(load, OpenLoop):

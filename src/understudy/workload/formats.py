@@ -69,7 +69,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
         for option in options:
             if option not in known:
                 choices = ", ".join(known) or "none"
-                raise ConfigError(f"option {option!r} is unknown to format {format!r}; known are {choices}")
+                raise ConfigError(f"{option} is no option of format {format}; known are {choices}")
     try:
         workload = reader(Path(path), **options)
     except InvalidArgument as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from understudy.server.flags.grammar import CommandLine, Flag, read_command_line
 from understudy.server.knobs import LATENCIES, check_latency
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
+from understudy.tiers.plan import TierPlan
 from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import offload_settings
 from understudy.timing.fitted_for import check_fitted_for
@@ -224,6 +226,8 @@ def settings_of(line: CommandLine) -> ServerSettings:
     )
     if (within := given["engine"].tiers).tiers:
         given["tiers"] = _offload(within.described(), given.get("tiers"), given["model"])
+    if values.get("tiers") is not None:
+        _check_tiers(given["tiers"], values["tiers"], given["engine"].block_size)
     for field in ("shutdown_timeout_s", "startup_duration_s", "speedup", "sse_keep_alive_interval_s"):
         if field in given:
             given[field] = float(given[field])
@@ -326,7 +330,28 @@ def _tiers(value: Any) -> TiersConfig:
         raise ConfigError(
             '--tiers must be a JSON object, such as {"tiers": [{"tier": "g2", "blocks": 4096}], …}'
         )
-    return TiersConfig.from_dict(value)
+    try:
+        return TiersConfig.from_dict(value)
+    except ConfigError as error:
+        raise _of_json(error) from None
+
+
+def _check_tiers(tiers: TiersConfig, given: dict[str, Any], block_size: int) -> None:
+    """What can be known of them before a server starts, in the words of --tiers."""
+    from understudy.run.layers import refuse_idle_weight
+
+    try:
+        if not tiers.tiers:
+            refuse_idle_weight(tiers, {}, none_on_purpose="tiers" in given, or_gpu=False)
+        TierPlan.of(tiers, block_size)
+    except ConfigError as error:
+        raise _of_json(error) from None
+
+
+def _of_json(error: ConfigError) -> ConfigError:
+    """The error with the keys of the JSON alone: the flags beside them are those of a replay."""
+    message = re.sub(r" \(--[^)]*\)", "", str(error)).removeprefix("tiers: ")
+    return ConfigError(f"--tiers: {message}")
 
 
 def _offload(below: dict[str, Any], given: TiersConfig | None, model: str) -> TiersConfig:
