@@ -83,6 +83,28 @@ def test_what_no_token_is_left_for_is_not_made() -> None:
     asyncio.run(main())
 
 
+def test_the_answers_to_one_request_share_what_it_may_have() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "a{131072}"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    called = {"type": "function", "function": {"name": "f"}}
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+    async def main() -> None:
+        async with serving(tool_call_parser="hermes") as (client, server):
+            for path, body in (
+                (C, {"prompt": "x", "max_tokens": 4000, "structured_outputs": {"json": schema}}),
+                ("/v1/chat/completions", {**chat, "tools": [tool], "tool_choice": called}),
+            ):
+                assert (await client.post(path, {**body, "n": 4})).status == 200
+                refused = await client.post(path, {**body, "n": 60})
+                assert refused.status == 400
+                assert "characters together; send several" in refused.json["error"]["message"]
+            assert not server.app.endpoints.in_flight
+            assert not server.worker.live()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("form", [{"regex": "a*"}, {"choice": [""]}, {"regex": "(a|b)*$"}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_form_that_nothing_meets_is_answered_by_nothing(form: dict[str, Any], stream: bool) -> None:

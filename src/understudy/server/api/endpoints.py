@@ -28,7 +28,12 @@ from understudy.server.api.reading import Reader
 from understudy.server.api.sampling import Sampling, read_sampling
 from understudy.server.api.schema import BATCH, SCORING, check_types
 from understudy.server.api.scoring import ScoringStyle
-from understudy.server.api.structured import characters_for, instance, structured_text
+from understudy.server.api.structured import (
+    MAX_CHARACTERS,
+    MAX_FORMED,
+    characters_for,
+    structured_text,
+)
 from understudy.server.outputs import Answer
 
 if TYPE_CHECKING:
@@ -88,13 +93,11 @@ class Endpoints:
         generation.add(tokens, (self._plan(tokens, sampling, index) for index in range(sampling.n)))
         if tool is not None:
             for choice in generation.choices:
-                arguments = msgspec.json.encode(
-                    instance(tool.get("parameters", {}), self._key(tokens, choice.index))
-                )
+                arguments = self._formed(sampling, self._key(tokens, choice.index))
                 choice.tool = {
                     "id": f"chatcmpl-tool-{new_id()}",
                     "type": "function",
-                    "function": {"name": tool.get("name", ""), "arguments": arguments.decode()},
+                    "function": {"name": tool.get("name", ""), "arguments": arguments},
                 }
         return self._run(generation, request, model)
 
@@ -178,7 +181,7 @@ class Endpoints:
         outputs = self.worker.outputs
         if sampling.structure is not None:
             key, most = self._key(tokens, index), characters_for(room)
-            said = outputs.text_tokens(structured_text(sampling.structure, key, most))
+            said = outputs.text_tokens(self._formed(sampling, key, most))
             if not len(said):  # a form may be met by nothing: then the end is all that is said
                 said = np.array([self.worker.tokenizer.end_id], dtype=np.uint32)
             answer = Answer(said[:room], len(said) <= room, room)
@@ -197,6 +200,17 @@ class Endpoints:
         if empty:  # only the prompt is told
             return msgspec.structs.replace(plan, pieces=["" for _ in plan.tokens])
         return plan
+
+    def _formed(self, sampling: Sampling, key: int, most: int = MAX_CHARACTERS) -> str:
+        """A text of the form that was asked for. ApiError when one request wants too much of that."""
+        assert sampling.structure is not None
+        text = structured_text(sampling.structure, key, most)
+        sampling.formed_characters += len(text)
+        if sampling.formed_characters > MAX_FORMED:
+            raise ApiError(
+                f"the answers to one request that have a form are of {MAX_FORMED} characters together; send several"
+            )
+        return text
 
     def _open(
         self,

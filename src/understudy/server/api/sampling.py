@@ -49,6 +49,8 @@ class Sampling(msgspec.Struct, kw_only=True):
     truncate: int | None = None
     truncate_left: bool = True
     structure: dict[str, Any] | None = None
+    formed_characters: int = 0
+    """Of the answers that were made by it so far."""
     kv_transfer_params: dict[str, Any] | None = None
     cache_hit_threshold: float | None = None
 

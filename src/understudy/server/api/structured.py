@@ -21,6 +21,8 @@ MAX_CHARACTERS = 1 << 17
 """Of a whole answer, whatever its form asks for; none is as long."""
 _MOST = 1e300
 """A number that a schema asks for."""
+MAX_FORMED = 1 << 22
+"""Characters of all answers to one request together: they are made when it comes, while everybody waits."""
 _TOKEN_CHARACTERS = 256
 """A token stands for fewer."""
 
