@@ -15,6 +15,7 @@ from understudy.calibrate.simulate import simulate
 from understudy.engines.profiles import NEWEST
 from understudy.errors import ConfigError
 from understudy.timing.deployment import Parallelism
+from understudy.timing.efficiencies import PEAKS
 from understudy.timing.physical import Domain, Physical, Residuals
 from understudy.timing.timing_file import FittedInput, FittedNumber, TimingFile
 
@@ -179,7 +180,22 @@ def fit(
         domain=_domain(runs),
     )
     notes = tuple(f"{one.file}: {note}" for one in benchmarks for note in one.notes)
-    return Fit(file, outcomes, notes)
+    return Fit(file, outcomes, notes + _beyond_the_peak(file))
+
+
+def _beyond_the_peak(file: TimingFile) -> tuple[str, ...]:
+    """Numbers that no such GPU can reach; where the preset does, what is above 1 stands for what is not modelled."""
+    return tuple(
+        f"{one.name} is {one.value:.3g} of what a {file.gpu.name} can do at most, which cannot be (± "
+        f"{one.plus_minus_percent:.0f} %): "
+        + (
+            "the benchmark did not run as the flags say (model, types, GPU, sizes, prefixes that were found in a cache)"
+            if one.determined
+            else "the data does not determine it, or did not come about as the flags say"
+        )
+        for one in file.fitted
+        if one.name in PEAKS and one.value > 1 >= one.preset
+    )
 
 
 def _chance_of_draws(runs: Sequence[Run], reached: Efficiencies) -> float:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from understudy.calibrate.benchmark import Benchmark
     from understudy.calibrate.fit import EngineFlags
     from understudy.cli import Verbs
+    from understudy.timing.deployment import Deployment
     from understudy.timing.timing_file import FittedInput, TimingFile
 
 EXAMPLES = """\
@@ -93,7 +94,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
     inputs = {f"BENCH {number}": path for number, path in enumerate(paths, 1)}
     check_outputs({"--output": args.output, "--html": args.html}, inputs)
     deployment = deployment_flags.deployment_of(args)
-    benchmarks = _read(args, paths)
+    benchmarks = _read(args, paths, deployment)
     start = preset(deployment.model, deployment.gpu, deployment.weights, deployment.kv)
     iterations = 8
     with progress_bar("fitting", iterations, "rounds at most") as progress:
@@ -136,7 +137,7 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
     inputs = {f"BENCH {number}": path for number, path in enumerate(paths, 1)}
     check_outputs({"--html": args.html}, {**inputs, "--timing": args.timing})
     file = TimingFile.read(args.timing)
-    benchmarks = _read(args, paths)
+    benchmarks = _read(args, paths, file.deployment)
     flags, outcomes = _flags(args), []
     with progress_bar("replaying", len(benchmarks), "benchmarks") as progress:
         for one in benchmarks:
@@ -151,10 +152,15 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
     return 0
 
 
-def _read(args: argparse.Namespace, paths: list[Path]) -> list[Benchmark]:
+def _read(args: argparse.Namespace, paths: list[Path], deployment: Deployment) -> list[Benchmark]:
     from understudy.calibrate.readers import read_benchmarks
 
-    return [one for path in paths for one in read_benchmarks(path, least_length=args.least_length)]
+    ranks = deployment.parallel.data
+    return [
+        one
+        for path in paths
+        for one in read_benchmarks(path, least_length=args.least_length, data_parallel_size=ranks)
+    ]
 
 
 def _flags(args: argparse.Namespace) -> EngineFlags:

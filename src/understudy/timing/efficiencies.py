@@ -50,5 +50,7 @@ class Efficiencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"timing.{name} must be finite and {least}, got {value}")
 
 
-SHARES = ("weights", "compute", "kv", "attention", "experts", "expert_compute", "link", "mixed_kv_factor")
+PEAKS = ("weights", "compute", "kv", "attention", "experts", "expert_compute", "link")
+"""Those that are shares of what a data sheet says: nothing that is modelled as it is passes 1."""
+SHARES = (*PEAKS, "mixed_kv_factor")
 """Those that something is divided by, or multiplied with."""

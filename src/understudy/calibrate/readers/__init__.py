@@ -23,9 +23,11 @@ FORMATS = (
 )
 
 
-def read_benchmarks(path: Path, *, least_length: float | None = None) -> list[Benchmark]:
+def read_benchmarks(
+    path: Path, *, least_length: float | None = None, data_parallel_size: int = 1
+) -> list[Benchmark]:
     """Every benchmark in a file. `least_length` is the shortest random length as a share of the nominal one, where a
-    summary cannot say it.
+    summary cannot say it; `data_parallel_size` says how many workers belong together, where lines name theirs.
 
     InvalidArgument names the file, the key and the remedy: for formats that are not known, for files that are cut off,
     and for those that lack lengths or arrivals.
@@ -45,12 +47,12 @@ def read_benchmarks(path: Path, *, least_length: float | None = None) -> list[Be
         content = json.loads(text)
     except ValueError as error:
         if len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[0].rstrip().endswith("}"):
-            return _read_lines(source, str(path), lines)
+            return _read_lines(source, str(path), lines, data_parallel_size)
         raise InvalidArgument(
             f"{path} is not JSON: {error}; it may be cut off: save the benchmark again"
         ) from error
     if isinstance(content, dict) and _is_line(content):
-        return _read_lines(source, str(path), lines)
+        return _read_lines(source, str(path), lines, data_parallel_size)
     if not isinstance(content, dict):
         raise InvalidArgument(f"{path}: expected keys and values at the top level")
     return _read_object(source, str(path), content, least_length)
@@ -60,7 +62,9 @@ def _is_line(content: dict[str, Any]) -> bool:
     return ("metadata" in content and "metrics" in content) or {"arrival_ms", "ttft_ms"} <= content.keys()
 
 
-def _read_lines(source: tuple[str, str], where: str, lines: list[str]) -> list[Benchmark]:
+def _read_lines(
+    source: tuple[str, str], where: str, lines: list[str], data_parallel_size: int
+) -> list[Benchmark]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -75,7 +79,7 @@ def _read_lines(source: tuple[str, str], where: str, lines: list[str]) -> list[B
     if aiperf.is_record(rows[0]):
         return aiperf.read_records(source, where, rows)
     if own_report.is_request(rows[0]):
-        return own_report.read_requests(source, where, rows)
+        return own_report.read_requests(source, where, rows, data_parallel_size)
     raise _unknown(where, rows[0])
 
 
