@@ -58,16 +58,14 @@ class Engine:
             writer.close()
 
 
-async def before(*engines: Engine) -> tuple[AsyncExitStack, RouterService]:
+async def before(*engines: Engine, routing: str = "round_robin") -> tuple[AsyncExitStack, RouterService]:
     """A router before such engines; the stack ends all of them."""
     stack = AsyncExitStack()
     for engine in engines:
         server = await engine.start()
         stack.callback(server.close)
     addresses = tuple(WorkerAddress(url=f"http://127.0.0.1:{engine.port}") for engine in engines)
-    settings = RouterSettings(
-        workers=addresses, routing="round_robin", port=0, block_size=16, look_every_s=60.0
-    )
+    settings = RouterSettings(workers=addresses, routing=routing, port=0, block_size=16, look_every_s=60.0)
     service = RouterService(settings)
     await service.start()
     stack.push_async_callback(service.stop)
@@ -210,5 +208,30 @@ def test_an_answer_over_a_connection_that_was_closed_meanwhile_is_asked_for_once
         assert await upstream.get("/b") == (200, b"ok")
         upstream.close()
         server.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_whose_events_cannot_be_followed_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        engines = [Engine(lambda line: b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok") for _ in range(3)]  # noqa: ARG005
+        stack, service = await before(*engines[:1], routing="kv")
+        async with stack:
+            client = Client(service.port)
+            for engine in engines[1:]:
+                stack.callback((await engine.start()).close)
+                url = f"http://127.0.0.1:{engine.port}"
+                for events in ("junk", "tcp://*:5"):
+                    refused = await client.post("/register", {"url": url, "events": events})
+                    assert (refused.status, "subscribe" in refused.body.decode()) == (400, True)
+            urls = [f"http://127.0.0.1:{engine.port}" for engine in engines[1:]]
+            replies = await asyncio.gather(*(client.post("/register", {"url": url}) for url in urls * 2))
+            assert sorted(reply.status for reply in replies) == [200, 200, 400, 400]
+            assert [rank.number for rank in service.workers.ranks] == [0, 1, 2]
+            replies = await asyncio.gather(
+                *(client.post(C, {"prompt": [i], "max_tokens": 1}) for i in range(30))
+            )
+            assert {reply.status for reply in replies} == {200}
+            assert all(engine.asked for engine in engines)
 
     asyncio.run(main())

@@ -96,14 +96,15 @@ class Workers:
     async def add(self, address: WorkerAddress) -> ProxyWorker:
         """Find out what an engine is, and follow it. ConfigError when that cannot be, EngineAway when it may yet."""
         upstream = Upstream(address.url)
-        known = next((one for one in self.all if one.upstream.url == upstream.url and not one.gone), None)
-        if known is not None:
-            raise ConfigError(f"{upstream.url} is registered already")
+        self._refuse_twice(upstream)
+        numbers: list[int] = []
         try:
             await self._require_ready(upstream)
             sources = await self._sources(upstream, address)
             await self._agree_on_blocks(upstream)
             adapters = await self._adapters(upstream)
+            self._refuse_twice(upstream)  # somebody else may have named it meanwhile
+            followers = self._follow(sources, numbers)
         except UpstreamError as error:
             upstream.close()
             raise EngineAway(str(error)) from error
@@ -112,16 +113,9 @@ class Workers:
             raise
         worker = ProxyWorker(upstream)
         worker.adapters = adapters
-        loop = asyncio.get_running_loop()
-        for rank, source in enumerate(sources):
+        for rank, follower in enumerate(followers):  # nothing is refused from here on: numbers are for good
             number = self.dispatcher.add_worker(self._batch_tokens)
-
-            def apply(columns: Any, number: int = number) -> None:
-                self.dispatcher.observe_columns(number, columns)
-
-            follower = Follower(
-                source if self.dispatcher.wants_events else None, apply, loop, silence_s=self._silence_s
-            )
+            numbers.append(number)
             self.dispatcher.set_degraded(number, True)  # until it has been heard
             worker.ranks.append(Rank(worker, rank, number, follower))
             self.ranks.append(worker.ranks[-1])
@@ -131,6 +125,28 @@ class Workers:
         }
         self._begin_watching()
         return worker
+
+    def _refuse_twice(self, upstream: Upstream) -> None:
+        if any(one.upstream.url == upstream.url and not one.gone for one in self.all):
+            raise ConfigError(f"{upstream.url} is registered already")
+
+    def _follow(self, sources: list[EventSource | None], numbers: list[int]) -> list[Follower]:
+        """Who follows each rank, by the numbers that they get later. ConfigError when one cannot be; then none is."""
+        followers: list[Follower] = []
+        loop = asyncio.get_running_loop()
+        try:
+            for rank, source in enumerate(sources):
+
+                def apply(columns: Any, rank: int = rank) -> None:
+                    self.dispatcher.observe_columns(numbers[rank], columns)
+
+                heard = source if self.dispatcher.wants_events else None
+                followers.append(Follower(heard, apply, loop, silence_s=self._silence_s))
+        except ConfigError:
+            for follower in followers:
+                follower.close()
+            raise
+        return followers
 
     def expect(self, address: WorkerAddress, why: str) -> None:
         """It is asked again and again, and added when it answers."""
