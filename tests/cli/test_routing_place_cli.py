@@ -160,6 +160,16 @@ def test_a_router_that_raises_is_told_by_file_and_line(
         main(argv)
 
 
+def test_online_too_it_ends_the_run(trace: Path, routers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, message in (
+        ("Lines", "51: choose: ValueError: no table"),
+        ("Deaf", "43: observe: FileNotFound"),
+    ):
+        argv = ["replay", str(trace), "--workers", "2", "--quiet", "--online", "--speedup", "100"]
+        assert main([*argv, "--routing", f"{routers}:{name}"]) == 2
+        assert f"understudy replay: {routers}:{message}" in capsys.readouterr().err
+
+
 def test_it_does_not_take_settings_of_the_kv_router(
     trace: Path, routers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,14 +5,16 @@ The policies are those of a replay, the same objects: native ones by name, `KvRo
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from understudy._core import NativeRouter, native_router
-from understudy.errors import ConfigError, WrongState
+from understudy.errors import ConfigError, PolicyError, WrongState
 from understudy.router.kv import KvRouting
+from understudy.router.load import failure_of_yours, in_a_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from understudy._core import EventBatch, Identities
     from understudy.events.columns import EventColumns
     from understudy.router.router import Router
+
+log = logging.getLogger("understudy.router")
 
 POLICIES = ("round_robin", "random", "least_loaded", "power_of_two", "session_affinity", "kv")
 BATCH_TOKENS = 8192
@@ -144,6 +148,9 @@ class Dispatcher:
         self._waiting: dict[int, tuple[Asked, Callable[[Decision], None]]] = {}
         self._rows = 0
         self._began_s = time.monotonic()
+        self._failing: set[str] = set()
+        self.failure: PolicyError | None = None
+        """The first of a router of yours: an exception out of it, or a choice that is no worker."""
 
     # ── The fleet ──
 
@@ -195,7 +202,7 @@ class Dispatcher:
         if self.kv is not None:
             self.kv.index.apply_batch(worker, batch)
         elif self._hears("observe"):
-            self._python.observe(Told(worker, time.monotonic_ns(), batch))
+            self._tell("observe", Told(worker, time.monotonic_ns(), batch))
 
     def observe_columns(self, worker: int, columns: EventColumns) -> None:
         """The same of a consolidated stream, whose blocks bear the names that prompts' blocks have."""
@@ -211,7 +218,7 @@ class Dispatcher:
                 columns.sequence_hashes,
                 np.ones(len(columns.sequence_hashes), dtype=np.bool_),
             )
-            self._python.observe(Told(worker, time.monotonic_ns(), rows))
+            self._tell("observe", Told(worker, time.monotonic_ns(), rows))
 
     # ── Requests ──
 
@@ -223,7 +230,7 @@ class Dispatcher:
     def ask(self, asked: Asked, go: Callable[[Decision], None]) -> None:
         """Calls `go` with the decision: now, or when the request need not wait any longer.
 
-        WrongState when no worker is available.
+        WrongState when no worker is available; PolicyError when a router of yours fails.
         """
         if not any(self._available):
             raise WrongState("no worker is available")
@@ -249,7 +256,7 @@ class Dispatcher:
             self.kv.first_token(row)
             self._release()
         elif self._hears("first_token"):
-            self._python.first_token(row)
+            self._tell("first_token", row)
 
     def ended(self, row: int) -> None:
         """It is gone: answered, failed, or nobody waits for it. Once is enough, twice does no harm."""
@@ -265,15 +272,20 @@ class Dispatcher:
             self.kv.ended(row)
             self._release()
         elif self._hears("ended"):
-            self._python.ended(row)
+            self._tell("ended", row)
 
     # ── Parts ──
 
     def _pick(self, asked: Asked) -> int:
         if self._python is not None:
-            worker = self._python.choose(asked, self._view)
+            try:
+                worker = self._python.choose(asked, self._view)
+            except Exception as error:
+                raise self._failed("choose", error) from error
             if not isinstance(worker, int | np.integer) or not 0 <= worker < len(self._available):
-                raise WrongState(f"the router chose worker {worker!r}; there are {len(self._available)}")
+                raise self._noted(
+                    "choose", f"the router chose worker {worker!r}; there are {len(self._available)}"
+                )
             return int(worker) if self._available[int(worker)] else self._available.index(True)
         policy, session = self._native, asked.session
         if session is None:
@@ -318,6 +330,25 @@ class Dispatcher:
 
     def _now_ms(self) -> float:
         return (time.monotonic() - self._began_s) * 1e3
+
+    def _tell(self, method: str, what: object) -> None:
+        """A router that does not take it harms neither the worker that told it nor the request."""
+        try:
+            getattr(self._python, method)(what)
+        except Exception as error:
+            self._failed(method, error)
+
+    def _failed(self, method: str, error: Exception) -> PolicyError:
+        what = failure_of_yours(error) or f"the router's {method}() raised {in_a_line(error)}"
+        return self._noted(method, what)
+
+    def _noted(self, method: str, what: str) -> PolicyError:
+        failure = PolicyError(what)
+        self.failure = self.failure or failure
+        if method not in self._failing:
+            self._failing.add(method)
+            log.error("%s (told once)", what)
+        return failure
 
     def _hears(self, method: str) -> bool:
         own = getattr(self._python, method, None)

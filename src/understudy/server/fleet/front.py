@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from understudy._core import Identities, xxh3_64
-from understudy.errors import WrongState
+from understudy.errors import PolicyError, WrongState
 from understudy.router.dispatch import Asked, Decision
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_body, read_json, whole_number
@@ -151,6 +151,9 @@ class FrontDoor:
         except WrongState:  # the first one says what is wrong with it
             connection.on_close, connection.on_answered = None, told
             self.servers[0].app.handle(request, connection)
+        except PolicyError as error:
+            connection.on_close = None
+            raise ApiError(str(error), status=500, kind="InternalServerError") from error
 
     def _asked(self, request: Request) -> Asked:
         """What the policy may know of a request. Who goes by loads alone gets a guess of its length."""

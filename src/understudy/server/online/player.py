@@ -136,6 +136,8 @@ class Player:
                 answer += data
         finally:
             writer.close()
+        if (failure := self._fleet.routing.dispatcher.failure) is not None:
+            raise failure
         if not answer.startswith(b"HTTP/1.1 200"):
             why = answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")[:300]
             self._columns.on_refused(row, clock.now_ns(), why)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from understudy._core import Identities, xxh3_64
-from understudy.errors import WrongState
+from understudy.errors import PolicyError, WrongState
 from understudy.router.dispatch import Asked, Decision
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_json, whole_number
@@ -161,6 +161,8 @@ class Proxy:
                 raise ApiError(
                     "no engine behind this router is up", status=503, kind="Service Unavailable"
                 ) from None
+            except PolicyError as error:
+                raise ApiError(str(error), status=500, kind="InternalServerError") from error
             finally:
                 self._dispatcher.ended(row)
             tried += 1
