@@ -245,7 +245,10 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--set", "routing=[1]"], "routing [1] is not known"),
         (["--num-gpu-blocks", "0"], "--num-gpu-blocks must be at least 1"),
         (["--vllm-version", "v9"], "--vllm-version 'v9' is not known"),
-        (["--vllm-version", "v0.23", "--set", "engine.watermark=0.1"], "watermark: vLLM v0.23"),
+        (
+            ["--vllm-version", "v0.23", "--set", "engine.watermark=0.1"],
+            "watermark is no setting of vLLM v0.23",
+        ),
         (
             ["--set", "engine.scheduling_policy=priority", "--set", "engine.preemption_mode=fifo"],
             "preemption_mode=fifo contradicts scheduling_policy=priority",

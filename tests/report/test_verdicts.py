@@ -219,6 +219,57 @@ def test_steps_that_prefill_can_miss_the_goal_that_others_meet() -> None:
     assert rules.steps_too_long(report(Row(tokens))) is None
 
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo_trace.jsonl"
+
+
+def missing(count: int, bad: Row, good: Row, *, total: int = 100, **goals: float) -> rules.Verdict | None:
+    rows = [bad] * count + [good] * (total - count)
+    return rules.goal_missed(report(*rows, slo=Slo(**goals), run={"engine": {"max_num_seqs": 64}}))
+
+
+def test_the_goal_that_most_requests_miss_is_named_with_what_takes_their_time() -> None:
+    quick = Row([100, 120, 140])
+    queued = Row([1000, 1020, 1040], admit_ms=900)
+    computed = Row([1000, 1020, 1040], admit_ms=200)
+    slow = Row([100, 200, 300])
+    said = found(missing(40, queued, quick, ttft_ms=500, itl_ms=50))
+    assert (
+        "40.0 % of the requests miss the goal of 500 ms for TTFT: they waited 900 ms of 1 s to be sched"
+        in said
+    )
+    assert "More workers (now 1) would shorten the queue." in said
+    said = found(missing(40, computed, quick, ttft_ms=500))
+    assert "for TTFT: their prompts took 800 ms of 1 s, on average. Prompts that find more" in said
+    said = found(missing(7, slow, quick, ttft_ms=500, itl_ms=50))
+    assert "7.0 % of the requests miss the goal of 50 ms for ITL: theirs is 100.0 ms, on average." in said
+    assert "Fewer requests in a batch (max_num_seqs, now 64)" in said
+    said = found(missing(30, Row([200, 300, 900], admit_ms=100), quick, e2e_ms=400))
+    assert "goal of 400 ms for E2E: their tokens took 700 ms of 900 ms, on average." in said
+
+
+def test_a_goal_that_nearly_all_meet_is_not_missed() -> None:
+    quick, queued = Row([100, 120]), Row([1000, 1020], admit_ms=900)
+    assert missing(4, queued, quick, ttft_ms=500) is None
+    assert missing(5, queued, quick, ttft_ms=500) is not None
+    assert missing(10, queued, quick, total=19, ttft_ms=500) is None  # too few to say
+    assert missing(40, queued, quick, ttft_ms=1000) is None  # the limit is within
+    assert rules.goal_missed(report(*[queued] * 50)) is None
+
+
+def test_a_replay_that_misses_its_goals_says_which_and_one_that_queues_is_overloaded() -> None:
+    engine = VllmConfig(num_gpu_blocks=512)
+    both = understudy.replay(DEMO, engine, workers=2, slo=Slo(ttft_ms=500, itl_ms=50))
+    alone = understudy.replay(DEMO, engine, workers=2, slo=Slo(ttft_ms=500))
+    share = f"{float((both.columns.first_token_ns - both.columns.arrival_ns > 500e6).mean()):.1%}"
+    for one in (both, alone):
+        first = one.verdicts[0]
+        assert first.rule == "goal_missed"
+        assert share.replace("%", " %") + " of the requests miss the goal of 500 ms for TTFT" in first.finding
+        assert first.remedy.startswith("More workers (now 2)")
+    assert rules.overloaded(both) is None
+    assert "of the time that they took" in found(rules.overloaded(understudy.replay(DEMO, engine)))
+
+
 def test_verdicts_stand_in_the_table_the_page_and_the_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

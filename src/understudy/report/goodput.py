@@ -44,15 +44,26 @@ class Slo:
         A request without output has no token to time: it counts only when e2e_ms is the sole objective.
         """
         good = timeline.completed
+        for within in self.within(timeline).values():
+            good &= within
+        return good
+
+    def within(self, timeline: Timeline) -> dict[str, BoolColumn]:
+        """Which requests are within each objective that is set, by its name (of who did not complete: nothing)."""
         tokens = timeline.output_tokens
+        within: dict[str, BoolColumn] = {}
         if self.ttft_ms is not None:
-            good &= (tokens > 0) & (timeline.first_token_ns - timeline.arrival_ns <= _ns(self.ttft_ms))
+            within["ttft_ms"] = (tokens > 0) & (
+                timeline.first_token_ns - timeline.arrival_ns <= _ns(self.ttft_ms)
+            )
         if self.itl_ms is not None:
             decode_ns = timeline.last_token_ns - timeline.first_token_ns
-            good &= (tokens == 1) | ((tokens > 1) & (decode_ns <= _ns(self.itl_ms) * (tokens - 1.0)))
+            within["itl_ms"] = (tokens == 1) | (
+                (tokens > 1) & (decode_ns <= _ns(self.itl_ms) * (tokens - 1.0))
+            )
         if self.e2e_ms is not None:
-            good &= timeline.served_ns - timeline.arrival_ns <= _ns(self.e2e_ms)
-        return good
+            within["e2e_ms"] = timeline.served_ns - timeline.arrival_ns <= _ns(self.e2e_ms)
+        return within
 
 
 @dataclass(frozen=True, slots=True)

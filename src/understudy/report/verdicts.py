@@ -26,6 +26,17 @@ _TO_SPARE = 1.2
 """Of workers that hold a rate: at the very rate that they serve, queues grow, and a cache that is split hits less."""
 
 
+_FEW = 20
+"""Requests of which nothing can be said in shares."""
+
+_COUNTED = {
+    "ttft_ms": ("queue", "prefill"),
+    "itl_ms": ("decode",),
+    "e2e_ms": ("queue", "prefill", "decode"),
+}
+"""What a goal counts of the time of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One conclusion: which `rule` found it, the `finding` with its numbers, and a `remedy`."""
@@ -65,7 +76,9 @@ def rejected(report: Report) -> Verdict | None:
 
 
 def overloaded(report: Report) -> Verdict | None:
-    """With arrivals that do not wait, the queue grew nearly all the time and was long when the last one came."""
+    """With arrivals that do not wait, the queue grew nearly all the time and was long when the last one came, or
+    requests spent more time in it than with the engine (turns that wait for the one before keep it from growing).
+    """
     timeline = report.columns
     if report.run.get("load", {}).get("kind", "open_loop") != "open_loop" or not len(timeline.sample_time_ns):
         return None
@@ -87,7 +100,7 @@ def overloaded(report: Report) -> Verdict | None:
         or backlog < max(10.0, float(running))
         or backlog < 2 * float(waiting[minutes // 2 - 1])
     ):
-        return None
+        return _mostly_queued(report)
     served = int(((timeline.finish_ns >= 0) & (timeline.finish_ns <= last)).sum())
     enough = math.ceil(_TO_SPARE * timeline.num_workers * len(arrived) / max(served, 1))
     each = duration((last - start) / minutes / NS_PER_S)
@@ -98,6 +111,85 @@ def overloaded(report: Report) -> Verdict | None:
         f"At this rate about {max(enough, timeline.num_workers + 1):,} workers would hold it, with a fifth to spare "
         f"(now {timeline.num_workers:,}).",
     )
+
+
+def _mostly_queued(report: Report) -> Verdict | None:
+    timeline = report.columns
+    done = timeline.completed & (timeline.first_admit_ns >= 0)
+    if done.sum() < _FEW:
+        return None
+    waited_ns = float((timeline.first_admit_ns - timeline.arrival_ns)[done].mean())
+    share = waited_ns / max(float((timeline.served_ns - timeline.arrival_ns)[done].mean()), 1.0)
+    if share < 0.5:
+        return None
+    return Verdict(
+        "overloaded",
+        f"Overloaded: requests waited {duration(waited_ns / NS_PER_S)} to be scheduled, "
+        f"{quantity(share, 'ratio')} of the time that they took.",
+        _shorter_queue(report),
+    )
+
+
+def goal_missed(report: Report) -> Verdict | None:
+    """The goal that most requests miss, and what they spend the time on that it counts."""
+    timeline = report.columns
+    completed = timeline.completed
+    if report.goodput is None or completed.sum() < _FEW:
+        return None
+    slo = report.goodput.slo
+    missed = {name: completed & ~within for name, within in slo.within(timeline).items()}
+    worst = max(missed, key=lambda name: int(missed[name].sum()))
+    late = missed[worst] & (timeline.output_tokens > 0)
+    share = int(missed[worst].sum()) / int(completed.sum())
+    if share < 0.05 or not late.any():
+        return None
+    spans = {
+        "queue": timeline.first_admit_ns - timeline.arrival_ns,
+        "prefill": timeline.first_token_ns - timeline.first_admit_ns,
+        "decode": timeline.last_token_ns - timeline.first_token_ns,
+    }
+    counted = _COUNTED[worst]
+    mean_s = {part: float(spans[part][late].mean()) / NS_PER_S for part in counted}
+    most = max(counted, key=lambda part: mean_s[part])
+    of = f"{duration(mean_s[most])} of {duration(sum(mean_s.values()))}"
+    gaps = timeline.output_tokens[late] - 1.0
+    told = {
+        "queue": f"they waited {of} to be scheduled",
+        "prefill": f"their prompts took {of}",
+        "decode": f"their tokens took {of}"
+        if worst == "e2e_ms"
+        else f"theirs is {1e3 * mean_s[most] / float(gaps.mean()):.1f} ms",
+    }[most]
+    return Verdict(
+        "goal_missed",
+        f"{quantity(share, 'ratio')} of the requests miss the goal of {getattr(slo, worst):g} ms for "
+        f"{worst.removesuffix('_ms').upper()}: {told}, on average.",
+        {"queue": _shorter_queue, "prefill": _shorter_prefill, "decode": _shorter_steps}[most](report),
+    )
+
+
+def _shorter_queue(report: Report) -> str:
+    remedies = [f"More workers (now {report.columns.num_workers:,})"]
+    if report.run.get("load", {}).get("kind") == "closed_loop":
+        remedies.append("fewer sessions at a time (--concurrency)")
+    if report.kv.usage_max >= 0.95:
+        used = quantity(report.kv.usage_mean, "ratio")
+        remedies.append(f"more blocks (num_gpu_blocks: {used} of them were in use, and at times all)")
+    return f"{' or '.join(remedies)} would shorten the queue."
+
+
+def _shorter_prefill(report: Report) -> str:
+    found = quantity(report.prefix_hit_ratio.first_admission, "ratio")
+    return (
+        f"Prompts that find more of their prefix (now {found}; --routing kv, more blocks), or GPUs that compute more "
+        "together (--tensor-parallel-size), would shorten it."
+    )
+
+
+def _shorter_steps(report: Report) -> str:
+    batches = {pool.get("engine", {}).get("max_num_seqs") for pool in _pools(report)} - {None}
+    now = f" (max_num_seqs, now {batches.pop():,})" if len(batches) == 1 else " (max_num_seqs)"
+    return f"Fewer requests in a batch{now}, more workers or faster GPUs would shorten the steps."
 
 
 def cache_too_small(report: Report) -> Verdict | None:
@@ -232,6 +324,7 @@ RULES: tuple[Callable[[Report], Verdict | None], ...] = (
     nothing_completed,
     rejected,
     overloaded,
+    goal_missed,
     cache_too_small,
     scattered_prefixes,
     tier_hurts,
