@@ -10,10 +10,12 @@ import pytest
 from server.client import Client, Reply, serving
 from server.test_fleet import fleet_of
 from understudy.server.api.completions import CompletionStyle
+from understudy.server.api.generation import Choice
 from understudy.server.fleet.front import FrontDoor
 
 if TYPE_CHECKING:
-    from understudy.server.api.generation import Choice, Generation
+    from understudy.server.api.generation import Generation
+    from understudy.server.core import LiveRequest
 
 C, H = "/v1/completions", "/v1/chat/completions"
 HALF = b'"a\\ud800"'
@@ -99,6 +101,27 @@ def test_an_answer_that_cannot_be_told_ends_its_own_request_alone(
     asyncio.run(main())
     assert "cmpl-bad" in caplog.text
     assert "no such" in caplog.text
+
+
+def test_nor_does_an_admission_that_fails_take_the_engine_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    admitted = Choice.on_admitted
+
+    def fails(self: Choice, request: LiveRequest, now_ns: int) -> None:
+        if request.name.endswith("bad"):
+            raise ValueError("no such request")
+        admitted(self, request, now_ns)
+
+    monkeypatch.setattr(Choice, "on_admitted", fails)
+
+    async def main() -> None:
+        async with serving() as (client, server):
+            bodies = [{"prompt": name, "max_tokens": 8, "request_id": name} for name in ("1", "bad", "2")]
+            replies = await asyncio.gather(*(client.post(C, body) for body in bodies))
+            assert [reply.status for reply in replies] == [200, 500, 200]
+            assert not server.worker.failed
+            assert server.worker.live() == []
+
+    asyncio.run(main())
 
 
 def test_what_nobody_foresaw_is_answered_behind_a_delay_too(

@@ -258,7 +258,10 @@ class EngineCore:
             if request.admitted_ns < 0:
                 request.admitted_ns = now_ns
                 request.cached_tokens = cached
-                request.listener.on_admitted(request, now_ns)
+                try:
+                    request.listener.on_admitted(request, now_ns)
+                except Exception:
+                    request.broke()
         for engine_id in engine.preempted:
             if engine_id in self.live:
                 self.live[engine_id].preemptions += 1
