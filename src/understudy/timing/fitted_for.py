@@ -56,7 +56,7 @@ def check_fitted_for(timing: object, asked: Mapping[str, Any]) -> None:
     if here:
         parallel = fitted.parallel
         raise ConfigError(
-            f"timing (--timing) was fitted to {fitted.model.name} in {fitted.weights} (KV {fitted.kv}) on "
+            f"timing was fitted to {fitted.model.name} in {fitted.weights} (KV {fitted.kv}) on "
             f"{parallel.tensor * parallel.data} × {fitted.gpu.name}, but here {' and '.join(here)}; give the file of "
             "this deployment (understudy calibrate fits one), or leave --timing out for the times of --gpu"
         )
