@@ -72,11 +72,13 @@ def refuse_idle_weight(
         return
     theirs = engine.get("kv_cache_bytes_per_token") is not None
     name = "kv_cache_bytes_per_token" if theirs else given[0]
-    if or_gpu:
-        raise ConfigError(
-            f"{name} needs a GPU or a tier: give gpu (--gpu, or --gpu-memory) or tiers (--g2 or --g2-bytes)"
-        )
-    raise ConfigError(f"{name} needs a tier: give tiers")
+    if not or_gpu:
+        raise ConfigError(f"{name} needs a tier: give tiers")
+    if tiers.model is None:  # which a GPU asks for, and not for a weight
+        raise ConfigError(f"{name} needs a tier: give tiers (--g2 or --g2-bytes)")
+    raise ConfigError(
+        f"{name} needs a GPU or a tier: give gpu (--gpu, or --gpu-memory) or tiers (--g2 or --g2-bytes)"
+    )
 
 
 def _resized(tier: dict[str, Any], over: Any) -> dict[str, Any]:
