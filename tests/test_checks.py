@@ -136,7 +136,7 @@ def test_a_small_run_is_tried_even_where_nothing_seems_free(monkeypatch: pytest.
 def test_workers_that_meet_are_all_there_at_once(
     monkeypatch: pytest.MonkeyPatch, blocks: int, routing: str, fits: bool
 ) -> None:
-    """An idle worker of 1,500 blocks has 93 KB; of 2,048, whose pages come as they are used, 7 KB."""
+    """An idle worker of 1,500 blocks has 93 KB; of 2,048, whose pages come as they are used, 12 KB."""
     monkeypatch.setattr(understudy.memory, "available_bytes", lambda: 10**8)
     how: dict[str, Any] = {"workers": 2000, "routing": routing}
     refused = pytest.raises(ConfigError, match=r"2,000 workers .* would take about 0\.3 GB")

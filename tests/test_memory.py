@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from understudy.memory import ABSENT_BYTES, WORKER_BYTES
+
 asan = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""),
     reason="AddressSanitizer takes memory and addresses of its own",
+)
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+as_asked_for = pytest.mark.skipif(
+    PAGES.exists() and "[always]" in PAGES.read_text(),
+    reason="transparent huge pages are set to always: memory comes in two megabytes, asked for or not",
 )
 
 MAKES = """
@@ -132,12 +139,8 @@ print(taken // WORKERS, resource.getpagesize())
 
 @asan
 @pytest.mark.parametrize("used", [256, 4608, 18432, 73728])
+@as_asked_for
 def test_a_host_takes_memory_for_what_it_is_filled_with(used: int) -> None:
-    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if pages.exists() and "[always]" in pages.read_text():
-        pytest.skip(
-            "transparent huge pages are set to always: memory comes in two megabytes, asked for or not"
-        )
     ran = subprocess.run(
         [sys.executable, "-c", FILLS, str(used)], capture_output=True, text=True, check=False
     )
@@ -146,3 +149,46 @@ def test_a_host_takes_memory_for_what_it_is_filled_with(used: int) -> None:
     # A slot, its places in an index and an order that have grown fourfold: 60 to 100 bytes a block. Two megabytes
     # for an index of one, of which most is empty, would be 55 more.
     assert taken < (256 << 10) + 32 * page + 105 * used
+
+
+# Two requests for so many workers, of whom most are idle: they meet, or are played one after another.
+IDLES = """
+import resource, sys
+from understudy.engines.config import VllmConfig
+from understudy.router import KvRouting
+from understudy.run.offline import run_offline
+from understudy.workload import Fixed, SyntheticSpec, synthesise
+
+routing = {"kv": KvRouting(predict_ttl_ms=100.0, queue_threshold=2.0)}.get(sys.argv[1], sys.argv[1])
+workload = synthesise(SyntheticSpec(sessions=2, prompt_tokens=Fixed(64), output_tokens=Fixed(2)))
+
+
+def peak_of(workers):
+    run_offline(workload, VllmConfig(), workers=workers, routing=routing)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+FEW, MANY = 2_000, int(sys.argv[2])
+few = peak_of(FEW)
+print((peak_of(MANY) - few) // (MANY - FEW))
+"""
+
+
+@asan
+@as_asked_for
+@pytest.mark.parametrize(
+    ("routing", "workers", "estimate"),
+    [
+        ("round_robin", 400_000, ABSENT_BYTES),
+        ("least_loaded", 20_000, WORKER_BYTES),
+        ("kv", 20_000, WORKER_BYTES),
+    ],
+)
+def test_an_idle_worker_takes_no_more_than_is_reckoned_with(
+    routing: str, workers: int, estimate: int
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", IDLES, routing, str(workers)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert 0 < int(ran.stdout) <= estimate, ran.stdout
