@@ -7,7 +7,7 @@ from pathlib import Path
 from understudy import _core
 from understudy.errors import ConfigError
 
-WORKER_BYTES = 15_000
+WORKER_BYTES = 16_000
 """Of an idle worker, whatever its capacity: 12,300 as measured, and up to 14,700 where a KV router knows of it."""
 ABSENT_BYTES = 400
 """Of a worker whose turn to be played has not come, where workers are played one after another."""
