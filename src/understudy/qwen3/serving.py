@@ -142,6 +142,6 @@ class Qwen3Driver(Driver):
                 self.after_pump()
 
     def _ended(self, request: LiveRequest, now_ns: int) -> None:
-        request.listener.on_end(request, now_ns)
+        request.tell_end(now_ns)
         if self.after_pump is not None:
             self.after_pump()
