@@ -165,7 +165,9 @@ def test_an_end_is_not_heard_late_where_the_first_token_is_free_and_a_decode_cos
         )
         changes: dict[str, Any] = {"timing": Interpolated(str(profile)), "charge_first_token": False}
         if asynchronous:
-            changes |= {"async_scheduling": True, "aic_nextn": None, "aic_nextn_accept_rates": None}
+            plain = VllmConfig()  # no drafts: they go with synchronous scheduling
+            changes |= {"async_scheduling": True, "aic_mtp_seed": plain.aic_mtp_seed}
+            changes |= {"aic_nextn": None, "aic_nextn_accept_rates": None}
         case = random_case(seed, **changes)
         load = ClosedLoop(rng.choice([2, 5, 20]), rng.choice([0.0, 3.0]))
         routing = rng.choice(["round_robin", "least_loaded"])
