@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 
 from understudy.calibrate.load import constant_stages, random_lengths, requests
 from understudy.calibrate.predict import Prediction, predict_table
-from understudy.calibrate.recorded import predict_run, read_run
 from understudy.calibrate.simulate import simulate
 from understudy.calibrate.tables import Table
 from understudy.cli import main
@@ -25,10 +22,8 @@ from understudy.engines.timing import Constant
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.timing.architecture import Architecture
 from understudy.timing.capacity import kv_blocks
-from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.deployment import Deployment, Parallelism
 from understudy.timing.gpus import find_gpu
-from understudy.timing.physical import Physical
 
 TEN_MS = VllmConfig(
     timing=Constant(prefill_ms=0.0, decode_ms=10.0),
@@ -89,11 +84,6 @@ def table(path: Path, *rows: dict[str, str]) -> Path:
 
 def predicted(rows: Table) -> list[dict[str, float]]:
     return [result.means for result in predict_table(rows) if isinstance(result, Prediction)]
-
-
-def run_file(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 # --- loads ----------------------------------------------------------------------------------------------
@@ -350,129 +340,6 @@ def test_a_table_without_a_column_or_a_row_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text(",".join(ROW) + "\n")
     with pytest.raises(ConfigError, match="has no row"):
         Table.read(tmp_path / "empty.csv")
-
-
-# --- recorded runs --------------------------------------------------------------------------------------
-
-
-def test_times_of_a_recorded_run_count_from_when_the_engine_sees_the_request(tmp_path: Path) -> None:
-    rows = [
-        {"request_id": "a", "arrival_s": 5.0, "input_tokens": 10, "output_tokens": 10},
-        {"request_id": "b", "arrival_s": 5.014, "input_tokens": 10, "output_tokens": 2},
-    ]
-    load = read_run(run_file(tmp_path / "run.jsonl", rows))
-    found = {name: rest for name, *rest in predict_run(load, TEN_MS).requests}
-    assert found["a"] == [10.0, 10.0, 100.0]
-    # It comes at 14, is seen at 20, when the first step that it can be in is the one from 30 to 40.
-    assert found["b"] == [20.0, 10.0, 30.0]
-
-
-def test_prompts_of_a_recorded_run_share_what_their_tokens_share(tmp_path: Path) -> None:
-    first = list(range(40))
-    prompts = {"a": first, "b": [*first[:37], 7, 7, 7, 7], "c": [9, *first]}
-    rows = [
-        {
-            "request_id": name,
-            "arrival_s": float(place),
-            "input_tokens": len(prompt),
-            "output_tokens": 2,
-            "input_token_ids": prompt,
-        }
-        for place, (name, prompt) in enumerate(prompts.items())
-    ]
-    load = read_run(run_file(tmp_path / "run.jsonl", rows))
-    timing = Physical(coefficients=StepCoefficients(token_ms=1.0, captures=()))
-    engine = VllmConfig(timing=timing, block_size=16)
-    ttft = {name: ttft for name, ttft, *_ in predict_run(load, engine).requests}
-    assert ttft == {"a": 40.0, "b": 41.0 - 32, "c": 41.0}  # two whole blocks of the first are found again
-    del rows[1]["input_token_ids"]
-    with pytest.raises(InvalidArgument, match="request 'b' has no input_token_ids, though others have them"):
-        read_run(run_file(tmp_path / "run.jsonl", rows))
-
-
-def test_a_recorded_run_may_be_in_any_order_and_begin_with_a_mark(tmp_path: Path) -> None:
-    rows = [
-        {"request_id": i, "arrival_s": 100.0 + i / 50, "input_tokens": 300 + i, "output_tokens": 5}
-        for i in range(6)
-    ]
-    inputs = [run_file(tmp_path / "sorted.jsonl", rows), run_file(tmp_path / "mixed.jsonl", rows[::-1])]
-    inputs[1].write_text("\ufeff" + inputs[1].read_text())
-    first, second = (predict_run(read_run(path), TEN_MS).requests for path in inputs)
-    assert [name for name, *_ in second] == ["5", "4", "3", "2", "1", "0"]
-    assert sorted(first) == sorted(second)
-
-
-def test_a_recorded_run_is_predicted_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [
-        {"request_id": f"r{i}", "arrival_s": i / 10, "input_tokens": 500, "output_tokens": 20}
-        for i in range(5)
-    ]
-    path = run_file(tmp_path / "run.jsonl", rows)
-    assert main(["predict", str(path), "--model", "Llama-3.1-8B", "--gpu", "RTX PRO 6000"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "request_id,ttft_ms,tpot_ms,e2e_ms"
-    assert [line.split(",")[0] for line in lines[1:]] == ["r0", "r1", "r2", "r3", "r4"]
-    assert main(["predict", str(path), "--model", "Llama-3.1-8B"]) == 2
-    assert "needs --model and --gpu, or --timing" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"input_tokens": ...}, r"run\.jsonl:1: input_tokens is missing"),
-        ({"output_tokens": 0}, "output_tokens must be a whole number of at least 1, got 0"),
-        ({"arrival_s": "noon"}, "arrival_s must be a number, got 'noon'"),
-        ({"arrival_s": math.nan}, "arrival_s must be seconds from .*, got nan"),
-        ({"arrival_s": math.inf}, r"run\.jsonl:1: arrival_s must be seconds from -4e\+09 to 4e\+09, got inf"),
-        (
-            {"arrival_s": 1e12},
-            r"run\.jsonl:1: arrival_s must be seconds from -4e\+09 to 4e\+09, got 1000000000000",
-        ),
-        ({"arrival_s": 10**400}, r"run\.jsonl:1: arrival_s must be seconds .*, got 10{39}$"),
-        (
-            {"input_tokens": 10**12},
-            r"input_tokens must be a whole number of at most 2,147,483,647, got 10{12}$",
-        ),
-        ({"output_tokens": 1e300}, "output_tokens must be a whole number of at most 2,147,483,647, got 1e"),
-        ({"input_token_ids": [1, 2]}, "input_token_ids has 2 entries for input_tokens=10"),
-        ({"input_token_ids": "a b"}, "input_token_ids must be a list of whole numbers"),
-    ],
-)
-def test_a_bad_line_of_a_run_is_refused(tmp_path: Path, change: dict[str, Any], match: str) -> None:
-    row = {"request_id": "a", "arrival_s": 0.0, "input_tokens": 10, "output_tokens": 10, **change}
-    path = run_file(
-        tmp_path / "run.jsonl", [{name: value for name, value in row.items() if value is not ...}]
-    )
-    with pytest.raises(InvalidArgument, match=match):
-        read_run(path)
-
-
-@pytest.mark.parametrize("arrival_s", [-3.9e9, 1e10, 1e12, 1e300])
-def test_an_arrival_that_is_ages_after_the_first_is_refused_by_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arrival_s: float
-) -> None:
-    rows = [
-        {"request_id": i, "arrival_s": at, "input_tokens": 9, "output_tokens": 2}
-        for i, at in enumerate((0.0, 3e9, arrival_s))
-    ]
-    path = run_file(tmp_path / "run.jsonl", rows)
-    assert main(["predict", str(path), "--model", "Llama-3.1-8B", "--gpu", "H100"]) == 2
-    said = capsys.readouterr().err
-    line = 2 if arrival_s < 0 else 3
-    assert f"{path}:{line}: arrival_s " in said
-    assert said.count("\n") == 1
-
-
-def test_a_run_that_is_cut_off_or_names_a_request_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"request_id": "a", "arriv')
-    with pytest.raises(InvalidArgument, match="may be cut off"):
-        read_run(path)
-    row = {"request_id": "a", "arrival_s": 0.0, "input_tokens": 10, "output_tokens": 10}
-    with pytest.raises(InvalidArgument, match="request_id 'a' is there twice"):
-        read_run(run_file(path, [row, row]))
 
 
 # --- capacity -------------------------------------------------------------------------------------------
