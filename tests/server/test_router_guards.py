@@ -24,15 +24,20 @@ BODY = {"prompt": "x", "max_tokens": 1}
 class Engine:
     """Answers what it is told to, and is well as long as it listens."""
 
-    def __init__(self, answer: Callable[[bytes], bytes], *, ends: bool = False) -> None:
+    def __init__(
+        self, answer: Callable[[bytes], bytes], *, ends: bool = False, dies_of: bytes | None = None
+    ) -> None:
         self.asked: list[bytes] = []
         self.port = 0
+        self._dies_of = dies_of
+        self._server: asyncio.Server | None = None
         self._answer = answer
         self._ends = ends
 
     async def start(self) -> asyncio.Server:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
+        self._server = server
         return server
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,6 +53,9 @@ class Engine:
                     writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
                 else:
                     self.asked.append(line)
+                    if self._dies_of is not None and self._dies_of in line and self._server is not None:
+                        self._server.close()
+                        return
                     told = self._answer(line)
                     writer.write(told)
                     if self._ends or not told:
@@ -118,6 +126,43 @@ def test_who_is_not_answered_by_an_engine_that_is_well_takes_nobody_along() -> N
             assert [(await client.post(C, BODY)).status for _ in range(3)] == [200] * 3
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_request_that_an_engine_dies_of_goes_to_no_other(used: bool) -> None:
+    """Nor where it went over a connection that was used before, and another one cannot be had."""
+    whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    engines = [Engine(lambda line: whole, dies_of=b"poison") for _ in range(3)]  # noqa: ARG005
+
+    async def main() -> None:
+        stack, service = await before(*engines)
+        async with stack:
+            client = Client(service.port)
+            if not used:
+                for worker in service.workers.all:
+                    worker.upstream.close()
+            reply = await client.post(f"{C}?poison", BODY)
+            assert (reply.status, reply.json["error"]["type"]) == (502, "Bad Gateway"), reply.body
+            assert sum(b"poison" in line for engine in engines for line in engine.asked) == 1
+            assert [worker.up for worker in service.workers.all].count(True) == 2
+            assert service.proxy.counts["retried"] == 0
+            assert [(await client.post(C, BODY)).status for _ in range(4)] == [200] * 4
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_has_failed_is_left_out_as_soon_as_it_says_so() -> None:
+    async def test(told: Scene) -> None:
+        told.servers[1].app.dead = True
+
+        async def down() -> bool:
+            assert (await told.client.post(C, BODY)).status in (200, 500)
+            return not told.service.workers.all[1].up
+
+        await told.until(down)
+        assert [(await told.client.post(C, BODY)).status for _ in range(4)] == [200] * 4
+
+    play(test, 2, "round_robin", look_every_s=1000.0)
 
 
 def test_an_engine_that_breaks_off_one_answer_stays_up() -> None:

@@ -21,10 +21,12 @@ from understudy.server.proxy.metrics import router_metrics
 from understudy.server.proxy.upstream import Unreachable, UpstreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from understudy.router.dispatch import Dispatcher
     from understudy.server.http import Connection, Outbox, Request
     from understudy.server.proxy.prompts import PromptReader
-    from understudy.server.proxy.workers import ProxyWorker, Rank, Workers
+    from understudy.server.proxy.workers import Rank, Workers
 
 log = logging.getLogger("understudy.router")
 
@@ -91,7 +93,10 @@ class Proxy:
             up = sum(worker.up for worker in self._workers.all)
             connection.respond(200 if up else 503, b"", "")
             return
-        task = asyncio.get_running_loop().create_task(self._answer(request, connection))
+        self._begin(self._answer(request, connection))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -197,7 +202,7 @@ class Proxy:
     async def _send(
         self, request: Request, connection: Connection, rank: Rank, asked: Asked, decision: Decision
     ) -> bool:
-        """Pass it on. False: the engine cannot be reached, and nothing has been said to the client."""
+        """Pass it on. False: the engine cannot be reached, and nothing has been said to it nor to the client."""
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
         if len(rank.worker.ranks) > 1:
             headers.setdefault("x-data-parallel-rank", str(rank.rank))
@@ -209,9 +214,13 @@ class Proxy:
         except Unreachable as error:
             self._workers.down(rank.worker, str(error))
             return False
-        except UpstreamError as error:
-            await self._blame(rank.worker, error)
-            return False
+        except (
+            UpstreamError
+        ) as error:  # who was with an engine that dies may be what it died of: nobody else gets it
+            await self._workers.check(rank.worker)
+            raise ApiError(str(error), status=502, kind="Bad Gateway") from error
+        if answer.status >= 500:  # a dead engine is quick to answer, and would get more and more
+            self._begin(self._workers.check(rank.worker))
         more = _passed_on(
             {
                 **answer.headers,
@@ -246,12 +255,6 @@ class Proxy:
         if answer.status == 200 and len(asked.prompt_blocks) > decision.overlap_blocks:
             rank.follower.expect(sent_s)
         return True
-
-    async def _blame(self, worker: ProxyWorker, error: UpstreamError) -> None:
-        """It has not answered a request. If it is well otherwise, that is this request's own affair: ApiError."""
-        await self._workers.check(worker)
-        if worker.up:
-            raise ApiError(str(error), status=502, kind="Bad Gateway") from error
 
     def _broken(self, connection: Connection, began: bool, whole: bool) -> None:
         """The engine broke off in the middle of its answer."""

@@ -114,7 +114,10 @@ class Upstream:
     async def ask(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Answer:
-        """Send a request, and wait for the head of its answer. UpstreamError when there is none."""
+        """Send a request, and wait for the head of its answer. UpstreamError when there is none.
+
+        Unreachable says that the engine cannot have seen it: it may go to another one.
+        """
         lines = [
             f"{method} {target} HTTP/1.1",
             f"host: {self.address}",
@@ -122,16 +125,22 @@ class Upstream:
         ]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         data = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
-        used = bool(self._idle)
+        kept = self._kept()
+        used = kept is not None
         while True:
-            pair = self._idle.pop() if used else await self._connect()
+            try:
+                pair = kept or await self._connect()
+            except Unreachable as error:
+                if used:  # it was sent, and may be what the engine has gone of
+                    raise UpstreamError(f"{self.url} does not answer any more") from error
+                raise
             try:
                 pair[1].write(data)
                 status, named = await _read_head(pair[0])
             except (OSError, asyncio.IncompleteReadError) as error:
                 pair[1].close()
-                if used:  # it was closed while nobody looked; another one might have been too
-                    used = False
+                if kept is not None:  # it was closed meanwhile; another one might have been too
+                    kept = None
                     continue
                 raise UpstreamError(
                     f"{self.url} does not answer: {str(error) or type(error).__name__}"
@@ -143,6 +152,15 @@ class Upstream:
                 pair[1].close()
                 raise
             return Answer(status, named, self, pair, bodyless=method == "HEAD")
+
+    def _kept(self) -> _Pair | None:
+        """A connection that was used before, and that the engine has not closed since."""
+        while self._idle:
+            pair = self._idle.pop()
+            if not pair[0].at_eof():
+                return pair
+            pair[1].close()
+        return None
 
     async def _connect(self) -> _Pair:
         try:
