@@ -211,7 +211,9 @@ def test_ranks_that_share_experts_are_workers_that_step_together() -> None:
     )
     found = settings(*gpu)
     assert (found.workers, found.ranks) == (2, True)
-    dense = settings("model=Llama-3.1-8B", "gpu.name=H100", "gpu.data_parallel_size=2", "workers=3")
-    assert (dense.workers, dense.ranks) == (3, False)
-    with pytest.raises(ConfigError, match="workers=3 are not the 2 ranks"):
-        settings(*gpu, "workers=3")
+    dense = ("model=Llama-3.1-8B", "gpu.name=H100", "gpu.data_parallel_size=2")
+    found = settings(*dense)
+    assert (found.workers, found.ranks) == (2, False)  # ranks that share nothing are workers like any
+    for either in (gpu, dense):
+        with pytest.raises(ConfigError, match="workers=3 are not the 2 ranks"):
+            settings(*either, "workers=3")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MEASURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _BLOCK_SIZE = 16
+MOST_BLOCKS = 2**22
+"""Of an estimate: more than any benchmark fills."""
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +89,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_for(
-    deployment: Deployment,
+    deployment: Deployment | None,
     *,
     max_num_seqs: int,
     max_num_batched_tokens: int,
@@ -96,16 +98,22 @@ def engine_for(
     num_gpu_blocks: int | None = None,
     vllm_version: str = NEWEST,
 ) -> VllmConfig:
-    """vLLM as a benchmark runs it: blocks of 16 tokens, as many as fit, schedules decided one step ahead."""
-    blocks = num_gpu_blocks or kv_blocks(
-        deployment,
-        block_size=_BLOCK_SIZE,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-    )
+    """vLLM as a benchmark runs it: blocks of 16 tokens, as many as fit, schedules decided one step ahead.
+
+    Without a deployment `num_gpu_blocks` has to say how many there are.
+    """
+    if num_gpu_blocks is None:
+        assert deployment is not None
+        fit = kv_blocks(
+            deployment,
+            block_size=_BLOCK_SIZE,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        )
+        num_gpu_blocks = min(fit, MOST_BLOCKS)
     return VllmConfig(
         block_size=_BLOCK_SIZE,
-        num_gpu_blocks=min(blocks, 2**22),
+        num_gpu_blocks=num_gpu_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,

@@ -123,25 +123,24 @@ def gpu_of(args: argparse.Namespace) -> GpuSettings:
 
 def deployment_of(args: argparse.Namespace) -> Deployment:
     """What the flags describe. ConfigError names the one at fault."""
-    return gpu_of(args).deployment(args.model, args.kv_dtype)
+    gpu = gpu_of(args)
+    gpu.refuse_idle(None, has_blocks=args.num_gpu_blocks is not None, has_timing=False)
+    return gpu.deployment(args.model, args.kv_dtype)
 
 
-def engine_of(args: argparse.Namespace, deployment: Deployment) -> VllmConfig:
-    """The engine that the flags describe, without its timing."""
-    from understudy.calibrate.experiment import engine_for
+def engine_of(args: argparse.Namespace, deployment: Deployment | None) -> VllmConfig:
+    """The engine that the flags describe, without its timing; what it runs on may be unknown where they say blocks."""
+    from understudy.calibrate.experiment import MOST_BLOCKS, engine_for
 
     values = engine_values(args)
     blocks = values.num_gpu_blocks
     if blocks is None and is_described(args):
-        blocks = (
-            gpu_of(args)
-            .num_blocks(
-                args.model,
-                args.kv_dtype,
-                16,
-                step_tokens=values.max_num_batched_tokens,
-                sequences=values.max_num_seqs,
-            )
-            .blocks
+        found = gpu_of(args).num_blocks(
+            args.model,
+            args.kv_dtype,
+            16,
+            step_tokens=values.max_num_batched_tokens,
+            sequences=values.max_num_seqs,
         )
+        blocks = min(found.blocks, MOST_BLOCKS)
     return engine_for(deployment, **values._replace(num_gpu_blocks=blocks)._asdict())

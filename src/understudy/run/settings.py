@@ -114,22 +114,22 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             if not tiers.tiers:
                 refuse_idle_weight(tiers, settings, none_on_purpose=any("tiers" in layer for layer in layers))
             return read
+        has_blocks = settings.get("num_gpu_blocks") is not None
+        has_timing = any(settings.get(name) is not None for name in ("timing", "planner_profile_data"))
+        if read.gpu.is_known:
+            read.gpu.refuse_idle(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
         engine, notes = on_gpus(
-            read.gpu,
-            engine,
-            tiers.model,
-            tiers.kv_dtype,
-            has_blocks=settings.get("num_gpu_blocks") is not None,
-            has_timing=settings.get("timing") is not None,
+            read.gpu, engine, tiers.model, tiers.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
         )
         workers = read.workers
-        if together := read.gpu.steps_together(tiers.model, tiers.kv_dtype):
-            if workers not in (1, read.gpu.data_parallel_size):
+        if (size := read.gpu.data_parallel_size) > 1:
+            if workers not in (1, size):
                 raise ConfigError(
-                    f"workers={workers} are not the {read.gpu.data_parallel_size} ranks of gpu.data_parallel_size, "
-                    "which step together; leave workers out"
+                    f"workers={workers} are not the {size} ranks of gpu.data_parallel_size, each of which is a worker; "
+                    "leave workers out"
                 )
-            workers = read.gpu.data_parallel_size
+            workers = size
+        together = read.gpu.steps_together(tiers.model, tiers.kv_dtype)
         return msgspec.structs.replace(read, engine=engine, notes=notes, workers=workers, ranks=together)
 
     @classmethod

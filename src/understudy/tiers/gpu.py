@@ -39,7 +39,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tflops: float | None = None
     """Of dense bf16 products."""
     link_gbps: float | None = None
-    """One direction of the link to the worker's other GPUs."""
+    """One direction of the link to the worker's other GPUs; as `memory`, in place of what a GPU known by name has."""
     weight_dtype: str | None = None
     """bf16, fp8, int4, mxfp4 or nvfp4; the model's own unless told otherwise."""
     gpu_memory_utilization: float = 0.9
@@ -73,12 +73,22 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 "gpu.bandwidth_gbps needs gpu.memory (--gpu-memory): it is on the data sheet too"
             )
-        if not self.is_known and (self.memory is None or self.weights is None):
-            raise ConfigError("gpu needs a name, its data sheet, or memory and weights")
+        if not self.is_known:
+            if self.memory is None or self.weights is None:
+                raise ConfigError("gpu needs a name, its data sheet, or memory and weights")
+            if idle := [name for name in _OF_STEPS if getattr(self, name) != _DEFAULTS[name]]:
+                raise ConfigError(
+                    f"{idle[0]} says how long steps take, and from memory and weights alone only blocks follow; give "
+                    "gpu.name (--gpu) or a data sheet with it, or leave it out"
+                )
         if self.extrapolate and self.op_tables is None:
             raise ConfigError("--extrapolate is for op tables: give their folder as --timing")
         if self.op_tables is not None and self.aiconfigurator:
             raise ConfigError("gpu.op_tables and gpu.aiconfigurator both say where times come from; give one")
+        if self.aiconfigurator and self.link_gbps is not None:
+            raise ConfigError(
+                "gpu.link_gbps means nothing to aiconfigurator, which has links of its own; leave it out"
+            )
         if self.enable_expert_parallel and self.expert_parallel_size not in (None, self.num_gpus):
             raise ConfigError(
                 f"enable_expert_parallel deals experts out to {self.num_gpus} GPUs, and "
@@ -111,9 +121,10 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.aiconfigurator:
             return Aiconfigurator(deployment=deployed, front_end_ms=outside)
         gpus = deployed.parallel.tensor * deployed.parallel.data
+        linked = "" if self.name is None or self.link_gbps is None else f" (links of {self.link_gbps:g} GB/s)"
         detail = (
             f"{deployed.model.name} in {deployed.weights} (KV {deployed.kv}) on {f'{gpus} x ' if gpus > 1 else ''}"
-            f"{deployed.gpu.name}, {found.trust}: {found.origin}"
+            f"{deployed.gpu.name}{linked}, {found.trust}: {found.origin}"
         )
         return Physical(
             coefficients=deployed.coefficients(found.efficiencies),
@@ -125,6 +136,30 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Refuse times that were fitted to another deployment. Raises ConfigError, naming what differs."""
         asked = {"model": model, "kv_dtype": kv_dtype, "tensor_parallel_size": self.tensor_parallel_size}
         check_fitted_for(timing, facts_of(self.deployment(model, kv_dtype)) if self.is_known else asked)
+
+    def refuse_idle(self, timing: object, *, has_blocks: bool, has_timing: bool) -> None:
+        """Refuse what changes nothing beside an engine that was told its blocks, or `timing`. ConfigError names it."""
+        if has_blocks:
+            for name in ("memory", "weights", "overhead", "gpu_memory_utilization"):
+                on_the_sheet = name == "memory" and self.name is None
+                if getattr(self, name) != _DEFAULTS[name] and not on_the_sheet:
+                    raise ConfigError(
+                        f"{name if name.startswith('gpu') else f'gpu.{name}'} says how many blocks a worker has, and "
+                        "num_gpu_blocks (--num-gpu-blocks) does too; give one"
+                    )
+        if has_timing:
+            for name, field in (("front_end_ms", self.front_end_ms), ("gpu.link_gbps", self.link_gbps)):
+                if field is not None and (self.name is not None or name == "front_end_ms"):
+                    raise ConfigError(
+                        f"{name} belongs to times that follow from the GPU, and engine.timing (--timing) gives others; "
+                        "leave it out"
+                    )
+        fitted = getattr(timing, "fitted_for", None) is not None  # then it is compared
+        if has_blocks and has_timing and not fitted and self.data_parallel_size == 1:
+            raise ConfigError(
+                "gpu changes nothing beside engine.timing (--timing), which says how long steps take, and "
+                "num_gpu_blocks (--num-gpu-blocks), which says how many blocks there are; leave it out, or one of them"
+            )
 
     def steps_together(self, model: str | None, kv_dtype: str | None) -> bool:
         """Whether data-parallel ranks wait for each other in every step: those that share experts do."""
@@ -191,7 +226,12 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def _gpu(self) -> Gpu:
         if self.name is not None:
-            return find_gpu(self.name)
+            found, said = find_gpu(self.name), {}
+            if self.link_gbps is not None:
+                said["link_gbps"] = self.link_gbps
+            if self.memory is not None:
+                said["memory_gb"] = parse_bytes("gpu.memory", self.memory) / 1e9
+            return msgspec.structs.replace(found, **said) if said else found
         assert self.bandwidth_gbps is not None
         assert self.tflops is not None
         assert self.memory is not None
@@ -201,3 +241,11 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             memory_gb=parse_bytes("gpu.memory", self.memory) / 1e9,
             link_gbps=self.link_gbps,
         )
+
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(GpuSettings)}
+_OF_STEPS = (
+    *("link_gbps", "weight_dtype", "data_parallel_size", "expert_parallel_size", "enable_expert_parallel"),
+    *("front_end_ms", "op_tables", "aiconfigurator"),
+)
+"""Settings that blocks do not depend on."""

@@ -149,6 +149,8 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     extra = {flag.name for flag in more}
     if _has_gpu(line.values):
         extra |= {*GPU_FLAGS, "kv-cache-dtype"} - {"front-end-ms"}  # a live server has a front end of its own
+        if any(line.values.get(name) is not None for name in ("num-gpu-blocks", "num-gpu-blocks-override")):
+            extra -= {"gpu-memory-utilization"}  # as with vLLM, the blocks are known
     used = {*_PLAIN, *_ENGINE, *_HANDLED, *extra}
     if not line.values.get("enable-lora"):
         used -= {"max-loras", "max-cpu-loras"}  # vLLM takes them too, and does nothing
@@ -311,14 +313,14 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
             },
         )
         return engine
-    return on_gpus(
-        read_as(GpuSettings, gpu, "gpu"),
-        engine,
-        model,
-        None if dtype is None else str(dtype),
-        has_blocks="num_gpu_blocks" in settings,
-        has_timing="timing" in settings,
-    )[0]
+    there = read_as(GpuSettings, gpu, "gpu")
+    has_blocks = "num_gpu_blocks" in settings
+    has_timing = "timing" in settings or "planner_profile_data" in settings
+    # These two are accepted, and told to be idle.
+    ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
+    ours.refuse_idle(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+    kv = None if dtype is None else str(dtype)
+    return on_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
 
 
 def _has_gpu(values: dict[str, Any]) -> bool:
