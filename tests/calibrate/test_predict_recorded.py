@@ -15,6 +15,7 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import InvalidArgument
 from understudy.timing.coefficients import StepCoefficients
 from understudy.timing.physical import Physical
+from understudy.timing.recorded.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +87,66 @@ def test_a_recorded_run_is_predicted_from_the_command_line(
     assert [line.split(",")[0] for line in lines[1:]] == ["r0", "r1", "r2", "r3", "r4"]
     assert main(["predict", str(path), "--model", "Llama-3.1-8B"]) == 2
     assert "needs --model and --gpu, or --timing" in capsys.readouterr().err
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    """Steps of a made-up device, 3 ms and 0.02 ms a token each."""
+    loads: list[dict[str, Any]] = [
+        {"chunks": [], "decodes": [["a", 100 + 10 * place] for place in range(size)]} for size in range(1, 17)
+    ]
+    loads += [{"chunks": [["a", tokens, 0]], "decodes": []} for tokens in range(100, 900, 50)]
+    rows = [
+        {**load, "shared": 0, "ahead": True, "launch_ms": 0.0, "ms": 3 + 0.02 * tokens}
+        for load in loads
+        for tokens in [sum(chunk[1] for chunk in load["chunks"]) + len(load["decodes"])]
+    ]
+    path = tmp_path / "steps.jsonl"
+    Record.of(rows).write(path)
+    return path
+
+
+def test_recorded_steps_time_a_recorded_run(
+    steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_file(
+        tmp_path / "run.jsonl",
+        [{"request_id": "a", "arrival_s": 0, "input_tokens": 500, "output_tokens": 11}],
+    )
+    command = ["predict", str(path), "--timing", str(steps)]
+    assert main([*command, "--num-gpu-blocks", "1000"]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("times from recorded steps: ")
+    name, ttft_ms, tpot_ms, _ = told.out.splitlines()[1].split(",")
+    assert name == "a"
+    assert float(ttft_ms) == pytest.approx(13, rel=0.1)
+    assert float(tpot_ms) == pytest.approx(3.02, rel=0.1)
+    assert main([*command, "--model", "Llama-3.1-8B", "--gpu", "H100"]) == 0
+    assert capsys.readouterr().out == told.out  # only blocks follow from those, and one request has enough
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "does not say how many KV blocks there are: give --num-gpu-blocks, or --model and --gpu"),
+        (["--num-gpu-blocks", "100", "--model", "Llama-3.1-8B"], "--model: blocks follow from --model and"),
+        (["--num-gpu-blocks", "100", "--tensor-parallel-size", "2"], "--tensor-parallel-size: blocks follow"),
+        (
+            ["--num-gpu-blocks", "100", "--model", "Llama-3.1-8B", "--gpu", "H100"],
+            "--gpu changes nothing beside engine.timing (--timing)",
+        ),
+        (["--num-gpu-blocks", "0"], "--num-gpu-blocks must be at least 1, got 0"),
+    ],
+)
+@pytest.mark.parametrize("timing", ["steps.jsonl", "polynomial"])
+def test_times_of_no_gpu_need_to_know_the_blocks_and_nothing_else(
+    timing: str, flags: list[str], says: str, steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"request_id": "a", "arrival_s": 0, "input_tokens": 500, "output_tokens": 11}
+    path = run_file(tmp_path / "run.jsonl", [row])
+    named = str(steps) if timing == steps.name else timing
+    assert main(["predict", str(path), "--timing", named, *flags]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy.cli import deployment_flags
 from understudy.outputs import check_outputs
-from understudy.timing.gpu_flags import TIMING_HELP
+from understudy.timing.gpu_flags import RECORD_SUFFIX, TIMING_HELP
 
 if TYPE_CHECKING:
     import argparse
 
     from understudy.cli import Verbs
     from understudy.engines.timing import Timing
+    from understudy.timing.deployment import Deployment
 
 EXAMPLES = """\
 examples:
@@ -21,6 +22,8 @@ examples:
   understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX PRO 6000" -o predictions.csv
   understudy predict run.jsonl --model Llama-3.1-8B --gpu "RTX 4090" --timing profiles/RTX4090/Llama-3.1-8B/tp1
   understudy predict run.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4 --weight-dtype fp8
+  understudy predict run.jsonl --timing timing.yaml
+  understudy predict run.jsonl --timing steps.jsonl --num-gpu-blocks 27000
 
 INPUTS is a table of experiments, one a row (docs/accuracy.md has its columns): closed loops of random lengths (key,
 system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id, model,
@@ -69,13 +72,16 @@ def run(args: argparse.Namespace) -> int:
         return _table(args)
     if args.threads is not None:
         raise ConfigError("--threads belong to a table of experiments; a recorded run is one")
-    if file is not None:
+    if file is not None and file.suffix != RECORD_SUFFIX:
         deployment_flags.refuse_beside_timing_file(args)
-    if file is None and not described:
+        return _run(args, _fitted(file))
+    if described:
+        return _run(args, _on_gpus(args))
+    if args.timing is None:
         raise ConfigError(
             f"{args.inputs}: a recorded run needs --model and --gpu, or --timing (a table ends in .csv)"
         )
-    return _run(args, file)
+    return _run(args, _on_no_gpu(args))
 
 
 _COLUMNS = {
@@ -140,42 +146,81 @@ def _table(args: argparse.Namespace) -> int:
     return 2 if refused else 0
 
 
-def _run(args: argparse.Namespace, file: Path | None) -> int:
+class _Source(NamedTuple):
+    """The timing model, in the engine's own times, and the deployment, where one is known."""
+
+    timing: Timing
+    deployment: Deployment | None
+
+
+def _fitted(file: Path) -> _Source:
+    """What `calibrate` wrote."""
+    import msgspec
+
+    from understudy.timing.timing_file import TimingFile
+
+    fitted = TimingFile.read(file)
+    return _Source(msgspec.structs.replace(fitted.timing(), front_end_ms=0.0), fitted.deployment)
+
+
+def _on_gpus(args: argparse.Namespace) -> _Source:
+    """What follows from the model and the GPUs; --timing may name other times, and blocks follow all the same."""
+    from understudy.checks import read_as
+    from understudy.cli.gpu_flags import given_gpu
+    from understudy.tiers.gpu import GpuSettings
+    from understudy.timing.gpu_flags import timing_settings
+
+    gpu, named = timing_settings(args.timing, given_gpu(args))
+    settings = read_as(GpuSettings, {**gpu, "front_end_ms": 0.0}, "gpu")
+    timing: Timing = settings.timing(args.model, args.kv_dtype) if named is None else _named(named)
+    has_blocks, has_timing = args.num_gpu_blocks is not None, named is not None
+    deployment_flags.gpu_of(args).refuse_idle(timing, has_blocks=has_blocks, has_timing=has_timing)
+    return _Source(timing, settings.deployment(args.model, args.kv_dtype))
+
+
+def _on_no_gpu(args: argparse.Namespace) -> _Source:
+    """Recorded steps, or the polynomial: nothing tells how many blocks there are but a flag."""
+    from understudy.cli.gpu_flags import given_gpu
+    from understudy.errors import ConfigError
+    from understudy.timing.gpu_flags import timing_settings
+
+    _, named = timing_settings(args.timing, given_gpu(args))
+    if said := deployment_flags.given(args, deployment_flags.WHAT_RUNS):
+        raise ConfigError(
+            f"{', '.join(said)}: blocks follow from --model and --gpu together; give both, or --num-gpu-blocks alone"
+        )
+    if args.num_gpu_blocks is None:
+        raise ConfigError(
+            f"--timing {args.timing} does not say how many KV blocks there are: give --num-gpu-blocks, or --model and "
+            "--gpu, from which they follow"
+        )
+    assert named is not None  # the others need a GPU, and said so
+    return _Source(_named(named), None)
+
+
+def _named(setting: dict[str, Any]) -> Timing:
+    from understudy.engines.config import VllmConfig
+
+    return VllmConfig.from_dict({"timing": setting}).timing
+
+
+def _run(args: argparse.Namespace, source: _Source) -> int:
     import sys
 
     import msgspec
 
     from understudy.calibrate.recorded import COLUMNS, predict_run, read_run
-    from understudy.checks import read_as
-    from understudy.cli.gpu_flags import given_gpu
     from understudy.cli.progress import progress_bar
-    from understudy.engines.config import VllmConfig
-    from understudy.tiers.gpu import GpuSettings
-    from understudy.timing.gpu_flags import timing_settings
-    from understudy.timing.timing_file import TimingFile
 
-    timing: Timing
-    if file is not None:
-        fitted = TimingFile.read(file)
-        deployment = fitted.deployment
-        timing = msgspec.structs.replace(fitted.timing(), front_end_ms=0.0)  # times of the engine
-    else:
-        gpu, named = timing_settings(args.timing, given_gpu(args))
-        settings = read_as(GpuSettings, {**gpu, "front_end_ms": 0.0}, "gpu")
-        deployment, timing = (
-            settings.deployment(args.model, args.kv_dtype),
-            settings.timing(args.model, args.kv_dtype),
-        )
-        if named is not None:
-            timing = VllmConfig.from_dict({"timing": named}).timing
+    deployment = source.deployment
     engine = deployment_flags.engine_of(args, deployment)
     load = read_run(args.inputs)
     with progress_bar("predicting", len(load.workload), "requests") as progress:
         found = predict_run(
             load,
-            msgspec.structs.replace(engine, timing=timing),
-            workers=deployment.parallel.data,
-            ranks=deployment.steps_together,
+            msgspec.structs.replace(engine, timing=source.timing),
+            workers=1 if deployment is None else deployment.parallel.data,
+            ranks=deployment is not None and deployment.steps_together,
             progress=progress,
         )
     _write(args.output, COLUMNS, found.requests)

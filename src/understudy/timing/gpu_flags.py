@@ -52,6 +52,9 @@ GPU_FLAGS = {
         "extrapolate", "bool", "", "go on past the ends of op tables, which refuse it otherwise"
     ),
 }
+RECORD_SUFFIX = ".jsonl"
+"""Of recorded steps; a timing file has any other."""
+
 TIMING_HELP = (
     "a timing file, recorded steps (`understudy qwen3 bench --record`), a folder of op tables (with --gpu), "
     "aiconfigurator (with --gpu; extra [aiconfigurator]), physical (implied by --gpu) or polynomial (of no GPU; the "
@@ -88,7 +91,7 @@ def timing_settings(
         raise ConfigError(
             f"--timing {given}: there is no such file or folder; names are physical, aiconfigurator and polynomial"
         )
-    if Path(given).suffix == ".jsonl":
+    if Path(given).suffix == RECORD_SUFFIX:
         return gpu, {"kind": "recorded_steps", "path": given}
     from understudy.timing.timing_file import TimingFile  # heavy, and every verb describes these flags
 
