@@ -9,7 +9,7 @@ import msgspec
 from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.tiers.settings import TiersConfig
+from understudy.tiers.settings import WEIGHTS, TiersConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,17 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
             )
         return msgspec.structs.replace(self.tiers, kv_bytes_per_token=weight)
 
+    def refuse_idle_weight(self) -> None:
+        """Refuse what a token weighs beside no tier, where nobody asks for it. ConfigError names the field."""
+        if self.tiers is None or self.below().tiers:
+            return
+        for name in WEIGHTS:
+            if getattr(self.tiers, name) is not None:
+                raise ConfigError(
+                    f"tiers: {name} says what a token weighs in a tier, and there is none; add one "
+                    "(TierSettings(tier='g2', blocks=4096)), or leave it out"
+                )
+
 
 def check_pools(pools: Sequence[WorkerPool]) -> None:
     """Whether they make a fleet."""
@@ -96,4 +107,6 @@ def pools_of(
         WorkerPool(engine=VllmConfig() if engine is None else engine, workers=workers, tiers=tiers)
     ]
     check_pools(pools)
+    for pool in pools:
+        pool.refuse_idle_weight()
     return pools

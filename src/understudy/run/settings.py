@@ -113,7 +113,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             check_fitted_for(engine.timing, {"model": tiers.model, "kv_dtype": tiers.kv_dtype})
             if not tiers.tiers:
                 refuse_idle_weight(tiers, settings, none_on_purpose=any("tiers" in layer for layer in layers))
-            return read
+            return msgspec.structs.replace(read, tiers=tiers.without_idle_weight())
         has_blocks = settings.get("num_gpu_blocks") is not None
         has_timing = any(settings.get(name) is not None for name in ("timing", "planner_profile_data"))
         if read.gpu.is_known:
@@ -130,15 +130,19 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
             workers = size
         together = read.gpu.steps_together(tiers.model, tiers.kv_dtype)
-        return msgspec.structs.replace(read, engine=engine, notes=notes, workers=workers, ranks=together)
+        tiers = tiers.without_idle_weight()
+        return msgspec.structs.replace(
+            read, engine=engine, tiers=tiers, notes=notes, workers=workers, ranks=together
+        )
 
     @classmethod
     def _read_routed(cls, merged: dict[str, Any]) -> ReplaySettings:
         """What stands beside the engine, or beside pools. A router's settings are for the one that was asked for."""
         read = read_as(cls, merged)
         if read.router is not None and read.routing != "kv":
-            named = ", ".join(merged["router"]) or "router"
-            raise ConfigError(f"{named} is for routing kv, but routing is {read.routing}")
+            named = list(merged["router"]) or ["router"]
+            what = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
+            raise ConfigError(f"{what} for routing kv, but routing is {read.routing}")
         return read
 
 
@@ -212,6 +216,7 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
         pool = WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers)
         if not pool.below().tiers:
             refuse_idle_weight(pool.below(), given, none_on_purpose="tiers" in settings, or_gpu=False)
+            pool = msgspec.structs.replace(pool, tiers=None if tiers is None else tiers.without_idle_weight())
         pools.append(pool)
     check_pools(pools)
     return tuple(pools)

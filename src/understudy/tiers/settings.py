@@ -14,6 +14,8 @@ from understudy.tiers.sizes import parse_bytes
 
 TierName = Literal["g2", "g3", "g4"]
 Gbps = float | Literal["inf"]
+WEIGHTS = ("kv_bytes_per_token", "model", "kv_dtype")
+"""Fields of `TiersConfig` that say what a token weighs."""
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,6 +219,10 @@ class TiersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def from_dict(cls, settings: dict[str, Any]) -> TiersConfig:
         """Read settings by name. ConfigError names an unknown or wrong field and where it stands."""
         return read_as(cls, settings)
+
+    def without_idle_weight(self) -> TiersConfig:
+        """The same, but without tiers nothing has a weight: a GPU may have asked for it, or tiers were taken away."""
+        return self if self.tiers else msgspec.structs.replace(self, **dict.fromkeys(WEIGHTS))
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them: classes by name, and inf as text."""

@@ -63,7 +63,9 @@ def run_online(
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     length = max(engine.max_model_len or 0, int(tokens.max(initial=1)) + 1)
     most = engine.num_gpu_blocks * engine.block_size
-    below = WorkerPool(engine=engine, workers=workers, tiers=tiers).below()
+    pool = WorkerPool(engine=engine, workers=workers, tiers=tiers)
+    pool.refuse_idle_weight()
+    below = pool.below()
     settings = ServerSettings(
         model="online",
         max_model_len=min(length, most),
