@@ -175,6 +175,14 @@ def refused(
         ),
         ("router --router [1]", "--router must be JSON by name"),
         (f"replay {TRACE} --event-delay-ms 5", "--event-delay-ms is for routing kv, but routing is round"),
+        (
+            f"replay {TRACE} --no-kv-events --router-temperature 1 --event-loss 0.5 --set router.queue_threshold=2",
+            "--event-loss, --router-temperature, --no-kv-events, queue_threshold are for routing kv, but routing is",
+        ),
+        (
+            'fleet --router {"temperature":1,"event_loss":0.5}',
+            "temperature, event_loss are for --routing kv, not",
+        ),
     ],
 )
 def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line: str, message: str) -> None:
@@ -198,6 +206,11 @@ def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line:
         ("block_size must be", ["--block-size=16", "--set=engine.block_size=0"], "block_size must be"),
         ("g2: bytes: '3x'", ["--g2-bytes", "3x"], "--g2-bytes: '3x'"),
         ("block_size must be at least 1", ["--config", "f.yaml"], "block_size must be at least 1"),
+        (
+            "event_loss, temperature, queue_policy are for",
+            ["--router-temperature", "1", "--event-loss=0.5"],
+            "--event-loss, --router-temperature, queue_policy are for",
+        ),
         ("workers must be", ["--max-workers", "1", "--least-workers", "2"], "workers must be"),
         ("t.jsonl:3: timestamp is given twice", ["--timestamp"], "t.jsonl:3: timestamp is given twice"),
     ],

@@ -156,23 +156,32 @@ _OTHER_FLAGS = {"use_events": "--no-kv-events"}
 
 
 def by_flag(message: str, words: Sequence[str]) -> str:
-    """The message with the flag that was typed in place of the setting that it begins with, if one was.
+    """The message with the flags that were typed in place of the settings that it begins with, where some were.
 
     A flag is the setting's name with dashes, or ends in it: `temperature` is what --router-temperature sets. An
     assignment (--set engine.block_size=0) wins over flags, so that the setting may be its own.
     """
-    setting = re.match(r"[a-z]\w*(?:\.\w+|: \w+(?=[ :]))*", message)
-    if setting is None:
+    settings = re.match(rf"{_SETTING}(?:, {_SETTING})*", message)
+    if settings is None:
         return message
+    named = ", ".join(_flag_of(setting, words) or setting for setting in settings[0].split(", "))
+    return f"{named}{message[settings.end() :]}"
+
+
+_SETTING = r"[a-z]\w*(?:\.\w+|: \w+(?=[ :]))*"
+
+
+def _flag_of(setting: str, words: Sequence[str]) -> str | None:
+    """The one that was typed for it."""
     values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
-    if any(f"{setting[0].rpartition('.')[2]}=" in value for value in values):
-        return message
-    name = "-".join(re.findall(r"\w+", setting[0])).replace("_", "-")
+    if any(f"{setting.rpartition('.')[2]}=" in value for value in values):
+        return None
+    name = "-".join(re.findall(r"\w+", setting)).replace("_", "-")
     typed = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
     for last in (name, name.rpartition("engine-")[2]):
         if f"--{last}" in typed:
-            return f"--{last}{message[setting.end() :]}"
-    if setting[0] in _OTHER_FLAGS and _OTHER_FLAGS[setting[0]] in typed:
-        return f"{_OTHER_FLAGS[setting[0]]}{message[setting.end() :]}"
+            return f"--{last}"
+    if setting in _OTHER_FLAGS and _OTHER_FLAGS[setting] in typed:
+        return _OTHER_FLAGS[setting]
     ends = [flag for flag in typed if flag.endswith(f"-{name}")]
-    return f"{ends[0]}{message[setting.end() :]}" if len(ends) == 1 else message
+    return ends[0] if len(ends) == 1 else None

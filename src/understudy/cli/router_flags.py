@@ -106,7 +106,8 @@ def live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
     if not isinstance(settings, dict):
         raise ConfigError(f'router must be settings by name, as {{"temperature": 0.5}}, got {settings!r}')
     if settings and name != "kv":
-        raise ConfigError(f"{', '.join(map(str, settings))} is for --routing kv, not {name}")
+        verb = "is" if len(settings) == 1 else "are"
+        raise ConfigError(f"{', '.join(map(str, settings))} {verb} for --routing kv, not {name}")
     if name == "kv":
         return read_as(KvRouting, settings, "router")
     return load_router(name) if is_place(name) else name
