@@ -9,12 +9,13 @@ import pytest
 
 from server.client import serving
 from understudy.errors import InvalidArgument
+from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.structured import characters_for, instance, structured_text
 
 if TYPE_CHECKING:
     from understudy.server.core import EngineCore
 
-C = "/v1/completions"
+C, H = "/v1/completions", "/v1/chat/completions"
 
 
 def test_a_pattern_that_wants_more_than_anybody_could_say_is_cut() -> None:
@@ -101,6 +102,85 @@ def test_the_answers_to_one_request_share_what_it_may_have() -> None:
                 assert "characters together; send several" in refused.json["error"]["message"]
             assert not server.app.endpoints.in_flight
             assert not server.worker.live()
+
+    asyncio.run(main())
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "a{60000}"}}}
+CALLED: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+}
+SAID = {"messages": [{"role": "user", "content": "x"}]}
+MANY: list[tuple[str, dict[str, Any]]] = [
+    (C, {"prompt": "x", "n": 20, "structured_outputs": {"json": SCHEMA}, "max_tokens": 400}),
+    (C, {"prompt": ["x", "y"], "n": 20, "max_tokens": 2000, "stop": ["zzqq"]}),
+    (C, {"prompt": "x", "n": 2000, "max_tokens": 1, "stream": True}),
+    (H, {**SAID, "n": 20, "max_tokens": 2, **CALLED}),
+    (f"{H}/batch", {"messages": [SAID["messages"]] * 20, "max_tokens": 2000}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), MANY, ids=range(len(MANY)))
+def test_others_are_served_while_many_answers_are_made(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in turns of the event loop: in none is more made than some of them."""
+    made = [0]
+    plan = Endpoints._plan
+
+    def counted(*args: Any, **named: Any) -> Any:
+        made[-1] += 1
+        return plan(*args, **named)
+
+    monkeypatch.setattr(Endpoints, "_plan", counted)
+
+    async def main() -> None:
+        async with serving(tool_call_parser="hermes") as (client, server):
+            loop = asyncio.get_running_loop()
+
+            def tick() -> None:
+                made.append(0)
+                loop.call_soon(tick)
+
+            tick()
+            reply = await client.post(path, body)
+            assert reply.status == 200, reply.body
+            assert not server.app.endpoints.in_flight
+
+    asyncio.run(main())
+    assert sum(made) >= 20
+    assert max(made) <= sum(made) // 4
+
+
+def test_who_leaves_while_its_answers_are_made_costs_nothing_more() -> None:
+    body = {"prompt": "x", "n": 8000, "max_tokens": 1000, "stop": ["zzqq"]}
+
+    async def main() -> None:
+        async with serving() as (client, server):
+            endpoints = server.app.endpoints
+            asks = asyncio.ensure_future(client.post(C, body))
+            while not endpoints.in_flight:
+                await asyncio.sleep(0)
+            (generation,) = endpoints.in_flight
+            generation.connection.drop()
+            while endpoints.in_flight:
+                await asyncio.sleep(0)
+            assert len(generation.choices) < 8000
+            assert not server.worker.live()
+            assert (await client.post(C, {"prompt": "x", "max_tokens": 1})).status == 200
+            await asyncio.gather(asks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_refusal_in_the_middle_of_many_answers_is_an_answer() -> None:
+    async def main() -> None:
+        async with serving(max_num_queued_reqs=0) as (client, server):
+            body = {"prompt": "x", "n": 20, "max_tokens": 2000}
+            reply = await client.post(C, body)
+            assert (reply.status, reply.json["error"]["type"]) == (503, "Service Unavailable")
+            assert not server.app.endpoints.in_flight
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ from understudy.server.api.adapters import PREFIX
 from understudy.server.api.described import Html
 from understudy.server.api.developer import Later
 from understudy.server.api.endpoints import Endpoints
-from understudy.server.api.errors import ApiError, error_body
+from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_json
 from understudy.server.api.routes import Routes, no_such_response
 from understudy.server.faults import FaultOrder, Faults, apply_order
@@ -290,16 +290,6 @@ class App:
         text = b"OK" if allowed else b"Disallowed CORS origin"
         connection.respond(200 if allowed else 400, text, "text/plain; charset=utf-8", headers)
         return True
-
-
-def answer_error(error: Exception, connection: Connection) -> None:
-    """What is wrong, to the client; what nobody foresaw to the log, too."""
-    connection.on_close = None
-    if isinstance(error, ApiError):
-        connection.respond(error.status, error.body())
-        return
-    log.error("a request failed that nobody foresaw", exc_info=error)
-    connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
 
 
 def _pod_headers(port: int) -> bytes:

@@ -170,10 +170,13 @@ class Worker:
             self.senders[rank].remember(named, blocks.tokens, salt=salt, lora=lora, session=session)
         return named
 
-    def submit(self, request: LiveRequest, rank: int) -> None:
-        """Hand it to the engine of a rank."""
+    def hold(self, request: LiveRequest, rank: int) -> None:
+        """It is about to be submitted there: what its blocks are is remembered as long as it lives."""
         if self.senders and request.identities is not None:
             self.senders[rank].hold(request)
+
+    def submit(self, request: LiveRequest, rank: int) -> None:
+        """Hand it to the engine of a rank."""
         self.driver.submit(self.cores[rank], request)
 
     def metrics_of(self, request: LiveRequest) -> VllmMetrics:

@@ -34,9 +34,12 @@ from understudy.server.api.structured import (
     characters_for,
     structured_text,
 )
+from understudy.server.api.turns import CHOICE_COST, in_turns
 from understudy.server.outputs import Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     import numpy.typing as npt
 
     from understudy.server.api.generation import Style
@@ -68,10 +71,7 @@ class Endpoints:
         if style is None:
             style = CompletionStyle(echo=read.echo, echo_text=read.echoed)
         generation = self._open(request, connection, sampling, style, prefix, model)
-        for tokens in read.tokens:
-            answers = range(sampling.n)
-            generation.add(tokens, (self._plan(tokens, sampling, n, empty=read.empty) for n in answers))
-        return self._run(generation, request, model)
+        return self._run(generation, request, read.tokens, sampling.n, empty=read.empty)
 
     def chat(
         self,
@@ -90,16 +90,7 @@ class Endpoints:
             generation.detail["prompt_text"] = read.text
         if tool is not None:
             sampling.structure = {"json": tool.get("parameters", {})}
-        generation.add(tokens, (self._plan(tokens, sampling, index) for index in range(sampling.n)))
-        if tool is not None:
-            for choice in generation.choices:
-                arguments = self._formed(sampling, self._key(tokens, choice.index))
-                choice.tool = {
-                    "id": f"chatcmpl-tool-{new_id()}",
-                    "type": "function",
-                    "function": {"name": tool.get("name", ""), "arguments": arguments},
-                }
-        return self._run(generation, request, model)
+        return self._run(generation, request, [tokens], sampling.n, tool=tool)
 
     def batch(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
         """`/v1/chat/completions/batch`: several conversations, an answer to each."""
@@ -120,9 +111,7 @@ class Endpoints:
         self._headers(sampling, request)
         prompts = [tokens_of(text, sampling, worker.tokenizer, settings.max_model_len) for text in texts]
         generation = self._open(request, connection, sampling, ChatStyle(), "chatcmpl-", model)
-        for tokens in prompts:
-            generation.add(tokens, [self._plan(tokens, sampling, 0)])
-        return self._run(generation, request, model)
+        return self._run(generation, request, prompts)
 
     def scoring(self, body: dict[str, Any], request: Request, connection: Connection) -> Generation:
         """`/generative_scoring`: how likely the labels are after each item, from a prefill and one token."""
@@ -147,12 +136,12 @@ class Endpoints:
         generation = self._open(request, connection, sampling, style, "generative-scoring-", model)
         first = fields.boolean("item_first")
         query_ids = worker.tokenizer.encode(query) if isinstance(query, str) else query
+        prompts = []
         for item in items:
             ids = worker.tokenizer.encode(item) if isinstance(item, str) else item
             prompt = (ids + query_ids if first else query_ids + ids)[: settings.max_model_len - 1]
-            tokens = tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len)
-            generation.add(tokens, [self._plan(tokens, sampling, 0)])
-        return self._run(generation, request, model)
+            prompts.append(tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len))
+        return self._run(generation, request, prompts)
 
     # ── Parts ──
 
@@ -240,24 +229,68 @@ class Endpoints:
             }
         return generation
 
-    def _run(self, generation: Generation, request: Request, model: str) -> Generation:
-        worker, settings = self.worker, self.worker.settings
-        self._admit(generation)
+    def _run(
+        self,
+        generation: Generation,
+        request: Request,
+        prompts: list[npt.NDArray[np.uint32]],
+        n: int = 1,
+        *,
+        empty: bool = False,
+        tool: dict[str, Any] | None = None,
+    ) -> Generation:
+        """Make its answers, and hand them to the engine: in turns where that takes long, and somebody waits."""
+
+        def work() -> Generator[int]:
+            yield from self._answers(generation, prompts, n, empty=empty, tool=tool)
+            self._admit(generation)
+            rank = self._rank(request)
+            lora = generation.model if generation.model in self.worker.loras else ""
+            for choice in generation.choices:
+                generation.prepare(choice, rank, lora=lora)
+                yield CHOICE_COST + len(choice.plan.tokens) // 8
+            try:
+                generation.run(rank)
+            except InvalidArgument as error:
+                raise ApiError(str(error)) from None
+
+        generation.on_done = self._done
+        in_turns(work(), generation, lambda: self.in_flight.add(generation))
+        return generation
+
+    def _answers(
+        self,
+        generation: Generation,
+        prompts: list[npt.NDArray[np.uint32]],
+        n: int,
+        *,
+        empty: bool,
+        tool: dict[str, Any] | None,
+    ) -> Generator[int]:
+        """Every answer to every prompt; what each cost to make, in tokens and characters."""
+        sampling = generation.sampling
+        for tokens in prompts:
+            generation.ask(tokens)
+            for index in range(n):
+                before = sampling.formed_characters
+                choice = generation.add(tokens, self._plan(tokens, sampling, index, empty=empty))
+                if tool is not None:
+                    arguments = self._formed(sampling, self._key(tokens, index))
+                    choice.tool = {
+                        "id": f"chatcmpl-tool-{new_id()}",
+                        "type": "function",
+                        "function": {"name": tool.get("name", ""), "arguments": arguments},
+                    }
+                yield CHOICE_COST + len(choice.plan.tokens) + sampling.formed_characters - before
+
+    def _rank(self, request: Request) -> int:
         number = whole_number(request.headers.get("x-data-parallel-rank", ""))
         if number is not None and number < 0:  # that is no wish, and neither is what is no number
             number = None
-        if number is not None and number >= settings.data_parallel_size:
-            raise ApiError(
-                f"X-data-parallel-rank must be in 0 … {settings.data_parallel_size - 1}, got {number}"
-            )
-        rank = worker.pick_rank(number)
-        try:
-            generation.run(rank, lora=model if model in worker.loras else "")
-        except InvalidArgument as error:
-            raise ApiError(str(error)) from None
-        self.in_flight.add(generation)
-        generation.on_done = self._done
-        return generation
+        ranks = self.worker.settings.data_parallel_size
+        if number is not None and number >= ranks:
+            raise ApiError(f"X-data-parallel-rank must be in 0 … {ranks - 1}, got {number}")
+        return self.worker.pick_rank(number)
 
     def _admit(self, generation: Generation) -> None:
         settings = self.worker.settings

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from understudy.server.http import Connection
+
+log = logging.getLogger("understudy.server")
 
 
 class ApiError(Exception):
@@ -32,6 +40,16 @@ class ApiError(Exception):
 def error_body(status: int, message: str, kind: str, param: str | None = None) -> bytes:
     """OpenAI's shape, with the status as code."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+
+def answer_error(error: Exception, connection: Connection) -> None:
+    """What is wrong, to the client; what nobody foresaw to the log, too."""
+    connection.on_close = None
+    if isinstance(error, ApiError):
+        connection.respond(error.status, error.body())
+        return
+    log.error("a request failed that nobody foresaw", exc_info=error)
+    connection.respond(500, error_body(500, "an error inside the server", "InternalServerError"))
 
 
 def bad_value(message: str, param: str, value: object = msgspec.UNSET) -> ApiError:

@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+import numpy as np
 
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.core import LiveRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    import numpy as np
     import numpy.typing as npt
 
     from understudy.server.api.growing import GrowingPlan
@@ -176,64 +176,64 @@ class Generation:
         self.choices: list[Choice] = []
         self.prompts = 0
         self.prompt_tokens = 0
-        self.started = False
+        self.started = self.spoke = False  # spoke: a chunk has left since somebody last looked
         self.on_done: Callable[[Generation, str], None] | None = None
         self._planned = 0
         self._left = 0
         self._gone = False
         self.load_format = ""
         self.detail: dict[str, Any] = {}
-        self.spoke = False
-        """A chunk has left since somebody last looked."""
 
-    def add(self, prompt: npt.NDArray[np.uint32], plans: Iterable[Plan | GrowingPlan]) -> None:
-        """Answers to one more prompt. ApiError when they are more than one request may take of the server's memory."""
+    def ask(self, prompt: npt.NDArray[np.uint32]) -> None:
+        """One more prompt is to be answered."""
         self.prompts += 1
         self.prompt_tokens += len(prompt)
-        for plan in plans:
-            self._planned += len(plan.tokens)
-            if len(self.choices) >= MAX_CHOICES or self._planned > MAX_PLANNED:
-                raise ApiError(
-                    f"one request has at most {MAX_CHOICES} answers, of {MAX_PLANNED} tokens together; send several"
-                )
-            self.choices.append(Choice(self, len(self.choices), prompt, plan))
 
-    def run(self, rank: int, *, lora: str) -> None:
-        """Hand the choices to the engine. InvalidArgument if it could never run one; then none has been."""
-        import numpy as np
+    def add(self, prompt: npt.NDArray[np.uint32], plan: Plan | GrowingPlan) -> Choice:
+        """One more answer. ApiError when they are more than one request may take of the server's memory."""
+        self._planned += len(plan.tokens)
+        if len(self.choices) >= MAX_CHOICES or self._planned > MAX_PLANNED:
+            raise ApiError(
+                f"one request has at most {MAX_CHOICES} answers, of {MAX_PLANNED} tokens together; send several"
+            )
+        choice = Choice(self, len(self.choices), prompt, plan)
+        self.choices.append(choice)
+        return choice
 
+    def prepare(self, choice: Choice, rank: int, *, lora: str) -> None:
+        """The engine's request for an answer, once all there will be are known."""
         worker, sampling = self.worker, self.sampling
+        identities = worker.identities(
+            choice.prompt,
+            np.array(choice.plan.tokens, dtype=np.uint32),
+            rank,
+            salt=sampling.cache_salt,
+            lora=lora,
+            session=sampling.session_id,
+        )
+        choice.request = LiveRequest(
+            self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}",
+            len(choice.prompt),
+            choice.plan.engine_tokens,
+            identities,
+            choice,
+            priority=sampling.priority,
+            eos_at=choice.plan.eos_at,
+            adapter=worker.adapter_number(lora),
+            cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
+        )
+        worker.hold(choice.request, rank)
+
+    def run(self, rank: int) -> None:
+        """Hand the choices to the engine, all of them prepared. InvalidArgument if it could never run one."""
         self._left = len(self.choices)
-        requests = []
-        for choice in self.choices:
-            output = np.array(choice.plan.tokens, dtype=np.uint32)
-            identities = worker.identities(
-                choice.prompt,
-                output,
-                rank,
-                salt=sampling.cache_salt,
-                lora=lora,
-                session=sampling.session_id,
-            )
-            name = self.id if len(self.choices) == 1 else f"{choice.index}_{self.id}"
-            choice.request = LiveRequest(
-                name,
-                len(choice.prompt),
-                choice.plan.engine_tokens,
-                identities,
-                choice,
-                priority=sampling.priority,
-                eos_at=choice.plan.eos_at,
-                adapter=worker.adapter_number(lora),
-                cache_hit_threshold=sampling.cache_hit_threshold or 0.0,
-            )
-            requests.append(choice.request)
         self.connection.on_close = self.client_gone
-        for request in requests:
-            worker.submit(request, rank)
-        if sampling.stream:
+        for choice in self.choices:
+            assert choice.request is not None
+            self.worker.submit(choice.request, rank)
+        if self.sampling.stream:
             self.style.begin(self)
-            if worker.settings.sse_keep_alive_interval_s > 0:
+            if self.worker.settings.sse_keep_alive_interval_s > 0:
                 self._keep_alive()
 
     def _keep_alive(self) -> None:
@@ -264,6 +264,11 @@ class Generation:
         for choice in self.choices:
             if choice.request is not None and not choice.done:
                 self.worker.driver.cancel(choice.request)
+
+    def give_up(self) -> None:
+        """It comes to nothing, and the engine has not seen it."""
+        self._gone = True
+        self._tell("cancelled")
 
     def one_ended(self, choice: Choice, how: str) -> None:
         """A choice has ended; with the last one the answer has."""

@@ -13,9 +13,8 @@ import msgspec
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
 from understudy.router.dispatch import Asked, Decision
-from understudy.server.api.errors import ApiError, error_body
+from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_body, read_json, whole_number
-from understudy.server.app import answer_error
 from understudy.server.faults import FaultOrder, apply_order
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import CONTENT_TYPE
