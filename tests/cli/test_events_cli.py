@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from understudy.cli import main
+from understudy.engines.scenario import read_scenario
+from understudy.events.capture import read_messages
 from understudy.events.publisher import Publisher
-from understudy.events.wire import BlockStored
+from understudy.events.wire import BlockStored, decode_batch, parse_frames
+from understudy.run.offline import run_offline
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from understudy.run.offline import OfflineRun
 
 TRACE = """{"timestamp": 0, "input_length": 64, "output_length": 2, "hash_ids": [1, 2]}
 {"timestamp": 5, "input_length": 64, "output_length": 2, "hash_ids": [1, 3]}
@@ -95,13 +99,66 @@ def test_a_publisher_is_heard_recorded_and_verified(
         (["verify", "nowhere.jsonl", "--stream", "raw"], "cannot read nowhere.jsonl"),
         (["verify", "TRACE", "--stream", "raw"], "line 1: not a captured message"),
         (["tap", "nonsense"], "endpoint 'nonsense' is not known"),
+        *(
+            (["emit", "TRACE", "--out", "x", flag, "0"], f"{flag} is of --bind, which sends; --out writes")
+            for flag in ("--speed-up", "--wait-s", "--linger-s")
+        ),
+        (["emit", "TRACE", "--out", "x", "--set", "pools=[{}]"], "give engine and workers, not pools"),
+        *(
+            (
+                ["verify", "TRACE", "--stream", "raw", flag, "1"],
+                f"{flag} is for a publisher that is listened to, and TRACE is a file",
+            )
+            for flag in ("--replay", "--topic", "--count", "--seconds")
+        ),
+        (["verify", "TRACE", "--stream", "raw", "--topic", "", "--count", "1"], "--topic, --count are for a"),
     ],
 )
 def test_what_cannot_be_is_refused(
     trace: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["events", *(str(trace) if word == "TRACE" else word for word in arguments)]) == 2
-    assert message in capsys.readouterr().err
+    assert message.replace("TRACE", str(trace)) in capsys.readouterr().err
+
+
+def test_what_is_buffered_counts_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with Publisher("tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*") as source:
+        for block in range(9):
+            source.publish([BlockStored([block], None, [1, 2], 2, medium="GPU")])
+        listen = [source.endpoint, "--replay", str(source.replay), "--count", "4", "--seconds", "20"]
+        assert main(["events", "tap", *listen]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_scenario_is_emitted_with_its_own_settings(tmp_path: Path) -> None:
+    scenario = Path(__file__).parents[1] / "golden" / "vllm" / "scenarios" / "single.json"
+    own = read_scenario(scenario).config.block_size
+    out = tmp_path / "messages.jsonl"
+    assert main(["events", "emit", str(scenario), "--format", "vllm-scenario", "--out", str(out)]) == 0
+    batches = [decode_batch(parse_frames(message.frames)[2]) for message in read_messages(str(out))]
+    sizes = {
+        event.block_size for batch in batches for event in batch.events if isinstance(event, BlockStored)
+    }
+    assert sizes == {own}
+
+
+def test_what_settings_say_of_the_run_holds_for_what_is_emitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Path
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def watched(*given: Any, **how: Any) -> OfflineRun:
+        seen.append(how)
+        return run_offline(*given, **how)
+
+    monkeypatch.setattr("understudy.run.offline.run_offline", watched)
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "model: Qwen3-30B-A3B\nroute_rejected: true\n"
+        "gpu: {name: RTX PRO 6000, data_parallel_size: 2, expert_parallel_size: 2}\n"
+    )
+    emitted(trace, "--config", str(config))
+    assert (seen[0]["workers"], seen[0]["ranks"], seen[0]["route_rejected"]) == (2, True, True)
 
 
 def test_emitting_live_says_where(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

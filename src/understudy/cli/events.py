@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from understudy.cli import listening
 from understudy.outputs import check_outputs, create, files_named, is_stdout
 
 if TYPE_CHECKING:
@@ -81,14 +82,12 @@ def add_parser(verbs: Verbs) -> None:
     )
     emit.add_argument("--topic", default="", metavar="TEXT", help="of the messages (default: empty)")
     emit.add_argument(
-        "--speed-up", type=float, default=0.0, metavar="X", help="1: at the run's pace; 0 (default): at once"
+        "--speed-up", type=float, metavar="X", help="--bind: 1: at the run's pace; 0 (default): at once"
     )
     emit.add_argument(
-        "--wait-s", type=float, default=1.0, metavar="S", help="before the first message (default: 1)"
+        "--wait-s", type=float, metavar="S", help="--bind: before the first message (default: 1)"
     )
-    emit.add_argument(
-        "--linger-s", type=float, default=1.0, metavar="S", help="after the last one (default: 1)"
-    )
+    emit.add_argument("--linger-s", type=float, metavar="S", help="--bind: after the last one (default: 1)")
 
     tap = parser(
         acts,
@@ -97,7 +96,7 @@ def add_parser(verbs: Verbs) -> None:
         "Listen to a publisher of KV events and print what it says.",
     )
     tap.add_argument("endpoint", metavar="ADDRESS", help="tcp://HOST:PORT")
-    _listening(tap)
+    listening.add_listening_flags(tap)
     tap.add_argument(
         "--record", type=Path, metavar="PATH", help="keep the messages, a line each, for `verify`"
     )
@@ -118,16 +117,7 @@ def add_parser(verbs: Verbs) -> None:
     verify.add_argument(
         "--max-breaches", type=int, default=100, metavar="N", help="lines to print (default: 100)"
     )
-    _listening(verify)
-
-
-def _listening(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--replay", metavar="ADDRESS", help="ask here first for what is buffered: tcp://HOST:PORT"
-    )
-    parser.add_argument("--topic", default="", metavar="TEXT", help="only messages whose topic begins so")
-    parser.add_argument("--count", type=int, metavar="N", help="stop after N messages")
-    parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
+    listening.add_listening_flags(verify)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,6 +127,9 @@ def run(args: argparse.Namespace) -> int:
 
 # --- emit ---------------------------------------------------------------------------------------------
 
+_PACE = {"speed_up": 0.0, "wait_s": 1.0, "linger_s": 1.0}
+"""Of what is sent, by flag."""
+
 
 def _emit(args: argparse.Namespace) -> int:
     import sys
@@ -144,6 +137,7 @@ def _emit(args: argparse.Namespace) -> int:
 
     from understudy.checks import positive_number
     from understudy.cli.progress import progress_bar
+    from understudy.cli.trace_flags import scenario_settings
     from understudy.errors import ConfigError
     from understudy.events.dialects import dialect
     from understudy.events.emit import wire_batches
@@ -157,14 +151,22 @@ def _emit(args: argparse.Namespace) -> int:
         raise ConfigError("say where to: either --out PATH or --bind ADDRESS")
     if args.replay_bind is not None and args.bind is None:
         raise ConfigError("--replay-bind answers for what --bind sends")
-    for name in ("speed_up", "wait_s", "linger_s"):
-        positive_number(f"--{name.replace('_', '-')}", getattr(args, name), or_zero=True)
+    for name, default in _PACE.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        positive_number(flag, getattr(args, name), or_zero=True)
+        if args.bind is None:
+            raise ConfigError(f"{flag} is of --bind, which sends; --out writes all at once")
     rules = dialect(args.dialect)
-    engine = {name: getattr(args, name) for name in ("block_size", "num_gpu_blocks")}
-    flags: dict[str, Any] = {"engine": {name: value for name, value in engine.items() if value is not None}}
-    if args.workers is not None:
-        flags["workers"] = args.workers
-    settings = ReplaySettings.read(args.config, flags, args.set)
+    given = {name: getattr(args, name) for name in ("block_size", "num_gpu_blocks")}
+    flags: dict[str, Any] = {} if args.workers is None else {"workers": args.workers}
+    if engine := {name: value for name, value in given.items() if value is not None}:
+        flags["engine"] = engine
+    settings = ReplaySettings.read(args.config, flags, args.set, base=scenario_settings(args))
+    if settings.pools:
+        raise ConfigError("events emit plays workers that are all alike: give engine and workers, not pools")
     inputs = {"TRACE": args.trace, "--config": args.config, **files_named(settings)}
     check_outputs({"--out": args.out}, inputs)
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
@@ -184,6 +186,8 @@ def _emit(args: argparse.Namespace) -> int:
                 seed=settings.seed,
                 load=settings.load,
                 tiers=settings.tiers,
+                route_rejected=settings.route_rejected,
+                ranks=settings.ranks,
                 events=True,
                 progress=progress,
             )
@@ -242,65 +246,6 @@ def _publish(args: argparse.Namespace, publishers: list[Publisher], batches: Ite
 # --- tap and verify -----------------------------------------------------------------------------------
 
 
-def _messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
-    """Frames of live messages as they come; first what the replay socket still has."""
-    import zmq
-
-    from understudy.checks import positive_number, whole_number
-    from understudy.errors import ConfigError
-    from understudy.events.counters import Counters
-    from understudy.events.endpoints import rank_endpoint
-    from understudy.events.replay_client import ReplayClient
-    from understudy.events.wire import MAX_PAYLOAD_BYTES, live_frames, parse_frames
-
-    if args.seconds is not None:
-        positive_number("--seconds", args.seconds)
-    if args.count is not None:
-        whole_number("--count", args.count, 1)
-    rank_endpoint(endpoint, 0)
-    deadline = None if args.seconds is None else time.monotonic() + args.seconds
-    count = 0
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.SUB)
-    client = None
-    try:
-        socket.setsockopt(zmq.SUBSCRIBE, args.topic.encode())
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
-        try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"cannot listen to {endpoint}: {error}") from error
-        replayed = -1
-        if args.replay is not None:
-            client = ReplayClient(context, args.replay, Counters(), timeout_ms=3000, max_messages=10_000_000)
-            answer = client.since(0)
-            if answer is None:
-                raise ConfigError(f"{args.replay} did not answer a replay request")
-            for sequence, payload in answer:
-                replayed, count = sequence, count + 1
-                yield live_frames(args.topic.encode(), sequence, payload)
-        while args.count is None or count < args.count:
-            left_ms = 1000 if deadline is None else int((deadline - time.monotonic()) * 1000)
-            if deadline is not None and left_ms <= 0:
-                return
-            if not socket.poll(min(left_ms, 1000)):
-                continue
-            frames = socket.recv_multipart()
-            try:
-                _, sequence, _ = parse_frames(frames)
-            except ValueError:
-                sequence = replayed + 1
-            if sequence <= replayed:
-                continue  # the replay has told it already
-            replayed, count = -1, count + 1
-            yield frames
-    finally:
-        if client is not None:
-            client.close()
-        socket.close(linger=0)
-        context.term()
-
-
 def _tap(args: argparse.Namespace) -> int:
     from contextlib import ExitStack
 
@@ -318,7 +263,7 @@ def _tap(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         # Not beside it: what was heard stays when the listener is ended.
         record = stack.enter_context(args.record.open("wb")) if args.record is not None else None
-        for frames in _messages(args, args.endpoint):
+        for frames in listening.messages(args, args.endpoint):
             try:
                 _, sequence, payload = parse_frames(frames)
                 if record is not None:
@@ -353,8 +298,10 @@ def _verify(args: argparse.Namespace) -> int:
     whole_number("--max-breaches", args.max_breaches)
     rules = None if args.dialect is None else dialect(args.dialect)
     live = "://" in args.source
+    if not live:
+        listening.refuse_for_a_file(args)
     source: Iterator[tuple[str, list[bytes]]] = (
-        (("", frames) for frames in _messages(args, args.source))
+        (("", frames) for frames in listening.messages(args, args.source))
         if live
         else ((message.publisher, message.frames) for message in read_messages(args.source))
     )

@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
             f"--digest is printed to standard output, where {printed} goes: name a file for it"
         )
     flags = {**_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
-    settings = ReplaySettings.read(args.config, flags, args.set, base=_scenario_settings(args))
+    settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
     if not settings.tiers.tiers:
         tier_flags.refuse_idle_flags(args)
     check_outputs(outputs, files_named(settings))
@@ -278,13 +278,3 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     if args.speed_up is not None:
         flags.setdefault("load", {"kind": "open_loop"})["speed_up"] = args.speed_up
     return flags
-
-
-def _scenario_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What a scenario says of the run itself."""
-    if args.format != "vllm-scenario":
-        return {}
-    from understudy.engines.scenario import read_scenario
-
-    settings = read_scenario(args.trace).config.settings()
-    return {"engine": settings, "load": {"kind": "lockstep"}}

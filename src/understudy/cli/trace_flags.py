@@ -48,3 +48,13 @@ def path_read(args: argparse.Namespace) -> Path:
     """The file that will be read, of which standard input may be another name."""
     path: Path = args.trace
     return Path("/dev/stdin") if str(path) == STDIN else path
+
+
+def scenario_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What a scenario says of the run itself."""
+    if args.format != "vllm-scenario":
+        return {}
+    from understudy.engines.scenario import read_scenario
+
+    settings = read_scenario(args.trace).config.settings()
+    return {"engine": settings, "load": {"kind": "lockstep"}}
