@@ -122,6 +122,8 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
 
 
 def _check(args: argparse.Namespace, paths: list[Path]) -> int:
+    from msgspec.structs import replace
+
     from understudy.calibrate.fit import Run, score
     from understudy.calibrate.page import page
     from understudy.cli.progress import progress_bar
@@ -139,9 +141,10 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
     file = TimingFile.read(args.timing)
     benchmarks = _read(args, paths, file.deployment)
     flags, outcomes = _flags(args), []
+    reached = replace(file.efficiencies, front_end_ms=0.0) if args.in_engine else file.efficiencies
     with progress_bar("replaying", len(benchmarks), "benchmarks") as progress:
         for one in benchmarks:
-            outcomes.append(Run.of(one, file.deployment, flags).play(file.efficiencies))
+            outcomes.append(Run.of(one, file.deployment, flags).play(reached))
             if progress is not None:
                 progress(len(outcomes))
     scores = [score(one, outcome) for one, outcome in zip(benchmarks, outcomes, strict=True)]
@@ -153,14 +156,34 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
 
 
 def _read(args: argparse.Namespace, paths: list[Path], deployment: Deployment) -> list[Benchmark]:
-    from understudy.calibrate.readers import read_benchmarks
+    """ConfigError names a flag that is nothing to any of them."""
+    from understudy.calibrate.readers import TAKE_LEAST_LENGTH, read_benchmarks
+    from understudy.errors import ConfigError
 
     ranks = deployment.parallel.data
-    return [
+    found = [
         one
         for path in paths
         for one in read_benchmarks(path, least_length=args.least_length, data_parallel_size=ranks)
     ]
+    if args.least_length is not None and not any(one.format in TAKE_LEAST_LENGTH for one in found):
+        raise ConfigError(
+            "--least-length is for summaries that do not say how random their lengths were, and these files "
+            f"({', '.join(sorted({one.format for one in found}))}) do; leave it out"
+        )
+    for name in _NAMED_IN_FILES:
+        said, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        own = {one.engine.get(name) for one in found}
+        if said is not None and None not in own and own != {said}:
+            raise ConfigError(
+                f"{flag} is for files that do not say it, and each of these does "
+                f"({name}: {', '.join(map(str, sorted(filter(None, own))))}); leave it out"
+            )
+    return found
+
+
+_NAMED_IN_FILES = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")
+"""Settings of the engine that a file may have, by `vllm bench serve --metadata`; they win over the flags."""
 
 
 def _flags(args: argparse.Namespace) -> EngineFlags:

@@ -22,6 +22,9 @@ FORMATS = (
     "understudy replay --requests-jsonl",
 )
 
+TAKE_LEAST_LENGTH = ("vllm bench serve", "CSV of summaries")
+"""Formats (of a `Benchmark`) that leave open how random lengths were; the others have them, or say so."""
+
 
 def read_benchmarks(
     path: Path, *, least_length: float | None = None, data_parallel_size: int = 1
