@@ -15,6 +15,7 @@ from understudy.errors import ConfigError, WrongState
 from understudy.events.dialects import Dialect, dialect
 from understudy.events.endpoints import binds, rank_endpoint
 from understudy.events.mirror import Mirror
+from understudy.events.sockets import new_context
 from understudy.events.translate import to_wire
 from understudy.events.wire import WireBatch, encode_batch, live_frames, replay_frames
 
@@ -72,7 +73,7 @@ class Publisher:
         self._mirror = Mirror()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._context = zmq.Context()
+        self._context = new_context()
         self._thread: threading.Thread | None = None
         offset = rank if self.dialect.has_rank else 0
         try:

@@ -17,6 +17,7 @@ from understudy.events.columns import EventColumns, cleared
 from understudy.events.consolidate import columns_of
 from understudy.events.counters import Counters
 from understudy.events.replay_client import ReplayClient
+from understudy.events.sockets import new_context
 from understudy.events.wire import MAX_PAYLOAD_BYTES, parse_frames
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Subscriber:
         self._in_order = 0
         self._out: list[EventColumns] = []
         self._ts: list[npt.NDArray[np.float64]] = []
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         try:
             self._sub: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
             self._sub.set_hwm(hwm)
