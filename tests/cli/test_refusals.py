@@ -124,6 +124,30 @@ def refused(
             "--long-prefill-token-threshold-adaptive is no setting of vLLM 0.25; 0.31 is the first that",
         ),
         (f"replay {TRACE} --vllm-version 0.22 --watermark 0.1", "--watermark is no setting of vLLM 0.22"),
+        (
+            f"replay {TRACE} --routing kv --router-queue-policy wspt",
+            "--router-queue-policy=wspt says who of those that wait goes first, and nobody waits without",
+        ),
+        (
+            f"replay {TRACE} --quiet --gpu H100 --model Llama-3.1-8B --no-charge-first-token",
+            "--no-charge-first-token needs a timing model that times decoding apart; this one times whole steps",
+        ),
+        *(
+            (
+                f"replay {TRACE} --quiet --engine qwen3 --step-times run.jsonl {flag}",
+                f"{flag.split()[0]} is nothing to --engine qwen3; leave it out",
+            )
+            for flag in (
+                *(
+                    "--threads 2",
+                    "--no-leaping",
+                    "--synthesize-tokens",
+                    "--route-rejected",
+                    "--seed 1",
+                    "--seed 0",
+                ),
+            )
+        ),
         # files
         ("fleet --fleet-config deep.yaml", "deep.yaml: lists or settings are nested too deeply"),
         ("fleet --fleet-config octal.yaml", "octal.yaml:1: 010 is an octal"),

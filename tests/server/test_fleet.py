@@ -305,11 +305,12 @@ def test_nothing_is_lost_among_cancels_kills_and_rejections() -> None:
 
 def test_the_command_line_of_a_fleet() -> None:
     line = ["m", "--workers", "3", "--routing", "kv", "--max-num-seqs", "9", "--port", "1"]
-    settings, processes = read_fleet([*line, "--router.queue_policy", "wspt"])
+    queue = ["--router.queue_threshold", "2", "--router.queue_policy", "wspt"]
+    settings, processes = read_fleet([*line, *queue])
     assert processes == 1
     ((count, pool),) = settings.pools
     assert (count, settings.port, pool.engine.max_num_seqs) == (3, 1, 9)
-    assert settings.routing == KvRouting(queue_policy="wspt")
+    assert settings.routing == KvRouting(queue_threshold=2, queue_policy="wspt")
     with pytest.raises(ConfigError, match="for --routing kv"):
         read_fleet(["--router.temperature", "1"])
     with pytest.raises(ConfigError, match="offline"):

@@ -27,6 +27,15 @@ _TWIN_FLAGS = (
     *("enable_prefix_caching", "num_g2_blocks"),
 )
 
+_NOTHING_TO_THE_TWIN = {
+    "no_leaping": False,
+    "synthesize_tokens": False,
+    "route_rejected": None,
+    "threads": 1,
+    "seed": None,
+}
+"""Flags, with what they are unless given."""
+
 
 def replay_twin_of(
     args: argparse.Namespace, settings: ReplaySettings, workload: Workload, progress: Any
@@ -47,6 +56,9 @@ def replay_twin_of(
         raise ConfigError(
             "--engine qwen3 has no --online, --check, --compare-without-tiers, --config or --set"
         )
+    for name, unsaid in _NOTHING_TO_THE_TWIN.items():
+        if getattr(args, name) != unsaid:
+            raise ConfigError(f"--{name.replace('_', '-')} is nothing to --engine qwen3; leave it out")
     if not isinstance(settings.load, OpenLoop) or settings.workers != 1 or settings.routing != "round_robin":
         raise ConfigError("--engine qwen3 is one worker that plays timestamps")
     other_rooms = {

@@ -19,6 +19,8 @@ from understudy.kv.policy import check_policy
 from understudy.tiers.dynamo import take_dynamo_names
 from understudy.tiers.settings import TiersConfig, name_of
 from understudy.tiers.vllm_flags import take_vllm_names
+from understudy.timing.physical import Physical
+from understudy.timing.sources import Aiconfigurator, MeasuredKernels, RecordedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +41,9 @@ _SWITCHES = (
 _MTP_SEED = 42
 _MAYBE_SWITCHES = ("scheduler_reserve_full_isl", "async_scheduling")
 """None leaves them to the release."""
+
+_WHOLE_STEPS = Physical | MeasuredKernels | Aiconfigurator | RecordedSteps
+"""Timing models that do not know what part of a step is decoding."""
 
 _KVBM_ORDERS = ("lineage", "lru", "multi_lru")
 """Of Dynamo's block manager."""
@@ -350,6 +355,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if model is not None:
             built = python_timing(model, self.speedup_ratio, self.decode_speedup_ratio)
         else:
+            if not self.charge_first_token and isinstance(self.timing, _WHOLE_STEPS):
+                raise ConfigError(
+                    "charge_first_token needs a timing model that times decoding apart; this one times whole steps: "
+                    "leave it out"
+                )
             built = self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)
         built.charges_first_token = self.charge_first_token
         return built
