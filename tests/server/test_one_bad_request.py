@@ -219,3 +219,42 @@ def test_values_that_cannot_be_are_refused(path: str, body: bytes, param: str | 
             assert reply.json["error"]["param"] == param
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["on_step", "on_rest"])
+def test_what_cannot_be_told_of_a_step_stops_no_engine_and_is_counted(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with serving() as (client, server):
+            assert b'understudy:errors_total{engine="0"} 0.0' in (await client.get("/metrics")).body
+
+            def fails(*_: Any) -> None:
+                raise RuntimeError("no such address")
+
+            fails.__name__ = what
+            monkeypatch.setattr(server.worker, what, fails)
+            for _ in range(2):
+                reply = await asyncio.wait_for(client.post(C, {"prompt": "x", "max_tokens": 3}), 5)
+                assert reply.status == 200
+            assert server.worker.cores[0].errors >= 2
+            errors = f'understudy:errors_total{{engine="0"}} {server.worker.cores[0].errors}.0'
+            assert errors.encode() in (await client.get("/metrics")).body
+            assert (await client.get("/health")).status == 200
+
+    asyncio.run(main())
+    assert caplog.text.count("RuntimeError: no such address") == 1
+
+
+def test_an_order_that_an_engine_cannot_follow_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_: int) -> None:
+        raise ValueError("no such order")
+
+    async def main() -> None:
+        async with serving() as (client, server):
+            server.worker.driver.do(server.worker.cores[0], fails)
+            assert (await client.post(C, {"prompt": "x", "max_tokens": 3})).status == 200
+            assert b'understudy:errors_total{engine="0"} 1.0' in (await client.get("/metrics")).body
+
+    asyncio.run(main())
+    assert "no such order" in caplog.text

@@ -128,7 +128,7 @@ class Qwen3Driver(Driver):
                 self._woken.clear()
                 observer = self._observers.get(id(core))
                 if observer is not None:
-                    observer.on_rest(core)
+                    self._tell(core, observer.on_rest, core)
                 await self._woken.wait()
                 continue
             told = await loop.run_in_executor(self._thread, core.advance)
@@ -137,7 +137,7 @@ class Qwen3Driver(Driver):
             effects.tell(now_ns)
             observer = self._observers.get(id(core))
             if observer is not None:
-                observer.on_step(core, effects, now_ns)
+                self._tell(core, observer.on_step, core, effects, now_ns)
             if self.after_pump is not None:
                 self.after_pump()
 

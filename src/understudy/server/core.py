@@ -112,6 +112,8 @@ class LiveRequest:
     def broke(self) -> None:
         """What was raised just now is its own affair: it goes to the log, and all others go on."""
         log.exception("the answer to request %s failed", ascii(self.name))
+        if self.rank is not None:
+            self.rank.errors += 1
         try:
             self.listener.on_broken(self)
         except Exception:
@@ -145,6 +147,8 @@ class EngineCore:
 
     failure: Exception | None = None
     """Why it computes nothing any more; None while it does."""
+    errors = 0
+    """What failed around it, was told to the log, and stopped nobody: `understudy:errors` on `/metrics`."""
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class Driver:
         self._soon = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None  # that nobody was told of but the log
+        self._known: set[tuple[str, str, str]] = set()  # failures that would be told with every step
 
     def observe(self, core: EngineCore, observer: Observer) -> None:
         """Tell it of every step of this engine."""
@@ -181,7 +182,7 @@ class Driver:
                     continue  # of an engine that has died since
                 self._end(core, now_ns)
             elif action is not None:
-                self._act(action, now_ns)
+                self._act(core, action, now_ns)
             touched[id(core)] = core
         for core in touched.values():
             if self._begin(core, now_ns):
@@ -197,16 +198,29 @@ class Driver:
             observer = self._observers.get(id(core))
             if observer is not None:
                 if id(core) in landed:
-                    observer.on_landed(core)
-                observer.on_rest(core)
+                    self._tell(core, observer.on_landed, core)
+                self._tell(core, observer.on_rest, core)
 
-    def _act(self, action: Callable[[int], object], now_ns: int) -> None:
-        """What is refused goes to the log, and everything else goes on."""
+    def _act(self, core: EngineCore, action: Callable[[int], object], now_ns: int) -> None:
+        """What is refused goes to the log and is counted, and everything else goes on."""
         try:
             action(now_ns)
         except Exception as failure:
-            log.exception("an engine was asked for what it cannot do")
+            log.exception("%s was asked for what it cannot do", core.name)
+            core.errors += 1
             self._failure = self._failure or failure
+
+    def _tell(self, core: EngineCore, tell: Callable[..., None], *what: object) -> None:
+        """Who watches is told; that it fails at it is counted, is in the log once, and stops no engine."""
+        try:
+            tell(*what)
+        except Exception as failure:
+            core.errors += 1
+            self._failure = self._failure or failure
+            known = (core.name, tell.__name__, type(failure).__name__)
+            if known not in self._known:
+                self._known.add(known)
+                log.exception("%s: what it does could not be told (%s; told once)", core.name, tell.__name__)
 
     def _land(self, core: EngineCore, now_ns: int) -> bool:
         if core.failure is not None:
@@ -235,7 +249,7 @@ class Driver:
         effects.tell(now_ns)
         observer = self._observers.get(id(core))
         if observer is not None:
-            observer.on_step(core, effects, now_ns)
+            self._tell(core, observer.on_step, core, effects, now_ns)
 
     def _fail(self, core: EngineCore, failure: Exception, now_ns: int) -> None:
         """It computes nothing any more until it is killed and another takes its place; who was in it is told."""

@@ -13,6 +13,7 @@ from understudy.server.knobs import Latency
 from understudy.server.kv_events import KvEventsConfig, KvEventSender
 from understudy.server.metrics import Registry
 from understudy.server.metrics.cache_info import add_cache_info
+from understudy.server.metrics.errors import add_errors
 from understudy.server.metrics.features import SleepMetrics
 from understudy.server.metrics.late import add_lateness
 from understudy.server.metrics.others import SglangMetrics, add_old_names
@@ -133,6 +134,7 @@ class Worker:
         if given is not None and self.senders:
             given.tell(self.senders[0])
         add_lateness(self.registry, driver.step_lateness, token_lateness)
+        add_errors(self.registry, self.cores)
         self._rank_of = {id(core): rank for rank, core in enumerate(self.cores)}
         for core in self.cores:
             driver.observe(core, self)
