@@ -85,6 +85,11 @@ def test_a_body_may_come_in_chunks_and_byte_by_byte() -> None:
         (HEAD + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n", 400),
         (HEAD + b"transfer-encoding: gzip\r\n\r\n", 400),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n2\n\r\n{}\r\n0\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\ngarbage\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nGET /version HTTP/1.1\r\nhost: t\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 300 + b"\r\n", 431),
+        (HEAD + b"transfer-encoding\n: chunked\r\n\r\n", 400),
         (HEAD + b"content-length: 99999999999\r\n\r\n", 413),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nfffffff\r\n", 413),
         (b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 300 + b"\r\n", 431),
@@ -97,6 +102,7 @@ def test_bytes_that_are_no_request_are_refused_as_json_and_the_connection_ends(
         reply = await client.raw(data)
         assert reply.status == status
         assert reply.json["error"]["code"] == status
+        assert reply.headers["connection"] == "close"
         assert (await client.get("/health")).status == 200
 
     run(test)

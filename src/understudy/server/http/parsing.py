@@ -8,10 +8,10 @@ from urllib.parse import unquote
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_HEADERS = 256
-_TOKEN = re.compile(rb"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(rb"[\x00-\x20\x7f]")
-_TOKEN_BYTES = frozenset(byte for byte in range(256) if _TOKEN.match(bytes([byte])))
-_CHUNK = re.compile(rb"^[0-9A-Fa-f]{1,15}(?:[ \t]*;.*)?$")
+_TOKEN_BYTES = frozenset(byte for byte in range(256) if _TOKEN.fullmatch(bytes([byte])))
+_CHUNK = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t]*;[^\r\n]*)?")
 
 
 class BadRequest(Exception):
@@ -59,7 +59,7 @@ def parse_head(data: bytes) -> Head:
     """The request line and headers, without the empty line. BadRequest when they are none."""
     lines = data.split(b"\r\n")
     parts = lines[0].split(b" ")
-    if len(parts) != 3 or not _TOKEN.match(parts[0]):
+    if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]):
         raise BadRequest(400, "the request line is malformed")
     method, target, version = parts
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
@@ -68,9 +68,7 @@ def parse_head(data: bytes) -> Head:
         raise BadRequest(431, f"more than {MAX_HEADERS} headers")
     headers: dict[str, str] = {}
     for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or not _TOKEN.match(name) or b"\x00" in value or b"\n" in value or b"\r" in value:
-            raise BadRequest(400, "a header is malformed")
+        name, value = _named(line)
         key = name.decode("ascii").lower()
         text = value.strip(b" \t").decode("latin-1")
         if key in ("content-length", "transfer-encoding", "host") and key in headers and headers[key] != text:
@@ -99,6 +97,14 @@ def parse_head(data: bytes) -> Head:
     )
 
 
+def _named(line: bytes) -> tuple[bytes, bytes]:
+    """Name and value of a header."""
+    name, colon, value = line.partition(b":")
+    if not colon or not _TOKEN.fullmatch(name) or b"\x00" in value or b"\n" in value or b"\r" in value:
+        raise BadRequest(400, "a header is malformed")
+    return name, value
+
+
 def _length(headers: dict[str, str]) -> int:
     encoding = headers.get("transfer-encoding")
     if encoding is not None:
@@ -117,7 +123,7 @@ class ChunkedBody:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._parts: list[bytes] = []
-        self._size = 0
+        self._size = self._trailers = 0
         self._left = -1  # of the chunk at hand; −1: its size comes next; −2: trailers come next
 
     def feed(self, buffer: bytearray) -> bytes | None:
@@ -141,8 +147,12 @@ class ChunkedBody:
             if self._left == -2:
                 if not line:
                     return b"".join(self._parts)
+                _named(line)  # nobody reads it, but a request that were taken for one would be lost
+                self._trailers += 1
+                if self._trailers > MAX_HEADERS:
+                    raise BadRequest(431, f"more than {MAX_HEADERS} headers behind the body")
                 continue
-            if not _CHUNK.match(line):
+            if not _CHUNK.fullmatch(line):
                 raise BadRequest(400, "the size of a chunk is malformed")
             size = int(line.partition(b";")[0], 16)
             self._size += size
