@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from understudy.cli import events, main, parser
+from understudy.cli import events, listening, main, parser
 from understudy.errors import UnderstudyError
 from understudy.events.capture import read_messages
 from understudy.server.api.errors import ApiError
@@ -197,4 +197,4 @@ def _hear_what_is_emitted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None
             yield from (said.frames for said in read_messages(sent) if said.publisher == "rank 0")
 
     monkeypatch.setattr(events, "_publishers", to_file)
-    monkeypatch.setattr(events, "_messages", from_file)
+    monkeypatch.setattr(listening, "messages", from_file)
