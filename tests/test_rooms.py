@@ -33,6 +33,11 @@ def test_a_room_of_the_core_uses_only_those_before_it(room: str) -> None:
             assert used.split("/")[0] in allowed, f"{path.relative_to(CORE)} uses {used}"
 
 
+def test_a_run_knows_engines_by_their_interface_but_where_it_makes_them() -> None:
+    makers = [path.name for path in sorted((CORE / "replay").iterdir()) if "VllmEngine" in path.read_text()]
+    assert makers == ["fleet.cpp"]
+
+
 def test_the_core_uses_no_iostreams() -> None:
     """They crash where a toolchain links libstdc++ statically, and write numbers as the locale says."""
     for path in sorted([*CORE.rglob("*.hpp"), *CORE.rglob("*.cpp")]):

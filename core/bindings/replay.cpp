@@ -17,6 +17,7 @@
 #include "base/turn.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "engine/vllm/engine.hpp"
 #include "replay/fleet.hpp"
 #include "replay/plain_rows.hpp"
 #include "replay/trace_identities.hpp"
@@ -181,9 +182,9 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
   columns.names = names;
   LentEngines lent;
   if (!on_step.is_none()) {
-    settings.on_step = [&on_step, &lent](std::size_t worker, VllmEngine& stepped, bool ended) {
+    settings.on_step = [&on_step, &lent](std::size_t worker, Engine& stepped, bool ended) {
       nb::gil_scoped_acquire gil;
-      on_step(worker, lent.handle_of(stepped), ended);
+      on_step(worker, lent.handle_of(static_cast<VllmEngine&>(stepped)), ended);
     };
   }
   const Fleet::Progress report = [&progress](std::size_t ended) {

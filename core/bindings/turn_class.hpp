@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <concepts>
 #include <functional>
 #include <type_traits>
 #include <utility>
@@ -49,8 +50,9 @@ class TurnClass {
   auto in_turn(Result (T::*call)(Args...)) const {
     return turned<Result, Args...>(call);
   }
-  template <typename Result, typename... Args>
-  auto in_turn(Result (T::*call)(Args...) const) const {
+  template <typename Result, typename Base, typename... Args>
+    requires std::derived_from<T, Base>
+  auto in_turn(Result (Base::*call)(Args...) const) const {
     return turned<Result, Args...>(call);
   }
   template <typename Result, typename... Args>

@@ -5,13 +5,17 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/request_id.hpp"
+#include "engine/kv_trace.hpp"
 #include "engine/request.hpp"
+#include "engine/tier_report.hpp"
 #include "engine/token_log.hpp"
 #include "events/event_log.hpp"
+#include "events/event_truth.hpp"
 
 namespace understudy {
 
@@ -109,10 +113,34 @@ class Engine {
   virtual std::int64_t no_finish_before() const { return wake_ns(); }
   // Idle time passes: nothing happens before `time_ns`. Between steps only.
   virtual void skip_to(std::int64_t time_ns) = 0;
+  // A step as recordings of schedulers count them: a schedule, and the update that follows it, which may be that of the
+  // step before.
+  virtual const StepEffects& play_turn(std::int64_t now_ns) {
+    (void)begin_step(now_ns);
+    return end_step(now_ns);
+  }
+  // Of ranks that step together: the tokens that the open step computes, and how long it takes once it is known what
+  // all of them compute.
+  virtual std::uint64_t step_tokens() const = 0;
+  virtual std::int64_t retime_step(std::uint64_t rank_tokens) = 0;
 
-  virtual bool in_step() const = 0;
-  virtual std::int64_t now_ns() const = 0;  // when the open step ends, or else when the next may begin
-  virtual bool idle() const = 0;            // nobody is inside
+  // ── Rest ──
+  // For a driver whose engines share transfers: from now on steps are not played that concern nobody outside before the
+  // last of them ends (nobody ends, nothing goes below the device). Returns when that is: `catch_up` then, or before
+  // anything else comes. When the first of them may, that one has begun (`in_step`), and ends at the time returned; or
+  // nothing has, and `begin_step` must. So it is with an engine that never rests.
+  virtual std::optional<std::int64_t> rest(std::int64_t /*now_ns*/) { return std::nullopt; }
+  // Plays them up to now: a step is open that has not ended. With `landing`, neither has one that ends now.
+  virtual const StepEffects& catch_up(std::int64_t now_ns, bool /*landing*/) { return advance(now_ns, false); }
+  // Before something lands that steps see in their samples alone: plays those that have ended. The rest goes on, unless
+  // a step is open.
+  virtual const StepEffects& rest_on(std::int64_t now_ns) { return catch_up(now_ns, true); }
+  std::int64_t rested_step_ns() const noexcept { return rested_step_ns_; }  // when the first of them ends
+
+  bool in_step() const noexcept { return in_step_; }
+  std::int64_t now_ns() const noexcept { return now_ns_; }  // when the open step ends, or else when the next may begin
+  std::int64_t begun_ns() const noexcept { return begun_ns_; }  // when its last step began
+  virtual bool idle() const = 0;                                // nobody is inside
   // When begin_step (or, in a step, end_step) is due: `now_ns`, or the next landing when all that is here waits for
   // transfers, or kNever when idle or stuck.
   virtual std::int64_t wake_ns() const = 0;
@@ -133,6 +161,12 @@ class Engine {
 
   // ── Watch ──
   virtual EngineSnapshot snapshot() const = 0;
+  // Of an engine that has ended, and so have its transfers.
+  virtual TierReport tier_report() = 0;
+  // Which blocks it holds, for who has an index of them; and of `blocks` the leading ones on its device, as those would
+  // know who are told of every step when it ends.
+  virtual const Residency& residency() const = 0;
+  virtual std::size_t known_prefix(std::span<const BlockIdentity> blocks) = 0;
   // Visible rows since the last call, each with the time from which it is; in the room that `out` has.
   virtual void take_events(TimedEvents& out) = 0;
   TimedEvents take_events() {
@@ -145,10 +179,18 @@ class Engine {
   virtual void keep_times() = 0;
   virtual void take_gaps(GapSum& out) = 0;  // adds those of requests that finished since the last call
   virtual std::vector<EngineSample> samples() const = 0;
+  virtual std::vector<TimedKvTrace> take_kv_trace() { return {}; }  // if it keeps one
   // Called by `advance` now and then, between steps, with what it has done so far; may throw to stop it there.
   virtual void set_pause(std::function<void(const StepEffects&)> pause) = 0;
   // Raises InvariantViolated when requests, blocks and events contradict each other. O(blocks).
   virtual void check() = 0;
+
+ protected:
+  // Drivers look at these at every turn.
+  std::int64_t now_ns_ = 0;
+  std::int64_t begun_ns_ = 0;
+  std::int64_t rested_step_ns_ = 0;
+  bool in_step_ = false;
 };
 
 }  // namespace understudy

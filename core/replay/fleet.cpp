@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/vllm/engine.hpp"
 #include "replay/trace_identities.hpp"
 
 namespace understudy {

@@ -12,12 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include "engine/vllm/engine.hpp"
+#include "engine/config.hpp"
+#include "engine/engine.hpp"
+#include "engine/timing.hpp"
 #include "replay/event_queue.hpp"
 #include "replay/fleet_result.hpp"
 #include "replay/run_columns.hpp"
 #include "replay/workload_columns.hpp"
 #include "router/router.hpp"
+#include "tiers/worker_tiers.hpp"
 
 namespace understudy {
 
@@ -43,8 +46,8 @@ struct FleetConfig {
   std::int64_t lockstep_ns = 0;
   // Workers are data-parallel ranks of one model: they step together, and as long as the slowest of them.
   bool ranks = false;
-  // Told of every step in the order of time; see VllmEngine::Observer. Turns leaping off.
-  std::function<void(std::size_t worker, VllmEngine& engine, bool ended)> on_step;
+  // Told of every step in the order of time, after it has begun and after it has ended. Turns leaping off.
+  std::function<void(std::size_t worker, Engine& engine, bool ended)> on_step;
 };
 
 class Fleet final : private FleetView {
@@ -70,7 +73,7 @@ class Fleet final : private FleetView {
     std::size_t first_worker = 0;
   };
   struct Worker {
-    std::unique_ptr<VllmEngine> engine;
+    std::unique_ptr<Engine> engine;
     std::uint32_t pool = 0;
     std::vector<std::uint64_t> rows;              // by the engine's request index
     EventQueue::Handle next = EventQueue::kNone;  // its entry among step ends

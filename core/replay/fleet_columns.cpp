@@ -14,7 +14,7 @@ void Fleet::prepare_columns() {
 
 void Fleet::collect(std::size_t index) {
   Worker& worker = workers_[index];
-  VllmEngine& engine = *worker.engine;
+  Engine& engine = *worker.engine;
   if (config_.check) engine.check();
   if (keeps_events_) {
     keep_events(worker, gathered_);

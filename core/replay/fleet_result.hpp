@@ -9,8 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "engine/vllm/engine.hpp"
+#include "engine/engine.hpp"
 #include "events/event_table.hpp"
+#include "links/link.hpp"
+#include "tiers/shared_tier.hpp"
 
 namespace understudy {
 

@@ -204,7 +204,7 @@ void Fleet::end_step(std::size_t index) {
     (void)tell_router(index, workers_[index].pool, order_of(index), workers_[index].events);
     // Without prefix caching a manager may name blocks all the same, for itself: nobody is told of them.
     const bool tells = pools_[workers_[index].pool].config.engine.enable_prefix_caching;
-    if (config_.check && tells) config_.router->check(index, workers_[index].engine->store());
+    if (config_.check && tells) config_.router->check(index, workers_[index].engine->residency());
   }
   if (!config_.ranks) return want_begin(index);
   for (std::size_t rank = 0; rank < workers_.size(); ++rank) want_begin(rank);  // when the last has ended
@@ -258,7 +258,7 @@ void Fleet::step_together() {
 
 void Fleet::begin_step(std::size_t index) {
   Worker& worker = workers_[index];
-  VllmEngine& engine = *worker.engine;
+  Engine& engine = *worker.engine;
   const bool lockstep = config_.lockstep_ns > 0;
   if (worker.resting || engine.in_step() || (engine.idle() && !(lockstep && ended_ < workload_.size()))) return;
   if (engine.asleep()) std::erase(sleepers_, index);
@@ -272,13 +272,12 @@ void Fleet::begin_step(std::size_t index) {
 
 void Fleet::open_step(std::size_t index) {
   Worker& worker = workers_[index];
-  VllmEngine& engine = *worker.engine;
+  Engine& engine = *worker.engine;
   const bool lockstep = config_.lockstep_ns > 0;
   std::int64_t duration_ns = 0;
-  if (lockstep && engine.config().async_scheduling) {
+  if (lockstep && pools_[worker.pool].config.engine.async_scheduling) {
     // As recordings have it: the update that follows a schedule is that of the step before, which ends now.
-    engine.begin_turn(now_ns_);
-    absorb(worker, engine.end_turn(now_ns_));
+    absorb(worker, engine.play_turn(now_ns_));
     record_finished(index);
   } else {
     duration_ns = engine.begin_step(now_ns_);

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "tiers/shared_tier.hpp"
+
 namespace understudy {
 
 namespace {
@@ -50,7 +52,7 @@ void RunColumns::keep(std::uint64_t row, const RequestRecord& record) {
   if (tiers_) for_each_line(kTierRecordColumns, write);
 }
 
-void RunColumns::add_engine(std::size_t worker, VllmEngine& engine) {
+void RunColumns::add_engine(std::size_t worker, Engine& engine) {
   FleetResult& out = result_;
   for (const EngineSample& sample : engine.samples()) {
     out.samples.push_back(sample);
@@ -60,57 +62,30 @@ void RunColumns::add_engine(std::size_t worker, VllmEngine& engine) {
   for_each_line(kTotals, [&](const auto& total) { out.totals.*total.member += end.totals.*total.member; });
   out.evictions += end.evictions;
   out.stored_blocks += end.stored_blocks;
-  if (tiers_) add_tier(worker, Tier::G1, engine.store().num_blocks(0), engine.store().metrics(0));
-  if (engine.tiers() != nullptr) add_tiers(worker, engine);
   engine.take_gaps(gaps_);
+  if (!tiers_) return;
+  const TierReport tiers = engine.tier_report();
+  for (const TierUse& use : tiers.own) add_tier(worker, use);
+  out.onboard_ns.insert(out.onboard_ns.end(), tiers.loads_ns.begin(), tiers.loads_ns.end());
+  out.tier_totals += tiers.totals;
+  if (tiers.run == nullptr) return;
+  add_shared(*tiers.run, worker);
+  add_links(tiers.run->hub().links());
 }
 
-void RunColumns::add_tiers(std::size_t worker, VllmEngine& engine) {
-  const WorkerTiers& tiers = *engine.tiers();
-  FleetResult& out = result_;
-  std::uint64_t host_blocks = tiers.config().g2_blocks;
-  PoolMetrics host = engine.store().metrics(1);
-  TierTotals totals = tiers.totals();
-  if (const OffloadConnector* const offload = engine.offload()) {
-    const std::uint64_t chunk = offload->config().blocks_per_chunk;
-    for (std::uint64_t* const count :
-         {&host.active_blocks, &host.inactive_blocks, &host.registrations, &host.evictions}) {
-      *count *= chunk;
-    }
-    host_blocks = offload->host().capacity() * chunk;
-    const OffloadTotals& done = offload->totals();
-    totals.offloaded_blocks = done.stored_chunks * chunk;
-    totals.onboards = done.loads;
-    totals.onboarded_blocks = done.loaded_tokens / engine.config().block_size;
-    totals.deferred_lookups = done.deferred_lookups;
-    totals.refused_stores = done.refused_stores;
-    totals.flushed_copies = done.flushed_jobs;
-    const std::vector<std::int64_t>& load_ns = engine.offload_links()->load_ns();
-    out.onboard_ns.insert(out.onboard_ns.end(), load_ns.begin(), load_ns.end());
-  }
-  add_tier(worker, Tier::G2, host_blocks, host);
-  out.onboard_ns.insert(out.onboard_ns.end(), tiers.onboard_ns().begin(), tiers.onboard_ns().end());
-  out.tier_totals += totals;
-  if (engine.own_run() != nullptr) {
-    add_shared(*engine.own_run(), worker);
-    add_links(engine.own_run()->hub().links());
-  }
-}
-
-TierSummary& RunColumns::add_tier(std::size_t worker, Tier tier, std::uint64_t capacity_blocks,
-                                  const PoolMetrics& metrics) {
+TierSummary& RunColumns::add_tier(std::size_t worker, const TierUse& use) {
   std::vector<TierSummary>& tiers = result_.tiers;
   const Pool& pool = pool_of(worker);
   auto found = std::find_if(tiers.begin(), tiers.end(), [&](const TierSummary& t) {
-    return t.tier == tier && t.first_worker == pool.first_worker;
+    return t.tier == use.tier && t.first_worker == pool.first_worker;
   });
   if (found == tiers.end()) {
-    found = tiers.insert(tiers.end(), TierSummary{tier, pool.name, pool.first_worker, 0, 0, 0, 0, {}, {}});
+    found = tiers.insert(tiers.end(), TierSummary{use.tier, pool.name, pool.first_worker, 0, 0, 0, 0, {}, {}});
   }
-  found->capacity_blocks += capacity_blocks;
-  found->resident_blocks += metrics.active_blocks + metrics.inactive_blocks;
-  found->stored_blocks += metrics.registrations;
-  found->evicted_blocks += metrics.evictions;
+  found->capacity_blocks += use.capacity_blocks;
+  found->resident_blocks += use.resident_blocks;
+  found->stored_blocks += use.stored_blocks;
+  found->evicted_blocks += use.evicted_blocks;
   return *found;
 }
 
@@ -121,7 +96,9 @@ const RunColumns::Pool& RunColumns::pool_of(std::size_t worker) const {
 void RunColumns::add_shared(TierRun& run, std::size_t first_worker, std::span<EventTable> told) {
   for (std::size_t i = 0; i < run.shared().size(); ++i) {
     SharedTier& shared = *run.shared()[i];
-    TierSummary& summary = add_tier(first_worker, shared.tier(), shared.config().num_blocks, shared.store().metrics(0));
+    const PoolMetrics m = shared.store().metrics(0);
+    TierSummary& summary = add_tier(first_worker, {shared.tier(), shared.config().num_blocks,
+                                                   m.active_blocks + m.inactive_blocks, m.registrations, m.evictions});
     summary.residency = shared.residency();
     if (!events_) continue;
     if (!told.empty()) summary.events = std::move(told[i]);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/vllm/engine.hpp"
+#include "engine/engine.hpp"
 #include "events/event_table.hpp"
 #include "replay/fleet_result.hpp"
 
@@ -24,7 +24,7 @@ class RunColumns {
   // A request has ended. Threads may call it, each for rows of its own.
   void keep(std::uint64_t row, const RequestRecord& record);
   // An engine has ended, and so have its transfers: its samples, totals, gaps and tiers.
-  void add_engine(std::size_t worker, VllmEngine& engine);
+  void add_engine(std::size_t worker, Engine& engine);
   // What workers of a pool share, whose first is that one; `told` are events that were taken before, one table a tier,
   // or none.
   void add_shared(TierRun& run, std::size_t first_worker = 0, std::span<EventTable> told = {});
@@ -41,8 +41,7 @@ class RunColumns {
     std::size_t first_worker = 0;
   };
 
-  void add_tiers(std::size_t worker, VllmEngine& engine);
-  TierSummary& add_tier(std::size_t worker, Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& metrics);
+  TierSummary& add_tier(std::size_t worker, const TierUse& use);
   const Pool& pool_of(std::size_t worker) const;
 
   FleetResult result_;

@@ -100,15 +100,17 @@ class VllmEngine final : public Engine {
   void require_time(std::int64_t now_ns) const;
   static constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
   std::int64_t begin_step(std::int64_t now_ns) override;
-  // The open step, once it is known what all ranks that step together compute: how long it takes.
-  std::int64_t retime_step(std::uint64_t rank_tokens);
-  std::uint64_t step_tokens() const noexcept { return open_load().tokens; }  // that the open step computes
+  std::int64_t retime_step(std::uint64_t rank_tokens) override;
+  std::uint64_t step_tokens() const noexcept override { return open_load().tokens; }
   const StepEffects& end_step(std::int64_t end_ns) override;
-  // A step as recordings of the scheduler count them: a schedule, and the update that follows it. Asynchronously that
-  // is of the batch before, so that no time passes in between. Not to be mixed with begin_step and end_step.
+  // A turn in two parts. Asynchronously the update is of the batch before, so that no time passes in between. Not to be
+  // mixed with begin_step and end_step.
   void begin_turn(std::int64_t now_ns);
   const StepEffects& end_turn(std::int64_t now_ns);
-  bool in_step() const noexcept override { return in_step_; }
+  const StepEffects& play_turn(std::int64_t now_ns) override {
+    begin_turn(now_ns);
+    return end_turn(now_ns);
+  }
   const StepLog& log() const noexcept { return log_; }
   const std::vector<Scheduled>& batch() const noexcept {  // what the open step computes
     return config_.async_scheduling ? open_.turns : log_.scheduled;
@@ -120,18 +122,9 @@ class VllmEngine final : public Engine {
   const StepEffects& advance_lazily(std::int64_t until_ns) override;
   const StepEffects& advance_through(std::int64_t until_ns) override;
   std::int64_t no_finish_before() const override;
-  // For a driver whose engines share transfers: from now on steps are not played that concern nobody outside before the
-  // last of them ends (nobody ends, nothing goes below the device). Returns when that is: `catch_up` then, or before
-  // anything else comes. When the first of them may, that one has begun (`in_step`), and ends at the time returned; or
-  // nothing has, and `begin_step` must.
-  std::optional<std::int64_t> rest(std::int64_t now_ns);
-  // Plays them up to now: a step is open that has not ended. With `landing`, neither has one that ends now.
-  const StepEffects& catch_up(std::int64_t now_ns, bool landing);
-  // Before something lands that steps see in their samples alone: plays those that have ended. The rest goes on, unless
-  // a step is open.
-  const StepEffects& rest_on(std::int64_t now_ns);
-  std::int64_t rested_step_ns() const noexcept { return rested_step_ns_; }  // when the first of them ends
-  std::int64_t now_ns() const noexcept override { return now_ns_; }
+  std::optional<std::int64_t> rest(std::int64_t now_ns) override;
+  const StepEffects& catch_up(std::int64_t now_ns, bool landing) override;
+  const StepEffects& rest_on(std::int64_t now_ns) override;
   void skip_to(std::int64_t time_ns) noexcept override {
     now_ns_ = std::max(now_ns_, time_ns);
     finish_bound_.reset();
@@ -148,7 +141,6 @@ class VllmEngine final : public Engine {
   // Requests preempt each other without end when the oldest must give way: preemption_mode fifo, or equal priorities.
   bool stuck() const noexcept override { return stuck_.has_value(); }
   Stall stall() const override;
-  std::int64_t begun_ns() const noexcept { return begun_ns_; }  // when its last step began
   bool asleep() const noexcept override { return landing_wait_.on; }
   bool landed(std::int64_t now_ns) override;
 
@@ -156,6 +148,8 @@ class VllmEngine final : public Engine {
   StepEffects take_effects() { return std::exchange(effects_, {}); }
 
   EngineSnapshot snapshot() const override;
+  TierReport tier_report() override;
+  const Residency& residency() const noexcept override { return store_; }
   const EngineTotals& totals() const noexcept { return totals_; }
   void keep_times() override {
     token_log_.keep_gaps();
@@ -174,10 +168,9 @@ class VllmEngine final : public Engine {
   void take_events(TimedEvents& out) override { announcer_.take_visible(out); }
   DrainedEvents take_all_events() { return announcer_.take_all(); }
   DrainedEvents peek_events() { return announcer_.peek_new(); }
-  // With config().known_blocks: leading blocks on the device, as those would know who are told of every step when it
-  // ends.
-  std::size_t known_prefix(std::span<const BlockIdentity> blocks) { return announcer_.known_prefix(blocks); }
-  std::vector<TimedKvTrace> take_kv_trace() noexcept { return kv_->take_trace(); }
+  // With config().known_blocks.
+  std::size_t known_prefix(std::span<const BlockIdentity> blocks) override { return announcer_.known_prefix(blocks); }
+  std::vector<TimedKvTrace> take_kv_trace() override { return kv_->take_trace(); }
   std::vector<BlockStay> take_stays() noexcept { return kv_->take_stays(); }
   // Of the drafts that were verified, those accepted at each place.
   const std::vector<std::uint64_t>& accepted_at() const noexcept { return accepted_at_; }
@@ -373,9 +366,6 @@ class VllmEngine final : public Engine {
   Batch planned_;                         // and what comes behind it
 
   // Time.
-  std::int64_t begun_ns_ = 0;  // when the last step began
-  std::int64_t now_ns_ = 0;
-  bool in_step_ = false;
   std::optional<std::uint64_t> stuck_;                // with so many blocks free when it got there
   mutable std::optional<std::int64_t> finish_bound_;  // no_finish_before, while nothing has changed
   bool played_through_ = false;                       // the last step, to its end after the time that was asked for
@@ -383,7 +373,6 @@ class VllmEngine final : public Engine {
   std::uint64_t fruitless_preemptions_ = 0;           // since the last token
   LandingWait landing_wait_;
   std::uint64_t landings_noticed_ = 0;
-  std::int64_t rested_step_ns_ = 0;  // at rest: when the first step ends that was not played
   bool leaping_ = true;
   std::unique_ptr<Leap> leap_;
 

@@ -65,6 +65,34 @@ EngineSnapshot VllmEngine::snapshot() const {
   return now;
 }
 
+TierReport VllmEngine::tier_report() {
+  const auto use = [](Tier tier, std::uint64_t capacity_blocks, const PoolMetrics& m, std::uint64_t size) {
+    return TierUse{tier, capacity_blocks, (m.active_blocks + m.inactive_blocks) * size, m.registrations * size,
+                   m.evictions * size};
+  };
+  TierReport report;
+  report.own.push_back(use(Tier::G1, config_.num_gpu_blocks, store_.metrics(0), 1));
+  if (!tiers_) return report;
+  report.totals = tiers_->totals();
+  report.run = own_run_.get();
+  if (!offload_) {
+    report.own.push_back(use(Tier::G2, tiers_->config().g2_blocks, store_.metrics(1), 1));
+    report.loads_ns = tiers_->onboard_ns();
+    return report;
+  }
+  const std::uint64_t chunk = config_.offload->blocks_per_chunk;
+  report.own.push_back(use(Tier::G2, offload_->host().capacity() * chunk, store_.metrics(1), chunk));
+  const OffloadTotals& done = offload_->totals();
+  report.totals.offloaded_blocks = done.stored_chunks * chunk;
+  report.totals.onboards = done.loads;
+  report.totals.onboarded_blocks = done.loaded_tokens / config_.block_size;
+  report.totals.deferred_lookups = done.deferred_lookups;
+  report.totals.refused_stores = done.refused_stores;
+  report.totals.flushed_copies = done.flushed_jobs;
+  report.loads_ns = offload_links_->load_ns();
+  return report;
+}
+
 ForwardPass VllmEngine::forward_pass() const {
   if (!in_step_) throw Error(ErrorKind::WrongState, "forward_pass without a step in progress");
   ForwardPass pass;
