@@ -124,6 +124,32 @@ def test_nor_does_an_admission_that_fails_take_the_engine_along(monkeypatch: pyt
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_abort_that_comes_with_the_end_of_an_answer_changes_nothing(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Choice.on_tokens
+
+    def aborts(self: Choice, request: LiveRequest, *rest: int) -> None:
+        told(self, request, *rest)
+        if self.emitted >= self.plan.total:
+            self.generation.worker.abort([request])
+
+    monkeypatch.setattr(Choice, "on_tokens", aborts)
+
+    async def main() -> None:
+        async with serving() as (client, _):
+            body = {"prompt": "x", "max_tokens": 50, "n": 2, "stop": [" "], "stream": stream}
+            reply = await client.post(C, body)
+            parts = reply.events[:-1] if stream else [reply.json]
+            ends = [choice["finish_reason"] for part in parts for choice in part["choices"]]
+            assert [end for end in ends if end] == ["stop"] * 2
+            page = (await client.get("/metrics")).body.decode()
+            assert 'request_success_total{engine="0",finished_reason="stop",model_name="stub"} 2.0' in page
+
+    asyncio.run(main())
+
+
 def test_what_nobody_foresaw_is_answered_behind_a_delay_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -128,9 +128,10 @@ class Choice:
         generation = self.generation
         if generation.worker.on_end is not None:
             generation.worker.on_end(generation.worker.index, request)
-        if request.aborted and request.ended == "cancelled":
+        complete = self.emitted >= self.plan.total  # perhaps at a stop string, and the engine would go on
+        if request.aborted and request.ended == "cancelled" and not complete:
             self._cut("cache_threshold" if request.turned_away else "abort")
-        elif self.emitted >= self.plan.total:
+        elif complete:
             generation.worker.metrics_of(request).on_finished(
                 request, self.plan.finish, self.emitted, self.plan.limit
             )
