@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from typing import Any
 
 import msgspec
@@ -13,11 +12,10 @@ from understudy.checks import port_number, positive_number, read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
+from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
 from understudy.server.knobs import LATENCIES, check_latency
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
-from understudy.tiers.plan import TierPlan
-from understudy.tiers.settings import TiersConfig
 from understudy.tiers.vllm_flags import offload_settings
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
@@ -109,6 +107,8 @@ _IDLE_WITHOUT = {
     "long-prefill-token-threshold-adaptive": "long_prefill_token_threshold",
 }
 """Flags that vLLM takes without these settings of the engine and makes nothing of: so does a server, and says so."""
+_TIMES = ("timing", *(name for name in GPU_FLAGS if f"--{name}" not in vllm_flags()))
+"""Flags of ours that say how long steps take, which a real engine knows."""
 _HANDLED = frozenset(
     (
         "timing",
@@ -151,11 +151,19 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
         extra |= {*GPU_FLAGS, "kv-cache-dtype"} - {"front-end-ms"}  # a live server has a front end of its own
         if any(line.values.get(name) is not None for name in ("num-gpu-blocks", "num-gpu-blocks-override")):
             extra -= {"gpu-memory-utilization"}  # as with vLLM, the blocks are known
+    if line.values.get("engine") == "qwen3":
+        for name in _TIMES:
+            if line.values.get(name) is not None:
+                raise ConfigError(f"--{name} is for a simulated engine; leave it out with --engine qwen3")
     used = {*_PLAIN, *_ENGINE, *_HANDLED, *extra}
     if not line.values.get("enable-lora"):
         used -= {"max-loras", "max-cpu-loras"}  # vLLM takes them too, and does nothing
     if line.values.get("ssl-certfile") is None:
         used -= {"ssl-ca-certs", "ssl-cert-reqs"}  # nothing is encrypted
+    if line.values.get("uds") is not None and line.values.get("kv-events-config") is None:
+        used -= {"host", "port"}  # the topic of events may name them
+    if line.values.get("kv-offloading-size") is None and line.values.get("kv-transfer-config") is None:
+        used -= {"kv-offloading-backend"}
     if not line.values.get("kv-cache-metrics"):
         used -= {"kv-cache-metrics-sample"}
     settings = settings_of(line)
@@ -215,21 +223,21 @@ def settings_of(line: CommandLine) -> ServerSettings:
             raise ConfigError("--kv-events-config must be a JSON object")
         given["kv_events_config"] = events
     if values.get("tiers") is not None:
-        given["tiers"] = _tiers(values["tiers"])
+        given["tiers"] = read_tiers(values["tiers"])
     below = offload_settings(
         values.get("kv-offloading-size"),
         values.get("kv-offloading-backend"),
         values.get("kv-transfer-config"),
     )
     if below is not None:
-        given["tiers"] = _offload(below, given.get("tiers"), given["model"])
+        given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
     given["engine"] = _engine(
         values, given.get("max_model_len", ServerSettings().max_model_len), given["model"]
     )
     if (within := given["engine"].tiers).tiers:
-        given["tiers"] = _offload(within.described(), given.get("tiers"), given["model"])
+        given["tiers"] = offload_below(within.described(), given.get("tiers"), given["model"])
     if values.get("tiers") is not None:
-        _check_tiers(given["tiers"], values["tiers"], given["engine"].block_size)
+        check_tiers(given["tiers"], values["tiers"], given["engine"].block_size)
     for field in ("shutdown_timeout_s", "startup_duration_s", "speedup", "sse_keep_alive_interval_s"):
         if field in given:
             given[field] = float(given[field])
@@ -288,16 +296,19 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     for name, field in _ENGINE.items():
         if name not in ("tiers", "timing", "max-model-len") and values.get(name) is not None:
             settings[field] = values[name]
-    for assignment in values.get("set") or ():
-        settings = _merge(settings, _parse_assignment(assignment))
-    for name, needed in _IDLE_WITHOUT.items():
-        if values.get(name) is not None and not settings.get(needed):
-            settings.pop(_ENGINE[name], None)
     gpu = {about.field: values[name] for name, about in GPU_FLAGS.items() if values.get(name) is not None}
     named = None if values.get("timing") is None else str(values["timing"])
     gpu, timing = timing_settings(named, gpu, has_model=True)
     if timing is not None:
-        settings = _merge(settings, {"timing": timing})
+        settings["timing"] = timing
+    for assignment in values.get("set") or ():
+        settings = _merge(settings, _parse_assignment(assignment))
+    has_blocks = "num_gpu_blocks" in settings
+    has_timing = "timing" in settings or "planner_profile_data" in settings
+    _refuse_beside_constants(values, has_blocks=has_blocks, has_timing=has_timing)
+    for name, needed in _IDLE_WITHOUT.items():
+        if values.get(name) is not None and not settings.get(needed):
+            settings.pop(_ENGINE[name], None)
     engine = VllmConfig.from_dict(settings)
     dtype = values.get("kv-cache-dtype")
     if not _has_gpu(values):
@@ -314,8 +325,6 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
         )
         return engine
     there = read_as(GpuSettings, gpu, "gpu")
-    has_blocks = "num_gpu_blocks" in settings
-    has_timing = "timing" in settings or "planner_profile_data" in settings
     # These two are accepted, and told to be idle.
     ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
     ours.refuse_idle(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
@@ -323,55 +332,28 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     return on_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
 
 
+def _refuse_beside_constants(values: dict[str, Any], *, has_blocks: bool, has_timing: bool) -> None:
+    """Constant latencies are in place of any timing model, and leave a GPU nothing but its blocks."""
+    both = ("num-gpu-blocks", "num-gpu-blocks-override")
+    if len({values[name] for name in both if values.get(name) is not None}) > 1:
+        raise ConfigError(
+            "--num-gpu-blocks and --num-gpu-blocks-override both say how many blocks there are; give one"
+        )
+    constant = next((f"--{name}" for name in LATENCIES if values.get(name) is not None), None)
+    if constant is None:
+        return
+    if has_timing or values.get("timing") is not None:
+        other = "--timing" if values.get("timing") is not None else "--set timing"
+        raise ConfigError(f"{constant} and {other} both say how long steps take; give one")
+    if has_blocks and _has_gpu(values):
+        raise ConfigError(
+            f"--gpu changes nothing beside {constant}, which says how long steps take, and --num-gpu-blocks; leave it "
+            "out, or one of them"
+        )
+
+
 def _has_gpu(values: dict[str, Any]) -> bool:
     return values.get("gpu") is not None or values.get("gpu-bandwidth-gbps") is not None
-
-
-def _tiers(value: Any) -> TiersConfig:
-    if not isinstance(value, dict):
-        raise ConfigError(
-            '--tiers must be a JSON object, such as {"tiers": [{"tier": "g2", "blocks": 4096}], …}'
-        )
-    try:
-        return TiersConfig.from_dict(value)
-    except ConfigError as error:
-        raise _of_json(error) from None
-
-
-def _check_tiers(tiers: TiersConfig, given: dict[str, Any], block_size: int) -> None:
-    """What can be known of them before a server starts, in the words of --tiers."""
-    from understudy.run.layers import refuse_idle_weight
-
-    try:
-        if not tiers.tiers:
-            refuse_idle_weight(tiers, {}, none_on_purpose="tiers" in given, or_gpu=False)
-        TierPlan.of(tiers, block_size)
-    except ConfigError as error:
-        raise _of_json(error) from None
-
-
-def _of_json(error: ConfigError) -> ConfigError:
-    """The error with the keys of the JSON alone: the flags beside them are those of a replay."""
-    message = re.sub(r" \(--[^)]*\)", "", str(error)).removeprefix("tiers: ")
-    return ConfigError(f"--tiers: {message}")
-
-
-def _offload(below: dict[str, Any], given: TiersConfig | None, model: str) -> TiersConfig:
-    """What stands below by vLLM's flags, or by a setting of the engine. What a token weighs stands in --tiers, or the
-    model says so.
-    """
-    if given is not None and given.tiers:
-        raise ConfigError("--kv-offloading-size and --tiers both say what is below the device; give one")
-    if below.get("kv_bytes_per_token") is not None:
-        return TiersConfig.from_dict(below)
-    weight = {"model": model}
-    if given is not None:
-        weight = {
-            name: value
-            for name in ("kv_bytes_per_token", "model", "kv_dtype")
-            if (value := getattr(given, name)) is not None
-        }
-    return TiersConfig.from_dict({**below, **weight})
 
 
 def _lora(module: Any) -> LoraModule:
