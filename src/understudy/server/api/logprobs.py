@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from understudy.server.api.growing import GrowingPlan
 
 if TYPE_CHECKING:
     from understudy.server.api.generation import Choice, Generation
+    from understudy.server.api.texts import TokenTexts
 
 
 def logprob_of(token: int, rank: int = 0) -> float:
@@ -44,31 +47,32 @@ def told(
 
 def completion_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
     """In the form of completions."""
-    texts = generation.worker.texts
-    wanted = max(generation.sampling.logprobs or 0, 0)
+    texts, sampling = generation.worker.texts, generation.sampling
+    wanted = max(sampling.logprobs or 0, 0)
     words = generation.worker.tokenizer.words()
-    tokens = choice.plan.tokens[first : first + count]
     offset = choice.decoded
-
-    def name(token: int) -> str:
-        if generation.sampling.tokens_as_ids:
-            return f"token_id:{token}"
-        return texts.tokenizer.decode([token], skip_special=False)
-
     offsets: list[int] = []
     names: list[str] = []
-    tops: list[dict[str, float]] = []
+    tops: list[msgspec.Raw] = []
     values: list[float] = []
-    for place, token in enumerate(tokens, first):
-        value, tops_of = told(choice, place, wanted, words)
+    for place, token in enumerate(choice.plan.tokens[first : first + count], first):
+        key = ("completion", sampling.tokens_as_ids, token, wanted)
+        found = texts.logprobs.get(key)
+        if found is None:
+            value, tops_of = told(choice, place, wanted, words)
+            name = _name(texts, token, sampling.tokens_as_ids)
+            top = {name: value}
+            for other, of in tops_of:
+                top.setdefault(_name(texts, other, sampling.tokens_as_ids), of)
+            found = (name, value, msgspec.Raw(msgspec.json.encode(top)))
+            if not isinstance(choice.plan, GrowingPlan):
+                texts.keep_logprobs(key, found)
+        name, value, raw = found
         values.append(value)
-        names.append(name(token))
+        names.append(name)
         offsets.append(offset)
-        offset += len(names[-1])
-        top = {names[-1]: value}
-        for other, of in tops_of:
-            top.setdefault(name(other), of)
-        tops.append(top)
+        offset += len(name)
+        tops.append(raw)
     choice.decoded = offset
     return {
         "text_offset": offsets,
@@ -78,9 +82,13 @@ def completion_logprobs(generation: Generation, choice: Choice, first: int, coun
     }
 
 
+def _name(texts: TokenTexts, token: int, as_id: bool) -> str:
+    return f"token_id:{token}" if as_id else texts.tokenizer.decode([token], skip_special=False)
+
+
 def chat_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
     """In the form of chat."""
-    tokenizer = generation.worker.tokenizer
+    texts, tokenizer = generation.worker.texts, generation.worker.tokenizer
     words = tokenizer.words()
     wanted = max(generation.sampling.logprobs or 0, 0)
 
@@ -88,14 +96,18 @@ def chat_logprobs(generation: Generation, choice: Choice, first: int, count: int
         data = tokenizer.token_bytes(token)
         return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
 
-    content = []
+    content: list[msgspec.Raw] = []
     for place, token in enumerate(choice.plan.tokens[first : first + count], first):
-        if isinstance(choice.plan, GrowingPlan):
-            value, top_values = told(choice, place, wanted, words)
-        else:
-            value, top_values = told(choice, place, wanted - 1, words)
-            top_values = [(token, value), *top_values] if wanted else []
-        chosen = entry(token, value)
-        top = [entry(other, of) for other, of in top_values]
-        content.append({**chosen, "top_logprobs": top})
+        key = ("chat", False, token, wanted)
+        found = texts.logprobs.get(key)
+        if found is None:
+            made_up = not isinstance(choice.plan, GrowingPlan)
+            value, top_values = told(choice, place, wanted - made_up, words)
+            if made_up:
+                top_values = [(token, value), *top_values] if wanted else []
+            shown = {**entry(token, value), "top_logprobs": [entry(other, of) for other, of in top_values]}
+            found = ("", value, msgspec.Raw(msgspec.json.encode(shown)))
+            if made_up:
+                texts.keep_logprobs(key, found)
+        content.append(found[2])
     return {"content": content}

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from understudy.server.tokenizer import Tokenizer
 
 
+KeptKey = tuple[str, bool, int, int]
+Kept = tuple[str, float, msgspec.Raw]
+MAX_KEPT_BYTES = 1 << 24
+
+
 class TokenTexts:
     """The text of tokens in a stream, where a character may be spread over several of them."""
 
@@ -20,6 +25,18 @@ class TokenTexts:
         self.tokenizer = tokenizer
         self.plain: dict[int, bytes] = {token: self._json(token) or b"" for token in tokenizer.words()}
         """The JSON of tokens of which every run reads as the sum of its parts, without the quotes."""
+        self.logprobs: dict[KeptKey, Kept] = {}
+        """What was made up for a token and is the same every time: its text, its own one and the JSON of all."""
+        self._kept_bytes = 0
+
+    def keep_logprobs(self, key: KeptKey, made: Kept) -> None:
+        """They will be asked for again; not all of them can be kept."""
+        size = len(bytes(made[2])) + 256
+        if self._kept_bytes + size > MAX_KEPT_BYTES:
+            self.logprobs.clear()
+            self._kept_bytes = 0
+        self._kept_bytes += size
+        self.logprobs[key] = made
 
     def is_plain(self, tokens: Sequence[int]) -> bool:
         """Whether all of them stand for themselves."""
