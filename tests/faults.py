@@ -180,8 +180,8 @@ MUTANTS = [
     Mutant(
         "a pool's tier is summed up with another's",
         "core/replay/run_columns.cpp",
-        "t.tier == tier && t.first_worker",
-        "t.tier == tier && (FAULT ? pool.first_worker : t.first_worker)",
+        "t.tier == use.tier && t.first_worker",
+        "t.tier == use.tier && (FAULT ? pool.first_worker : t.first_worker)",
         "tests/replay/test_pools.py",
     ),
     Mutant(
