@@ -10,6 +10,7 @@ import pytest
 from server.client import serving
 from understudy.errors import InvalidArgument
 from understudy.server.api.endpoints import Endpoints
+from understudy.server.api.errors import ApiError
 from understudy.server.api.structured import characters_for, instance, structured_text
 
 if TYPE_CHECKING:
@@ -24,6 +25,20 @@ def test_a_pattern_that_wants_more_than_anybody_could_say_is_cut() -> None:
         assert text.startswith("a")
         assert len(text) == 1 << 17
     assert structured_text({"regex": "(ab){3}c?[0-9]{2}"}, 1) == "ababab00"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "(a|b)" * 4000},
+        {"json": {"type": "string", "pattern": "(a|b)" * 4000}},
+        {"json": {"properties": {f"{n}": {"pattern": f"{n}" + "(a|b)" * 3000} for n in range(5)}}},
+    ],
+)
+def test_patterns_that_take_long_to_read_are_refused(form: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match=r"(has|have) at most (16384|65536) characters"):
+        structured_text(form, 1)
+    assert structured_text({"regex": "(a|b)" * 3000}, 1) == "a" * 3000
 
 
 def test_a_schema_that_refers_to_itself_many_times_is_cut() -> None:

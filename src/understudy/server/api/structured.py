@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,10 @@ _MAX_PARTS = 10_000
 """Of a value, however often a schema refers to itself; what follows is null."""
 MAX_CHARACTERS = 1 << 17
 """Of a whole answer, whatever its form asks for; none is as long."""
+MAX_PATTERN = 1 << 14
+"""Characters of a pattern: reading a long one takes seconds."""
+MAX_PATTERNS = 1 << 16
+"""Of all that one answer goes by."""
 _MOST = 1e300
 """A number that a schema asks for."""
 MAX_FORMED = 1 << 22
@@ -71,6 +76,7 @@ class _Maker:
         """Characters; a value is charged for as many as it has at least."""
         self._found: dict[str, Any] = {}
         self._spelled: dict[str, str] = {}
+        self._patterns_left = MAX_PATTERNS
 
     def make(self, schema: Any, key: int, depth: int) -> Any:
         self._parts_left -= 1
@@ -129,6 +135,11 @@ class _Maker:
 
     def _spell(self, pattern: str) -> str:
         if pattern not in self._spelled:  # one may be asked for thousands of times
+            self._patterns_left -= len(pattern)
+            if self._patterns_left < 0:
+                raise ApiError(
+                    f"structured_outputs.json: its patterns have at most {MAX_PATTERNS} characters together."
+                )
             self._spelled[pattern] = _matching(pattern, self._left)
         return self._spelled[pattern]
 
@@ -155,13 +166,21 @@ def _plain(kind: str, schema: dict[str, Any], key: int) -> Any:
 def _matching(pattern: Any, most: int) -> str:
     if not isinstance(pattern, str):
         raise ApiError("structured_outputs.regex must be a string.")
+    if len(pattern) > MAX_PATTERN:
+        raise ApiError(f"structured_outputs.regex: a pattern has at most {MAX_PATTERN} characters.")
     try:
-        parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
-        text = _spell(parsed, most)
+        text = _spell(_parsed(pattern), most)
         text.encode()  # one may ask for half of a surrogate pair
         return text
     except (re.error, RecursionError, OverflowError, ValueError, KeyError) as error:
         raise ApiError(f"structured_outputs.regex cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _parsed(pattern: str) -> Sequence[Any]:
+    """All answers to a request go by the same ones."""
+    parsed: Sequence[Any] = re._parser.parse(pattern)  # type: ignore[attr-defined]
+    return parsed
 
 
 _CATEGORIES = {"CATEGORY_DIGIT": "0", "CATEGORY_WORD": "a", "CATEGORY_SPACE": " "}
