@@ -47,6 +47,35 @@ def test_what_is_made_up_for_a_token_is_made_once(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *ASKED,
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"logprobs": 2, "max_tokens": 9}}),
+    ],
+    ids=range(len(ASKED) + 1),
+)
+def test_the_words_of_a_tokenizer_are_asked_for_when_it_is_opened(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory's are looked for in all of its vocabulary."""
+
+    async def main() -> None:
+        async with serving(enable_scale_out=True) as (client, server):
+
+            def fails(*_: object) -> list[int]:
+                raise AssertionError("it takes long")
+
+            monkeypatch.setattr(type(server.worker.tokenizer), "words", fails)
+            for stream in (False, True):
+                reply = await client.post(path, {**body, "max_tokens": 9, "stream": stream})
+                assert reply.status == 200, reply.body
+                assert b"logprob" in reply.body
+                assert b"error" not in reply.body
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("path", "body"), ASKED, ids=range(len(ASKED)))
 def test_not_all_of_it_is_kept(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
@@ -58,5 +87,24 @@ def test_not_all_of_it_is_kept(path: str, body: dict[str, Any], monkeypatch: pyt
             monkeypatch.setattr(texts, "MAX_KEPT_BYTES", 2000)
             assert await told(client, path, body) == first
             assert len(kept) < 10
+
+    asyncio.run(main())
+
+
+def test_tokens_as_strings_are_made_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with serving() as (client, server):
+            kind, made = type(server.worker.tokenizer), []
+            decode = kind.decode
+
+            def counted(self: Any, ids: Any, **named: Any) -> str:
+                made.append(ids)
+                return decode(self, ids, **named)
+
+            monkeypatch.setattr(kind, "decode", counted)
+            body = {"prompt": " to be or not to be" * 50, "return_token_strs": True}
+            reply = (await client.post("/tokenize", body)).json
+            assert "".join(reply["token_strs"]) == body["prompt"]
+            assert len(made) == len(set(reply["tokens"])) < reply["count"]
 
     asyncio.run(main())

@@ -93,7 +93,7 @@ class GenerateStyle:
 
 def _token_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
     """By the numbers of tokens: no text is needed."""
-    words = generation.worker.tokenizer.words()
+    words = generation.worker.texts.words
     wanted = max(generation.sampling.logprobs or 0, 0)
     content = []
     for place, token in enumerate(choice.plan.tokens[first : first + count], first):

@@ -49,7 +49,7 @@ def completion_logprobs(generation: Generation, choice: Choice, first: int, coun
     """In the form of completions."""
     texts, sampling = generation.worker.texts, generation.sampling
     wanted = max(sampling.logprobs or 0, 0)
-    words = generation.worker.tokenizer.words()
+    words = texts.words
     offset = choice.decoded
     offsets: list[int] = []
     names: list[str] = []
@@ -89,7 +89,7 @@ def _name(texts: TokenTexts, token: int, as_id: bool) -> str:
 def chat_logprobs(generation: Generation, choice: Choice, first: int, count: int) -> dict[str, Any]:
     """In the form of chat."""
     texts, tokenizer = generation.worker.texts, generation.worker.tokenizer
-    words = tokenizer.words()
+    words = texts.words
     wanted = max(generation.sampling.logprobs or 0, 0)
 
     def entry(token: int, value: float) -> dict[str, Any]:

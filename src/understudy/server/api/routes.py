@@ -218,7 +218,10 @@ class Routes:
             text = fields.text("prompt") or ""
         show = fields.boolean("return_token_strs")
         ids = worker.tokenizer.encode(text)
-        strings = [worker.tokenizer.decode([token], skip_special=False) for token in ids] if show else None
+        strings = None
+        if show:
+            known = {token: worker.tokenizer.decode([token], skip_special=False) for token in set(ids)}
+            strings = [known[token] for token in ids]
         length = worker.settings.max_model_len
         return 200, {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings}
 

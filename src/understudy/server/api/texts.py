@@ -23,7 +23,9 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.plain: dict[int, bytes] = {token: self._json(token) or b"" for token in tokenizer.words()}
+        self.words = tokenizer.words()
+        """The tokenizer's: those of a directory take it seconds to find."""
+        self.plain: dict[int, bytes] = {token: self._json(token) or b"" for token in self.words}
         """The JSON of tokens of which every run reads as the sum of its parts, without the quotes."""
         self.logprobs: dict[KeptKey, Kept] = {}
         """What was made up for a token and is the same every time: its text, its own one and the JSON of all."""
