@@ -214,6 +214,21 @@ def test_answers_without_a_body_end_with_their_head(status: int) -> None:
     asyncio.run(main())
 
 
+def test_headers_behind_the_body_of_an_answer_belong_to_it() -> None:
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n"
+
+    async def main() -> None:
+        engine = Engine(lambda line: head + b"2\r\nok\r\n0\r\nx-sum: 1\r\nx-other: 2\r\n\r\n")  # noqa: ARG005
+        stack, service = await before(engine)
+        async with stack:
+            for _ in range(3):
+                reply = await Client(service.port).post(C, BODY)
+                assert (reply.status, reply.body) == (200, b"ok")
+            assert len(engine.asked) == 3
+
+    asyncio.run(main())
+
+
 def test_a_refusal_of_a_status_without_a_body_has_none() -> None:
     async def test(told: Scene) -> None:
         server = told.servers[0]

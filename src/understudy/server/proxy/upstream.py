@@ -76,11 +76,12 @@ class Answer:
         while True:
             line = await self._reader.readuntil(b"\r\n")
             size = int(line.split(b";")[0], 16)
-            if size:
-                yield await self._reader.readexactly(size)
-            await self._reader.readexactly(2)
             if not size:
-                return
+                break
+            yield await self._reader.readexactly(size)
+            await self._reader.readexactly(2)
+        while await self._reader.readuntil(b"\r\n") != b"\r\n":
+            pass  # headers behind the body, which nobody reads
 
     async def body(self) -> bytes:
         """All of it."""
