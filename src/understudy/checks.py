@@ -109,7 +109,7 @@ def _in_words(error: msgspec.ValidationError, kind: type, settings: Any, where: 
     if choices := _choices(inspect.type_info(kind), path):
         return f"{name} must be one of {', '.join(choices)}; got {value!r}"
     if unknown := re.match(r"Object contains unknown field `(.*?)`", reason):
-        fields = _fields(inspect.type_info(kind), path)
+        fields = _fields(inspect.type_info(kind), path, value)
         return f"{f'{name}.' if name else ''}{unknown[1]} is not known; known are {', '.join(fields)}"
     if missing := re.match(r"Object missing required field `(.*?)`", reason):
         return f"{f'{name}.' if name else ''}{missing[1]} is missing"
@@ -164,10 +164,8 @@ def _choices(info: inspect.Type, path: str) -> list[str]:
     return [] if others else [str(value) for one in literals for value in one.values]
 
 
-def _fields(info: inspect.Type, path: str) -> list[str]:
-    return [
-        field.encode_name
-        for one in _types(info, path)
-        if isinstance(one, inspect.StructType)
-        for field in one.fields
-    ]
+def _fields(info: inspect.Type, path: str, value: Any) -> list[str]:
+    """What `value` may hold there: of its own kind, where it names one."""
+    structs = [one for one in _types(info, path) if isinstance(one, inspect.StructType)]
+    own = [one for one in structs if isinstance(value, dict) and value.get(str(one.tag_field)) == one.tag]
+    return [field.encode_name for one in own or structs for field in one.fields]

@@ -148,6 +148,14 @@ def refused(
                 ),
             )
         ),
+        (
+            f"replay {TRACE} --quiet --online --model Qwen3-30B-A3B --gpu RTX-PRO-6000 --data-parallel-size 2",
+            "--data-parallel-size makes ranks that share experts and step together, offline only; leave out",
+        ),
+        (
+            f"replay {TRACE} --concurrency 3 --set load.speed_up=2",
+            "load.speed_up is not known; known are concurrency, turnaround_ms\n",
+        ),
         # files
         ("fleet --fleet-config deep.yaml", "deep.yaml: lists or settings are nested too deeply"),
         ("fleet --fleet-config octal.yaml", "octal.yaml:1: 010 is an octal"),

@@ -116,6 +116,10 @@ def replay_online_with(
         raise ConfigError(
             "pools are for offline runs (live, `understudy fleet` has them); leave out --online"
         )
+    if settings.ranks:
+        raise ConfigError(
+            "data_parallel_size makes ranks that share experts and step together, offline only; leave out --online"
+        )
     speedup = 1.0 if args.speedup is None else args.speedup
     if not (math.isfinite(speedup) and speedup > 0):
         raise ConfigError(f"--speedup must be positive, got {speedup:g}")
