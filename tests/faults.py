@@ -256,10 +256,10 @@ MUTANTS = [
         RESTING,
     ),
     Mutant(
-        "an index that has just grown has huge pages",
+        "an index has places for all slots at once",
         "core/store/block_pool.hpp",
-        "if (2 * needed >= slots) larger",
-        "if (FAULT || 2 * needed >= slots) larger",
+        "std::min<std::size_t>(count, std::max({needed, more, kFirstRoom}));",
+        "FAULT ? count : std::min<std::size_t>(count, std::max({needed, more, kFirstRoom}));",
         "tests/test_memory.py",
     ),
     Mutant(

@@ -61,7 +61,7 @@ struct BlockStore::Pool {
     using Buckets = HugeArray<BlockIndex::Bucket>;
     Buckets larger(BlockIndex::num_buckets(slots),
                    advised == nullptr ? Buckets::Writes::Dense : Buckets::Writes::Sparse);
-    if (2 * needed >= slots) larger.prefer_huge_pages(0, larger.size());  // else most of it may stay empty
+    larger.prefer_huge_pages(0, larger.size());                 // where it is as long as one, half of it is needed
     if (advised == nullptr) larger.populate(0, larger.size());  // else there may be far more places than blocks
     policy->grow(slots);
     map.move_to(larger.get(), larger.size());
