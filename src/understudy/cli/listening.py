@@ -41,6 +41,7 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
     from understudy.events.counters import Counters
     from understudy.events.endpoints import rank_endpoint
     from understudy.events.replay_client import ReplayClient
+    from understudy.events.sockets import new_context
     from understudy.events.wire import MAX_PAYLOAD_BYTES, live_frames, parse_frames
 
     topic = (args.topic or "").encode()
@@ -51,7 +52,7 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
     rank_endpoint(endpoint, 0)
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
     count = 0
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = new_context()
     socket = context.socket(zmq.SUB)
     client = None
     try:

@@ -214,9 +214,8 @@ class Proxy:
         except Unreachable as error:
             self._workers.down(rank.worker, str(error))
             return False
-        except (
-            UpstreamError
-        ) as error:  # who was with an engine that dies may be what it died of: nobody else gets it
+        except UpstreamError as error:
+            # Who was with an engine that dies may be what it died of: nobody else gets it.
             await self._workers.check(rank.worker)
             raise ApiError(str(error), status=502, kind="Bad Gateway") from error
         if answer.status >= 500:  # a dead engine is quick to answer, and would get more and more
