@@ -132,6 +132,31 @@ def test_a_folder_is_no_file_and_a_missing_one_no_place(tmp_path: Path) -> None:
             check_outputs({"--json": path}, {})
 
 
+def test_a_place_where_nothing_can_be_written_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dangling = tmp_path / "link"
+    dangling.symlink_to(tmp_path / "no" / "file")
+    with pytest.raises(ConfigError, match="link: there is no such folder"):
+        check_outputs({"--json": dangling}, {})
+    with pytest.raises(ConfigError, match="File name too long"):
+        check_outputs({"--json": tmp_path / ("a" * 300)}, {})
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot write .*new: Permission denied"):
+        check_outputs({"--json": tmp_path / "new"}, {})
+    check_outputs({"--json": os.devnull}, {})
+
+
+def test_a_folder_that_is_read_stands_for_what_is_read_of_it(tmp_path: Path) -> None:
+    (tmp_path / "tp2").mkdir()
+    for name in ("config.json", "model.safetensors", "report.json", "tp2/dense.csv.gz", "tp2/notes.csv"):
+        (tmp_path / name).touch()
+    found = files_named({"gpu": {"op_tables": str(tmp_path)}, "model": Path(tmp_path)}).values()
+    assert {str(path.relative_to(tmp_path)) for path in found} == {
+        *("config.json", "model.safetensors", "tp2/dense.csv.gz")
+    }
+
+
 def test_settings_name_files_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, steps = tmp_path / "router.py", tmp_path / "steps"
     script.touch()

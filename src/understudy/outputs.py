@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,23 @@ STDOUT = "-"
 """As the name of an output: standard output."""
 
 _numbers = count()
-_PATHS = ("path", "timing", "tokenizer", "model")  # settings whose value is read where there is such a file
+_PATHS = (
+    "path",
+    "timing",
+    "tokenizer",
+    "model",
+    "op_tables",
+)  # settings whose value is read where it is a file
+_IN_FOLDERS = (
+    *("config.json", "generation_config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
+    "meta.yaml",
+    *(
+        f"{place}{name}.csv*"
+        for place in ("", "tp*/")
+        for name in ("dense", "per_sequence", "attention", "moe")
+    ),
+)
+"""What is read where the value is a folder: a model's, or one of op tables."""
 
 
 @contextmanager
@@ -62,7 +79,7 @@ def create(path: FilePath) -> Iterator[IO[bytes]]:
 def check_outputs(outputs: Mapping[str, FilePath | None], inputs: Mapping[str, FilePath | None]) -> None:
     """Refuse, before anything is written, outputs that would destroy an input or each other.
 
-    Names are those that the user knows: flags or parameters. ConfigError also where there is no such folder.
+    Names are those that the user knows: flags or parameters. ConfigError also where no file can be written.
     """
     taken = {name: path for name, path in inputs.items() if path is not None}
     for name, path in outputs.items():
@@ -86,7 +103,14 @@ def files_named(settings: Any, name: str = "") -> dict[str, Path]:
         text = os.fspath(settings)
         path = Path(text.rpartition(":")[0] if ".py:" in text else text)
         is_path = len(path.parts) > 1 or path.suffix or name.endswith(_PATHS) or not isinstance(settings, str)
-        return {name: path} if is_path and _is_file(path) else {}
+        if is_path and _is_file(path):
+            return {name: path}
+        inside = (
+            [file for pattern in _IN_FOLDERS for file in path.glob(pattern)]
+            if is_path and _is_folder(path)
+            else []
+        )
+        return {f"{name} ({file})": file for file in inside}
     if names := getattr(settings, "__struct_fields__", None):
         settings = {field: getattr(settings, field) for field in names}
     elif isinstance(settings, list | tuple):
@@ -124,10 +148,19 @@ def _descriptor(path: FilePath) -> int | None:
 
 
 def _check_place(path: Path) -> None:
-    if path.is_dir():
+    if _descriptor(path) is not None:
+        return
+    target = Path(os.path.realpath(path))
+    try:
+        exists = target.exists()
+    except OSError as error:  # a name that no file can have
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    if target.is_dir():
         raise ConfigError(f"{path} is a folder: name a file")
-    if not path.parent.is_dir():
+    if not target.parent.is_dir():
         raise ConfigError(f"{path}: there is no such folder")
+    if not os.access(target if exists and _is_special(target) else target.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {os.strerror(errno.EACCES)}")
 
 
 def _same_file(one: FilePath, other: FilePath) -> bool:
@@ -145,6 +178,13 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except (OSError, ValueError):  # no name that a file could have
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
         return False
 
 

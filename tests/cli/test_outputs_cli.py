@@ -73,6 +73,34 @@ def test_nor_any_other_file_that_a_run_reads(
     assert path.read_text() == "{}"
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["replay", "TRACE", "--model", "FOLDER", "--g2", "10", "--json"],
+        ["replay", "TRACE", "--model", "FOLDER", "--gpu", "H100", "--html"],
+        ["replay", "TRACE", "--set", "model=FOLDER", "--g2", "10", "--html"],
+        ["replay", "TRACE", "--set", "gpu.name=H100", "--set", "model=FOLDER", "--json"],
+        ["events", "emit", "TRACE", "--set", "gpu.name=H100", "--set", "model=FOLDER", "--out"],
+        ["calibrate", "TRACE", "--model", "FOLDER/config.json", "--gpu", "H100", "-o"],
+        ["predict", "TRACE", "--model", "FOLDER", "--gpu", "H100", "-o"],
+    ],
+    ids=" ".join,
+)
+def test_nor_the_file_of_a_model_whose_folder_is_named(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shape = folder / "config.json"
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 64}
+    before = json.dumps({**sizes, "vocab_size": 9})
+    shape.write_text(before)
+    given = [word.replace("TRACE", str(trace)).replace("FOLDER", str(folder)) for word in argv]
+    assert main([*given, str(shape)]) == 2
+    assert "would overwrite" in capsys.readouterr().err
+    assert shape.read_text() == before
+
+
 def test_emitted_events_overwrite_no_trace(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.cli import deployment_flags
-from understudy.outputs import check_outputs
+from understudy.outputs import check_outputs, files_named
 
 if TYPE_CHECKING:
     import argparse
@@ -92,6 +92,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
     if not deployment_flags.is_described(args):
         raise ConfigError("--model and --gpu are needed: what ran, and on what")
     inputs = {f"BENCH {number}": path for number, path in enumerate(paths, 1)}
+    inputs |= files_named({"--model": args.model})
     check_outputs({"--output": args.output, "--html": args.html}, inputs)
     deployment = deployment_flags.deployment_of(args)
     benchmarks = _read(args, paths, deployment)

@@ -144,7 +144,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.events.endpoints import rank_endpoint
     from understudy.events.synthesize import TokenSource
     from understudy.run.offline import run_offline
-    from understudy.run.settings import ReplaySettings
+    from understudy.run.settings import ReplaySettings, files_given
     from understudy.workload.formats import read_trace
 
     if (args.out is None) == (args.bind is None):
@@ -167,7 +167,8 @@ def _emit(args: argparse.Namespace) -> int:
     settings = ReplaySettings.read(args.config, flags, args.set, base=scenario_settings(args))
     if settings.pools:
         raise ConfigError("events emit plays workers that are all alike: give engine and workers, not pools")
-    inputs = {"TRACE": args.trace, "--config": args.config, **files_named(settings)}
+    given_files = files_given(args.config, args.set) | files_named(settings)
+    inputs = {"TRACE": args.trace, "--config": args.config, **given_files}
     check_outputs({"--out": args.out}, inputs)
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
     for address in (args.bind, args.replay_bind):

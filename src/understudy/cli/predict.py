@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy.cli import deployment_flags
-from understudy.outputs import check_outputs
+from understudy.outputs import check_outputs, files_named
 from understudy.timing.gpu_flags import RECORD_SUFFIX, TIMING_HELP
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from understudy.errors import ConfigError
 
     file = Path(args.timing) if args.timing is not None and Path(args.timing).is_file() else None
-    check_outputs({"--output": args.output}, {"INPUTS": args.inputs, "--timing": file})
+    read = files_named({"--timing": args.timing, "--model": args.model})
+    check_outputs({"--output": args.output}, {"INPUTS": args.inputs, **read})
     if args.threads is not None:
         whole_number("--threads", args.threads, 1)
     described = deployment_flags.is_described(args)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.cli.progress import counter, progress_bars
 from understudy.errors import ConfigError
-from understudy.outputs import check_outputs
+from understudy.outputs import check_outputs, files_named
 
 if TYPE_CHECKING:
     import argparse
@@ -240,7 +240,7 @@ def _record(args: argparse.Namespace) -> int:
     from understudy.qwen3.workloads import RAMP, workload
     from understudy.timing.recorded.record import Record
 
-    check_outputs({"--record": args.record}, {})
+    check_outputs({"--record": args.record}, files_named(Path(args.model), "MODEL"))
     engine = _engine(args)
     try:
         manager, config = engine.scheduler.manager, find_config(args.model)

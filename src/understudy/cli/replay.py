@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.cli.progress import progress_bar, progress_bars
     from understudy.cli.replay_others import replay_online_with, replay_twin_of, slo_of
     from understudy.errors import InvalidArgument
-    from understudy.run.settings import ReplaySettings
+    from understudy.run.settings import ReplaySettings, files_given
     from understudy.workload import read_trace
     from understudy.workload.telling import telling
 
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
     settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
     if not settings.tiers.tiers:
         tier_flags.refuse_idle_flags(args)
-    check_outputs(outputs, files_named(settings))
+    check_outputs(outputs, {**files_given(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
     hidden = args.quiet or args.digest
     with nullcontext() if hidden else progress_bars() as told, telling(told):

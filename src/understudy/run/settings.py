@@ -9,6 +9,7 @@ import msgspec
 from understudy.checks import read_as
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
 from understudy.router.load import is_place, load_router
 from understudy.run.layers import TIER_FIELDS, refuse_idle_weight, superseded, tiers_by_name
@@ -144,6 +145,14 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             what = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
             raise ConfigError(f"{what} for routing kv, but routing is {read.routing}")
         return read
+
+
+def files_given(path: Path | None, assignments: list[str]) -> dict[str, Path]:
+    """The files that a file of settings and assignments name, those too of which settings keep only what they said."""
+    found = files_named(_read_settings(path) if path else {})
+    for assignment in assignments:
+        found |= files_named(_parse_assignment(assignment))
+    return found
 
 
 def on_gpus(
