@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.memory import ABSENT_BYTES, WORKER_BYTES
+from understudy.memory import ABSENT_BYTES, TIERS_BYTES, WORKER_BYTES
 
 asan = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""),
@@ -161,14 +161,18 @@ from pathlib import Path
 from understudy.engines.config import VllmConfig
 from understudy.router import KvRouting
 from understudy.run.offline import run_offline
+from understudy.tiers import TiersConfig
 from understudy.workload import Fixed, SyntheticSpec, synthesise
 
 routing = {"kv": KvRouting(predict_ttl_ms=100.0, queue_threshold=2.0)}.get(sys.argv[1], sys.argv[1])
 workload = synthesise(SyntheticSpec(sessions=2, prompt_tokens=Fixed(64), output_tokens=Fixed(2)))
+host = {"tier": "g2", "blocks": 10**6, "link": {"down_gbps": 25, "up_gbps": 25}}
+modes = [{"kv_bytes_per_token": 1024, "tiers": [host], "offload": {"mode": mode}} for mode in sys.argv[3:]]
+tiers = TiersConfig.from_dict(modes[0]) if modes else None
 
 
 def peak_of(workers):
-    run_offline(workload, VllmConfig(), workers=workers, routing=routing)
+    run_offline(workload, VllmConfig(), workers=workers, routing=routing, tiers=tiers)
     # Of this process alone: what getrusage tells begins with that of the one that started it.
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
@@ -183,18 +187,23 @@ print((peak_of(MANY) - few) // (MANY - FEW))
 @as_asked_for
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process does not know its own peak")
 @pytest.mark.parametrize(
-    ("routing", "workers", "estimate"),
+    ("routing", "workers", "offload", "estimate"),
     [
-        ("round_robin", 400_000, ABSENT_BYTES),
-        ("least_loaded", 20_000, WORKER_BYTES),
-        ("kv", 20_000, WORKER_BYTES),
+        ("round_robin", 400_000, [], ABSENT_BYTES),
+        ("least_loaded", 20_000, [], WORKER_BYTES),
+        ("kv", 20_000, [], WORKER_BYTES),
+        ("least_loaded", 8_000, ["write_through"], WORKER_BYTES + TIERS_BYTES),
+        ("least_loaded", 8_000, ["vllm"], WORKER_BYTES + TIERS_BYTES),
     ],
 )
 def test_an_idle_worker_takes_no_more_than_is_reckoned_with(
-    routing: str, workers: int, estimate: int
+    routing: str, workers: int, offload: list[str], estimate: int
 ) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", IDLES, routing, str(workers)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", IDLES, routing, str(workers), *offload],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert 0 < int(ran.stdout) <= estimate, ran.stdout

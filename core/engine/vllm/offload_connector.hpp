@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/huge_array.hpp"
 #include "engine/kv_backend.hpp"
 #include "engine/vllm/offload_config.hpp"
 #include "tiers/vllm_host.hpp"
@@ -203,7 +204,7 @@ class OffloadConnector {
   std::vector<Offer> offers_;  // of those that have something to store
   OffloadOrders orders_;
   std::vector<SlotId> allocated_;
-  std::vector<std::uint64_t> allocated_in_;  // by device slot: the schedule that gave it to somebody
+  HugeArray<std::uint64_t> allocated_in_;  // by device slot: the schedule that gave it to somebody
   std::uint64_t schedule_ = 1;
   std::size_t refused_last_ = 0;
   std::unordered_map<SlotId, std::vector<JobId>> fenced_;  // device slots that stores of ended requests still read
