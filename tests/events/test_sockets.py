@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from understudy.events.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 _GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f"
 _NOISE = random.Random(1).randbytes(4096)
@@ -80,11 +82,91 @@ for one in made:
 )
 def test_too_few_open_files_are_an_error_and_not_the_end_of_the_process(make: str) -> None:
     pytest.importorskip("resource")
-    code = _MANY.replace("{make}", make)
+    made, _, why = _python(_MANY.replace("{make}", make)).partition(" ")
+    assert int(made) > 2
+    assert "raise the limit of open files (ulimit -n)" in why
+
+
+_THREADS = """
+import os
+from understudy.events.publisher import Publisher
+from understudy.events.subscriber import Subscriber
+
+def threads(): return len(os.listdir("/proc/self/task"))
+
+before = threads()
+made = [{make} for _ in range(10)]
+amid = threads() - before
+for one in made[1:]:
+    one.close()
+left = threads() - before
+made[0].close()
+made[0].close()
+print(amid, left, threads() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+@pytest.mark.parametrize("make", ["Publisher('tcp://*:0')", "Subscriber('tcp://127.0.0.1:9')"])
+def test_all_of_a_process_share_the_threads_of_one_context_and_the_last_takes_them_along(make: str) -> None:
+    assert _python(_THREADS.replace("{make}", make)) == "2 2 0"
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://*:0", "ipc://{path}", "inproc://here"])
+def test_an_address_can_be_bound_again_once_its_publisher_is_closed(endpoint: str, tmp_path: Path) -> None:
+    with Publisher("tcp://*:0"):  # else the context would go, and take all addresses with it
+        address = endpoint.replace("{path}", str(tmp_path / "socket"))
+        for _ in range(50):
+            with Publisher(address, replay="tcp://*:0", bind=True) as publisher:
+                address = publisher.endpoint
+
+
+def test_a_context_has_room_for_more_sockets_than_libzmq_gives_it_at_first() -> None:
+    resource = pytest.importorskip("resource")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
+        pytest.skip("too few open files are allowed here")
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+from understudy.events.publisher import Publisher
+made = [Publisher(f"inproc://{number}") for number in range(1100)]
+for one in made:
+    one.close()
+print(len(made))
+"""
+    assert _python(code) == "1100"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_fork_has_a_context_of_its_own_and_leaves_its_parents_alone() -> None:
+    code = """
+import os
+from understudy.events.publisher import Publisher
+from understudy.events.subscriber import Subscriber
+
+def hear(publisher):
+    with Subscriber(publisher.endpoint) as subscriber:
+        while subscriber.poll(10) is None:
+            publisher.publish([])
+
+with Publisher("tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0", bind=True) as parents:
+    hear(parents)
+    child = os.fork()
+    if child == 0:
+        parents.close()
+        with Publisher("tcp://127.0.0.1:0", bind=True) as own:
+            hear(own)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    hear(parents)
+print("heard")
+"""
+    assert _python(code) == "heard"
+
+
+def _python(code: str) -> str:
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert run.returncode == 0, run.stderr
-    made, _, why = run.stdout.partition(" ")
-    assert int(made) > 2
-    assert "raise the limit of open files (ulimit -n)" in why
+    return run.stdout.strip()

@@ -41,7 +41,7 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
     from understudy.events.counters import Counters
     from understudy.events.endpoints import rank_endpoint
     from understudy.events.replay_client import ReplayClient
-    from understudy.events.sockets import new_context
+    from understudy.events.sockets import Sockets
     from understudy.events.wire import MAX_PAYLOAD_BYTES, live_frames, parse_frames
 
     topic = (args.topic or "").encode()
@@ -52,8 +52,8 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
     rank_endpoint(endpoint, 0)
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
     count = 0
-    context = new_context()
-    socket = context.socket(zmq.SUB)
+    sockets = Sockets()
+    socket = sockets.open(zmq.SUB, hwm=1000)
     client = None
     try:
         socket.setsockopt(zmq.SUBSCRIBE, topic)
@@ -64,7 +64,9 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
             raise ConfigError(f"cannot listen to {endpoint}: {error}") from error
         replayed = -1
         if args.replay is not None:
-            client = ReplayClient(context, args.replay, Counters(), timeout_ms=3000, max_messages=10_000_000)
+            client = ReplayClient(
+                sockets.context, args.replay, Counters(), timeout_ms=3000, max_messages=10_000_000
+            )
             answer = client.since(0)
             if answer is None:
                 raise ConfigError(f"{args.replay} did not answer a replay request")
@@ -89,5 +91,4 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
     finally:
         if client is not None:
             client.close()
-        socket.close(linger=0)
-        context.term()
+        sockets.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from understudy.errors import ConfigError, WrongState
 from understudy.events.dialects import Dialect, dialect
 from understudy.events.endpoints import binds, rank_endpoint
 from understudy.events.mirror import Mirror
-from understudy.events.sockets import new_context
+from understudy.events.sockets import Sockets
 from understudy.events.translate import to_wire
 from understudy.events.wire import WireBatch, encode_batch, live_frames, replay_frames
 
@@ -73,33 +74,35 @@ class Publisher:
         self._mirror = Mirror()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._context = new_context()
+        self._sockets = Sockets()
         self._thread: threading.Thread | None = None
+        self._wakes: tuple[int, ...] = ()  # a pipe to it
         offset = rank if self.dialect.has_rank else 0
         try:
             own = rank_endpoint(endpoint, offset)
             self._pub = self._open(zmq.PUB, own, hwm, bind=bind or binds(own))
+            self._pub.linger = 200  # ms, in the background
             self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
             self.replay: str | None = None
             if replay is not None:
                 asked = rank_endpoint(replay, offset)
                 router = self._open(zmq.ROUTER, asked, max(hwm, buffer_steps + 1), bind=True)
                 self.replay = router.getsockopt_string(zmq.LAST_ENDPOINT)
-                self._thread = threading.Thread(
+                self._wakes = os.pipe()
+                thread = threading.Thread(
                     target=self._serve, args=(router,), name="kv-event-replay", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
         except BaseException:
-            self._context.destroy(linger=0)
+            self._let_go()
             raise
 
     def _open(self, kind: int, endpoint: str, hwm: int, *, bind: bool) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.set_hwm(hwm)
-        socket.linger = 0
+        socket = self._sockets.open(kind, hwm)
         try:
             if bind:
-                socket.bind(endpoint)
+                self._sockets.bind(socket, endpoint)
             else:
                 socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -152,9 +155,14 @@ class Publisher:
             return
         self._stop.set()
         if self._thread is not None:
+            os.write(self._wakes[1], b"!")
             self._thread.join()
-        self._pub.close(linger=200)
-        self._context.term()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for number in self._wakes:
+            os.close(number)
+        self._sockets.close()
 
     def __enter__(self) -> Self:
         return self
@@ -165,12 +173,16 @@ class Publisher:
     # --- the replay socket, on a thread of its own ----------------------------------------------------
 
     def _serve(self, router: zmq.Socket[bytes]) -> None:
-        try:
-            while not self._stop.is_set():
-                if router.poll(50):
-                    self._answer(router, router.recv_multipart())
-        finally:
-            router.close(linger=0)
+        woken = self._wakes[0]
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(woken, zmq.POLLIN)
+        while not self._stop.is_set():
+            ready = dict(poller.poll())
+            if router in ready:
+                self._answer(router, router.recv_multipart())
+            if woken in ready:
+                os.read(woken, 1)
 
     def _answer(self, router: zmq.Socket[bytes], request: list[bytes]) -> None:
         if len(request) != 3 or request[1] != b"" or len(request[2]) != 8:

@@ -17,7 +17,7 @@ from understudy.events.columns import EventColumns, cleared
 from understudy.events.consolidate import columns_of
 from understudy.events.counters import Counters
 from understudy.events.replay_client import ReplayClient
-from understudy.events.sockets import new_context
+from understudy.events.sockets import Sockets
 from understudy.events.wire import MAX_PAYLOAD_BYTES, parse_frames
 
 if TYPE_CHECKING:
@@ -77,30 +77,28 @@ class Subscriber:
         self._in_order = 0
         self._out: list[EventColumns] = []
         self._ts: list[npt.NDArray[np.float64]] = []
-        self._context = new_context()
+        self._sockets = Sockets()
         try:
-            self._sub: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
-            self._sub.set_hwm(hwm)
+            self._sub = self._sockets.open(zmq.SUB, hwm)
             self._sub.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
             self._sub.setsockopt(zmq.RECONNECT_IVL, 100)
             self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
             self._sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
             self._sub.setsockopt(zmq.SUBSCRIBE, self._topic or b"")
-            self._monitor = self._sub.get_monitor_socket(
-                zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._monitor = self._sockets.monitor(
+                self._sub, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
             )
             if bind:
-                self._sub.bind(endpoint)
-                self.endpoint = self._sub.getsockopt_string(zmq.LAST_ENDPOINT)
+                self.endpoint = self._sockets.bind(self._sub, endpoint)
             else:
                 self._sub.connect(endpoint)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._sockets.close()
             raise ConfigError(f"cannot subscribe to {endpoint}: {error}") from error
         self._client = None
         if replay is not None:
             self._client = ReplayClient(
-                self._context, replay, self.counters, timeout_ms=timeout_ms, max_messages=max_replayed
+                self._sockets.context, replay, self.counters, timeout_ms=timeout_ms, max_messages=max_replayed
             )
         self._was_cut = False
         self._watch_at = 0.0
@@ -140,12 +138,9 @@ class Subscriber:
 
     def close(self) -> None:
         """Stop following."""
-        self._sub.disable_monitor()
-        self._monitor.close(linger=0)
         if self._client is not None:
             self._client.close()
-        self._sub.close(linger=0)
-        self._context.term()
+        self._sockets.close()
 
     def __enter__(self) -> Self:
         return self
