@@ -71,6 +71,17 @@ CASES: list[tuple[str, str, dict[str, Any], int, str | None, str | None]] = [
     ("seed str", C, {"prompt": "x", "seed": "x"}, 400, SHAPE, "body.seed"),
     ("tokens str", C, {"prompt": "x", "max_tokens": "many"}, 400, SHAPE, "body.max_tokens"),
     ("tokenize model", "/tokenize", {"model": "nope", "prompt": "x"}, 404, "NotFoundError", "model"),
+    ("tokenize long", "/tokenize", {"prompt": "a b " * 4096}, 400, BAD, "input_tokens"),
+    ("tokenize longer", "/tokenize", {"prompt": "a" * 65_537}, 400, BAD, "input_text"),
+    (
+        "tokenize chat",
+        "/tokenize",
+        {"messages": [{**USER[0], "content": "a b " * 4096}]},
+        400,
+        BAD,
+        "input_tokens",
+    ),
+    ("detokenize long", "/detokenize", {"tokens": ["x"] * 4097}, 400, BAD, "input_tokens"),
     ("render", "/v1/completions/render", {}, 403, "PermissionDeniedError", None),
     ("generate", "/inference/v1/generate", {}, 403, "PermissionDeniedError", None),
     ("unload", "/v1/unload_lora_adapter", {"lora_name": "zz"}, 404, "NotFoundError", None),
@@ -90,6 +101,8 @@ FINE: list[tuple[str, str, dict[str, Any]]] = [
     ("extra field", C, {"prompt": "x", "max_tokens": 2, "colour": "red"}),
     ("truncate", C, {"prompt": [1] * 5000, "max_tokens": 1, "truncate_prompt_tokens": -1}),
     ("stream str", C, {"prompt": "x", "max_tokens": 2, "stream": "true"}),
+    ("tokenize full", "/tokenize", {"prompt": " a" * 4096}),
+    ("detokenize full", "/detokenize", {"tokens": [97] * 4095 + ["98"]}),
     ("echo0", C, {"prompt": "hello world", "max_tokens": 0, "echo": True}),
 ]
 

@@ -14,10 +14,11 @@ from understudy.errors import ConfigError
 from understudy.server.api.texts import TokenTexts
 from understudy.server.outputs import Outputs
 from understudy.server.tokenizer import builtin, open_tokenizer
-from understudy.server.tokenizer.builtin import SPECIAL
+from understudy.server.tokenizer.builtin import SPECIAL, BuiltinTokenizer
 from understudy.server.tokenizer.export import byte_letters, export_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 TOKENIZER = builtin()
@@ -46,6 +47,28 @@ def test_special_tokens_in_text_are_parsed() -> None:
     ids = TOKENIZER.encode(f"a{SPECIAL[2]}b")
     assert TOKENIZER.special[SPECIAL[2]] in ids
     assert len(ids) == 3
+
+
+def test_a_text_is_not_read_on_once_there_are_enough_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = BuiltinTokenizer()
+    read: list[bytes] = []
+    encode = tokenizer._encode_piece
+
+    def counted(data: bytes) -> Iterable[int]:
+        read.append(data)
+        return encode(data)
+
+    monkeypatch.setattr(tokenizer, "_encode_piece", counted)
+    for text in (
+        " ".join(f"w{number}" for number in range(5000)),
+        "<|im_end|>".join(map(str, range(10**6, 10**6 + 5000))),
+    ):
+        whole = BuiltinTokenizer().encode(text)
+        read.clear()
+        some = tokenizer.encode(text, enough=100)
+        assert 100 <= len(some) < 130
+        assert some == whole[: len(some)]
+        assert len(read) <= 100
 
 
 def test_the_same_prompt_has_the_same_answer_and_another_seed_another() -> None:

@@ -243,6 +243,8 @@ class Fields:
         if not isinstance(value, list):
             self.note("list_type", name, "must be a list", value)
             return []
+        if set(map(type, value)) <= {int}:  # there may be a million of them
+            return list(value)
         read = [self._integer(f"{name}.{place}", member, None) for place, member in enumerate(value)]
         return [number for number in read if number is not None]
 

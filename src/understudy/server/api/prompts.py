@@ -10,6 +10,8 @@ from understudy.server.api.errors import ApiError, bad_value
 from understudy.server.api.fields import Fields
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from understudy.server.api.sampling import Sampling
@@ -67,14 +69,8 @@ def tokens_of(
 ) -> npt.NDArray[np.uint32]:
     """The tokens of a prompt, cut as was asked for. ApiError if it is too long, empty or unknown."""
     if isinstance(prompt, str):
-        if len(prompt) > max_model_len * _CHARACTERS_A_TOKEN and sampling.truncate is None:
-            raise bad_value(
-                f"the model has a context of {max_model_len} tokens; a prompt of {len(prompt)} characters is longer "
-                "whatever they are",
-                "input_text",
-                len(prompt),
-            )
-        ids = tokenizer.encode(prompt)
+        whole = sampling.truncate is not None
+        ids = tokenizer.encode(prompt) if whole else encode_within(prompt, tokenizer, max_model_len)
     else:
         ids = prompt
         if ids and max(ids) >= tokenizer.vocabulary:
@@ -83,13 +79,32 @@ def tokens_of(
         ids = _truncate(ids, sampling, max_model_len)
     if not ids:
         raise ApiError("the prompt has no tokens")
+    check_length(ids, max_model_len)
+    return np.array(ids, dtype=np.uint32)
+
+
+def encode_within(text: str, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
+    """The tokens of a text, of which the context has room for all. ApiError otherwise; it is not read to its end."""
+    if len(text) > max_model_len * _CHARACTERS_A_TOKEN:
+        raise bad_value(
+            f"the model has a context of {max_model_len} tokens; a prompt of {len(text)} characters is longer "
+            "whatever they are",
+            "input_text",
+            len(text),
+        )
+    ids = tokenizer.encode(text, enough=max_model_len + 1)
+    check_length(ids, max_model_len)
+    return ids
+
+
+def check_length(ids: Sequence[object], max_model_len: int) -> None:
+    """ApiError if the context has no room for so many tokens."""
     if len(ids) > max_model_len:
         raise bad_value(
             f"the model has a context of {max_model_len} tokens; the prompt alone has at least {max_model_len + 1}",
             "input_tokens",
             max_model_len + 1,
         )
-    return np.array(ids, dtype=np.uint32)
 
 
 def _truncate(ids: list[int], sampling: Sampling, max_model_len: int) -> list[int]:

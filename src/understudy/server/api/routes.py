@@ -12,7 +12,7 @@ from understudy.server.api.developer import Developer
 from understudy.server.api.errors import ApiError, bad_request, bad_value, no_such_model
 from understudy.server.api.fields import Fields, check_content_type, read_any, read_body, read_object
 from understudy.server.api.generation import new_id
-from understudy.server.api.prompts import chat_text, read_messages, tokens_of
+from understudy.server.api.prompts import chat_text, check_length, encode_within, read_messages, tokens_of
 from understudy.server.api.sampling import Sampling
 from understudy.server.api.scale_out import ScaleOut
 from understudy.server.api.schema import (
@@ -217,16 +217,19 @@ class Routes:
             self._known_model(fields)
             text = fields.text("prompt") or ""
         show = fields.boolean("return_token_strs")
-        ids = worker.tokenizer.encode(text)
+        length = worker.settings.max_model_len
+        ids = encode_within(text, worker.tokenizer, length)
         strings = None
         if show:
             known = {token: worker.tokenizer.decode([token], skip_special=False) for token in set(ids)}
             strings = [known[token] for token in ids]
-        length = worker.settings.max_model_len
         return 200, {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings}
 
     def _detokenize(self, request: Request, _: dict[str, str]) -> tuple[int, Any]:
-        fields = Fields(read_body(request))
+        body = read_body(request)
+        if isinstance(body.get("tokens"), list):  # before each of them is looked at
+            check_length(body["tokens"], self._worker.settings.max_model_len)
+        fields = Fields(body)
         check_types(fields, DETOKENIZE)
         fields.done()
         self._known_model(fields)

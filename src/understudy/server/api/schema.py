@@ -303,8 +303,13 @@ def _check(fields: Fields, name: str, shape: Shape) -> None:
 
 
 def _check_ids(fields: Fields, name: str, shape: Shape) -> None:
-    value = fields.raw(name)
-    for place, number in enumerate(fields.integers(name)):
+    value, numbers = fields.raw(name), fields.integers(name)
+    if not numbers or (
+        (shape.least is None or min(numbers) >= shape.least)
+        and (shape.most is None or max(numbers) <= shape.most)
+    ):
+        return
+    for place, number in enumerate(numbers):
         if shape.least is not None and number < shape.least:
             fields.note("greater_than_equal", f"{name}.{place}", "a token id is not negative", number)
             return

@@ -21,8 +21,8 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> int:
         """Ids below this may stand in a prompt."""
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text; special tokens in it are parsed."""
+    def encode(self, text: str, *, enough: int | None = None) -> list[int]:
+        """The ids of a text; special tokens in it are parsed. Who has `enough` ids need not read on."""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of ids."""

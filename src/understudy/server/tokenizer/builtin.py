@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -53,19 +54,22 @@ class BuiltinTokenizer:
         """Ids below this may stand in a prompt."""
         return MODEL_VOCABULARY
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text; special tokens in it are parsed."""
+    def encode(self, text: str, *, enough: int | None = None) -> list[int]:
+        """The ids of a text; special tokens in it are parsed. It is not read on once there are `enough`."""
+        most = sys.maxsize if enough is None else enough
         if "<|" not in text:
-            return self._encode_plain(text)
+            return self._encode_plain(text, most)
         out: list[int] = []
         for part in self._split.split(text):
+            if len(out) >= most:
+                break
             if part in self.special:
                 out.append(self.special[part])
             elif part:
-                out += self._encode_plain(part)
+                out += self._encode_plain(part, most - len(out))
         return out
 
-    def _encode_plain(self, text: str) -> list[int]:
+    def _encode_plain(self, text: str, enough: int) -> list[int]:
         known = self._cache
         out: list[int] = []
         for piece in self._pieces.findall(text):
@@ -75,6 +79,8 @@ class BuiltinTokenizer:
                     known.clear()
                 ids = known[piece] = tuple(self._encode_piece(piece.encode("utf-8", "replace")))
             out += ids
+            if len(out) >= enough:
+                break
         return out
 
     def _encode_piece(self, data: bytes) -> Iterable[int]:

@@ -47,8 +47,8 @@ class HuggingFaceTokenizer:
         """Ids below this may stand in a prompt."""
         return max(int(self._inner.get_vocab_size(with_added_tokens=True)), 1)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the tokens that a template would add."""
+    def encode(self, text: str, *, enough: int | None = None) -> list[int]:  # noqa: ARG002 (nobody can tell it)
+        """The ids of a text, all of them, without the tokens that a template would add."""
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
         return ids
 
