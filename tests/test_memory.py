@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.memory import ABSENT_BYTES, TIERS_BYTES, WORKER_BYTES
+from understudy.cli.fleet import read_fleet
+from understudy.errors import ConfigError
+from understudy.memory import ABSENT_BYTES, LIVE_BYTES, TIERS_BYTES, WORKER_BYTES
+from understudy.server.fleet.fleet import Fleet
 
 asan = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""),
@@ -207,3 +210,40 @@ def test_an_idle_worker_takes_no_more_than_is_reckoned_with(
     )
     assert ran.returncode == 0, ran.stderr
     assert 0 < int(ran.stdout) <= estimate, ran.stdout
+
+
+# So many live workers, idle, each with its port.
+LIVES = """
+import asyncio, re, sys
+from pathlib import Path
+from understudy.cli.fleet import read_fleet
+from understudy.server.fleet.fleet import Fleet
+
+
+async def taken(workers):
+    fleet = Fleet(read_fleet(["--workers", str(workers), "--base-port", "0", "--port", "0"])[0])
+    await fleet.start()
+    taken = int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+    await fleet.stop()
+    return taken
+
+
+few = asyncio.run(taken(10))
+print((asyncio.run(taken(210)) - few) // 200)
+"""
+
+
+@asan
+@as_asked_for
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process does not know its own size")
+def test_an_idle_live_worker_takes_no_more_than_is_reckoned_with() -> None:
+    ran = subprocess.run([sys.executable, "-c", LIVES], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert 0 < int(ran.stdout) <= LIVE_BYTES, ran.stdout
+
+
+def test_more_live_workers_than_fit_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.memory.available_bytes", lambda: 1_000_000_000)
+    settings = read_fleet(["--workers", "50000", "--base-port", "0"])[0]
+    with pytest.raises(ConfigError, match=r"50,000 live workers would take about 7.5 GB of memory"):
+        Fleet(settings)

@@ -60,6 +60,8 @@ def read_settings(path: Path, what: str = "") -> dict[str, Any]:
 def port_number(name: str, value: Any, count: int = 1) -> int:
     """`value` as a port (0: any free one) from which `count` ports can be numbered, else ConfigError."""
     port = whole_number(name, value, 0, 65535)
+    if count > 65535:
+        raise ConfigError(f"{name}: there are 65,535 ports, too few for {count:,} in a row")
     if port and port + count - 1 > 65535:
         raise ConfigError(
             f"{name} must be at most {65536 - count:,} for {count:,} ports in a row, got {port:,}"

@@ -11,6 +11,8 @@ WORKER_BYTES = 16_000
 """Of an idle worker, whatever its capacity: 12,300 as measured, and up to 14,700 where a KV router knows of it."""
 ABSENT_BYTES = 400
 """Of a worker whose turn to be played has not come, where workers are played one after another."""
+LIVE_BYTES = 150_000
+"""Of an idle worker of a live fleet, with its server and its metrics: 112,000 as measured, and some for connections."""
 TIERS_BYTES = 16_000
 """Of the tiers of an idle worker."""
 SLOT_BYTES = 100

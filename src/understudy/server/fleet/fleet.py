@@ -9,6 +9,7 @@ import msgspec
 
 from understudy._core import TierRun
 from understudy.errors import ConfigError
+from understudy.memory import LIVE_BYTES, require_memory
 from understudy.server.fleet.front import FrontDoor
 from understudy.server.fleet.routing import FleetRouting
 from understudy.server.http import address_of, listen
@@ -42,6 +43,9 @@ class Fleet:
         for _, pool in settings.pools:
             if pool.speedup != first.speedup or pool.tokenizer != first.tokenizer:
                 raise ConfigError("the pools of a fleet share their tokenizer and their speed-up")
+        workers = sum(count for count, _ in settings.pools)
+        engines = sum(count * pool.data_parallel_size for count, pool in settings.pools)
+        require_memory(f"{workers:,} live workers", engines * LIVE_BYTES, "fewer workers need less")
         self.stage: Stage = new_stage(first)
         self.servers: list[Server] = []
         self.routing = FleetRouting(self.servers, settings.routing, settings.seed)
