@@ -136,7 +136,8 @@ void bind_engine(nb::module_& m) {
           "InvariantViolated when a row contradicts those before it.")
       .def(
           "require_equal",
-          [](EventTruth& self, const VllmEngine& engine) {
+          [](EventTruth& self, VllmEngine& engine) {
+            const Turn turn(engine.turns(), "Engine");
             self.require_equal(engine.store(), EventTruth::Scope::Whole);
           },
           "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");

@@ -21,12 +21,22 @@ void Guard::release(bool tail_first) {
     return;
   }
   released_ = true;
-  const std::vector<SlotId> ids = std::exchange(ids_, {});
+  std::vector<SlotId> ids = std::exchange(ids_, {});
+  if (lent_ > 0) {
+    if (ids.empty()) return;  // said before
+    left_ = std::move(ids);
+    tail_first_ = tail_first;
+    return;
+  }
+  tail_first_ = tail_first;
+  give_back(ids);
+}
+
+void Guard::give_back(const std::vector<SlotId>& ids) {
   // A guard that holds nothing keeps nothing alive: neither the store nor a policy written in Python.
   const Manager manager{std::exchange(manager_.store, nullptr), manager_.pool};
-  if (!ids.empty()) {
-    without_gil(manager, ids.size(), [&] { manager.store->release(manager.pool, ids, tail_first); });
-  }
+  if (ids.empty()) return;
+  without_gil(manager, ids.size(), [&] { manager.store->release(manager.pool, ids, tail_first_); });
 }
 
 std::vector<SlotId> Guard::consume() {
@@ -37,6 +47,8 @@ std::vector<SlotId> Guard::consume() {
 
 std::vector<SlotId> Guard::split(std::size_t count) {
   require_live();
+  if (lent_ > 0)
+    throw Error(ErrorKind::WrongState, "another thread is cloning these blocks: take them before or after");
   if (count > ids_.size()) {
     throw Error(ErrorKind::InvalidArgument, "count must be at most the ", ids_.size(), " blocks held, got ", count);
   }
@@ -126,11 +138,18 @@ MutableBlocks unstage(StagedBlocks& self) {
   return {manager, std::move(ids)};
 }
 
-RegisteredBlocks clone(const RegisteredBlocks& self) {
-  self.require_live();
+nb::object tokens_of(RegisteredBlocks& self) {
+  std::vector<Token> tokens;
+  self.lend([&](const Manager& m, const std::vector<SlotId>& ids) { tokens = m.store->token_ids(m.pool, ids); });
+  return to_array(std::move(tokens));
+}
+
+RegisteredBlocks clone(RegisteredBlocks& self) {
+  const Manager manager = self.manager();
   const std::vector<SlotId> ids = self.ids();
-  without_gil(self.manager(), ids.size(), [&] { self.manager().store->retain(self.manager().pool, ids); });
-  return {self.manager(), ids, self.identities()};
+  const Identities identities = self.identities();
+  self.lend([](const Manager& m, const std::vector<SlotId>& slots) { m.store->retain(m.pool, slots); });
+  return {manager, ids, identities};
 }
 
 std::optional<RegisteredBlocks> upgrade(const WeakBlocks& self) {
@@ -183,13 +202,7 @@ void bind_guards(nb::module_& m) {
 
   registered.def_prop_ro("identities", &RegisteredBlocks::identities)
       .def_prop_ro(
-          "token_ids",
-          [](const RegisteredBlocks& self) {
-            self.require_live();
-            const Manager manager = self.manager();
-            return to_array(without_gil(manager, self.size(),
-                                        [&, ids = self.ids()] { return manager.store->token_ids(manager.pool, ids); }));
-          },
+          "token_ids", &tokens_of,
           "Those of the blocks, one after another, where events carry them; else empty. With them a copy is registered "
           "in another store, which has no other way to know.")
       .def("clone", &clone, "A second guard over the same blocks, with references of its own.")

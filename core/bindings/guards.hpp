@@ -80,14 +80,38 @@ class Guard {
     manager_.store.reset();
     return ids;
   }
+  // Runs `work` on the ids, without the GIL where it is long, and keeps their references until it is over: a
+  // release() that comes in the meantime is carried out then.
+  template <typename Work>
+  void lend(Work work) {
+    require_live();
+    const std::vector<SlotId> ids = ids_;
+    const Manager manager = manager_;
+    const Lent lent(*this);
+    without_gil(manager, ids.size(), [&] { work(manager, ids); });
+  }
   // The first `count` ids leave with the caller; the rest stay.
   std::vector<SlotId> split(std::size_t count);
   void require_live() const;
 
  private:
+  struct Lent {
+    explicit Lent(Guard& owner) : guard(owner) { ++guard.lent_; }
+    ~Lent() {
+      if (--guard.lent_ == 0 && !guard.left_.empty()) guard.give_back(std::exchange(guard.left_, {}));
+    }
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+    Guard& guard;
+  };
+  void give_back(const std::vector<SlotId>& ids);
+
   Manager manager_;
   std::vector<SlotId> ids_;
   bool released_ = false;
+  std::size_t lent_ = 0;      // calls that work on the ids
+  std::vector<SlotId> left_;  // released while they were lent
+  bool tail_first_ = false;   // how
   bool in_transfer_ = false;
   bool release_requested_ = false;  // while the ids were out
 };

@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[[_core.Engine], object]] = {
     "prefetch": lambda engine: engine.prefetch(chain(1)[:2], 0),
     "take_events": lambda engine: engine.take_events(),
     "check": lambda engine: engine.check(),
+    "what its events tell": lambda engine: _core.EventTruth().require_equal(engine),
     "idle": lambda engine: engine.idle,
 }
 

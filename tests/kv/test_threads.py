@@ -16,7 +16,7 @@ import pytest
 
 from eviction.strict import StrictLru
 from threads import run_together
-from understudy.errors import CapacityExhausted, PolicyError
+from understudy.errors import CapacityExhausted, PolicyError, WrongState
 from understudy.kv import BlockManager, BlockStore, MutableBlocks, PoolConfig, RegisteredBlocks, Tier
 from understudy.tokens import Identities
 
@@ -171,6 +171,35 @@ def test_one_guard_released_by_many_threads_is_released_once() -> None:
         assert manager.metrics().active_references == 64
         extra.release()
     assert_conserved(manager)
+
+
+def test_a_guard_released_while_another_thread_clones_it_keeps_its_blocks_until_then() -> None:
+    blocks = 200_000
+    identities = Identities.from_local_hashes(range(1, blocks + 1))
+    manager = BlockManager(blocks, policy="lru")
+    for _ in range(12):
+        guard = manager.allocate(blocks).register(identities)
+        at_it: list[bool] = []
+
+        def release(guard: RegisteredBlocks = guard, at_it: list[bool] = at_it) -> None:
+            while not at_it:
+                pass
+            guard.release()
+            guard.release()
+
+        def clone(guard: RegisteredBlocks = guard, at_it: list[bool] = at_it) -> None:
+            at_it.append(True)  # the other comes to it as soon as the call lets go of the GIL
+            try:
+                copy = guard.clone()
+            except WrongState:
+                return
+            assert len(copy) == blocks
+            assert manager.metrics().active_references >= blocks
+            copy.release()
+
+        run_together(clone, release)
+        assert guard.released
+        assert_conserved(manager)
 
 
 # --- policies that do things while they are asked -------------------------------------------------
