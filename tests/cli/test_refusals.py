@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from understudy.cli import by_flag, main
+from understudy.cli import main
+from understudy.cli.flag_names import by_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,52 @@ FILES = {
     "run.jsonl": '{"request_id": "a", "arrival_s": 0, "input_tokens": 9, "output_tokens": 2}\n',
     "report.json": "{}",
 }
+
+
+TOGETHER = [
+    (
+        "--max-num-active-seqs 9 --max-num-seqs 3",
+        "--max-num-active-seqs=9 must not be above --max-num-seqs=3",
+    ),
+    (
+        "--preemption-mode fifo --scheduling-policy priority",
+        "fifo contradicts --scheduling-policy=priority, where",
+    ),
+    (
+        "--long-prefill-token-threshold 9 --max-model-len 8",
+        "-threshold=9 must not be above --max-model-len=8",
+    ),
+    ("--long-prefill-token-threshold 9 --set engine.max_model_len=8", "must not be above max_model_len=8"),
+    ("--decode-speedup-ratio 2 --aic-nextn 2", "--decode-speedup-ratio contradicts --aic-nextn: speculation"),
+    (
+        "--planner-profile-data x.npz --timing polynomial",
+        "--planner-profile-data and --timing both name a timing",
+    ),
+    (
+        "--gpu-bandwidth-gbps 9 --gpu-tflops 9 --model Llama-3.1-8B",
+        "needs --gpu-memory: it is on the data sheet",
+    ),
+    (
+        "--gpu H100 --gpu-bandwidth-gbps 9 --gpu-tflops 9 --model Llama-3.1-8B",
+        "--gpu and a data sheet (--gpu-bandwidth-gbps, --gpu-tflops) both say",
+    ),
+    (
+        "--g3 100 --kv-bytes-per-token 100",
+        "--g3 needs g2, because blocks pass through host memory; add a g2 tier",
+    ),
+    (
+        "--expert-parallel-size 3 --model Qwen3-30B-A3B --gpu H100 --tensor-parallel-size 2",
+        "the 2 GPUs of --tensor-parallel-size=2 and --data-parallel-size=1",
+    ),
+    (
+        "--gpu-memory 24GB --gpu-weights 40GB --model Llama-3.1-8B",
+        "a higher --gpu-memory-utilization or more --tensor-parallel-size",
+    ),
+    (
+        "--routing kv --router-queue-policy lcfs",
+        "nobody waits without --router-queue-threshold; give it, or leave --router-queue-policy out",
+    ),
+]
 
 
 @pytest.fixture
@@ -115,12 +162,12 @@ def refused(
             "serve --response-mode echo --response-file trace.jsonl",
             "--response-file needs --response-mode recorded",
         ),
-        (f"replay {TRACE} --max-loras 4", "--max-loras needs enable_lora"),
+        (f"replay {TRACE} --max-loras 4", "--max-loras needs --enable-lora"),
         (f"replay {TRACE} --set engine.max_loras=4", "max_loras needs enable_lora"),
-        (f"replay {TRACE} --aic-mtp-seed 5", "--aic-mtp-seed needs aic_nextn, the number of draft tokens"),
+        (f"replay {TRACE} --aic-mtp-seed 5", "--aic-mtp-seed needs --aic-nextn, the number of draft tokens"),
         (
             f"replay {TRACE} --long-prefill-token-threshold-adaptive",
-            "--long-prefill-token-threshold-adaptive needs long_prefill_token_threshold, which it raises",
+            "--long-prefill-token-threshold-adaptive needs --long-prefill-token-threshold, which it raises",
         ),
         (
             f"replay {TRACE} --vllm-version 0.25 --long-prefill-token-threshold-adaptive",
@@ -218,6 +265,16 @@ def refused(
             'fleet --router {"temperature":1,"event_loss":0.5}',
             "temperature, event_loss are for --routing kv, not",
         ),
+        # two that do not go together, each by its flag
+        *((f"replay {TRACE} {flags}", message) for flags, message in TOGETHER),
+        (
+            "serve m --max-num-seqs 4000 --max-num-batched-tokens 100",
+            "--max-num-seqs=4000 must not be above --max-num-batched-tokens=100: every",
+        ),
+        (
+            'fleet --routing kv --router {"queue_policy":"lcfs"}',
+            "nobody waits without queue_threshold; give it, or leave queue_policy out",
+        ),
     ],
 )
 def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line: str, message: str) -> None:
@@ -246,12 +303,18 @@ def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line:
             ["--router-temperature", "1", "--event-loss=0.5"],
             "--event-loss, --router-temperature, queue_policy are for",
         ),
+        ("a_b and c_d differ", ["--a-b", "1", "--config", "f.yaml"], "--a-b and c_d differ"),
+        ("a_b and c_d differ", ["--c-d=1"], "a_b and --c-d differ"),
+        ("a_b and c_d differ", ["--a-b", "1", "--set", "x.c_d=2"], "--a-b and c_d differ"),
+        ("a_b needs model x", ["--a-b", "1"], "--a-b needs --model x"),
+        ("t.jsonl: row 3: c_d is missing", ["--c-d=1"], "t.jsonl: row 3: c_d is missing"),
+        ("--a-b: c_d is missing", ["--c-d=1"], "--a-b: c_d is missing"),
         ("workers must be", ["--max-workers", "1", "--least-workers", "2"], "workers must be"),
         ("t.jsonl:3: timestamp is given twice", ["--timestamp"], "t.jsonl:3: timestamp is given twice"),
     ],
 )
 def test_a_setting_is_called_by_the_flag_that_was_typed(message: str, words: list[str], said: str) -> None:
-    assert by_flag(message, words) == said
+    assert by_flag(message, words, ["--a-b", "--c-d", "--model"]) == said
 
 
 def test_events_and_workloads_go_to_standard_output_alone(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +29,7 @@ from understudy.cli import (
     tokenizer,
     workload,
 )
+from understudy.cli.flag_names import by_flag
 from understudy.errors import PolicyError, UnderstudyError
 
 if TYPE_CHECKING:
@@ -108,13 +108,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` unless given) and return its exit code."""
-    args = parser().parse_args(argv)
+    top = parser()
+    args = top.parse_args(argv)
     try:
         code = _run(args)
         sys.stdout.flush()
     except UnderstudyError as error:
         words = sys.argv[1:] if argv is None else argv
-        print(f"understudy {args.verb}: {by_flag(str(error), words)}", file=sys.stderr)
+        print(
+            f"understudy {args.verb}: {by_flag(str(error), words, _flags(top, args.verb))}", file=sys.stderr
+        )
         return EXIT_ERROR
     except MemoryError:
         print(
@@ -151,37 +154,17 @@ def _run(args: argparse.Namespace) -> int:
         raise PolicyError(f"{told} ({TRACEBACK}=1 shows the traceback)") from error
 
 
-_OTHER_FLAGS = {"use_events": "--no-kv-events"}
-"""Settings whose flags are called otherwise."""
+def _flags(top: argparse.ArgumentParser, verb: str) -> list[str]:
+    """Those of a verb, and of verbs below it."""
+    found: list[str] = []
+    left = [_below(top)[verb]]
+    while left:
+        parser = left.pop()
+        found += [flag for action in parser._actions for flag in action.option_strings]
+        left += _below(parser).values()
+    return found
 
 
-def by_flag(message: str, words: Sequence[str]) -> str:
-    """The message with the flags that were typed in place of the settings that it begins with, where some were.
-
-    A flag is the setting's name with dashes, or ends in it: `temperature` is what --router-temperature sets. An
-    assignment (--set engine.block_size=0) wins over flags, so that the setting may be its own.
-    """
-    settings = re.match(rf"{_SETTING}(?:, {_SETTING})*", message)
-    if settings is None:
-        return message
-    named = ", ".join(_flag_of(setting, words) or setting for setting in settings[0].split(", "))
-    return f"{named}{message[settings.end() :]}"
-
-
-_SETTING = r"[a-z]\w*(?:\.\w+|: \w+(?=[ :]))*"
-
-
-def _flag_of(setting: str, words: Sequence[str]) -> str | None:
-    """The one that was typed for it."""
-    values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
-    if any(f"{setting.rpartition('.')[2]}=" in value for value in values):
-        return None
-    name = "-".join(re.findall(r"\w+", setting)).replace("_", "-")
-    typed = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--"))
-    for last in (name, name.rpartition("engine-")[2]):
-        if f"--{last}" in typed:
-            return f"--{last}"
-    if setting in _OTHER_FLAGS and _OTHER_FLAGS[setting] in typed:
-        return _OTHER_FLAGS[setting]
-    ends = [flag for flag in typed if flag.endswith(f"-{name}")]
-    return ends[0] if len(ends) == 1 else None
+def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    choices = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(choices[0]) if choices else {}

@@ -60,7 +60,7 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.queue_policy != "fcfs" and self.queue_threshold is None:
             raise ConfigError(
                 f"queue_policy={self.queue_policy} says who of those that wait goes first, and nobody waits without "
-                "queue_threshold; give it (--router-queue-threshold 2), or leave queue_policy out"
+                "queue_threshold; give it, or leave queue_policy out"
             )
         for name in ("temperature", "event_delay_ms", "event_period_ms", "predict_ttl_ms", "queue_threshold"):
             if (value := getattr(self, name)) is not None:

@@ -65,7 +65,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         sheet = (self.bandwidth_gbps, self.tflops)
         if self.name is not None and any(value is not None for value in sheet):
             raise ConfigError(
-                "gpu.name and a data sheet (bandwidth_gbps, tflops) both say what GPU it is; give one"
+                "gpu.name and a data sheet (gpu.bandwidth_gbps, gpu.tflops) both say what GPU it is; give one"
             )
         if (self.bandwidth_gbps is None) != (self.tflops is None):
             raise ConfigError("gpu.bandwidth_gbps and gpu.tflops belong together: give both")
