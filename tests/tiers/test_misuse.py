@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from eviction.strict import StrictLru
 from tiers.building import BLOCK, MS, Only, Worker, chain, reader_of, shared, tiers
 from understudy import _core
 from understudy.errors import ConfigError, InvalidArgument, PolicyError
@@ -235,3 +236,48 @@ def test_what_a_prefetch_evicted_is_told_though_the_hosts_policy_raises() -> Non
     with pytest.raises(RuntimeError, match="no victims today"):
         worker.engine.prefetch(chain(1, 2), now_ns)
     worker.engine.check()
+
+
+def played_with_a_policy_that_fails(fails_at: int, leaping: bool) -> tuple[int, int]:
+    """How often the policy of a shared tier was called and raised, while an engine is asked again until it is idle."""
+    calls = raised = 0
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise RuntimeError("no idea")
+
+    class Fragile(StrictLru):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hook = lambda _name: count()
+
+    config = tiers(g2_blocks=6, g3=shared(num_blocks=8, policy=Fragile))
+    run = _core.TierRun(config, BLOCK, check=True)
+    engine = _core.Engine(
+        _core.EngineConfig(block_size=BLOCK, num_gpu_blocks=8, events=True),
+        _core.constant_timing(0.0, 1.0),
+        tiers=config,
+        run=run,
+    )
+    engine.set_leaping(leaping)
+    for request in range(12):
+        engine.submit(str(request), 4 * BLOCK, 2, chain(request % 5))
+    for _ in range(2):
+        try:
+            engine.advance(10**6 * MS)
+        except RuntimeError:
+            raised += 1
+    assert engine.idle
+    engine.check()
+    run.check()
+    return calls, raised
+
+
+@pytest.mark.parametrize("leaping", [False, True])
+def test_an_engine_goes_on_wherever_the_policy_of_a_shared_tier_raised(leaping: bool) -> None:
+    calls, raised = played_with_a_policy_that_fails(-1, leaping)
+    assert (calls > 20, raised) == (True, 0)
+    for fails_at in range(1, calls + 1):
+        assert played_with_a_policy_that_fails(fails_at, leaping)[1] == 1, fails_at

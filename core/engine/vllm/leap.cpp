@@ -374,8 +374,8 @@ bool VllmEngine::Leap::wait_for_landing() {
   const std::optional<std::int64_t> wake = hub.next_wake_ns();
   if (!engine_.waiting_.empty() || !wake || *wake >= until_ns_) return false;
   engine_.announcer_.release(engine_.now_ns_);
-  hub.run_until(*wake);
   engine_.now_ns_ = std::max(engine_.now_ns_, *wake);
+  hub.run_until(*wake);
   engine_.notice_landings(engine_.now_ns_);
   return true;
 }

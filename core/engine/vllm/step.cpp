@@ -239,8 +239,8 @@ void VllmEngine::play(std::int64_t until_ns, bool stop_on_finish, Last last) {
         const std::optional<std::int64_t> wake = tiers_->hub().next_wake_ns();
         if (wake && *wake > until_ns) return;
         if (wake) {
+          now_ns_ = std::max(now_ns_, *wake);  // also where a policy fails at it: transfers have come that far
           tiers_->hub().run_until(*wake);
-          now_ns_ = std::max(now_ns_, *wake);
           notice_landings(now_ns_);
           if (!landing_wait_over()) continue;
         }
