@@ -265,6 +265,40 @@ def refused(
             'fleet --router {"temperature":1,"event_loss":0.5}',
             "temperature, event_loss are for --routing kv, not",
         ),
+        # a seed of nothing
+        (
+            f"replay {TRACE} --workers 2 --seed 3",
+            "--seed changes nothing: routing round_robin draws nothing; leave it out, or route by random, power_of",
+        ),
+        (
+            f"replay {TRACE} --seed 0 --online --routing least_loaded",
+            "--seed changes nothing: routing least_loaded",
+        ),
+        (
+            f"replay {TRACE} --seed 0 --routing mine.py:Mine",
+            "--seed changes nothing: routing mine.py:Mine draws",
+        ),
+        (
+            "router --routing session_affinity --seed 1",
+            "--seed changes nothing: routing session_affinity draws",
+        ),
+        (
+            "qwen3 generate m --prompt-tokens 1 --seed 3",
+            "--seed is of tokens that are drawn, and without --temp",
+        ),
+        (
+            "qwen3 generate m --prompt-tokens 1 --top-p 0.5",
+            "--top-p is of tokens that are drawn, and without --temp",
+        ),
+        ("qwen3 bench m --seed 3", "--seed is of the workload that --record plays; leave it out"),
+        (
+            "qwen3 bench m --host-blocks 3",
+            "--host-blocks is of the workload that --record plays; leave it out",
+        ),
+        (
+            "qwen3 bench m --record o --context 3",
+            "--context is of the table that is measured without --record",
+        ),
         # two that do not go together, each by its flag
         *((f"replay {TRACE} {flags}", message) for flags, message in TOGETHER),
         (

@@ -60,6 +60,19 @@ def refused(capsys: pytest.CaptureFixture[str], argv: list[str]) -> str:
 # ── Output ──
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--routing", "random"],
+        ["--routing", "power_of_two", "--workers", "2"],
+        ["--routing", "kv"],
+        ["--g2", "64", "--kv-bytes-per-token", "1024", "--set", "offload.onboard_failure_rate=0.5"],
+    ],
+)
+def test_a_seed_is_taken_where_something_is_drawn(trace: Path, flags: list[str]) -> None:
+    assert main(arguments(trace, "--quiet", "--seed", "3", *flags)) == 0
+
+
 def test_the_table_shows_latencies_counts_and_the_digest(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,16 @@ def test_an_assignment_wins_over_the_flag_of_times_as_in_a_replay() -> None:
         (["--uds", "/tmp/x", "--host", "h", "--port", "1"], ["host", "port"]),
         (["--uds", "/tmp/x", "--port", "1", "--kv-events-config", "{}"], []),  # its topic may name them
         (["--host", "h", "--port", "1"], []),
+        (["--seed", "1"], []),
+        (["--seed", "1", "--response-mode", "echo"], ["seed"]),
+        (["--seed", "1", "--response-mode", "echo", "--engine", "qwen3"], []),
+        (
+            [
+                *("--seed", "1", "--response-mode", "echo"),
+                *("--inter-token-latency", "10", "--inter-token-latency-std-dev", "1"),
+            ],
+            [],
+        ),
         (["--kv-offloading-backend", "native"], ["kv-offloading-backend"]),
         (
             [

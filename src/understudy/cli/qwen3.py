@@ -57,9 +57,10 @@ def add_parser(verbs: Verbs) -> None:
     prompt.add_argument("--prompt-tokens", metavar="IDS", help="token ids, separated by commas")
     generate.add_argument("--max-tokens", type=int, default=64, help="tokens to generate at most (64)")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    generate.add_argument("--top-k", type=int, default=0, help="keep the likeliest so many; 0: all (0)")
-    generate.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest of this mass (1)")
-    generate.add_argument("--seed", type=int, default=0, help="of the choice of tokens (0)")
+    drawn = "with a temperature"
+    generate.add_argument("--top-k", type=int, help=f"{drawn}: keep the likeliest so many; 0: all (0)")
+    generate.add_argument("--top-p", type=float, help=f"{drawn}: keep the likeliest of this mass (1)")
+    generate.add_argument("--seed", type=int, help=f"{drawn}: of the choice of tokens (0)")
     generate.add_argument("--ignore-eos", action="store_true", help="go on after the model's stop tokens")
     bench = tasks.add_parser(
         "bench",
@@ -73,12 +74,17 @@ def add_parser(verbs: Verbs) -> None:
         metavar="PATH",
         help="play a workload instead, and write each step: its composition and milliseconds (JSON lines)",
     )
-    bench.add_argument("--requests", type=int, default=480, help="of that workload (480)")
-    bench.add_argument("--seed", type=int, default=0, help="of that workload (0)")
+    bench.add_argument("--requests", type=int, help="of that workload (480)")
+    bench.add_argument("--seed", type=int, help="of that workload (0)")
     bench.add_argument(
-        "--host-blocks", type=int, metavar="N", help="measure the link to pinned host memory with N pages too"
+        "--host-blocks",
+        type=int,
+        metavar="N",
+        help="with --record: measure the link to pinned host memory with N pages too",
     )
-    bench.add_argument("--context", type=int, default=1024, help="tokens of context of decode steps (1024)")
+    bench.add_argument(
+        "--context", type=int, help="without --record: tokens of context of decode steps (1024)"
+    )
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     """Do the work; return the exit code."""
     from understudy.checks import whole_number
 
+    _refuse_idle(args)
     needs_torch()
     if args.task == "generate":
         whole_number("--max-tokens", args.max_tokens, 1)
@@ -118,6 +125,20 @@ def run(args: argparse.Namespace) -> int:
     if args.tensor_parallel_size != 1 and (args.record is None or args.host_blocks is not None):
         raise ConfigError("of several ranks only --record without --host-blocks is measured")
     return _bench(args) if args.record is None else _record(args)
+
+
+def _refuse_idle(args: argparse.Namespace) -> None:
+    """ConfigError names a flag that would change nothing."""
+    if args.task == "generate":
+        names: tuple[str, ...] = () if args.temperature else ("seed", "top_k", "top_p")
+        why = "is of tokens that are drawn, and without --temperature the likeliest is taken"
+    elif args.record is None:
+        names, why = ("seed", "requests", "host_blocks"), "is of the workload that --record plays"
+    else:
+        names, why = ("context",), "is of the table that is measured without --record"
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
 
 
 def needs_torch() -> None:
@@ -166,7 +187,12 @@ def _generate(args: argparse.Namespace) -> int:
     else:
         tokens = _ids(args.prompt_tokens, find_config(args.model).vocab_size)
     stops = frozenset() if args.ignore_eos else frozenset(find_config(args.model).eos_token_ids)
-    sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed)
+    sampling = SamplingParams(
+        args.temperature,
+        0 if args.top_k is None else args.top_k,
+        1.0 if args.top_p is None else args.top_p,
+        args.seed or 0,
+    )
     engine = _engine(args)
     try:
         engine.submit(Request("generate", tokens, args.max_tokens, sampling, stops))
@@ -218,7 +244,7 @@ def _bench(args: argparse.Namespace) -> int:
         )
         table = Table("what", "ms", "beside", "ms", "ratio")
         with counter("measuring", ROWS, "rows") as measured:
-            for row in bench.rows(context=args.context):
+            for row in bench.rows(context=args.context or 1024):
                 table.add_row(
                     row.what, f"{row.ms:.3f}", row.beside, f"{row.beside_ms:.3f}", f"{row.ratio:.2f}×"
                 )
@@ -248,10 +274,11 @@ def _record(args: argparse.Namespace) -> int:
         if args.host_blocks is not None:
             link = measure_link(HostTier(manager, PinnedPages(args.host_blocks, engine.executor.buffer)))
         longest = min(engine.scheduler.config.max_positions, manager.max_request_blocks * args.page_size)
-        for count in (max(8, args.requests // 8), args.requests):
-            rows = workload(RAMP, count, config.vocab_size, seed=args.seed, longest=longest)
+        requests = args.requests or 480
+        for count in (max(8, requests // 8), requests):
+            rows = workload(RAMP, count, config.vocab_size, seed=args.seed or 0, longest=longest)
             manager.blocks.clear_inactive()
-            doing = "warming up" if count < args.requests else "recording"
+            doing = "warming up" if count < requests else "recording"
             with counter(doing, len(rows), "requests") as told:
                 played = measure(engine, rows, told)
         record = Record.of(

@@ -50,7 +50,12 @@ def add_parser(verbs: Verbs) -> None:
         metavar="NAME",
         help="round_robin (default), random, least_loaded, power_of_two, session_affinity, kv, or FILE.py:CLASS",
     )
-    fleet.add_argument("--seed", type=int, metavar="N", help="of random routing (default: 0)")
+    fleet.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="of routing random, power_of_two or kv, and of loads that fail by chance (default: 0)",
+    )
     fleet.add_argument(
         "--concurrency", type=int, metavar="N", help="closed loop: at most N sessions at a time"
     )
@@ -174,6 +179,10 @@ def run(args: argparse.Namespace) -> int:
     settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
     if not settings.tiers.tiers:
         tier_flags.refuse_idle_flags(args)
+    if args.engine != "qwen3":
+        below = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
+        fails = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in below)
+        router_flags.seed_of(args.seed, settings.router or settings.routing, fails=fails)
     check_outputs(outputs, {**files_given(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
     hidden = args.quiet or args.digest

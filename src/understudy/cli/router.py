@@ -70,7 +70,9 @@ def add_parser(verbs: Verbs) -> None:
         metavar="S",
         help="an engine that answers and says nothing for so long is not believed to tell all (default: 5)",
     )
-    verb.add_argument("--seed", type=int, default=0, help="of ties and chance (default: 0)")
+    verb.add_argument(
+        "--seed", type=int, metavar="N", help="of routing kv, random or power_of_two (default: 0)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from understudy.checks import port_number, positive_number, whole_number
-    from understudy.cli.router_flags import live_policy
+    from understudy.cli.router_flags import live_policy, seed_of
     from understudy.errors import ConfigError
     from understudy.server.http import address_of
     from understudy.server.proxy.service import RouterService, RouterSettings
@@ -93,9 +95,10 @@ def run(args: argparse.Namespace) -> int:
         router = {} if args.router is None else msgspec.json.decode(args.router, type=dict)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f'--router must be JSON by name, as {{"temperature": 0.5}}: {error}') from None
+    policy = live_policy(args.routing, router)
     settings = RouterSettings(
         workers=tuple(WorkerAddress.parse(text.strip()) for text in args.workers.split(",") if text.strip()),
-        routing=live_policy(args.routing, router),
+        routing=policy,
         host=args.host,
         port=port_number("--port", args.port),
         block_size=None if args.block_size is None else whole_number("--block-size", args.block_size, 1),
@@ -103,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         max_num_batched_tokens=whole_number("--max-num-batched-tokens", args.max_num_batched_tokens, 1),
         silence_s=positive_number("--silence-s", args.silence_s),
         awaits_workers=True,
-        seed=whole_number("--seed", args.seed, 0, 2**64 - 1),
+        seed=seed_of(args.seed, policy),
     )
 
     async def serve() -> None:

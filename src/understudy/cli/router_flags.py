@@ -16,6 +16,8 @@ EXAMPLES = """\
   understudy replay trace.jsonl --workers 4 --routing kv --router-queue-threshold 2 --router-queue-policy wspt
 """
 
+CHANCE = ("random", "power_of_two", "kv")
+"""Policies that draw."""
 _SETTINGS = {
     "event_delay_ms": "event_delay_ms",
     "event_period_ms": "event_period_ms",
@@ -92,6 +94,23 @@ def router_settings(args: argparse.Namespace) -> dict[str, Any]:
     if args.route_rejected:
         flags["route_rejected"] = True
     return flags
+
+
+def seed_of(given: int | None, policy: str | KvRouting | Router, *, fails: bool = False) -> int:
+    """What --seed says. ConfigError where nothing is drawn: neither by the policy, nor whether a load `fails`."""
+    from understudy.checks import whole_number
+    from understudy.errors import ConfigError
+    from understudy.router.kv import KvRouting
+
+    if given is None:
+        return 0
+    whole_number("--seed", given, 0, 2**64 - 1)
+    if not isinstance(policy, KvRouting) and policy not in CHANCE and not fails:
+        name = policy if isinstance(policy, str) else type(policy).__qualname__
+        raise ConfigError(
+            f"--seed changes nothing: routing {name} draws nothing; leave it out, or route by {', '.join(CHANCE)}"
+        )
+    return given
 
 
 def live_policy(name: Any, settings: Any) -> str | KvRouting | Router:

@@ -169,6 +169,9 @@ def read_serve(arguments: list[str], *, more: tuple[Flag, ...] = ()) -> ServePla
     settings = settings_of(line)
     if not settings.engine.long_prefill_token_threshold:
         used -= {"long-prefill-token-threshold-adaptive"}
+    strays = any(settings.latency_std_dev_ms) or settings.tiers.offload.onboard_failure_rate
+    if settings.response_mode == "echo" and not strays and not more and line.values.get("engine") != "qwen3":
+        used -= {"seed"}  # of what is said, of times that stray and loads that fail, and of a fleet's routing
     idle = [name for name in line.values if name not in used and line.values[name] is not None]
     return ServePlan(settings, idle, line)
 
