@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -247,3 +248,40 @@ def test_more_live_workers_than_fit_are_refused_before_any_is_made(monkeypatch: 
     settings = read_fleet(["--workers", "50000", "--base-port", "0"])[0]
     with pytest.raises(ConfigError, match=r"50,000 live workers would take about 7.5 GB of memory"):
         Fleet(settings)
+
+
+# Stacks of threads are as large as the process was told when it began: of the second run no thread can be made, of the
+# third the first few.
+THREADED = """
+import resource, sys
+from understudy.run.offline import run_offline
+from understudy.workload import Fixed, SyntheticSpec, synthesise
+
+workload = synthesise(SyntheticSpec(sessions=64, prompt_tokens=Fixed(64), output_tokens=Fixed(8)))
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))
+print(run_offline(workload, workers=32, threads=int(sys.argv[1])).facts["digest"])
+"""
+
+
+@asan
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere stacks do not follow that limit")
+def test_threads_that_the_system_does_not_give_are_done_without() -> None:
+    def digest(threads: int, stack_bytes: int) -> str:
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, resource.RLIM_INFINITY))
+
+        command = [sys.executable, "-c", THREADED, str(threads)]
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=limit,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    whole = digest(1, 8 << 20)
+    assert digest(4, 64 << 30) == whole
+    assert digest(32, 1 << 30) == whole

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <limits>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/kept_mappings.hpp"
@@ -82,7 +83,16 @@ void Fleet::play_in_threads(unsigned threads, const std::vector<std::vector<std:
   };
   std::vector<std::jthread> pool;
   try {
-    for (std::size_t t = playing; t > 0; --t) pool.emplace_back(work);
+    const std::size_t wanted = playing;
+    try {
+      while (pool.size() < wanted) pool.emplace_back(work);
+    } catch (const std::system_error&) {  // the system gives no more: fewer do the same, or this one alone
+      {
+        const std::lock_guard lock(mutex);
+        playing -= wanted - std::max<std::size_t>(pool.size(), 1);
+      }
+      if (pool.empty()) work();
+    }
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, kReportAfter, [&] { return playing == 0; })) {
       lock.unlock();
