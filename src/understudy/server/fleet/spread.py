@@ -108,11 +108,13 @@ class SpreadFleet:
         """Stop the door, then the groups, as the workers' settings say."""
         if self._own is not None:
             self._own.close()
+        drain_s = max(pool.shutdown_timeout_s for _, pool in self.settings.pools)
         if self.door is not None:
-            await self.door.stop()
-        for child, pipe in self._children:
+            await self.door.stop(drain_s)
+        for _, pipe in self._children:
             pipe.close()  # their sign to stop
-            await asyncio.get_running_loop().run_in_executor(None, child.join, 30)
+        for child, _ in self._children:
+            await asyncio.get_running_loop().run_in_executor(None, child.join, 30 + drain_s)
             if child.is_alive():
                 child.terminate()
         self._children = []

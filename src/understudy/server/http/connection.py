@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
 
     def _read(self) -> None:
         try:
-            while not self._answering and not self._full and not self._ends:
+            while not self._answering and not self._full and not self.ends:
                 request = self._next()
                 if request is None:
                     return
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
     # ── Answers ──
 
     @property
-    def _ends(self) -> bool:
+    def ends(self) -> bool:
         """It reads no more requests."""
         return self._transport is None or self._transport.is_closing()
 

@@ -74,6 +74,12 @@ class Proxy:
         self.http = HttpMetrics(self.registry)
         self._about = About(workers, dispatcher, prompts)
         self.own: OwnPaths | None = None
+        self.draining = False
+
+    @property
+    def busy(self) -> bool:
+        """Somebody waits for an answer, or for the rest of it."""
+        return bool(self._tasks)
 
     # ── HTTP ──
 
@@ -141,6 +147,8 @@ class Proxy:
     # ── Routed requests ──
 
     async def _route(self, request: Request, connection: Connection) -> None:
+        if self.draining:
+            raise ApiError("the router is shutting down", status=503, kind="Service Unavailable")
         asked = await self._asked(request)
         tried = 0
         while True:
@@ -243,6 +251,8 @@ class Proxy:
                         self._dispatcher.first_token(asked.row)
                     connection.send_event(part)
                     self._outbox.flush()
+                    if connection.ends:
+                        await asyncio.sleep(0)  # a client that has gone is known to be in the next turn
                 connection.end_stream()
         except UpstreamError:
             self._broken(connection, began, "content-length" in answer.headers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,8 +18,6 @@ from understudy.server.proxy.workers import EngineAway, Workers
 from understudy.server.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
-    import asyncio
-
     from understudy.router.kv import KvRouting
     from understudy.router.router import Router
     from understudy.server.proxy.workers import WorkerAddress
@@ -79,10 +79,14 @@ class RouterService:
             raise
         self.port = self._listening.sockets[0].getsockname()[1]
 
-    async def stop(self) -> None:
-        """Stop listening and following."""
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Stop listening and following; let answers leave for so long, cut the rest."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+        self.proxy.draining = True
+        until_s = time.monotonic() + drain_s
+        while time.monotonic() < until_s and (self.proxy.busy or self._outbox.sending):
+            await asyncio.sleep(0.02)
         await self.proxy.close()
         await self.workers.close()
