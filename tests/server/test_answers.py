@@ -138,6 +138,28 @@ def test_scores_are_probabilities_and_the_same_every_time() -> None:
     assert first["usage"]["completion_tokens"] == 2
 
 
+@pytest.mark.parametrize("item_first", [False, True])
+def test_a_query_is_read_and_scored_as_far_as_the_context_goes(
+    item_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with serving() as (client, server):
+            kind, enough = type(server.worker.tokenizer), []
+            encode = kind.encode
+
+            def counted(self: Any, text: str, **named: Any) -> list[int]:
+                enough.append(named.get("enough"))
+                return encode(self, text, **named)
+
+            monkeypatch.setattr(kind, "encode", counted)
+            body = {"items": ["yes", "no"], "label_token_ids": [300], "item_first": item_first}
+            reply = await client.post("/generative_scoring", {**body, "query": " a" * 9000})
+            assert reply.json["usage"]["prompt_tokens"] == 2 * 4095
+            assert enough == [4095] * 3
+
+    asyncio.run(go())
+
+
 def test_a_message_that_is_to_be_continued_stays_open() -> None:
     async def go() -> tuple[Any, Any]:
         async with serving() as (client, _):

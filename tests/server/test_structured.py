@@ -132,6 +132,7 @@ MANY: list[tuple[str, dict[str, Any]]] = [
     (C, {"prompt": ["x", "y"], "n": 20, "max_tokens": 2000, "stop": ["zzqq"]}),
     (C, {"prompt": "x", "n": 2000, "max_tokens": 1, "stream": True}),
     (H, {**SAID, "n": 20, "max_tokens": 2, **CALLED}),
+    ("/generative_scoring", {"query": [7] * 4000, "items": ["x"] * 300, "label_token_ids": [300]}),
     (f"{H}/batch", {"messages": [SAID["messages"]] * 20, "max_tokens": 2000}),
 ]
 

@@ -38,7 +38,7 @@ from understudy.server.api.turns import CHOICE_COST, in_turns
 from understudy.server.outputs import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable, Iterator
 
     import numpy.typing as npt
 
@@ -135,13 +135,18 @@ class Endpoints:
         style = ScoringStyle(labels, softmax=fields.boolean("apply_softmax", True))
         generation = self._open(request, connection, sampling, style, "generative-scoring-", model)
         first = fields.boolean("item_first")
-        query_ids = worker.tokenizer.encode(query) if isinstance(query, str) else query
-        prompts = []
-        for item in items:
-            ids = worker.tokenizer.encode(item) if isinstance(item, str) else item
-            prompt = (ids + query_ids if first else query_ids + ids)[: settings.max_model_len - 1]
-            prompts.append(tokens_of(prompt, sampling, worker.tokenizer, settings.max_model_len))
-        return self._run(generation, request, prompts)
+        most = settings.max_model_len - 1
+
+        def ids(given: str | list[int]) -> list[int]:
+            return (worker.tokenizer.encode(given, enough=most) if isinstance(given, str) else given)[:most]
+
+        def prompts() -> Iterator[npt.NDArray[np.uint32]]:
+            asked = ids(query)
+            for item in items:
+                prompt = ids(item) + asked if first else asked + ids(item)
+                yield tokens_of(prompt[:most], sampling, worker.tokenizer, settings.max_model_len)
+
+        return self._run(generation, request, prompts())
 
     # ── Parts ──
 
@@ -233,7 +238,7 @@ class Endpoints:
         self,
         generation: Generation,
         request: Request,
-        prompts: list[npt.NDArray[np.uint32]],
+        prompts: Iterable[npt.NDArray[np.uint32]],
         n: int = 1,
         *,
         empty: bool = False,
@@ -261,7 +266,7 @@ class Endpoints:
     def _answers(
         self,
         generation: Generation,
-        prompts: list[npt.NDArray[np.uint32]],
+        prompts: Iterable[npt.NDArray[np.uint32]],
         n: int,
         *,
         empty: bool,
@@ -271,6 +276,7 @@ class Endpoints:
         sampling = generation.sampling
         for tokens in prompts:
             generation.ask(tokens)
+            cost = len(tokens) // 8
             for index in range(n):
                 before = sampling.formed_characters
                 choice = generation.add(tokens, self._plan(tokens, sampling, index, empty=empty))
@@ -281,7 +287,8 @@ class Endpoints:
                         "type": "function",
                         "function": {"name": tool.get("name", ""), "arguments": arguments},
                     }
-                yield CHOICE_COST + len(choice.plan.tokens) + sampling.formed_characters - before
+                yield cost + CHOICE_COST + len(choice.plan.tokens) + sampling.formed_characters - before
+                cost = 0
 
     def _rank(self, request: Request) -> int:
         number = whole_number(request.headers.get("x-data-parallel-rank", ""))

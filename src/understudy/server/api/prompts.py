@@ -56,6 +56,8 @@ def _ids(value: Any) -> list[int] | tuple[str, str, str, Any]:
     """Token ids, or what is wrong with the first that is none."""
     if not isinstance(value, list):
         return "list_type", "prompt", "must be a list of token ids", value
+    if set(map(type, value)) <= {int} and (not value or min(value) >= 0):  # there may be a million of them
+        return list(value)
     for place, token in enumerate(value):
         if not isinstance(token, int):
             return "int_type", f"prompt.{place}", "must be a token id", token
@@ -179,7 +181,7 @@ def read_scoring(fields: Fields) -> tuple[str | list[int], list[Any]]:
     """Query and items, each texts or token ids. Wrong shapes are noted in `fields`."""
 
     def ids(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(one, int) and one >= 0 for one in value)
+        return isinstance(_ids(value), list)
 
     query, items = fields.raw("query"), fields.raw("items")
     if not isinstance(query, str) and not ids(query):
