@@ -6,6 +6,8 @@ SANITIZE_CXX ?= g++
 CLANG ?= clang++
 SOAK_OPS ?= 1000000
 SOAK_SECONDS ?= 3600
+EXACT_FIRST ?= 0
+EXACT_COUNT ?= 300
 # Of vLLM's many dependencies, those that its bench imports.
 VLLM_BENCH_NEEDS := aiohttp anthropic blake3 cachetools cbor2 cloudpickle datasets einops 'fastapi>=0.133,<0.137' ijson \
   jsonschema 'llguidance>=1.7,<1.8' mcp msgspec openai openai-harmony oss-harmony pandas partial-json-parser pillow \
@@ -29,7 +31,7 @@ PIP_BUILD = -m pip install -v --disable-pip-version-check --no-build-isolation \
 BUILD = tools/build.py 'building understudy'
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torch lint conformance sanitize clang mutants interop bench fuzz soak clients-ci clients clean
+.PHONY: help demo test torch lint conformance exact sanitize clang mutants interop bench fuzz soak clients-ci clients clean
 
 help:
 	@echo 'make demo      a bundled workload replayed: a table, and a page in out/demo.html'
@@ -37,6 +39,7 @@ help:
 	@echo 'make torch     PyTorch for the tests of the real engine, which are skipped without it'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make conformance  every recorded schedule of vLLM, step by step, as a table'
+	@echo 'make exact     EXACT_COUNT=$(EXACT_COUNT) new schedules of the real vLLM, recorded and compared (some GB of environments)'
 	@echo 'make sanitize  the test suite against a core under ASan and UBSan, and a leak check'
 	@echo 'make interop   our events read by Dynamo'"'"'s own router, in an environment of its own'
 	@echo 'make clang     the core compiled by clang, warnings as errors (CLANG=clang++-16 names another one)'
@@ -68,6 +71,12 @@ lint: .venv/installed-dev
 
 conformance: .venv/installed
 	@$(BIN)/understudy conformance vllm tests/golden
+
+# Other ones with EXACT_FIRST=1000.
+exact: .venv/installed-dev .venv-vllm/installed
+	rm -rf build/exact
+	.venv-vllm/bin/python tests/exact/record.py build/exact --first $(EXACT_FIRST) --count $(EXACT_COUNT)
+	$(BIN)/understudy conformance vllm build/exact
 
 # The interpreter is not built for ASan, so the runtimes are loaded ahead of it. CPython keeps memory until exit:
 # leaks are the pure C++ driver's to prove.

@@ -67,6 +67,7 @@ class StepRecord(TypedDict):
     free_after_schedule: int
     free_head: list[int]
     kv_events: list[KvEvent]
+    aborted: NotRequired[list[str]]  # of scenarios that abort
 
 
 def expand_prompt(prompt: Sequence[int | Sequence[int]]) -> list[int]:
