@@ -105,6 +105,8 @@ WorkerTiers::Room WorkerTiers::reserve(RequestSlot who, std::int64_t now_ns, std
   };
   places.to.resize(loads);
   places.staging.resize(stagings);
+  // Nobody needs the room that a prefetch would make in vain.
+  if (who == kNobody && stagings > store_.available(kG2)) places.to.resize(leave_out_staging(places));
   Room room = Room::Short;
   bool staged = true;
   try {
@@ -123,14 +125,19 @@ WorkerTiers::Room WorkerTiers::reserve(RequestSlot who, std::int64_t now_ns, std
 
 // The host has no room to stage in: what comes before must do.
 void WorkerTiers::do_without_staging(Places& places) {
+  const std::size_t needed = leave_out_staging(places);
+  store_.give_back(kG1, std::span<const SlotId>(places.to).subspan(needed));
+  places.to.resize(needed);
+}
+
+// Returns how many slots of the device the rest needs.
+std::size_t WorkerTiers::leave_out_staging(Places& places) {
   const auto first = std::ranges::find_if(sources_, &Source::needs_staging);
   const std::size_t count = up_to_last_below(static_cast<std::size_t>(first - sources_.begin()));
   unpin(count, places.count);
   places.count = count;
   places.staging.clear();
-  const auto needed = static_cast<std::size_t>(std::ranges::count_if(first_sources(count), &Source::needs_load));
-  store_.give_back(kG1, std::span<const SlotId>(places.to).subspan(needed));
-  places.to.resize(needed);
+  return static_cast<std::size_t>(std::ranges::count_if(first_sources(count), &Source::needs_load));
 }
 
 // Others bring all of it.

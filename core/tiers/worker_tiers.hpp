@@ -269,6 +269,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   std::size_t up_to_last_below(std::size_t count) const;
   Room reserve(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix, Places& places);
   void do_without_staging(Places& places);
+  std::size_t leave_out_staging(Places& places);
   void join_loads(Park& park, std::span<const SlotId> prefix, std::size_t count);
   void wait_for_loads(RequestSlot who, Park park);
 

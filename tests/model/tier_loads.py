@@ -101,16 +101,26 @@ class LoadsUp(CopiesDown):
             self.unpin(plan, pins)
             self.pool.release(hits)
 
-        to = self.take(request, sum(how in ("here", "coming") for _, how, _ in plan))
-        if isinstance(to, str):
-            undo()
-            return ("retry" if to == "wait" else "miss"), None
-        staged = [how in ("here", "coming") and tier > 2 for _, how, tier in plan]
-        if any(staged) and not self.host.reserve(sum(staged)):
+        def without_staging() -> int:
             cut = staged.index(True)
             while cut > 0 and plan[cut - 1][1] == "device":
                 cut -= 1
             self.unpin(plan[cut:], pins[cut:])
+            return cut
+
+        staged = [how in ("here", "coming") and tier > 2 for _, how, tier in plan]
+        if request is None and sum(staged) > self.host.available():  # it evicts nothing in vain
+            cut = without_staging()
+            plan, pins, staged = plan[:cut], pins[:cut], []
+            if not plan:
+                self.pool.release(hits)
+                return "miss", None
+        to = self.take(request, sum(how in ("here", "coming") for _, how, _ in plan))
+        if isinstance(to, str):
+            undo()
+            return ("retry" if to == "wait" else "miss"), None
+        if any(staged) and not self.host.reserve(sum(staged)):
+            cut = without_staging()
             plan, pins = plan[:cut], pins[:cut]
             needed = sum(how in ("here", "coming") for _, how, _ in plan)
             self.give_back(to[needed:])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiers.building import BLOCK, MS, Only, Worker, chain, forked, of_tier, reader_of, tiers, way
+from tiers.building import BLOCK, MS, Only, Worker, chain, forked, of_tier, reader_of, shared, tiers, way
 from understudy import _core
 
 G1, G2, G3, G4 = (int(tier) for tier in (_core.Tier.G1, _core.Tier.G2, _core.Tier.G3, _core.Tier.G4))
@@ -456,6 +456,24 @@ def test_a_prefetch_that_finds_no_room_evicts_nothing() -> None:
     assert not worker.engine.prefetch(chain(1)[:2], worker.now_ns)  # the host lacks what it would evict
     assert worker.answers(2, 4)[:4] == [("hit", G1)] * 4
     assert worker.engine.tier_totals.offloaded_blocks == before
+
+
+def test_a_prefetch_that_the_host_has_no_room_to_stage_evicts_nothing() -> None:
+    config = tiers(g2_blocks=2, write_through=True, g3=shared())
+    worker = Worker(4, config, _core.TierRun(config, BLOCK))
+    worker.cache(1, 2)
+    worker.play()
+    worker.cache(2, 2)
+    worker.play()
+    worker.cache(3, 2)
+    worker.play()
+    assert worker.answers(1, 2)[:2] == [("hit", G3)] * 2  # the host has what came last, and passes it on
+    worker.submit(4, 2 * BLOCK)
+    worker.step()
+    before = worker.engine.tier_blocks(_core.Tier.G1)
+    assert not worker.engine.prefetch(chain(1)[:2], worker.now_ns)
+    assert worker.engine.tier_blocks(_core.Tier.G1) == before
+    assert worker.answers(3, 2)[:2] == [("hit", G1)] * 2
 
 
 def test_a_prefetch_evicts_what_the_host_has_already() -> None:
