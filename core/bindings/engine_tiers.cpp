@@ -63,6 +63,7 @@ void bind_engine_tiers(TurnClass<VllmEngine>& engine) {
             WorkerTiers& tiers = tiers_of(self);
             self.require_time(now_ns);
             tiers.set_link_share(now_ns, tier, share);
+            if (!self.in_step()) self.skip_to(now_ns);  // to where the transfers have come
           },
           "now_ns"_a, "tier"_a, "share"_a,
           "From now on the links to and from a tier have this share of their bandwidths, 0.001 to 1. A shared tier's "

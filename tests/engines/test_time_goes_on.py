@@ -135,6 +135,20 @@ def test_nothing_else_happens_in_the_past_either(name: str, below: bool, in_step
     assert_goes_on(worker)
 
 
+@pytest.mark.parametrize("leaping", [False, True], ids=["stepping", "leaping"])
+@pytest.mark.parametrize("name", [*ANY, *WITH_TIERS])
+def test_steps_go_on_after_what_happened_later_than_the_last_one(name: str, leaping: bool) -> None:
+    worker = worker_of(True)
+    worker.engine.set_leaping(leaping)
+    later = worker.submit(2, BLOCK)
+    cancel: dict[str, Call] = {"cancel": lambda engine, now_ns: engine.cancel(later, now_ns)}
+    call = (ANY | WITH_TIERS | cancel)[name]
+    call(worker.engine, worker.now_ns + 2 * MS)  # by then blocks have landed on the host
+    assert worker.engine.now_ns == worker.now_ns + 2 * MS
+    worker.engine.cancel(later, worker.engine.now_ns)
+    assert_goes_on(worker)
+
+
 # --- the end of time --------------------------------------------------------------------------------------------------
 
 LATE = r"is after 2\^62 \(146 years\).*count nanoseconds from the beginning of the run"

@@ -91,6 +91,7 @@ std::optional<RequestRecord> VllmEngine::cancel(RequestId id, std::int64_t now_n
   retire(request, true, now_ns);
   somebody_came_or_went();
   announcer_.show(now_ns);
+  if (tiers_ && !in_step_) skip_to(now_ns);  // to where the transfers have come
   return take_record(slot, FinishReason::Cancelled, now_ns);
 }
 
