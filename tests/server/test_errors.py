@@ -13,6 +13,7 @@ C, H = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 TOOL = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 BAD, SHAPE = "BadRequestError", "Bad Request"
+STREAM, OPTIONS = {"prompt": "x", "stream": True}, "body.stream_options"
 
 CASES: list[tuple[str, str, dict[str, Any], int, str | None, str | None]] = [
     ("unknown model", C, {"model": "nope", "prompt": "x"}, 404, "NotFoundError", "model"),
@@ -59,6 +60,24 @@ CASES: list[tuple[str, str, dict[str, Any], int, str | None, str | None]] = [
     ("empty stop", C, {"prompt": "x", "stop": [""]}, 400, BAD, None),
     ("five stops", C, {"prompt": "x", "stop": list("abcde")}, 400, SHAPE, "body.stop"),
     ("options", C, {"prompt": "x", "stream_options": {"include_usage": True}}, 400, BAD, "stream_options"),
+    (
+        "usage",
+        C,
+        {**STREAM, "stream_options": {"include_usage": "maybe"}},
+        400,
+        SHAPE,
+        f"{OPTIONS}.include_usage",
+    ),
+    ("options []", C, {**STREAM, "stream_options": []}, 400, SHAPE, OPTIONS),
+    (
+        *(
+            "each usage",
+            H,
+            {"messages": USER, "stream": True, "stream_options": {"continuous_usage_stats": 7}},
+            400,
+        ),
+        *(SHAPE, f"{OPTIONS}.continuous_usage_stats"),
+    ),
     ("tools auto", H, {"messages": USER, "tools": TOOL}, 400, BAD, None),
     ("tools []", H, {"messages": USER, "tools": []}, 400, BAD, "tools"),
     ("tool_choice req", H, {"messages": USER, "tools": TOOL, "tool_choice": "required"}, 400, BAD, None),

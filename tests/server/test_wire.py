@@ -86,6 +86,8 @@ def test_streams_of_completions_tell_a_token_a_chunk_and_the_end_with_the_last()
         whole = (await client.post(C, {"prompt": "hello", "max_tokens": 3})).json["choices"][0]["text"]
         assert text == whole
         assert len(builtin().encode(text)) == 3
+        quiet = {**body, "stream_options": {"include_usage": "false", "continuous_usage_stats": "true"}}
+        assert not any("usage" in chunk for chunk in (await client.post(C, quiet)).events[:-1])
 
     run(test)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from understudy.server.api.errors import ApiError, bad_value
-from understudy.server.api.fields import whole_number
-
-if TYPE_CHECKING:
-    from understudy.server.api.fields import Fields
+from understudy.server.api.fields import Fields, whole_number
 
 MAX_CHOICES = 16384
 
@@ -75,10 +72,9 @@ def read_sampling(fields: Fields, *, chat: bool) -> Sampling:
     sampling.stream = fields.boolean("stream")
     options = fields.object("stream_options")
     if options is not None:
-        sampling.include_usage = bool(options.get("include_usage", False))
-        sampling.continuous_usage = (
-            bool(options.get("continuous_usage_stats", False)) and sampling.include_usage
-        )
+        told = Fields(options)
+        sampling.include_usage = told.boolean("include_usage")
+        sampling.continuous_usage = told.boolean("continuous_usage_stats") and sampling.include_usage
     sampling.stream_interval = _or(fields.integer("stream_interval", 1), 1)
     sampling.priority = _or(fields.integer("priority", 0), 0)
     sampling.cache_salt = fields.text("cache_salt") or ""

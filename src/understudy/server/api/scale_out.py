@@ -59,7 +59,7 @@ _GENERATE = {
     "return_token_ids": Shape("bool"),
     "output_mode": Shape("str", null=False, choices=("tokens", "text")),
     "stream": Shape("bool"),
-    "stream_options": Shape("object"),
+    "stream_options": Shape("any"),
     "cache_salt": Shape("str"),
     "priority": Shape("int", null=False, least=-(2**63), most=2**63 - 1),
     "kv_transfer_params": Shape("object"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-if TYPE_CHECKING:
-    from understudy.server.api.fields import Fields
+from understudy.server.api.fields import Fields
 
 MAX_STOPS = 4
 _INT64 = (-(2**63), 2**63 - 1)
@@ -83,7 +82,7 @@ COMPLETION = {
     "seed": _SIGNED,
     "stop": _ANY,
     "stream": _BOOL,
-    "stream_options": _OBJECT,
+    "stream_options": _ANY,
     "suffix": _TEXT,
     "temperature": _FLOAT,
     "top_p": _FLOAT,
@@ -109,7 +108,7 @@ CHAT = {
     "seed": _SIGNED,
     "stop": _ANY,
     "stream": _BOOL,
-    "stream_options": _OBJECT,
+    "stream_options": _ANY,
     "temperature": _FLOAT,
     "top_p": _FLOAT,
     "tools": _ANY,
@@ -304,18 +303,14 @@ def _check(fields: Fields, name: str, shape: Shape) -> None:
 
 def _check_ids(fields: Fields, name: str, shape: Shape) -> None:
     value, numbers = fields.raw(name), fields.integers(name)
-    if not numbers or (
-        (shape.least is None or min(numbers) >= shape.least)
-        and (shape.most is None or max(numbers) <= shape.most)
-    ):
+    least, most = shape.least, shape.most
+    if not numbers or least is None or most is None or (min(numbers) >= least and max(numbers) <= most):
         return
-    for place, number in enumerate(numbers):
-        if shape.least is not None and number < shape.least:
-            fields.note("greater_than_equal", f"{name}.{place}", "a token id is not negative", number)
-            return
-        if shape.most is not None and number > shape.most:
-            fields.note("less_than_equal", f"{name}.{place}", "is too large for a token id", value)
-            return
+    place, number = next((place, one) for place, one in enumerate(numbers) if not least <= one <= most)
+    if number < least:
+        fields.note("greater_than_equal", f"{name}.{place}", "a token id is not negative", number)
+    else:
+        fields.note("less_than_equal", f"{name}.{place}", "is too large for a token id", value)
 
 
 def _check_texts(fields: Fields, name: str) -> None:
@@ -375,7 +370,17 @@ def _check_embeds(fields: Fields, name: str, value: Any) -> None:
         fields.note("bytes_type", name, "must be bytes in base64, or a list of them", value)
 
 
+def _check_stream_options(fields: Fields, name: str, _: Any) -> None:
+    options = fields.object(name)
+    if options is not None:
+        within = Fields(options, f"body.{name}")
+        for flag in ("include_usage", "continuous_usage_stats"):
+            within.boolean(flag)
+        fields.problems += within.problems
+
+
 _SPECIAL = {
+    "stream_options": _check_stream_options,
     "stop": _check_stop,
     "response_format": _check_format,
     "tools": _check_tools,
