@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from understudy import outputs
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.outputs import check_outputs, create, files_named
@@ -31,6 +32,20 @@ def test_what_was_there_stays_when_writing_fails(tmp_path: Path) -> None:
         file.writelines([b"half of it", None])  # type: ignore[list-item]
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_another_process_of_our_number_left_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "_numbers", iter(range(5)))
+    for number in range(
+        3
+    ):  # of one that was killed, or that writes beside us, each in a container of its own
+        (tmp_path / f".understudy-{os.getpid()}-{number}.part").write_bytes(b"theirs")
+    with create(tmp_path / "new") as file:
+        file.write(b"ours")
+    assert (tmp_path / "new").read_bytes() == b"ours"
+    assert len(list(tmp_path.glob(".understudy-*"))) == 3
 
 
 def test_a_replaced_file_keeps_its_rights_and_a_link_stays_a_link(tmp_path: Path) -> None:

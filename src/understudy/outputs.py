@@ -63,9 +63,9 @@ def create(path: FilePath) -> Iterator[IO[bytes]]:
             with target.open("wb") as file:
                 yield file
             return
-        beside = target.with_name(f".understudy-{os.getpid()}-{next(_numbers)}.part")
+        beside, part = _open_beside(target)
         try:
-            with beside.open("xb") as file:
+            with part as file:
                 yield file
             if target.exists():
                 beside.chmod(S_IMODE(target.stat().st_mode))
@@ -74,6 +74,16 @@ def create(path: FilePath) -> Iterator[IO[bytes]]:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidArgument(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _open_beside(target: Path) -> tuple[Path, IO[bytes]]:
+    """A new file in the folder of `target`: another process may have our number, or have had it when it was killed."""
+    while True:
+        beside = target.with_name(f".understudy-{os.getpid()}-{next(_numbers)}.part")
+        try:
+            return beside, beside.open("xb")
+        except FileExistsError:
+            continue
 
 
 def check_outputs(outputs: Mapping[str, FilePath | None], inputs: Mapping[str, FilePath | None]) -> None:
