@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from server.client import parse_reply, serving
 from understudy.cli.fleet import read_fleet
 from understudy.server.fleet.spread import SpreadFleet
@@ -16,7 +18,6 @@ from understudy.server.proxy.workers import WorkerAddress
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import pytest
 
 C = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -40,7 +41,8 @@ async def streaming(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return reader, writer, await reader.readuntil(b"data: ")
 
 
-def test_a_fleet_over_processes_lets_streams_end_as_long_as_it_was_told() -> None:
+@pytest.mark.parametrize("told", ["door", "all"])
+def test_a_fleet_over_processes_lets_streams_end_as_long_as_it_was_told(told: str) -> None:
     line = ["stub", "--workers", "2", "--processes", "2", "--base-port", "0", "--port", "0"]
     times = ["--time-to-first-token", "1", "--inter-token-latency", "3", "--shutdown-timeout", "60"]
     settings, processes = read_fleet([*line, *times])
@@ -49,6 +51,9 @@ def test_a_fleet_over_processes_lets_streams_end_as_long_as_it_was_told() -> Non
         fleet = SpreadFleet(settings, processes)
         await fleet.start()
         reader, writer, begun = await streaming(fleet.port)
+        if told == "all":  # as systemd does
+            for child, _ in fleet._children:
+                child.terminate()
         await fleet.stop()
         events = parse_reply(begun + await reader.read()).events
         writer.close()
