@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -71,6 +72,45 @@ def test_the_engine_goes_on_wherever_the_model_raised(asynchronous: bool, leapin
         again, raised, _ = play(fails_at, asynchronous, leaping)
         assert raised == 1
         assert again == whole, fails_at
+
+
+def crowded(fails_at: int, asynchronous: bool, seed: int) -> tuple[list[Any], int]:
+    """A full pool: who waits could be admitted as soon as another is preempted."""
+    model = Fragile(fails_at)
+    config = {"block_size": 4, "num_blocks": 20, "async_scheduling": asynchronous}
+    engine = engine_for(config, timing=_core.python_timing(model, 1.0, 1.0))
+    draw = random.Random(seed)
+    seen: list[Any] = []
+    until_ns = 0
+    for number in range(31):
+        until_ns += 10**4 * MS if number == 30 else draw.randrange(0, 12) * MS
+        while True:
+            try:
+                effects = engine.advance(until_ns)
+                break
+            except RuntimeError:
+                engine.check()
+        seen += [(r.id, r.first_admit_ns, r.first_token_ns, r.finish_ns) for r in effects.finished]
+        if number < 30:
+            if engine.idle:
+                engine.skip_to(until_ns)
+            prompt, output = draw.randrange(4, 40), draw.randrange(1, 12)
+            engine.submit(f"{number}", prompt, output, content(1 + 100 * draw.randrange(6), prompt + output))
+    assert engine.idle
+    return [*seen, engine.steps, engine.preemptions], model.calls
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_step_that_preempted_and_failed_admits_nobody_when_it_is_asked_for_again(
+    asynchronous: bool,
+) -> None:
+    preempted = 0
+    for seed in range(8):
+        whole, calls = crowded(-1, asynchronous, seed)
+        preempted += whole[-1]
+        for fails_at in range(1, calls + 1):
+            assert crowded(fails_at, asynchronous, seed)[0] == whole, (seed, fails_at)
+    assert preempted > 8
 
 
 def test_keys_of_blocks_that_nobody_computes_are_gone() -> None:

@@ -33,6 +33,7 @@ struct Refusal {
   // It cannot go before tiers have made so many blocks free, unless a load ends, of which there were so many.
   std::uint64_t lacks = 0;
   std::uint64_t loads_ended = 0;
+  bool has_preempted = false;  // in a schedule that failed then: the one that takes its place admits nobody either
 };
 
 // Nothing can be computed before a transfer lands, unless somebody comes or goes.

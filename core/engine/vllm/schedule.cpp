@@ -1,6 +1,7 @@
 // The scheduling half of a step: the running list, then (admit.cpp) the queue.
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "engine/vllm/engine.hpp"
 
@@ -9,7 +10,7 @@ namespace understudy {
 // Decides on a batch, and returns how long it takes.
 std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   log_.scheduled.clear();
-  refusal_ = {};
+  const bool has_preempted = std::exchange(refusal_, {}).has_preempted;
   budget_ = config_.max_num_batched_tokens - config_.speculation.reserved_slots;
   input_budget_ = config_.max_num_batched_tokens;
   prefill_cap_ = prefill_cap();
@@ -18,7 +19,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
   std::int64_t duration_ns = 0;
   try {
     schedule_running(now_ns);
-    if (log_.preempted.size() == preempted_before) admit(now_ns);
+    if (!has_preempted && log_.preempted.size() == preempted_before) admit(now_ns);
     if (tiers_) {
       refusal_.released = tiers_->released();
       refusal_.loads_ended = tiers_->loads_ended();
@@ -26,6 +27,7 @@ std::int64_t VllmEngine::schedule(std::int64_t now_ns) {
     measure();
     duration_ns = timing_.duration_ns(load_, capacity_tokens_);
   } catch (...) {  // a policy or a timing model of the user's
+    refusal_.has_preempted = has_preempted || log_.preempted.size() > preempted_before;
     undo_schedule();
     throw;
   }
