@@ -314,6 +314,9 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("accepted_tokens", [](const VllmEngine& self) { return self.totals().accepted_tokens; })
       .def_prop_ro("accepted_at", &VllmEngine::accepted_at, "Accepted drafts by their place in the round.")
       .def_prop_ro("phantom_hit_blocks", [](const VllmEngine& self) { return self.totals().phantom_hit_blocks; })
+      .def_prop_ro(
+          "operations", [](const VllmEngine& self) { return self.store().operations(); },
+          "Index probes and policy steps of its blocks so far, for tests of growth.")
       .def("check", &VllmEngine::check);
   bind_engine_tiers(engine);
 }

@@ -221,6 +221,12 @@ class BlockStore final : public Residency {
     const Lock lock(*this);
     return states_[pool]->at(static_cast<std::size_t>(state));
   }
+  std::uint64_t num_empty() const {  // slots of all pools
+    const Lock lock(*this);
+    std::uint64_t empty = 0;
+    for (const auto* states : states_) empty += states->at(static_cast<std::size_t>(SlotState::Reset));
+    return empty;
+  }
   PoolMetrics metrics(std::size_t pool) const;
   void note_leak(std::size_t pool);
   DrainedEvents drain_events(std::size_t limit);

@@ -234,6 +234,19 @@ def test_an_engine_that_checks_itself_plays_on_its_own_too(manager: dict[str, st
     assert ends[0] == ends[1]
 
 
+def test_what_a_check_costs_does_not_grow_with_what_is_cached() -> None:
+    worker = engine_for({"block_size": 4, "num_blocks": 40_001}, check=True)
+    done = [0]
+    for index in range(400):  # each alone: between two of them nothing is under way
+        submit(worker, 256, 4, start=1 + 1000 * index, index=index)
+        worker.advance(worker.now_ns + 1000 * MS)
+        assert worker.idle
+        done.append(worker.operations)
+    first, last = done[100] - done[0], done[400] - done[300]
+    assert worker.cached_blocks() > 25_000
+    assert last < 2 * first
+
+
 @EVERY_MANAGER
 def test_an_index_agrees_with_the_engine_at_every_step_of_random_scenarios(manager: dict[str, str]) -> None:
     removed = 0

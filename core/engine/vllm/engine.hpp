@@ -380,6 +380,7 @@ class VllmEngine final : public Engine {
   StepEffects effects_;
   bool handed_out_ = false;
   EngineTotals totals_;
+  std::uint64_t steps_at_check_ = 0;        // when everything was last compared, with config().check
   std::vector<std::uint64_t> accepted_at_;  // its size: drafts of a round at most
   TokenLog token_log_;
   Observer observer_;

@@ -194,8 +194,14 @@ const StepEffects& VllmEngine::end_turn(std::int64_t now_ns) { return end_step(n
 void VllmEngine::close_step() {
   announcer_.release(now_ns_);
   if (!config_.check) return;
-  // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little.
-  const bool whole = totals_.steps % std::max<std::uint64_t>(1, store_.num_slots() / 16) == 0 || idle();
+  // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little; sooner
+  // where nothing is under way, unless there is much that has not changed since.
+  constexpr std::uint64_t kSlotsAStep = 16;
+  constexpr std::uint64_t kSlotsAStepAtRest = 64;
+  const std::uint64_t steps = totals_.steps - steps_at_check_;
+  const bool whole = steps * kSlotsAStep >= store_.num_slots() ||
+                     (idle() && steps * kSlotsAStepAtRest >= store_.num_slots() - store_.num_empty());
+  if (whole) steps_at_check_ = totals_.steps;
   announcer_.check(whole ? EventTruth::Scope::Whole : EventTruth::Scope::All);
   if (whole) store_.check();
   check_counts(whole);
