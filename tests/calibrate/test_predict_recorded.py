@@ -133,7 +133,7 @@ def test_recorded_steps_time_a_recorded_run(
         (["--num-gpu-blocks", "100", "--tensor-parallel-size", "2"], "--tensor-parallel-size: blocks follow"),
         (
             ["--num-gpu-blocks", "100", "--model", "Llama-3.1-8B", "--gpu", "H100"],
-            "--gpu changes nothing beside engine.timing (--timing)",
+            "--gpu changes nothing beside --timing, which says how long steps take",
         ),
         (["--num-gpu-blocks", "0"], "--num-gpu-blocks must be at least 1, got 0"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,8 @@ def test_a_timing_file_of_another_deployment_is_refused(
     timing = ["--timing", written(tmp_path / "timing.yaml")]
     assert main(["replay", str(DEMO), *timing, *flags, "--quiet"]) == 2
     told = capsys.readouterr().err
-    assert f"--timing was fitted to Llama-3.1-8B in bf16 (KV bf16) on 1 × H100, but here {words};" in told
+    typed = re.sub(r"(\w+)_(parallel_size|dtype)", lambda name: "--" + name[0].replace("_", "-"), words)
+    assert f"--timing was fitted to Llama-3.1-8B in bf16 (KV bf16) on 1 × H100, but here {typed};" in told
     if other != "blocks alone":  # a server's blocks do not come from its memory alone
         for read in (read_serve, read_fleet):
             with pytest.raises(ConfigError, match=f"but here {words};"):
