@@ -75,6 +75,7 @@ conformance: .venv/installed
 # Other ones with EXACT_FIRST=1000.
 exact: .venv/installed-dev .venv-vllm/installed
 	rm -rf build/exact
+	.venv-vllm/bin/python tests/exact/record.py --again tests/golden/vllm-versions/v0.32.0
 	.venv-vllm/bin/python tests/exact/record.py build/exact --first $(EXACT_FIRST) --count $(EXACT_COUNT)
 	$(BIN)/understudy conformance vllm build/exact
 

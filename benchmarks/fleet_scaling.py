@@ -31,6 +31,7 @@ from understudy.workload import ClosedLoop, Workload, read_trace, repeat
 
 ROOMY = VllmConfig(block_size=64, num_gpu_blocks=16384, async_scheduling=False)
 TIGHT = VllmConfig(block_size=64, num_gpu_blocks=4096, async_scheduling=False)
+LARGE = VllmConfig(block_size=16, num_gpu_blocks=400_000, async_scheduling=False)
 
 
 def tiers(mode: str, *below: str) -> TiersConfig:
@@ -80,6 +81,7 @@ def cases() -> list[tuple[str, float, VllmConfig, dict[str, Any], dict[str, Any]
     for name, below in TIER_SETS.items():
         own = {"workers": 4} if below is None else {"workers": 4, "tiers": tiers(*below)}
         rows.append((f"--check, {name}", 30.0, TIGHT, {**own, "check": True}, own))
+    rows.append(("--check, large device", 30.0, LARGE, {"workers": 4, "check": True}, {"workers": 4}))
     return rows
 
 

@@ -154,7 +154,8 @@ class Engine {
   virtual bool asleep() const = 0;
   // They have come to `now_ns`. Whether a step may begin.
   virtual bool landed(std::int64_t now_ns) = 0;
-  // Lets every transfer land; for an engine that has nothing more to do.
+  // Lets every transfer land, and compares everything where it checks itself; for an engine that has nothing more to
+  // do.
   virtual void finish_transfers() = 0;
   virtual WorkerTiers* tiers() noexcept = 0;  // null: none
   virtual const WorkerTiers* tiers() const noexcept = 0;

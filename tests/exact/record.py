@@ -1,9 +1,11 @@
 """Record what the scheduler of an installed vLLM does with random scenarios, on the CPU and without a model.
 
     python tests/exact/record.py OUT [--first SEED] [--count 200]
+    python tests/exact/record.py --again tests/golden/vllm-versions/v0.32.0
 
 It runs in vLLM's environment (`make exact` makes one). OUT/scenarios and OUT/golden are then what
-`understudy conformance vllm OUT` compares with ours; tests/golden/vllm/README.md describes both.
+`understudy conformance vllm OUT` compares with ours; tests/golden/vllm/README.md describes both. `--again` checks the
+recorder itself: what somebody recorded of the same release is recorded anew, and must be the same.
 """
 
 from __future__ import annotations
@@ -205,29 +207,58 @@ def scenario(seed: int) -> Scenario:
     return {**out, "config": {**DEFAULTS, **out["config"]}}
 
 
+def record(out: Path, seeds: range, model: Path) -> None:
+    """Scenarios of those seeds, and what vLLM does with them."""
+    for folder in ("scenarios", "golden"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds, 1):
+        played = scenario(seed)
+        lines = Recorder(played, model).lines()
+        name = played["name"]
+        (out / "scenarios" / f"{name}.json").write_text(json.dumps(played), encoding="utf-8")
+        with gzip.open(out / "golden" / f"{name}.jsonl.gz", "wt", encoding="utf-8") as golden:
+            golden.writelines(json.dumps(line) + "\n" for line in lines)
+        if sys.stderr.isatty():
+            print(f"\rrecorded {number} of {len(seeds)}", end="", file=sys.stderr, flush=True)
+    print(f"\rrecorded {len(seeds)} schedules of vLLM {vllm.__version__} in {out}", file=sys.stderr)
+
+
+def again(folder: Path, model: Path) -> int:
+    """How many recordings of a folder are not the same when they are made anew; each is named."""
+    paths = sorted((folder / "scenarios").glob("*.json"))
+    if not paths:
+        raise SystemExit(f"{folder}/scenarios has none")
+    others = 0
+    for path in paths:
+        known: Scenario = json.loads(path.read_text(encoding="utf-8"))
+        played: Scenario = {**known, "config": {**DEFAULTS, **known["config"]}}
+        lines = [json.dumps(line) for line in Recorder(played, model).lines()]
+        with gzip.open(folder / "golden" / f"{path.stem}.jsonl.gz", "rt", encoding="utf-8") as golden:
+            recorded = [json.dumps(json.loads(line)) for line in golden]
+        if lines[1:] != recorded[1:]:  # behind the headers, whose words are their makers'
+            others += 1
+            print(f"{path.stem} is another", file=sys.stderr)
+    print(f"{len(paths) - others} of {len(paths)} recordings made again, line for line", file=sys.stderr)
+    return others
+
+
 def main() -> int:
     """Record and say where."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--again", type=Path, metavar="FOLDER")
     args = parser.parse_args()
+    if (args.out is None) == (args.again is None):
+        parser.error("give OUT, or --again FOLDER")
     init_none_hash(sha256)
-    for folder in ("scenarios", "golden"):
-        (args.out / folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as model:
-        for number in range(args.count):
-            played = scenario(args.first + number)
-            lines = Recorder(played, Path(model)).lines()
-            name = played["name"]
-            (args.out / "scenarios" / f"{name}.json").write_text(json.dumps(played), encoding="utf-8")
-            with gzip.open(args.out / "golden" / f"{name}.jsonl.gz", "wt", encoding="utf-8") as golden:
-                golden.writelines(json.dumps(line) + "\n" for line in lines)
-            if sys.stderr.isatty():
-                print(f"\rrecorded {number + 1} of {args.count}", end="", file=sys.stderr, flush=True)
-    print(f"\rrecorded {args.count} schedules of vLLM {vllm.__version__} in {args.out}", file=sys.stderr)
+        if args.again is not None:
+            return 1 if again(args.again, Path(model)) else 0
+        record(args.out, range(args.first, args.first + args.count), Path(model))
     return 0
 
 

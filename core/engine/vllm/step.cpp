@@ -197,7 +197,7 @@ void VllmEngine::close_step() {
   // Everything is compared every step in a small pool, and in a large one so seldom that it costs a step little; sooner
   // where nothing is under way, unless there is much that has not changed since.
   constexpr std::uint64_t kSlotsAStep = 16;
-  constexpr std::uint64_t kSlotsAStepAtRest = 64;
+  constexpr std::uint64_t kSlotsAStepAtRest = 32;
   const std::uint64_t steps = totals_.steps - steps_at_check_;
   const bool whole = steps * kSlotsAStep >= store_.num_slots() ||
                      (idle() && steps * kSlotsAStepAtRest >= store_.num_slots() - store_.num_empty());

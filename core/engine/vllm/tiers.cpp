@@ -40,10 +40,8 @@ void VllmEngine::resume_loaded() {
 }
 
 void VllmEngine::finish_transfers() {
-  if (!tiers_) return;
-  TransferHub& hub = tiers_->hub();
-  while (const std::optional<std::int64_t> wake = hub.next_wake_ns()) {
-    hub.run_until(*wake);
+  while (const std::optional<std::int64_t> wake = tiers_ ? tiers_->hub().next_wake_ns() : std::nullopt) {
+    tiers_->hub().run_until(*wake);
   }
   // Nobody is left to schedule: what has landed since the last step is told as it landed.
   while (offload_links_ && !in_step_ && at_rest() && offload_links_->has_done()) {

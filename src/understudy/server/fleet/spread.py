@@ -168,13 +168,12 @@ def _serve_group(settings: FleetSettings, pipe: Pipe) -> None:
             return
         pipe.send((fleet.port, [server.port for server in fleet.servers]))
         gone = asyncio.Event()
-        asyncio.get_running_loop().add_reader(pipe.fileno(), gone.set)
-        asyncio.get_running_loop().add_signal_handler(
-            signal.SIGTERM, gone.set
-        )  # all of a unit are told to stop
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pipe.fileno(), gone.set)
+        loop.add_signal_handler(signal.SIGTERM, gone.set)  # systemd tells all of a unit to stop
         with heap_frozen():
             await gone.wait()
-        asyncio.get_running_loop().remove_reader(pipe.fileno())
+        loop.remove_reader(pipe.fileno())
         await fleet.stop()
         fleet.stage.driver.stop()
 
