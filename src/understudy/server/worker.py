@@ -72,7 +72,7 @@ class Worker:
             raise ConfigError(
                 f"max_model_len={settings.max_model_len} does not fit in {capacity} tokens of KV cache "
                 f"({settings.engine.num_gpu_blocks} blocks of {settings.engine.block_size}); give more "
-                "--num-gpu-blocks-override or a smaller --max-model-len"
+                "--num-gpu-blocks-override, a smaller --max-model-len, or --max-model-len auto"
             )
         self.latency = None
         if settings.latency_ms is not None:

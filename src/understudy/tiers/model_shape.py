@@ -13,6 +13,7 @@ from understudy.kv.counts import count
 from understudy.tiers.sizes import parse_bytes
 from understudy.timing import known_models
 from understudy.timing.architecture import plain_name
+from understudy.timing.names import name_key
 
 DTYPE_BYTES = {
     **dict.fromkeys(("float32", "fp32"), 4),
@@ -52,12 +53,9 @@ class ModelShape:
         if path.suffix == ".json":
             return cls.from_config(path)
         # The owner and the variant do not matter: meta-llama/Llama-3.1-8B-Instruct is Llama-3.1-8B.
-        name = plain_name(model)
-        known = next((shape for shape in MODELS.values() if shape.name.lower() == name), None)
+        known = MODELS.get(known_models.known_name(model) or _LATENT.get(name_key(plain_name(model)), ""))
         if known is None:
-            raise ConfigError(
-                f"model {model!r} is neither a known name nor the path of a config.json; known are {', '.join(MODELS)}"
-            )
+            raise known_models.unknown_model(model, MODELS)
         return known
 
     @classmethod
@@ -187,3 +185,4 @@ MODELS = {
     )
 }
 """Common models by the name of their repository, without its owner and without endings such as -Instruct."""
+_LATENT = {name_key(name): name for name, shape in MODELS.items() if shape.latent_dim}

@@ -174,15 +174,16 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         return _Reader(f"model {path}", content).read(_name_of(path, content))
 
 
+_KINDS = r"w-mxfp4-a-fp8|fp8|nvfp4|mxfp4|fp4|bf16|fp16|awq|gptq|int4|int8|w4a16|w8a8|dynamic|block|kv|quantized\.\w+"
+_ENDINGS = re.compile(rf"(-(instruct|base|chat|thinking|it|hf|v[01]\.\d|\d+k|\d{{4}}|{_KINDS}))+$")
+
+
 def plain_name(model: str) -> str:
-    """A model's name without owner, variant and precision: meta-llama/Llama-3.1-8B-Instruct-FP8 is llama-3.1-8b."""
-    name = model.rpartition("/")[2].lower()
-    kinds = (
-        r"w-mxfp4-a-fp8|fp8|nvfp4|mxfp4|fp4|bf16|fp16|awq|gptq|int4|int8|w4a16|w8a8|dynamic|block|kv|"
-        r"quantized\.\w+"
-    )
-    ending = rf"-(instruct|base|chat|thinking|it|hf|\d+k|{kinds}|\d{{4}})(?=-|$)"
-    return re.sub(rf"^meta-|{ending}|-v[01]\.\d$", "", name)
+    """Return a model's name without owner, variant, date and precision, in lower case.
+
+    meta-llama/Llama-3.1-8B-Instruct-FP8 is llama-3.1-8b.
+    """
+    return _ENDINGS.sub("", re.sub("^meta-(?=llama)", "", model.rpartition("/")[2].lower()))
 
 
 def _name_of(path: Path, content: dict[str, Any]) -> str:

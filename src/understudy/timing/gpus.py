@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 
 import msgspec
 
 from understudy.errors import ConfigError
+from understudy.timing.names import name_key, unknown_name
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,23 +112,39 @@ GPUS = {
 """By name. What a driver shows of the memory is more or less than what is sold; blocks follow from what it shows."""
 
 
-_OTHERS = re.compile(r"pcie|nvl(?!\d)|40gb|gh200")
-"""GPUs of those names with other bandwidth, flops or memory. (Of GB200 NVL72 the GPUs are B200.)"""
+ALIASES = {
+    "H100": ("H100 SXM", "H100 SXM5", "H100 80GB", "H100 80GB HBM3", "H100 SXM 80GB", "H100 SXM5 80GB"),
+    "H200": ("H200 SXM", "H200 SXM5", "H200 141GB", "H200 SXM 141GB", "H200 SXM5 141GB"),
+    "B200": ("B200 SXM", "B200 SXM6", "B200 180GB", "B200 192GB", "GB200", "GB200 SXM", "GB200 NVL72"),
+    "A100": ("A100 SXM", "A100 SXM4", "A100 80GB", "A100 SXM 80GB", "A100 SXM4 80GB"),
+    "L40S": ("L40S 48GB",),
+    "RTX 4090": ("4090", "GeForce RTX 4090", "RTX 4090 24GB"),
+    "RTX PRO 6000": (
+        "PRO 6000",
+        "RTX PRO 6000 Server",
+        "RTX PRO 6000 Blackwell",
+        "RTX PRO 6000 Blackwell Server Edition",
+    ),
+}
+"""Other names of the same GPU, from drivers and from tables of measurements; each also with NVIDIA in front."""
+
+_BY_KEY = {name_key(name): GPUS[own] for own, others in ALIASES.items() for name in (own, *others)}
 
 
 def find_gpu(name: str) -> Gpu:
-    """A GPU by any usual name of it (h100_sxm, NVIDIA H100 80GB HBM3, RTX4090); ConfigError lists those known."""
-    bare = "".join(letter for letter in name.lower() if letter.isalnum())
-    for gpu in GPUS.values():
-        key = "".join(letter for letter in gpu.name.lower() if letter.isalnum())
-        if key in bare or key.removeprefix("rtx") == bare:
-            if gpu.origin == _NVLINK and _OTHERS.search(bare):
-                break
-            return gpu
-    raise ConfigError(
-        f"gpu {name!r} is not known; known are {', '.join(GPUS)}; any other by its data sheet: "
-        "--gpu-bandwidth-gbps, --gpu-tflops, --gpu-memory, --gpu-link-gbps"
-    )
+    """Return a GPU by its name or by one of its `ALIASES`; ConfigError lists the nearest names.
+
+    Case, spaces, hyphens and underscores do not matter. A name that only contains a known one is not it: an H100 NVL
+    or an A100 of 40 GB has other peaks.
+    """
+    found = _BY_KEY.get(name_key(name).removeprefix("nvidia"))
+    if found is None:
+        what = unknown_name(f"gpu {name!r} is not known", GPUS, name)
+        raise ConfigError(
+            f"{what}; give any other by its data sheet: --gpu-bandwidth-gbps, --gpu-tflops, --gpu-memory, "
+            "--gpu-link-gbps"
+        )
+    return found
 
 
 def sheet_gpu(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from understudy.errors import ConfigError
 from understudy.timing.architecture import Architecture, plain_name
+from understudy.timing.names import name_key, unknown_name
 from understudy.timing.weight_types import type_in_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def _dense(
@@ -190,7 +195,7 @@ MODELS = {
 }
 """By the name of their repository, without its owner and without endings such as -Instruct."""
 
-_DISTILLED = re.compile(r"^deepseek-r1-(distill-)?(?=llama|qwen)")
+_DISTILLED = re.compile(r"^deepseek-r1-(distill-|0528-)?(?=llama|qwen)")
 """Other models that were taught by one; their shapes are their own."""
 _LATENT = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "minicpm3", "glm-5")
 
@@ -214,37 +219,39 @@ _SHORT = {
     "qwen14b": "Qwen3-14B",
     "qwen32b": "Qwen3-32B",
     "mistral24b": "Mistral-Small-24B",
-    **dict.fromkeys(("mistralsmall", "mistralsmall3124b", "mistralsmall3224b"), "Mistral-Small-24B"),
+    **dict.fromkeys(("mistralsmall", "mistralsmall3.1-24b", "mistralsmall3.2-24b"), "Mistral-Small-24B"),
     "mistralnemo12b": "Mistral-Nemo",
     "gptoss": "gpt-oss-120b",
     "codellama": "CodeLlama-34B",
-    **dict.fromkeys(("granite8b", "granite308b", "granite328b", "granite338b"), "Granite-3.1-8B"),
+    **dict.fromkeys(("granite8b", "granite3.0-8b", "granite3.2-8b", "granite3.3-8b"), "Granite-3.1-8B"),
     "qwq32b": "Qwen2.5-32B",
-    "phi3mini": "Phi-3-mini",
 }
-"""Names that tables of measurements use."""
+"""Names that tables of measurements use, by their `name_key`."""
+
+_BY_KEY = {**{name_key(name): name for name in MODELS}, **_SHORT}
 
 
-def known_model(model: str) -> Architecture:
-    """A model of the table, in the type of weights that the name tells, if it tells one.
-
-    ConfigError for one that is not there, by name for latent attention.
-    """
+def known_name(model: str) -> str | None:
+    """Return the name in `MODELS` that `model` is a spelling, a variant or a short form of; None: unknown."""
     name = plain_name(model)
     if _DISTILLED.match(name):  # those of Qwen are of its second generation, unless it says the third
         name = re.sub(r"^qwen-", "qwen2.5-", _DISTILLED.sub("", name))
-    if name.startswith(_LATENT):
-        raise ConfigError(
-            f"model {model!r} has latent attention (MLA), which has no timing yet; give measured times instead"
-        )
-    bare = _bare(name)
-    known = next((shape for shape in MODELS.values() if _bare(shape.name) == bare), None)
-    known = known or MODELS.get(_SHORT.get(bare, ""))
-    if known is None:
-        raise ConfigError(
-            f"model {model!r} is neither a known name nor the path of a config.json; known are {', '.join(MODELS)}"
-        )
-    kind = type_in_name(model)
+    return _BY_KEY.get(name_key(name))
+
+
+def known_model(model: str) -> Architecture:
+    """Return a model of the table, in the type of weights that the name tells, if it tells one.
+
+    ConfigError lists the nearest names of an unknown model, and names latent attention.
+    """
+    name = known_name(model)
+    if name is None:
+        if plain_name(model).startswith(_LATENT):
+            raise ConfigError(
+                f"model {model!r} has latent attention (MLA), which has no timing yet; give measured times instead"
+            )
+        raise unknown_model(model, MODELS)
+    known, kind = MODELS[name], type_in_name(model)
     if kind in (None, known.weights) or (kind, known.weights) == (
         "nvfp4",
         "mxfp4",
@@ -253,5 +260,7 @@ def known_model(model: str) -> Architecture:
     return msgspec.structs.replace(known, weights=kind)
 
 
-def _bare(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+def unknown_model(model: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a model that is not among `known`, with the nearest names."""
+    what = f"model {model!r} is neither a known name nor the path of a config.json"
+    return ConfigError(unknown_name(what, known, plain_name(model)))

@@ -17,6 +17,7 @@ from understudy.server.knobs import LATENCIES, check_latency
 from understudy.server.settings import LoraModule, ServerSettings
 from understudy.tiers.gpu import GpuSettings
 from understudy.tiers.vllm_flags import offload_settings
+from understudy.timing.contexts import known_context
 from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
 
@@ -207,8 +208,8 @@ def settings_of(line: CommandLine) -> ServerSettings:
     if values.get("served-model-name"):
         given["served_model_name"] = tuple(map(str, values["served-model-name"]))
     length = values.get("max-model-len")
-    if isinstance(length, int):
-        given["max_model_len"] = length
+    context = length if isinstance(length, int) else known_context(given["model"])
+    given["max_model_len"] = ServerSettings().max_model_len if context is None else context
     keys = values.get("api-key") or ([os.environ["VLLM_API_KEY"]] if os.environ.get("VLLM_API_KEY") else [])
     given["api_keys"] = tuple(map(str, keys))
     if isinstance(values.get("allowed-origins"), list):
@@ -234,9 +235,11 @@ def settings_of(line: CommandLine) -> ServerSettings:
     )
     if below is not None:
         given["tiers"] = offload_below(below, given.get("tiers"), given["model"])
-    given["engine"] = _engine(
-        values, given.get("max_model_len", ServerSettings().max_model_len), given["model"]
-    )
+    engine = _engine(values, given["max_model_len"], given["model"])
+    if length == "auto":  # as much of the context as the cache has room for
+        given["max_model_len"] = min(given["max_model_len"], engine.num_gpu_blocks * engine.block_size)
+        engine = msgspec.structs.replace(engine, max_model_len=given["max_model_len"])
+    given["engine"] = engine
     if (within := given["engine"].tiers).tiers:
         given["tiers"] = offload_below(within.described(), given.get("tiers"), given["model"])
     if values.get("tiers") is not None:
