@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def start(*flags: str, where: str = r"http://127\.0\.0\.1:(\d+)") -> tuple[subprocess.Popen[str], int]:
+def start(
+    *flags: str, where: str = r"http://127\.0\.0\.1:(\d+)", model: str = "m"
+) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
         [
             sys.executable,
             "-m",
             "understudy",
             "serve",
-            "m",
+            model,
             "--port",
             "0",
             "--inter-token-latency",

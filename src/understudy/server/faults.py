@@ -23,15 +23,20 @@ if TYPE_CHECKING:
     from understudy.server.http import Connection, Request
     from understudy.server.settings import ServerSettings
 
-FAILURES: dict[str, tuple[int, str, str | None]] = {
-    "rate_limit": (429, "rate_limit_exceeded", None),
-    "invalid_api_key": (401, "authentication_error", None),
-    "context_length": (400, "invalid_request_error", "messages"),
-    "server_error": (503, "server_error", None),
-    "invalid_request": (400, "invalid_request_error", None),
-    "model_not_found": (404, "invalid_request_error", "model"),
+FAILURES: dict[str, tuple[int, str, str | None, str]] = {
+    "rate_limit": (429, "rate_limit_exceeded", None, "Rate limit reached for requests"),
+    "invalid_api_key": (401, "authentication_error", None, "Incorrect API key provided"),
+    "context_length": (
+        400,
+        "invalid_request_error",
+        "messages",
+        "This model's maximum context length is {length} tokens. However, your messages resulted in more tokens",
+    ),
+    "server_error": (503, "server_error", None, "The server is overloaded"),
+    "invalid_request": (400, "invalid_request_error", None, "Invalid request"),
+    "model_not_found": (404, "invalid_request_error", "model", "The model `{model}` does not exist"),
 }
-"""llm-d-inference-sim's types of failure: status, type and param."""
+"""llm-d-inference-sim's types of failure: status, type, param, and the phrase by which clients know them."""
 
 
 MAX_FACTOR = 1000
@@ -144,8 +149,12 @@ class Faults:
             return True
         if self.failure_rate and self._draw.random() < self.failure_rate:
             kind = self._draw.choice(self.failure_types)
-            status, name, param = FAILURES[kind]
-            connection.respond(status, error_body(status, f"a failure on purpose: {kind}", name, param))
+            status, name, param, phrase = FAILURES[kind]
+            settings = self._app.settings
+            phrase = phrase.format(length=settings.max_model_len, model=settings.names[0])
+            connection.respond(
+                status, error_body(status, f"{phrase} (a failure on purpose: {kind})", name, param)
+            )
             return True
         order = self._order
         if order is None or self._draw.random() >= order.rate:

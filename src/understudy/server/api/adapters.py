@@ -73,6 +73,6 @@ class Adapters:
 
     def _remove(self, name: str) -> tuple[int, str]:
         if name not in self._worker.loras:
-            raise ApiError(f"no adapter {name!r} is loaded", status=404, kind="NotFoundError")
+            raise ApiError(f"The lora adapter {name!r} cannot be found.", status=404, kind="NotFoundError")
         del self._worker.loras[name]
         return 200, f"Success: adapter {name!r} is unloaded."

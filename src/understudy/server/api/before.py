@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from understudy.server.api.errors import ApiError, bad_value
 
 MAX_SALT = 128
@@ -15,9 +13,11 @@ def check_completion(body: dict[str, Any], max_prompts: int) -> None:
     """Of `/v1/completions`, in vLLM's order. ApiError for the first."""
     prompt, embeds = body.get("prompt"), body.get("prompt_embeds")
     if isinstance(prompt, list) and len(prompt) > max_prompts and not all(isinstance(p, int) for p in prompt):
-        raise bad_value(f"at most {max_prompts} prompts, got {len(prompt)}", "prompt")
+        raise bad_value(
+            f"prompt list length {len(prompt)} exceeds the maximum allowed count of {max_prompts}.", "prompt"
+        )
     if prompt in (None, "") and embeds in (None, []):
-        raise bad_value("prompt must be given and not be empty", "prompt")
+        raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     _check_stream(body)
     _check_logprobs(body, "logprobs", given=body.get("logprobs") is not None)
     _check_structure(body, "structured_outputs")
@@ -31,7 +31,7 @@ def check_chat(body: dict[str, Any]) -> None:
     if not isinstance(messages, list | str | dict):
         raise ApiError("messages must be a list")
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
-        raise ApiError("continue_final_message and add_generation_prompt exclude each other")
+        raise ApiError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     _check_tools(body)
     _check_structure(body, None)
     _check_logprobs(body, "top_logprobs", given=bool(body.get("logprobs")))
@@ -57,27 +57,27 @@ def check_batch(body: dict[str, Any]) -> None:
 
 def _check_stream(body: dict[str, Any]) -> None:
     if body.get("stream_options") and not body.get("stream"):
-        raise bad_value("stream_options needs stream", "stream_options")
+        raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
 
 
 def _check_logprobs(body: dict[str, Any], name: str, *, given: bool) -> None:
     if body.get("logprob_token_ids") and not given:
-        raise bad_value("logprob_token_ids needs logprobs", "logprob_token_ids")
+        raise bad_value("when using `logprob_token_ids`, `logprobs` must be set.", "logprob_token_ids")
     for field in ("prompt_logprobs", name):
         value = body.get(field)
         if value is not None and not isinstance(value, int | float):
-            raise bad_value(f"{field} must be a whole number", field, value)
+            raise bad_value(f"`{field}` must be an integer.", field, value)
     prompt, own = body.get("prompt_logprobs"), body.get(name)
     if prompt is not None:
         if body.get("stream") and (prompt > 0 or prompt == -1):
-            raise bad_value("prompt_logprobs are not told in a stream", "prompt_logprobs")
+            raise bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
         if prompt < 0 and prompt != -1:
-            raise bad_value("prompt_logprobs must be positive, 0 or -1", "prompt_logprobs", prompt)
+            raise bad_value("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", prompt)
     if own is not None:
         if own < 0 and own != -1:
-            raise bad_value(f"{name} must be positive, 0 or -1", name, own)
+            raise bad_value(f"`{name}` must be a positive value or -1.", name, own)
         if name == "top_logprobs" and own != 0 and not given:
-            raise bad_value("top_logprobs needs logprobs", name)
+            raise bad_value("when using `top_logprobs`, `logprobs` must be set to true.", name)
 
 
 def _check_structure(body: dict[str, Any], param: str | None) -> None:
@@ -86,27 +86,35 @@ def _check_structure(body: dict[str, Any], param: str | None) -> None:
         return
     kinds = [name for name in ("json", "regex", "choice") if wanted.get(name) is not None]
     if len(kinds) > 1:
-        text = f"structured_outputs takes one of json, regex and choice, got {', '.join(kinds)}"
+        text = (
+            "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
+        )
         raise ApiError(text) if param is None else bad_value(text, param)
     if param is None and kinds and body.get("tool_choice", "none") not in ("none", "auto", "required"):
-        raise ApiError("structured_outputs and a tool that must be called exclude each other")
+        raise ApiError("You can only either use constraints for structured outputs or tools, not both.")
 
 
 def _check_format(body: dict[str, Any]) -> None:
     form = body.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema" and form.get("json_schema") is None:
-        raise bad_value("response_format of type json_schema needs json_schema", "response_format")
+        raise bad_value(
+            "When response_format type is 'json_schema', the 'json_schema' field must be provided.",
+            "response_format",
+        )
 
 
 def _check_tools(body: dict[str, Any]) -> None:
     tools = body.get("tools")
     if tools == []:
-        raise bad_value("tools must not be empty; leave it out instead", "tools")
+        raise bad_value(
+            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.",
+            "tools",
+        )
     choice = body.get("tool_choice")
     if choice is None or choice == "none":
         return
     if tools is None:
-        raise bad_value("tool_choice needs tools", "tool_choice")
+        raise bad_value("When using `tool_choice`, `tools` must be set.", "tool_choice")
     if choice in ("auto", "required"):
         return
     if not isinstance(choice, dict):
@@ -121,7 +129,9 @@ def _check_tools(body: dict[str, Any]) -> None:
         [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     )
     if not any(isinstance(one, dict) and one.get("name") == name for one in given):
-        raise bad_value("tool_choice names no function of tools", "tool_choice")
+        raise bad_value(
+            "The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice"
+        )
 
 
 def check_salt(body: dict[str, Any]) -> None:
@@ -129,9 +139,11 @@ def check_salt(body: dict[str, Any]) -> None:
     salt = body.get("cache_salt")
     if salt is None:
         return
-    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT or set(salt) & set("@/\\\x00"):
+    if not isinstance(salt, str) or not salt:
+        raise bad_value("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    if len(salt) > MAX_SALT or set(salt) & set("@/\\\x00"):
         raise bad_value(
-            f"cache_salt must have 1 to {MAX_SALT} characters, none of them @, /, \\ or NUL",
+            f"Parameter 'cache_salt' must be at most {MAX_SALT} characters and must not contain "
+            "'@', '/', '\\\\', or NUL.",
             "cache_salt",
-            msgspec.UNSET,
         )

@@ -67,7 +67,7 @@ def no_such_model(name: str, names: tuple[str, ...]) -> ApiError:
     """A model that is not served here."""
     known = ", ".join(names)
     return ApiError(
-        f"There is no model `{name}` here; served are: {known}.",
+        f"The model `{name}` does not exist. Valid aliases: {known}.",
         status=404,
         kind="NotFoundError",
         param="model",
@@ -83,8 +83,25 @@ class Problem(msgspec.Struct, frozen=True):
     given: object = None
 
     def __str__(self) -> str:
-        shown = str(self.given)[:200]
-        return str({"type": self.kind, "loc": self.where, "msg": self.message, "input": shown})
+        shown, usual = str(self.given)[:200], _USUAL.get(self.kind)
+        message = self.message if usual is None else f"{usual}: {self.message}"
+        return str({"type": self.kind, "loc": self.where, "msg": message, "input": shown})
+
+
+_USUAL = {
+    "missing": "Field required",
+    "string_type": "Input should be a valid string",
+    "list_type": "Input should be a valid list",
+    "dict_type": "Input should be a valid dictionary",
+    "int_type": "Input should be a valid integer",
+    "int_parsing": "Input should be a valid integer, unable to parse string as an integer",
+    "int_from_float": "Input should be a valid integer, got a number with a fractional part",
+    "float_type": "Input should be a valid number",
+    "float_parsing": "Input should be a valid number, unable to parse string as a number",
+    "bool_type": "Input should be a valid boolean",
+    "bool_parsing": "Input should be a valid boolean, unable to interpret input",
+}
+"""The phrase by which clients know a kind of problem, before what is said of this one."""
 
 
 def invalid_body(problems: list[Problem], *, param: bool = True) -> ApiError:

@@ -34,7 +34,7 @@ def read_prompts(fields: Fields) -> list[str | list[int]]:
         )
         return []
     if not value:
-        raise ApiError("there must be at least one prompt")
+        raise ApiError("You must pass at least one prompt")
     if all(isinstance(part, str) for part in value):
         return list(value)
     if isinstance(value[0], list):
@@ -60,9 +60,15 @@ def _ids(value: Any) -> list[int] | tuple[str, str, str, Any]:
         return list(value)
     for place, token in enumerate(value):
         if not isinstance(token, int):
-            return "int_type", f"prompt.{place}", "must be a token id", token
+            kind = "int_parsing" if isinstance(token, str) else "int_type"
+            return kind, f"prompt.{place}", "must be a token id", token
         if token < 0:
-            return "greater_than_equal", f"prompt.{place}", "a token id is not negative", token
+            return (
+                "greater_than_equal",
+                f"prompt.{place}",
+                "Input should be greater than or equal to 0",
+                token,
+            )
     return [int(token) for token in value]
 
 
@@ -76,11 +82,11 @@ def tokens_of(
     else:
         ids = prompt
         if ids and max(ids) >= tokenizer.vocabulary:
-            raise ApiError(f"the token id {max(ids)} is not in the vocabulary")
+            raise ApiError(f"Token id {max(ids)} is out of vocabulary")
     if sampling.truncate is not None:
         ids = _truncate(ids, sampling, max_model_len)
     if not ids:
-        raise ApiError("the prompt has no tokens")
+        raise ApiError("The decoder prompt cannot be empty")
     check_length(ids, max_model_len)
     return np.array(ids, dtype=np.uint32)
 
@@ -88,9 +94,11 @@ def tokens_of(
 def encode_within(text: str, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
     """The tokens of a text, of which the context has room for all. ApiError otherwise; it is not read to its end."""
     if len(text) > max_model_len * _CHARACTERS_A_TOKEN:
-        raise bad_value(
-            f"the model has a context of {max_model_len} tokens; a prompt of {len(text)} characters is longer "
-            "whatever they are",
+        most = max_model_len * _CHARACTERS_A_TOKEN
+        raise _too_long(
+            f"{len(text)} characters (more than {most} characters, which is the upper bound for {max_model_len} "
+            "input tokens)",
+            max_model_len,
             "input_text",
             len(text),
         )
@@ -102,11 +110,22 @@ def encode_within(text: str, tokenizer: Tokenizer, max_model_len: int) -> list[i
 def check_length(ids: Sequence[object], max_model_len: int) -> None:
     """ApiError if the context has no room for so many tokens."""
     if len(ids) > max_model_len:
-        raise bad_value(
-            f"the model has a context of {max_model_len} tokens; the prompt alone has at least {max_model_len + 1}",
+        raise _too_long(
+            f"at least {max_model_len + 1} input tokens, which exceeds this limit even without any output tokens",
+            max_model_len,
             "input_tokens",
             max_model_len + 1,
         )
+
+
+def _too_long(contains: str, max_model_len: int, param: str, value: int) -> ApiError:
+    """Return the error of a prompt that exceeds the context, in the words that clients search for."""
+    return bad_value(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains {contains}. "
+        "Please reduce the length of the input prompt.",
+        param,
+        value,
+    )
 
 
 def _truncate(ids: list[int], sampling: Sampling, max_model_len: int) -> list[int]:
@@ -134,19 +153,27 @@ def room_for(prompt_tokens: int, sampling: Sampling, max_model_len: int) -> int:
     asked = sampling.asked_tokens
     field = sampling.tokens_field
     if asked is not None and asked > max_model_len:
-        raise bad_value(f"{field}={asked} is more than the context of {max_model_len} tokens.", field, asked)
+        raise bad_value(
+            f"{field}={asked} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens.",
+            field,
+            asked,
+        )
     left = max_model_len - prompt_tokens
     if left < 1:
-        raise bad_value("max_tokens must be 1 or more; the prompt leaves no room for it.", "max_tokens", 0)
+        raise bad_value("max_tokens must be at least 1, got 0.", "max_tokens", 0)
     return left if asked is None else min(asked, left)
 
 
 def chat_text(fields: Fields, messages: list[tuple[str, str]], tokenizer: Tokenizer, *, trusted: bool) -> str:
     """A conversation as the model reads it, its last message open where it is to be continued."""
     if not messages:
-        raise ApiError("a conversation needs at least one message.")
+        raise ApiError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     if fields.raw("chat_template") is not None and not trusted:
-        raise ApiError("a chat template in a request needs --trust-request-chat-template.")
+        raise ApiError(
+            "Chat template is passed with request, but --trust-request-chat-template is not set. "
+            "Refused request with untrusted chat template."
+        )
     add_prompt = fields.boolean("add_generation_prompt", True)
     goes_on = fields.boolean("continue_final_message")
     if goes_on and add_prompt:
@@ -243,7 +270,7 @@ def _content(content: str | list[Any] | None, model: str) -> str:
             raise ApiError(f"part {place} of a message must be an object")
         kind = part.get("type")
         if kind in _MEDIA_PARTS:
-            raise ApiError(f"{model} reads text only")
+            raise ApiError(f"{model} is not a multimodal model")
         text = part.get("text", part.get("refusal", part.get("thinking")))
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise ApiError(f"a part of a message must be text, got type {kind!r}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from understudy._core import TokenBlocks
 from understudy.server.api.before import check_chat, check_completion
 from understudy.server.api.errors import ApiError, bad_value, no_such_model
@@ -65,7 +63,7 @@ class Reader:
         if empty:
             sampling.asked_tokens = 1
         if fields.raw("suffix") is not None:
-            raise bad_value("this model does not fill in the middle", "suffix", msgspec.UNSET)
+            raise bad_value("suffix is only supported for models with FIM completion rendering", "suffix")
         if fields.raw("prompt_embeds"):
             raise bad_value("prompt_embeds are not taken here", "prompt_embeds")
         self.check(fields, sampling)
@@ -155,13 +153,15 @@ class Reader:
         functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
         if choice in (None, "auto"):
             if not (settings.enable_auto_tool_choice and settings.tool_call_parser):
-                raise ApiError('tool_choice "auto" needs --enable-auto-tool-choice and --tool-call-parser')
+                raise ApiError(
+                    '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+                )
             return None
         if choice == "required":
             if not settings.tool_call_parser:
-                raise ApiError('tool_choice "required" needs --tool-call-parser')
+                raise ApiError('tool_choice="required" requires --tool-call-parser to be set')
             return functions[0]
         name = choice["function"]["name"]
         if not settings.tool_call_parser:
-            raise ApiError(f"tool_choice of function {name!r} needs --tool-call-parser")
+            raise ApiError(f"tool_choice of function {name!r} requires --tool-call-parser to be set")
         return next(function for function in functions if function["name"] == name)

@@ -203,7 +203,7 @@ class Routes:
         body = read_body(request)
         fields = Fields(body)
         if body.get("continue_final_message") and body.get("add_generation_prompt"):
-            raise ApiError("continue_final_message and add_generation_prompt exclude each other")
+            raise ApiError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
         if "messages" in body and "prompt" not in body and isinstance(body["messages"], list):
             messages = read_messages(fields, "messages", worker.settings.names[0])
             check_types(fields, TOKENIZE_CHAT)
@@ -280,7 +280,11 @@ class Routes:
         return 200, {"message": f"there are {ranks} data parallel engines"}
 
     def _scale_out(self, *_: object) -> tuple[int, Any]:
-        raise ApiError("this endpoint needs --enable-scale-out", status=403, kind="PermissionDeniedError")
+        raise ApiError(
+            "Scale-out endpoints are disabled. Restart with --enable-scale-out to enable them.",
+            status=403,
+            kind="PermissionDeniedError",
+        )
 
 
 _OF_RESPONSES = (

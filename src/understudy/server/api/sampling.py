@@ -119,22 +119,24 @@ def check_sampling(fields: Fields, sampling: Sampling, *, max_logprobs: int, voc
         raise ApiError("structured_outputs says nothing of the answer; leave it out")
     _check_ranges(fields, sampling)
     if sampling.n < 1:
-        raise ApiError(f"n must be 1 or more, got {sampling.n}.")
+        raise ApiError(f"n must be at least 1, got {sampling.n}.")
     if sampling.n > MAX_CHOICES:
-        raise ApiError(f"n must be {MAX_CHOICES} or less, got {sampling.n}.")
+        raise ApiError(f"n must be at most {MAX_CHOICES}, got {sampling.n}.")
     if sampling.n > 1 and sampling.temperature == 0:
-        raise ApiError(f"n must be 1 with temperature 0, where all answers are the same; got {sampling.n}.")
+        raise ApiError(f"n must be 1 when using greedy sampling, got {sampling.n}.")
     if any(not stop for stop in sampling.stop):
-        raise ApiError("a stop string must not be empty.")
+        raise ApiError("stop cannot contain an empty string.")
     if sampling.min_tokens < 0:
-        raise ApiError(f"min_tokens must not be negative, got {sampling.min_tokens}.")
+        raise ApiError(f"min_tokens must be greater than or equal to 0, got {sampling.min_tokens}.")
     asked = sampling.asked_tokens
     if asked is not None and asked < 1:
-        raise bad_value(f"max_tokens must be 1 or more, got {asked}.", "max_tokens", asked)
+        raise bad_value(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     if asked is not None and sampling.min_tokens > asked:
-        raise ApiError(f"min_tokens must not exceed max_tokens={asked}, got {sampling.min_tokens}.")
+        raise ApiError(
+            f"min_tokens must be less than or equal to max_tokens={asked}, got {sampling.min_tokens}."
+        )
     if any(not word for word in fields.texts("bad_words")):
-        raise ApiError("a bad word must not be empty.")
+        raise ApiError("bad_words cannot contain an empty string.")
     _check_logprobs(sampling, vocabulary if max_logprobs == -1 else max_logprobs, vocabulary)
     _check_ids(fields, vocabulary)
 
@@ -168,41 +170,50 @@ def _check_ids(fields: Fields, vocabulary: int) -> None:
         unknown = [token for token in ids if not 0 <= token < vocabulary]
         if unknown:
             raise bad_value(
-                f"{name}: {unknown[:10]} are not among the {vocabulary} tokens", name, unknown[:10]
+                f"token_id(s) {unknown[:10]} in {name} contain out-of-vocab token ids. "
+                f"Vocabulary size: {vocabulary}",
+                name,
+                unknown[:10],
             )
 
 
 def _check_logprobs(sampling: Sampling, most: int, vocabulary: int) -> None:
-    for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+    for what, name, value in (
+        ("sample", "logprobs", sampling.logprobs),
+        ("prompt", "prompt_logprobs", sampling.prompt_logprobs),
+    ):
         if value is None:
             continue
         wanted = vocabulary if value == -1 else value
         if wanted > most:
-            raise bad_value(f"{name} of {wanted} were asked for, at most {most} are told", name, wanted)
+            raise bad_value(
+                f"Requested {what} logprobs of {wanted}, which is greater than max allowed: {most}",
+                name,
+                wanted,
+            )
 
 
 def _check_ranges(fields: Fields, sampling: Sampling) -> None:
     temperature = sampling.temperature
     if not 0 <= temperature <= 2:
-        raise bad_value(
-            f"temperature must be between 0 and 2, got {temperature}.", "temperature", temperature
-        )
+        range_ = "non-negative" if temperature < 0 else "in [0, 2]"
+        raise bad_value(f"temperature must be {range_}, got {temperature}.", "temperature", temperature)
     top_p = fields.number("top_p", 1.0)
     if top_p is not None and not 0 < top_p <= 1:
-        raise bad_value(f"top_p must be above 0 and at most 1, got {top_p}.", "top_p", top_p)
+        raise bad_value(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
     top_k = fields.integer("top_k", 0)
     if top_k is not None and top_k < -1:
-        raise ApiError(f"top_k must be 0 or -1 (all) or positive, got {top_k}.")
+        raise ApiError(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
     min_p = fields.number("min_p", 0.0)
     if min_p is not None and not 0 <= min_p <= 1:
-        raise ApiError(f"min_p must be between 0 and 1, got {min_p}.")
+        raise ApiError(f"min_p must be in [0, 1], got {min_p}.")
     for name in ("presence_penalty", "frequency_penalty"):
         value = fields.number(name, 0.0)
         if value is not None and not -2 <= value <= 2:
-            raise ApiError(f"{name} must be between -2 and 2, got {value}.")
+            raise ApiError(f"{name} must be in [-2, 2], got {value}.")
     repetition = fields.number("repetition_penalty", 1.0)
     if repetition is not None and not repetition > 0:
-        raise ApiError(f"repetition_penalty must be positive, got {repetition}.")
+        raise ApiError(f"repetition_penalty must be greater than zero, got {repetition}.")
 
 
 def _structure(fields: Fields) -> dict[str, Any] | None:

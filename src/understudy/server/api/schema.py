@@ -296,9 +296,11 @@ def _check(fields: Fields, name: str, shape: Shape) -> None:
         case "any":
             pass
     if number is not None and shape.least is not None and number < shape.least:
-        fields.note("greater_than_equal", name, f"must be {shape.least} or more", number)
+        fields.note(
+            "greater_than_equal", name, f"Input should be greater than or equal to {shape.least}", number
+        )
     if number is not None and shape.most is not None and number > shape.most:
-        fields.note("less_than_equal", name, f"must be {shape.most} or less", number)
+        fields.note("less_than_equal", name, f"Input should be less than or equal to {shape.most}", number)
 
 
 def _check_ids(fields: Fields, name: str, shape: Shape) -> None:
@@ -308,7 +310,9 @@ def _check_ids(fields: Fields, name: str, shape: Shape) -> None:
         return
     place, number = next((place, one) for place, one in enumerate(numbers) if not least <= one <= most)
     if number < least:
-        fields.note("greater_than_equal", f"{name}.{place}", "a token id is not negative", number)
+        fields.note(
+            "greater_than_equal", f"{name}.{place}", "Input should be greater than or equal to 0", number
+        )
     else:
         fields.note("less_than_equal", f"{name}.{place}", "is too large for a token id", value)
 
