@@ -42,15 +42,15 @@ inline double slots_below(const TierConfig& tiers, double workers) {
   return slots;
 }
 
-// Makes, or does, what needs about that many bytes for `what`. Where they are not to be had: ConfigError, which names
-// it.
+// Runs `make`, which needs about that many bytes. Turns a failed allocation into a ConfigError; `what` names the field
+// and its value.
 template <typename Make>
 decltype(auto) within_memory(const std::string& what, double bytes, Make make) {
   try {
     return make();
   } catch (const std::bad_alloc&) {
     throw Error(ErrorKind::ConfigError, what, " need about ", std::ceil(bytes / 1e8) / 10,
-                " GB, more memory than there is");
+                " GB, more memory than there is; choose fewer");
   }
 }
 

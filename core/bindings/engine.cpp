@@ -114,10 +114,10 @@ std::shared_ptr<VllmEngine> make_engine(const EngineConfig& config, const StepTi
   if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
   std::optional<Turn> turn;
   if (run != nullptr) turn.emplace(run->turns(), "TierRun");
-  std::string what = text_of("num_gpu_blocks of ", config.num_gpu_blocks);
+  std::string what = text_of("num_gpu_blocks: ", config.num_gpu_blocks, " blocks");
   auto blocks = static_cast<double>(config.num_gpu_blocks);
   if (tiers != nullptr) {
-    what += text_of(" and tiers of ", static_cast<std::uint64_t>(slots_below(*tiers, 1)), " blocks");
+    what += text_of(" and ", static_cast<std::uint64_t>(slots_below(*tiers, 1)), " of tiers (g2_blocks, num_blocks)");
     blocks += slots_below(*tiers, 1);
   }
   auto engine = within_memory(what, blocks * kSlotBytes,

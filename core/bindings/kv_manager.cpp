@@ -54,7 +54,7 @@ void make_manager(KvManager* self, nb::handle num_gpu_blocks, nb::handle block_s
   }
   config.trace = trace;
   config.dp_rank = static_cast<std::uint32_t>(read_uint(dp_rank, "dp_rank", 0xFFFFFFFFu));
-  within_memory(text_of("num_gpu_blocks of ", config.num_gpu_blocks),
+  within_memory(text_of("num_gpu_blocks: ", config.num_gpu_blocks, " blocks"),
                 static_cast<double>(config.num_gpu_blocks) * kSlotBytes, [&] { new (self) KvManager(config); });
 }
 

@@ -201,8 +201,8 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
     blocks += static_cast<double>(pool.num_workers) * static_cast<double>(pool.engine.num_gpu_blocks);
     if (pool.tiers) blocks += slots_below(*pool.tiers, pool.num_workers);
   }
-  const std::string what = text_of(static_cast<std::uint64_t>(workers), " workers and ",
-                                   static_cast<std::uint64_t>(blocks), " blocks (num_gpu_blocks, and those of tiers)");
+  const std::string what = text_of("num_gpu_blocks, tiers: ", static_cast<std::uint64_t>(blocks), " blocks of ",
+                                   static_cast<std::uint64_t>(workers), " workers");
   nb::gil_scoped_release release;
   return within_memory(what, blocks * kSlotBytes, [&] {
     std::optional<KeptMappings> kept;

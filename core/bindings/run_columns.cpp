@@ -33,7 +33,7 @@ void bind_run_columns(nb::module_& m) {
             const auto count = static_cast<std::size_t>(read_uint(rows, "rows", std::uint64_t{1} << 40));
             constexpr double kRowBytes = 150;
             RunColumns columns;
-            within_memory(text_of("rows of ", count, " requests"), static_cast<double>(count) * kRowBytes, [&] {
+            within_memory(text_of("requests: ", count, " rows"), static_cast<double>(count) * kRowBytes, [&] {
               columns.prepare(count, tiers, false);
               columns.result().arrival_ns.assign(count, kNeverHappened);
               columns.result().worker.assign(count, -1);

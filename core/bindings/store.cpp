@@ -61,7 +61,7 @@ std::shared_ptr<BlockStore> make_store(std::vector<PoolConfig> pools, nb::handle
     throw Error(ErrorKind::ConfigError, "sketch_capacity ", *config.sketch_capacity, " is absurd for ", blocks,
                 " blocks; a small multiple of the blocks will do");
   }
-  return within_memory(text_of("num_blocks of ", blocks, " in all"), static_cast<double>(blocks) * kSlotBytes,
+  return within_memory(text_of("num_blocks: ", blocks, " blocks"), static_cast<double>(blocks) * kSlotBytes,
                        [&] { return std::make_shared<BlockStore>(config); });
 }
 

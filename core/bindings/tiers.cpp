@@ -141,7 +141,7 @@ void bind_tiers(nb::module_& m) {
           "__init__",
           [](LiveRun* self, const TierConfig& config, std::uint32_t block_size, bool events, bool check) {
             const double blocks = slots_below(config, 0);
-            within_memory(text_of("num_blocks of ", static_cast<std::uint64_t>(blocks), " in the shared tiers"),
+            within_memory(text_of("num_blocks: ", static_cast<std::uint64_t>(blocks), " blocks of shared tiers"),
                           blocks * kSlotBytes, [&] { new (self) LiveRun(config, block_size, events, check); });
           },
           "config"_a, "block_size"_a, "events"_a = false, "check"_a = false)
