@@ -1,7 +1,7 @@
-"""Write `demo_trace.jsonl`: chats with a handful of assistants, small, bursty and rich in shared prefixes.
+"""Write `demo_trace.jsonl`: bursty chats with six assistants and many shared prefixes.
 
-Each assistant has a long system prompt; users come back for several turns after a pause. Run it to make the
-file again: it depends on nothing but the numbers below.
+Each assistant has a long system prompt; users return for several turns after a pause. The file depends only on
+the numbers below, so running this script reproduces it.
 """
 
 from __future__ import annotations

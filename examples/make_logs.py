@@ -1,4 +1,4 @@
-"""Makes the sample logs in logs/, one of each format that `understudy convert` reads."""
+"""Write the sample logs in logs/, one of each format that `understudy convert` reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYSTEM = "You are a guide to a small town. Answer briefly, name your source, and
 
 
 def requests(count: int) -> list[dict[str, object]]:
-    """A request log: chats about a few topics under one system prompt, some with an earlier turn."""
+    """Return a request log: chats about a few topics with one system prompt, some with an earlier turn."""
     draw = random.Random(1)
     rows: list[dict[str, object]] = []
     for number in range(count):
@@ -38,7 +38,7 @@ def requests(count: int) -> list[dict[str, object]]:
 
 
 def main(folder: Path) -> None:
-    """Write all of them."""
+    """Write a log of every format into `folder`."""
     draw = random.Random(2)
     lengths = [(draw.randint(200, 3000), draw.randint(10, 300)) for _ in range(40)]
     jsonl: dict[str, list[dict[str, object]]] = {

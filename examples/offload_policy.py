@@ -1,6 +1,6 @@
-"""An offload policy in Python: a block goes to the host only if it is the second time that the GPU evicts it.
+"""Define an offload policy that copies a block to the host only when the GPU evicts it for the second time.
 
-Prompts that come once never spend a byte of the link. Run it: `python examples/offload_policy.py`.
+Prompts that occur once use no bandwidth. Run it: `python examples/offload_policy.py`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ TRACE = Path(__file__).parent / "demo_trace.jsonl"
 
 
 class SecondTime(OffloadPolicy):
-    """Copies blocks that were hit on the GPU, or that it has evicted before.
+    """Copy blocks that were hit on the GPU or evicted before.
 
-    One object serves a run, so what it remembers covers all workers. A real one would forget in time.
+    One object serves all workers of a run. A production policy would also expire old entries.
     """
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def select(self, lineages: list[int], reuse: npt.NDArray[np.uint32]) -> Sequence[bool]:
-        """Say yes to what is known, and know the rest from now on."""
+        """Return which blocks to copy, and remember all of them."""
         chosen = [
             hits > 0 or lineage in self._seen for lineage, hits in zip(lineages, reuse.tolist(), strict=True)
         ]
@@ -40,7 +40,7 @@ class SecondTime(OffloadPolicy):
 
 
 def main() -> None:
-    """Replay the demo's workload on a small GPU with a host tier, copying everything and copying what returns."""
+    """Replay the demo workload on a small GPU with a host tier, with and without the policy."""
     engine = VllmConfig(num_gpu_blocks=300)
     for name, policy in (("everything", None), ("second time", SecondTime)):
         tiers = TiersConfig.from_dict(

@@ -1,4 +1,4 @@
-"""An eviction policy in Python: LRU that keeps some blocks (a system prompt, say) until nothing else is left.
+"""Define an LRU eviction policy that keeps some blocks, such as a system prompt, until no other block is left.
 
 Run it: `python examples/python_policy.py`.
 """
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class ProtectedLru(EvictionPolicy):
-    """Empty blocks first, then cached ones, then those in `protected`; the longest unused first in each.
+    """Evict empty blocks first, then cached ones, then those in `protected`; the least recently used first.
 
-    `protected` holds lineage hashes. It is looked at when a block is released, so it may change while in use.
+    `protected` contains lineage hashes. It is read when a block is released, so it may change between calls.
     """
 
     def __init__(self, protected: AbstractSet[int] = frozenset()) -> None:
         self.protected = protected
-        # Block ids, the longest unused first. Every method is O(1) for each block it is given or names.
+        # Block ids, the least recently used first. Every method takes O(1) per block.
         self._empty: OrderedDict[int, None] = OrderedDict()
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     def on_freed(self, blocks: npt.NDArray[np.int32], lineage_hashes: list[int | None]) -> None:
-        """File each block behind those that were freed before it."""
+        """Append each block to its order."""
         for block, lineage_hash in zip(blocks.tolist(), lineage_hashes, strict=True):
             if lineage_hash is None:
                 self._empty[block] = None
@@ -44,18 +44,18 @@ class ProtectedLru(EvictionPolicy):
                 self._cached[block] = None
 
     def on_taken(self, blocks: npt.NDArray[np.int32]) -> None:
-        """Forget blocks that were handed out or matched."""
+        """Remove blocks that were allocated or matched."""
         for block in blocks.tolist():
             for order in (self._empty, self._cached, self._kept):
                 order.pop(block, None)
 
     def select(self, count: int) -> Sequence[int]:
-        """Name the first `count`; the manager says in `on_taken` when they are gone."""
+        """Return the first `count` blocks; the manager reports in `on_taken` which ones left."""
         return list(islice(chain(self._empty, self._cached, self._kept), count))
 
 
 def main() -> None:
-    """Two prompts pass through a pool of six blocks; the protected one outlives the younger one."""
+    """Cache two prompts in a pool of six blocks, allocate two more, and print which prompt was evicted."""
     system_prompt = TokenBlocks(range(64), block_size=16).identities
     other_prompt = TokenBlocks(range(1000, 1032), block_size=16).identities
     manager = BlockManager(6, block_size=16, policy=ProtectedLru(set(system_prompt.lineage_hashes)))

@@ -1,4 +1,4 @@
-"""A router in Python: to the worker that has most of the prompt, unless others have much less to do.
+"""Define a router that prefers the worker with the longest cached prefix, unless others have much less work.
 
 Run it: `python examples/python_router.py`.
 """
@@ -20,19 +20,19 @@ STORED = 0
 
 
 class PrefixAffinity(Router):
-    """Scores every worker: tokens of the prompt that it has to compute, and tokens that it owes to others."""
+    """Choose the worker with the fewest tokens to compute: its outstanding ones plus the uncached prompt."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, set[int]] = defaultdict(set)  # sequence hashes, by worker
 
     def observe(self, batch: KvEventBatch) -> None:
-        """Follow what each worker has in its cache."""
+        """Track the blocks in each worker's cache."""
         if batch.worker is None:
             return
         known = self._blocks[batch.worker]
         events = batch.events
         for kind, sole, name in zip(events.kinds, events.sole, events.sequence_hashes.tolist(), strict=True):
-            if not sole:  # another copy of it was there before, or still is
+            if not sole:  # the worker had another copy before, or still has one
                 continue
             if kind == STORED:
                 known.add(name)
@@ -40,7 +40,7 @@ class PrefixAffinity(Router):
                 known.discard(name)
 
     def choose(self, request: RouteRequest, view: FleetView) -> int:
-        """The least work, prompt included; of equals the first."""
+        """Return the worker with the lowest cost; ties go to the first."""
         costs = view.outstanding_tokens + request.prompt_tokens
         for worker in range(len(view)):
             costs[worker] -= self._hits(request, worker) * request.block_size
@@ -57,7 +57,7 @@ class PrefixAffinity(Router):
 
 
 def main() -> None:
-    """Compare it with round robin on requests that share one of eight long beginnings."""
+    """Compare the router with round robin on requests that share one of eight long prefixes."""
     workload = synthesise(
         SyntheticSpec(
             sessions=400,

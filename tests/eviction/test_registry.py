@@ -55,7 +55,7 @@ def test_each_serves_the_manager_a_tier_and_the_simulated_device(name: str) -> N
 
 def test_every_place_that_contributing_lists_names_each_of_them() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = guide.split("### Natively")[1].split("\n## ")[0]
+    section = guide.split("### In C++")[1].split("\n## ")[0]
     steps = section.split("`tests/eviction/test_registry.py`")[0]
     places = set(re.findall(r"`([\w/]+\.(?:hpp|cpp|py|pyi|md))`", steps))
     assert "src/understudy/kv/policy.py" in places
