@@ -1,6 +1,6 @@
-"""Run a build and show how far it is: `python tools/build.py WHAT COMMAND...`; all that it said if it fails.
+"""Run a build and print its progress: `python tools/build.py WHAT COMMAND...`; on failure print its whole output.
 
-Ninja's lines say it (`[12/96] Building …`); what is left is told from the time that the others took.
+Progress comes from Ninja's lines (`[12/96] Building …`); the remaining time is estimated from the time so far.
 """
 
 from __future__ import annotations
