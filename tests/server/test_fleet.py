@@ -50,7 +50,7 @@ async def vanish(client: Client, body: Any, after_s: float) -> None:
     """Ask, and go away before the answer."""
     _reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     data = msgspec.json.encode(body)
-    head = f"POST {C} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {C} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
     await asyncio.sleep(after_s)
     writer.close()

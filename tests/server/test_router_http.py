@@ -65,10 +65,8 @@ def test_streams_are_passed_on_as_they_come() -> None:
         # A chunk leaves when it comes, not with the last.
         reader, writer = await asyncio.open_connection("127.0.0.1", told.client.port)
         data = json.dumps({**body, "max_tokens": 3000}).encode()
-        writer.write(
-            f"POST {C} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-            + data
-        )
+        head = f"POST {C} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         await asyncio.wait_for(reader.readuntil(b"data: "), 5)
         assert told.servers[0].worker.live()
         writer.close()  # and a client that goes away frees its blocks there

@@ -71,6 +71,30 @@ def add_parser(verbs: Verbs) -> None:
         help="an engine that answers and says nothing for so long is not believed to tell all (default: 5)",
     )
     verb.add_argument(
+        "--first-byte-timeout-s",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds to wait for the first byte of an engine's answer, 0 for no limit (default: 600)",
+    )
+    verb.add_argument(
+        "--stall-timeout-s",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds without a byte in the middle of an answer, 0 for no limit (default: 300)",
+    )
+    verb.add_argument(
+        "--max-request-body-size-mb", type=float, default=32.0, metavar="MB", help="(default: 32)"
+    )
+    verb.add_argument(
+        "--max-request-body-depth",
+        type=int,
+        default=64,
+        metavar="N",
+        help="levels of lists and objects in a body (default: 64)",
+    )
+    verb.add_argument(
         "--seed", type=int, metavar="N", help="of routing kv, random or power_of_two (default: 0)"
     )
 
@@ -105,6 +129,14 @@ def run(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         max_num_batched_tokens=whole_number("--max-num-batched-tokens", args.max_num_batched_tokens, 1),
         silence_s=positive_number("--silence-s", args.silence_s),
+        first_byte_timeout_s=positive_number(
+            "--first-byte-timeout-s", args.first_byte_timeout_s, or_zero=True
+        ),
+        stall_timeout_s=positive_number("--stall-timeout-s", args.stall_timeout_s, or_zero=True),
+        max_body_bytes=int(
+            positive_number("--max-request-body-size-mb", args.max_request_body_size_mb) * 1024 * 1024
+        ),
+        max_body_depth=whole_number("--max-request-body-depth", args.max_request_body_depth, 1),
         awaits_workers=True,
         seed=seed_of(args.seed, policy),
     )

@@ -48,6 +48,7 @@ class App:
         self.worker = worker
         self.settings = worker.settings
         self.max_body_bytes = worker.settings.max_body_bytes
+        self.max_body_depth = worker.settings.max_body_depth
         self.endpoints = Endpoints(worker)
         self.routes = Routes(worker, self.endpoints)
         self.tell_port(worker.settings.port)
@@ -243,7 +244,7 @@ class App:
         if request.method != "POST":
             self._wrong_method(connection, "POST")
             return
-        order = FaultOrder.read(read_json(request.body))
+        order = FaultOrder.read(read_json(request))
         connection.respond(200, encode(apply_order(order, [self])))
 
     def _metrics(self, request: Request, connection: Connection) -> None:

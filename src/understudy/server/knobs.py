@@ -120,7 +120,7 @@ class Knobs:
             raise ApiError("only GET and POST", status=405)
         if request.method == "POST":
             try:
-                self.turn(read_json(request.body))
+                self.turn(read_json(request))
             except ConfigError as error:
                 raise ApiError(str(error)) from None
         return 200, self.config

@@ -8,6 +8,7 @@ import msgspec
 
 from understudy.engines.config import VllmConfig
 from understudy.engines.offload import UNLIMITED_BLOCKS
+from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.tiers.settings import TiersConfig
 
 VERSION = "0.32.0"
@@ -45,7 +46,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A path at which to listen, instead of host and port."""
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 64 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_body_depth: int = MAX_BODY_DEPTH
+    """Levels of lists and objects in a body."""
     shutdown_timeout_s: float = 0.0
     startup_duration_s: float = 0.0
     ssl_certfile: str | None = None

@@ -198,7 +198,7 @@ def _says(message: str) -> Plain:
 
 def _read(request: Request, schema: dict[str, Shape]) -> Fields:
     """Fields that are embedded in a body of any form: one without them lacks them."""
-    body = read_json(request.body) if request.body else None
+    body = read_json(request) if request.body else None
     fields = Fields(body if isinstance(body, dict) else {})
     if body is not None and not isinstance(body, dict):
         for name in schema:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from understudy.server.api.errors import ApiError, Problem, bad_request, invalid_body
 
@@ -24,7 +21,7 @@ _HALF_CHARACTER = "must be text; half of a surrogate pair is no character"
 def read_body(request: Request) -> dict[str, Any]:
     """The JSON object of a request. ApiError with vLLM's param otherwise."""
     check_content_type(request)
-    body = read_json(request.body) if request.body else None
+    body = read_json(request) if request.body else None
     if not isinstance(body, dict):
         raise invalid_body([Problem("model_attributes_type", "body", "the body must be an object", body)])
     return body
@@ -50,73 +47,26 @@ def read_object(request: Request) -> dict[str, Any]:
 
 def read_any(request: Request) -> Any:
     """The JSON of a request to such a route."""
-    try:
-        value = json.loads(request.body)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {str(error)[:200]}") from None
-    where = _half_character(value)
-    if where is not None:
-        raise bad_request(f"{where}: {_HALF_CHARACTER}")
-    return value
+    decoded = request.decode()
+    if decoded.error:
+        raise bad_request(f"body: {decoded.error[:200]}")
+    if decoded.half_character is not None:
+        raise bad_request(f"{decoded.half_character}: {_HALF_CHARACTER}")
+    return decoded.value
 
 
-def read_json(data: bytes) -> Any:
-    """Any JSON value."""
-    try:
-        return msgspec.json.decode(data)
-    except RecursionError:
-        raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        _check_encoding(data)
-    # The slower reader knows where it failed, and reads NaN, and halves of surrogate pairs.
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise invalid_body([Problem("json_invalid", "body.0", "the JSON is nested too deeply")]) from None
-    except json.JSONDecodeError as error:
-        raise invalid_body(
-            [Problem("json_invalid", f"body.{error.pos}", f"not JSON: {error.msg}", {})]
-        ) from None
-    except ValueError as error:  # not UTF-8, or a number of absurd length
-        raise invalid_body([Problem("json_invalid", "body.0", f"not JSON: {error}", {})]) from None
-    where = _half_character(value)
-    if where is not None:
-        raise invalid_body([Problem("string_unicode", where, _HALF_CHARACTER)])
-    return value
-
-
-def _half_character(value: Any) -> str | None:
-    """Where a text has half of a surrogate pair: it is no character, and cannot be sent to anybody."""
-    left: list[tuple[str, Any]] = [("body", value)]
-    while left:
-        where, part = left.pop()
-        if isinstance(part, str):
-            if not _encodes(part):
-                return where
-        elif isinstance(part, list):
-            left.extend((f"{where}.{place}", member) for place, member in enumerate(part))
-        elif isinstance(part, dict):
-            if not all(map(_encodes, part)):
-                return where
-            left.extend((f"{where}.{name}", member) for name, member in part.items())
-    return None
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _check_encoding(data: bytes) -> None:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
+def read_json(request: Request) -> Any:
+    """Decode the body of a request. ApiError as vLLM's when it is no JSON, or nested too deeply."""
+    decoded = request.decode()
+    if not decoded.is_utf8:
         error = ApiError("the body is not UTF-8")
         error.detail = True
-        raise error from None
+        raise error
+    if decoded.error:
+        raise invalid_body([Problem("json_invalid", f"body.{decoded.place}", decoded.error, {})])
+    if decoded.half_character is not None:
+        raise invalid_body([Problem("string_unicode", decoded.half_character, _HALF_CHARACTER)])
+    return decoded.value
 
 
 def whole_number(text: str, most_digits: int = 18) -> int | None:

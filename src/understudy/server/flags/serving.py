@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.checks import port_number, positive_number, read_as
+from understudy.checks import port_number, positive_number, read_as, whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
@@ -33,6 +33,7 @@ OURS = (
     Flag(["--old-metric-names", "--no-old-metric-names"], "bool"),
     Flag(["--startup-duration"], "float"),
     Flag(["--max-request-body-size-mb"], "float"),
+    Flag(["--max-request-body-depth"], "int"),
     Flag(["--dev-mode", "--no-dev-mode"], "bool"),
     Flag(["--time-to-first-token"], "float"),
     Flag(["--inter-token-latency"], "float"),
@@ -96,6 +97,7 @@ _PLAIN = {
     "kv-cache-metrics-sample": "kv_cache_metrics_sample",
     "startup-duration": "startup_duration_s",
     "dev-mode": "dev_mode",
+    "max-request-body-depth": "max_body_depth",
     "tokenizer": "tokenizer",
 }
 _ENGINE = {
@@ -216,7 +218,10 @@ def settings_of(line: CommandLine) -> ServerSettings:
         given["allowed_origins"] = tuple(map(str, values["allowed-origins"]))
     given["lora_modules"] = tuple(_lora(module) for module in values.get("lora-modules") or ())
     if values.get("max-request-body-size-mb") is not None:
-        given["max_body_bytes"] = int(values["max-request-body-size-mb"] * 1024 * 1024)
+        size_mb = positive_number("--max-request-body-size-mb", values["max-request-body-size-mb"])
+        given["max_body_bytes"] = int(size_mb * 1024 * 1024)
+    if "max_body_depth" in given:
+        whole_number("--max-request-body-depth", given["max_body_depth"], 1)
     if os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
         given["dev_mode"] = True
     if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"):

@@ -58,6 +58,7 @@ class FrontDoor:
         self.servers = servers
         self.routing = name
         self.max_body_bytes = servers[0].settings.max_body_bytes
+        self.max_body_depth = servers[0].settings.max_body_depth
         self._router = routing
         self._dispatcher = routing.dispatcher
         self._no_blocks = Identities.from_local_hashes([])
@@ -126,7 +127,7 @@ class FrontDoor:
                 return False
             return True
         if path == "/admin/fault" and request.method == "POST":
-            order = FaultOrder.read(read_json(request.body))
+            order = FaultOrder.read(read_json(request))
             told = apply_order(order, [server.app for server in self.servers])
             connection.respond(200, msgspec.json.encode(told))
             return True

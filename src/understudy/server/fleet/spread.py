@@ -88,6 +88,10 @@ class SpreadFleet:
                     tokenizer=first.tokenizer or "builtin",
                     max_num_batched_tokens=first.engine.max_num_batched_tokens or 10_000_000,
                     seed=self.settings.seed,
+                    first_byte_timeout_s=0.0,  # workers may be paused for as long as their user wants
+                    stall_timeout_s=0.0,
+                    max_body_bytes=first.max_body_bytes,
+                    max_body_depth=first.max_body_depth,
                 )
             )
             self._own = SpreadDoor(

@@ -58,7 +58,7 @@ class SpreadDoor:
             elif path.startswith("/fleet/workers/") and method == "GET":
                 connection.respond(200, msgspec.json.encode(await self._worker(path.rpartition("/")[2])))
             elif path == "/admin/fault" and method == "POST":
-                order = FaultOrder.read(read_json(request.body))
+                order = FaultOrder.read(read_json(request))
                 connection.respond(200, msgspec.json.encode(await self._order(order)))
             else:
                 return False

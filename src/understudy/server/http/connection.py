@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
+from understudy.server.http.bodies import LARGE_BODY_BYTES
 from understudy.server.http.heads import BODYLESS, date_lines, status_line
 from understudy.server.http.parsing import (
     MAX_HEADER_BYTES,
@@ -14,6 +16,7 @@ from understudy.server.http.parsing import (
     Head,
     check_beginning,
     parse_head,
+    too_large,
 )
 from understudy.server.http.request import Request
 
@@ -131,11 +134,19 @@ class Connection(asyncio.Protocol):
                 self._old = request.head.http_1_0
                 self._chunked = not self._old
                 self._bodyless = request.method == "HEAD"
-                self._handler.handle(request, self)
+                if len(request.body) > LARGE_BODY_BYTES:
+                    decoding = asyncio.get_running_loop().run_in_executor(None, request.decode)
+                    decoding.add_done_callback(partial(self._handle_decoded, request))
+                else:
+                    self._handler.handle(request, self)
         except BadRequest as error:
             self._answering = True
             self._keep_alive = False
             self.respond(error.status, self._handler.malformed(error.status, str(error)))
+
+    def _handle_decoded(self, request: Request, _: object) -> None:
+        if self._transport is not None:
+            self._handler.handle(request, self)
 
     def _next(self) -> Request | None:
         if self._head is None:
@@ -153,7 +164,7 @@ class Connection(asyncio.Protocol):
             head = parse_head(bytes(self._buffer[:end]))
             del self._buffer[: end + 4]
             if head.length > self._handler.max_body_bytes:
-                raise BadRequest(413, f"the body is larger than {self._handler.max_body_bytes} bytes")
+                raise too_large(self._handler.max_body_bytes)
             self._head = head
             self._chunks = ChunkedBody(self._handler.max_body_bytes) if head.length < 0 else None
             if self._transport is not None and head.expects_more:
@@ -169,7 +180,7 @@ class Connection(asyncio.Protocol):
             body = bytes(self._buffer[: head.length])
             del self._buffer[: head.length]
         self._head = self._chunks = None
-        return Request(head, body)
+        return Request(head, body, self._handler.max_body_depth)
 
     # ── Answers ──
 

@@ -1,4 +1,4 @@
-"""Reads requests from bytes. Strict where two readers could disagree about where a request ends."""
+"""Parse the heads and chunks of HTTP/1.1. Strict where two readers could disagree about where a message ends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ MAX_HEADERS = 256
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(rb"[\x00-\x20\x7f]")
 _TOKEN_BYTES = frozenset(byte for byte in range(256) if _TOKEN.fullmatch(bytes([byte])))
-_CHUNK = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t]*;[^\r\n]*)?")
+_IN_VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*"
+_VALUE = re.compile(_IN_VALUE)
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;" + _IN_VALUE + rb")?")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: " + _IN_VALUE + rb")?")
+_ONCE = ("content-length", "transfer-encoding", "host")
 
 
 class BadRequest(Exception):
-    """These bytes are no request; the connection cannot go on."""
+    """Bytes that are no HTTP/1.1; the connection cannot go on. `status`: the answer to a client that sent them."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -64,16 +68,12 @@ def parse_head(data: bytes) -> Head:
     method, target, version = parts
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise BadRequest(400, "this server speaks HTTP/1.1")
-    if len(lines) - 1 > MAX_HEADERS:
-        raise BadRequest(431, f"more than {MAX_HEADERS} headers")
-    headers: dict[str, str] = {}
-    for line in lines[1:]:
-        name, value = _named(line)
-        key = name.decode("ascii").lower()
-        text = value.strip(b" \t").decode("latin-1")
-        if key in ("content-length", "transfer-encoding", "host") and key in headers and headers[key] != text:
-            raise BadRequest(400, f"{key} is given twice")
-        headers[key] = text if key not in headers else f"{headers[key]}, {text}"
+    headers = _by_name(_fields(lines[1:]))
+    old = version == b"HTTP/1.0"
+    if not old and "host" not in headers:
+        raise BadRequest(400, "host: missing; HTTP/1.1 needs it")
+    if old and "transfer-encoding" in headers:
+        raise BadRequest(400, "transfer-encoding: not part of HTTP/1.0; give a content-length")
     if _CONTROL.search(target):
         raise BadRequest(400, "the target has a control character in it")
     path, mark, query = target.decode("latin-1").partition("?")
@@ -82,39 +82,100 @@ def parse_head(data: bytes) -> Head:
         if not separator or scheme.lower() not in ("http", "https"):
             raise BadRequest(400, "the target is malformed")
         path = "/" + rest.partition("/")[2]
-    connection = headers.get("connection", "").lower()
-    old = version == b"HTTP/1.0"
-    keep_alive = "close" not in connection and (not old or "keep-alive" in connection)
     return Head(
         method.decode("ascii"),
         unquote(path),
         query,
         headers,
-        keep_alive,
+        _keep_alive(headers, old),
         old,
-        _length(headers),
+        _length(headers) or 0,
         f"{path}{mark}{query}",
     )
 
 
-def _named(line: bytes) -> tuple[bytes, bytes]:
-    """Name and value of a header."""
+class AnswerHead(NamedTuple):
+    """An engine's answer up to its body."""
+
+    status: int
+    fields: list[tuple[str, str]]
+    """Names (in lower case) and values, in order."""
+    headers: dict[str, str]
+    keep_alive: bool
+    length: int | None
+    """Bytes of the body; −1: it comes in chunks; None: it ends with the connection."""
+
+
+def parse_answer_head(data: bytes) -> AnswerHead:
+    """Parse a status line and headers, without the empty line. BadRequest when they are none."""
+    lines = data.split(b"\r\n")
+    match = _STATUS_LINE.fullmatch(lines[0])
+    if match is None:
+        raise BadRequest(502, f"no answer begins with {lines[0][:40]!r}")
+    fields = _fields(lines[1:])
+    headers = _by_name(fields)
+    old = match[1] == b"0"
+    length = _length(headers)
+    # HTTP/1.0 has no chunks: what follows such a body cannot be trusted.
+    keep_alive = _keep_alive(headers, old) and not (old and length == -1)
+    return AnswerHead(int(match[2]), fields, headers, keep_alive, length)
+
+
+def _keep_alive(headers: dict[str, str], old: bool) -> bool:
+    connection = headers.get("connection", "").lower()
+    return "close" not in connection and (not old or "keep-alive" in connection)
+
+
+def _fields(lines: list[bytes]) -> list[tuple[str, str]]:
+    if len(lines) > MAX_HEADERS:
+        raise BadRequest(431, f"more than {MAX_HEADERS} headers")
+    return [parse_field(line) for line in lines]
+
+
+def parse_field(line: bytes) -> tuple[str, str]:
+    """Split a header line into its name (in lower case) and value. BadRequest when it is none."""
     name, colon, value = line.partition(b":")
-    if not colon or not _TOKEN.fullmatch(name) or b"\x00" in value or b"\n" in value or b"\r" in value:
+    if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
         raise BadRequest(400, "a header is malformed")
-    return name, value
+    return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
 
 
-def _length(headers: dict[str, str]) -> int:
+def _by_name(fields: list[tuple[str, str]]) -> dict[str, str]:
+    """Values by name; those of one name are joined by commas."""
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        if name in _ONCE and name in headers:
+            raise BadRequest(400, f"{name} is given twice")
+        headers[name] = value if name not in headers else f"{headers[name]}, {value}"
+    return headers
+
+
+def _length(headers: dict[str, str]) -> int | None:
     encoding = headers.get("transfer-encoding")
     if encoding is not None:
         if encoding.lower() != "chunked" or "content-length" in headers:
             raise BadRequest(400, "transfer-encoding must be chunked, without a content-length")
         return -1
-    text = headers.get("content-length", "0")
+    text = headers.get("content-length")
+    if text is None:
+        return None
     if not (text.isascii() and text.isdigit()) or len(text) > 15:
         raise BadRequest(400, "content-length is not a number")
     return int(text)
+
+
+def chunk_size(line: bytes) -> int:
+    """Parse the line before a chunk: its size in bytes, and extensions, which are ignored."""
+    match = _CHUNK.fullmatch(line)
+    if match is None:
+        raise BadRequest(400, "the size of a chunk is malformed")
+    return int(match[1], 16)
+
+
+def too_large(limit: int) -> BadRequest:
+    """Make the refusal of a body of more than `limit` bytes."""
+    why = f"body: larger than {limit} bytes; send less, or raise --max-request-body-size-mb"
+    return BadRequest(413, why)
 
 
 class ChunkedBody:
@@ -147,15 +208,13 @@ class ChunkedBody:
             if self._left == -2:
                 if not line:
                     return b"".join(self._parts)
-                _named(line)  # nobody reads it, but a request that were taken for one would be lost
+                parse_field(line)  # not read, but a request that were taken for one would be lost
                 self._trailers += 1
                 if self._trailers > MAX_HEADERS:
                     raise BadRequest(431, f"more than {MAX_HEADERS} headers behind the body")
                 continue
-            if not _CHUNK.fullmatch(line):
-                raise BadRequest(400, "the size of a chunk is malformed")
-            size = int(line.partition(b";")[0], 16)
+            size = chunk_size(line)
             self._size += size
             if self._size > self._limit:
-                raise BadRequest(413, f"the body is larger than {self._limit} bytes")
+                raise too_large(self._limit)
             self._left = size if size else -2

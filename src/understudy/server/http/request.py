@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from understudy.server.http.bodies import MAX_BODY_DEPTH, Decoded, decode
+
 if TYPE_CHECKING:
     from understudy.server.http.connection import Connection
     from understudy.server.http.parsing import Head
@@ -12,21 +14,30 @@ if TYPE_CHECKING:
 class Request:
     """A request that has come in whole."""
 
-    __slots__ = ("body", "head", "headers", "method", "path", "query")
+    __slots__ = ("_decoded", "_max_depth", "body", "head", "headers", "method", "path", "query")
 
-    def __init__(self, head: Head, body: bytes) -> None:
+    def __init__(self, head: Head, body: bytes, max_depth: int = MAX_BODY_DEPTH) -> None:
         self.head = head
         self.method = head.method
         self.path = head.path
         self.query = head.query
         self.headers = head.headers
         self.body = body
+        self._max_depth = max_depth
+        self._decoded: Decoded | None = None
+
+    def decode(self) -> Decoded:
+        """Decode the body as JSON, once; readers share the value and must not change it."""
+        if self._decoded is None:
+            self._decoded = decode(self.body, self._max_depth)
+        return self._decoded
 
 
 class Handler(Protocol):
     """Answers requests, at once or later. Must not raise."""
 
     max_body_bytes: int
+    max_body_depth: int
 
     def handle(self, request: Request, connection: Connection) -> None:
         """Answer on the connection, now or when the answer is there."""

@@ -14,6 +14,7 @@ from understudy.errors import PolicyError, WrongState
 from understudy.router.dispatch import Asked, Decision
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_json, whole_number
+from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.process import HttpMetrics
 from understudy.server.proxy.about import About
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("understudy.router")
 
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations")
-MAX_BODY_BYTES = 64 * 1024 * 1024
 _OWN_HEADERS = (
     "host",
     "content-length",
@@ -62,6 +62,7 @@ class Proxy:
         self, workers: Workers, dispatcher: Dispatcher, prompts: PromptReader, outbox: Outbox
     ) -> None:
         self.max_body_bytes = MAX_BODY_BYTES
+        self.max_body_depth = MAX_BODY_DEPTH
         self._workers = workers
         self._dispatcher = dispatcher
         self._prompts = prompts
@@ -122,11 +123,11 @@ class Proxy:
                 return
             match request.path, request.method:
                 case "/query", "POST":
-                    self._reply(connection, await self._about.query(read_json(request.body)))
+                    self._reply(connection, await self._about.query(read_json(request)))
                 case "/register", "POST":
-                    self._reply(connection, await self._about.register(read_json(request.body)))
+                    self._reply(connection, await self._about.register(read_json(request)))
                 case "/unregister", "POST":
-                    self._reply(connection, self._about.unregister(read_json(request.body)))
+                    self._reply(connection, self._about.unregister(read_json(request)))
                 case "/dump", "GET":
                     self._reply(connection, self._about.dump(request.query))
                 case path, "POST" if path in GENERATES:
@@ -189,7 +190,7 @@ class Proxy:
         size = self._workers.block_size or 16
         if self._dispatcher.wants_blocks:
             up = self._workers.any_up()
-            prompt = await self._prompts.read(read_json(request.body), up.upstream)
+            prompt = await self._prompts.read(read_json(request), up.upstream)
             if prompt is None:
                 self.counts["untokenized"] += 1
             else:
@@ -223,21 +224,21 @@ class Proxy:
             self._workers.down(rank.worker, str(error))
             return False
         except UpstreamError as error:
-            # Who was with an engine that dies may be what it died of: nobody else gets it.
+            # The request may have caused the failure: it goes to no other engine.
             await self._workers.check(rank.worker)
-            raise ApiError(str(error), status=502, kind="Bad Gateway") from error
+            raise _api_error(error) from error
         if answer.status >= 500:  # a dead engine is quick to answer, and would get more and more
             self._begin(self._workers.check(rank.worker))
         more = _passed_on(
-            {
-                **answer.headers,
-                "x-understudy-worker": str(rank.number),
-                "x-understudy-overlap-blocks": str(decision.overlap_blocks),
-            }
+            [
+                *(field for field in answer.head.fields if not field[0].startswith("x-understudy-")),
+                ("x-understudy-worker", str(rank.number)),
+                ("x-understudy-overlap-blocks", str(decision.overlap_blocks)),
+            ]
         )
         began = False
         try:
-            if "content-length" in answer.headers or answer.bodyless:
+            if answer.has_length:
                 body = await answer.body()
                 self._dispatcher.first_token(asked.row)
                 began = True
@@ -254,9 +255,12 @@ class Proxy:
                     if connection.ends:
                         await asyncio.sleep(0)  # a client that has gone is known to be in the next turn
                 connection.end_stream()
-        except UpstreamError:
-            self._broken(connection, began, "content-length" in answer.headers)
+        except UpstreamError as error:
+            if not answer.has_length:
+                self._break_off(connection, error, answer.headers.get("content-type", ""))
             await self._workers.check(rank.worker)
+            if answer.has_length:
+                raise _api_error(error) from error
             return True
         except asyncio.CancelledError:
             answer.close()
@@ -265,12 +269,10 @@ class Proxy:
             rank.follower.expect(sent_s)
         return True
 
-    def _broken(self, connection: Connection, began: bool, whole: bool) -> None:
-        """The engine broke off in the middle of its answer."""
-        body = error_body(502, "the engine broke off in the middle of its answer", "InternalServerError")
-        if whole:
-            connection.respond(502, body)
-        elif began:
+    def _break_off(self, connection: Connection, error: UpstreamError, content_type: str) -> None:
+        """End a stream of events with an error; cut one that has no form for that."""
+        if content_type.startswith("text/event-stream"):
+            body = error_body(error.status, str(error), "InternalServerError")
             connection.send_event(b"data: " + body + b"\n\ndata: [DONE]\n\n")
             connection.end_stream()
         else:
@@ -285,13 +287,17 @@ class Proxy:
             body = await answer.body()
         except UpstreamError as error:
             await self._workers.check(worker)
-            raise ApiError(str(error), status=502, kind="Bad Gateway") from error
+            raise _api_error(error) from error
         kind = answer.headers.get("content-type", "")
         told = whole_number(answer.headers.get("content-length", "")) if answer.bodyless else None
-        connection.respond(answer.status, body, kind, _passed_on(answer.headers), length=told)
+        connection.respond(answer.status, body, kind, _passed_on(answer.head.fields), length=told)
 
 
-def _passed_on(headers: dict[str, str]) -> bytes:
+def _api_error(error: UpstreamError) -> ApiError:
+    return ApiError(str(error), status=error.status, kind=error.kind)
+
+
+def _passed_on(fields: list[tuple[str, str]]) -> bytes:
     """Lines of an engine's answer that are for the client: all but those of the connection that it came by."""
-    lines = (f"{name}: {value}\r\n" for name, value in headers.items() if name not in _ANSWERS_OWN_HEADERS)
+    lines = (f"{name}: {value}\r\n" for name, value in fields if name not in _ANSWERS_OWN_HEADERS)
     return "".join(lines).encode("latin-1", "replace")

@@ -11,9 +11,11 @@ import msgspec
 from understudy.router.dispatch import Dispatcher
 from understudy.server.clock import WallClock
 from understudy.server.http import Outbox, listen
+from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.lateness import Lateness
 from understudy.server.proxy.prompts import PromptReader
 from understudy.server.proxy.proxy import Proxy
+from understudy.server.proxy.upstream import TimeLimits
 from understudy.server.proxy.workers import EngineAway, Workers
 from understudy.server.tokenizer import open_tokenizer
 
@@ -42,6 +44,13 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     awaits_workers: bool = False
     """An engine that is not there at the start is asked again until it is; else it is refused."""
     seed: int = 0
+    first_byte_timeout_s: float = 600.0
+    """Seconds from sending a request to the first byte of the answer's body; 0: without limit."""
+    stall_timeout_s: float = 300.0
+    """Seconds without a byte in the middle of an answer; 0: without limit."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_body_depth: int = MAX_BODY_DEPTH
+    """Levels of lists and objects in a body."""
 
 
 class RouterService:
@@ -56,10 +65,13 @@ class RouterService:
             batch_tokens=settings.max_num_batched_tokens,
             silence_s=settings.silence_s,
             look_every_s=settings.look_every_s,
+            limits=TimeLimits(settings.first_byte_timeout_s, settings.stall_timeout_s),
         )
         tokenizer = None if settings.tokenizer is None else open_tokenizer(settings.tokenizer)
         self._outbox = Outbox(WallClock(), Lateness())
         self.proxy = Proxy(self.workers, self.dispatcher, PromptReader(tokenizer), self._outbox)
+        self.proxy.max_body_bytes = settings.max_body_bytes
+        self.proxy.max_body_depth = settings.max_body_depth
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 

@@ -3,102 +3,112 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from understudy.errors import ConfigError
 from understudy.server.http import address_of
 from understudy.server.http.heads import BODYLESS
+from understudy.server.http.parsing import BadRequest, chunk_size, parse_answer_head, parse_field
+from understudy.server.proxy.engine_connection import (
+    NO_LIMITS,
+    EngineConnection,
+    EngineStalled,
+    TimeLimits,
+    Unreachable,
+    UpstreamError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from understudy.server.http.parsing import AnswerHead
+
+__all__ = ["NO_LIMITS", "Answer", "TimeLimits", "Unreachable", "Upstream", "UpstreamError"]
+
 MAX_HEAD_BYTES = 256 * 1024
+_MAX_LINE_BYTES = 64 * 1024
 _READ_BYTES = 64 * 1024
 _MAX_IDLE = 64
-
-
-class UpstreamError(Exception):
-    """The engine cannot be reached, says what is no HTTP, or nothing."""
-
-
-class Unreachable(UpstreamError):
-    """Nothing was sent: there is nobody."""
+_BEGINNING = b"HTTP/1."
 
 
 class Answer:
     """An answer whose body is still to come."""
 
     def __init__(
-        self, status: int, headers: dict[str, str], upstream: Upstream, pair: _Pair, *, bodyless: bool
+        self, head: AnswerHead, upstream: Upstream, connection: EngineConnection, *, bodyless: bool
     ) -> None:
-        self.status = status
-        self.headers = headers
-        self.bodyless = bodyless or status in BODYLESS
+        self.head = head
+        self.status = head.status
+        self.headers = head.headers
+        self.bodyless = bodyless or head.status in BODYLESS
         """Its head is all of it; a length says what there would be."""
+        self.has_length = self.bodyless or (head.length is not None and head.length >= 0)
         self._upstream = upstream
-        self._reader, self._writer = pair
+        self._connection = connection
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes. UpstreamError when it breaks off."""
+        """The body as it comes. UpstreamError when it breaks off, or stalls."""
+        connection, left = self._connection, self.head.length
         try:
             if self.bodyless:
                 pass
-            elif self.headers.get("transfer-encoding", "").lower() == "chunked":
+            elif left is None:
+                while part := await connection.read_some(_READ_BYTES):
+                    yield part
+            elif left < 0:
                 async for part in self._chunked():
                     yield part
-            elif "content-length" in self.headers:
-                left = int(self.headers["content-length"])
+            else:
                 while left:
-                    part = await self._reader.read(min(left, _READ_BYTES))
+                    part = await connection.read_some(min(left, _READ_BYTES))
                     if not part:
-                        raise UpstreamError("the answer broke off")
+                        raise UpstreamError("the connection was closed")
                     left -= len(part)
                     yield part
-            else:
-                while part := await self._reader.read(_READ_BYTES):
-                    yield part
-                self.close()
-                return
-        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        except EngineStalled as error:
             self.close()
-            raise UpstreamError(f"the answer broke off: {error}") from error
+            raise EngineStalled(f"{self._upstream.url} {error}") from error
+        except (UpstreamError, ValueError, BadRequest) as error:
+            self.close()
+            raise UpstreamError(
+                f"{self._upstream.url} broke off in the middle of its answer: {error}"
+            ) from error
         except BaseException:
             self.close()
             raise
-        if self.headers.get("connection", "").lower() == "close" or self.status in BODYLESS:
-            self.close()  # not everybody agrees that such an answer has ended
+        # Not every engine agrees that an answer without a body has ended.
+        if self.head.keep_alive and left is not None and not self.bodyless:
+            self._upstream.keep(connection)
         else:
-            self._upstream.keep((self._reader, self._writer))
+            self.close()
 
     async def _chunked(self) -> AsyncIterator[bytes]:
-        while True:
-            line = await self._reader.readuntil(b"\r\n")
-            size = int(line.split(b";")[0], 16)
-            if not size:
-                break
-            yield await self._reader.readexactly(size)
-            await self._reader.readexactly(2)
-        while await self._reader.readuntil(b"\r\n") != b"\r\n":
-            pass  # headers behind the body, which nobody reads
+        connection = self._connection
+        while left := chunk_size(await connection.read_until(b"\r\n", _MAX_LINE_BYTES)):
+            while left:
+                part = await connection.read_exactly(min(left, _READ_BYTES))
+                left -= len(part)
+                yield part
+            if await connection.read_exactly(2) != b"\r\n":
+                raise ValueError("a chunk does not end where it said")
+        while line := await connection.read_until(b"\r\n", _MAX_LINE_BYTES):
+            parse_field(line)  # trailers are not passed on
 
     async def body(self) -> bytes:
         """All of it."""
         return b"".join([part async for part in self.chunks()])
 
     def close(self) -> None:
-        """Nobody wants the rest."""
-        self._writer.close()
-
-
-_Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        """Close its connection; the engine stops generating."""
+        self._connection.close()
 
 
 class Upstream:
-    """One engine's address."""
+    """One engine's address, and the connections to it that can be used again."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: TimeLimits = NO_LIMITS) -> None:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
@@ -110,14 +120,17 @@ class Upstream:
         self.port = 80 if port is None else port
         self.address = address_of(self.host, self.port)
         self.url = f"http://{self.address}"
-        self._idle: list[_Pair] = []
+        self._limits = limits
+        self._idle: list[EngineConnection] = []
+        self._closed = False
 
     async def ask(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Answer:
-        """Send a request, and wait for the head of its answer. UpstreamError when there is none.
+        """Send a request once, and wait for the head of its answer. UpstreamError when there is none.
 
-        Unreachable says that the engine cannot have seen it: it may go to another one.
+        Unreachable: no connection could be made, and the request may go to another engine. No other failure proves
+        that the engine has not read it, so nothing else may be sent again.
         """
         lines = [
             f"{method} {target} HTTP/1.1",
@@ -126,49 +139,41 @@ class Upstream:
         ]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         data = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
-        kept = self._kept()
-        used = kept is not None
-        while True:
-            try:
-                pair = kept or await self._connect()
-            except Unreachable as error:
-                if used:  # it was sent, and may be what the engine has gone of
-                    raise UpstreamError(f"{self.url} does not answer any more") from error
-                raise
-            try:
-                pair[1].write(data)
-                status, named = await _read_head(pair[0])
-            except (OSError, asyncio.IncompleteReadError) as error:
-                pair[1].close()
-                if kept is not None:  # it was closed meanwhile; another one might have been too
-                    kept = None
-                    continue
-                raise UpstreamError(
-                    f"{self.url} does not answer: {str(error) or type(error).__name__}"
-                ) from error
-            except (ValueError, asyncio.LimitOverrunError) as error:
-                pair[1].close()
-                raise UpstreamError(f"{self.url} does not speak HTTP: {error}") from error
-            except asyncio.CancelledError:
-                pair[1].close()
-                raise
-            return Answer(status, named, self, pair, bodyless=method == "HEAD")
+        connection = self._reusable() or await self._connect()
+        try:
+            connection.send(data)
+            head = await _read_head(connection)
+        except EngineStalled as error:
+            connection.close()
+            raise EngineStalled(f"{self.url} {error}") from error
+        except UpstreamError as error:
+            connection.close()
+            raise UpstreamError(f"{self.url} does not answer: {error}") from error
+        except (ValueError, BadRequest) as error:
+            connection.close()
+            raise UpstreamError(f"{self.url} does not speak HTTP: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        return Answer(head, self, connection, bodyless=method == "HEAD")
 
-    def _kept(self) -> _Pair | None:
-        """A connection that was used before, and that the engine has not closed since."""
+    def _reusable(self) -> EngineConnection | None:
         while self._idle:
-            pair = self._idle.pop()
-            if not pair[0].at_eof():
-                return pair
-            pair[1].close()
+            connection = self._idle[-1]  # taking it removes it
+            if connection.take():
+                return connection
         return None
 
-    async def _connect(self) -> _Pair:
+    async def _connect(self) -> EngineConnection:
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.open_connection(self.host, self.port)
+            _, connection = await loop.create_connection(
+                lambda: EngineConnection(self._limits), self.host, self.port
+            )
         except (OSError, ValueError) as error:  # of names that no address has, some are no names
             why = str(error) or type(error).__name__
             raise Unreachable(f"{self.url} cannot be reached: {why}") from error
+        return connection
 
     async def get(self, target: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
         """Status and body of a GET. UpstreamError when there is no answer in time."""
@@ -186,32 +191,31 @@ class Upstream:
         except TimeoutError:
             raise UpstreamError(f"{self.url}{target} does not answer within {timeout_s} s") from None
 
-    def keep(self, pair: _Pair) -> None:
-        """A connection that can be used again."""
-        if len(self._idle) < _MAX_IDLE and not pair[0].at_eof():
-            self._idle.append(pair)
-        else:
-            pair[1].close()
+    def keep(self, connection: EngineConnection) -> None:
+        """Pool a connection whose answer has ended, or close it if it cannot be used again."""
+        if self._closed or len(self._idle) >= _MAX_IDLE:
+            connection.close()
+        elif connection.rest(self._idle.remove):
+            self._idle.append(connection)
 
     def close(self) -> None:
-        """Let go of idle connections."""
-        while self._idle:
-            with suppress(OSError, RuntimeError):
-                self._idle.pop()[1].close()
+        """Close idle connections, and others when their answer ends."""
+        self._closed = True
+        for connection in tuple(self._idle):
+            connection.close()
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+async def _read_head(connection: EngineConnection) -> AnswerHead:
     while True:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        lines = head[:-4].split("\r\n")
-        parts = lines[0].split(" ", 2)
-        if len(head) > MAX_HEAD_BYTES or len(parts) < 2 or not parts[0].startswith("HTTP/1."):
-            raise ValueError(f"no answer begins with {lines[0][:40]!r}")
-        status = int(parts[1])
-        if status >= 200:
-            break
-    headers = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return status, headers
+        data = await connection.read_until(b"\r\n\r\n", MAX_HEAD_BYTES, _check_beginning)
+        head = parse_answer_head(data)
+        if head.status == 101:
+            raise ValueError("it switches protocols unasked")
+        if head.status >= 200:
+            return head
+
+
+def _check_beginning(data: bytearray) -> None:
+    """Raise ValueError as soon as bytes cannot become the head of an answer."""
+    if not data.startswith(_BEGINNING[: len(data)]) or b"\n\n" in data:
+        raise ValueError(f"no answer begins with {bytes(data[:40])!r}")

@@ -13,7 +13,7 @@ from understudy.errors import ConfigError
 from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import whole_number
 from understudy.server.proxy.follower import ASSUMED, MEANING, EventSource, Follower
-from understudy.server.proxy.upstream import Upstream, UpstreamError
+from understudy.server.proxy.upstream import NO_LIMITS, TimeLimits, Upstream, UpstreamError
 
 if TYPE_CHECKING:
     from understudy.router.dispatch import Dispatcher
@@ -78,6 +78,7 @@ class Workers:
         batch_tokens: int = 8192,
         silence_s: float = 5.0,
         look_every_s: float = 1.0,
+        limits: TimeLimits = NO_LIMITS,
     ) -> None:
         self.dispatcher = dispatcher
         self.block_size = block_size
@@ -89,13 +90,14 @@ class Workers:
         self._batch_tokens = batch_tokens
         self._silence_s = silence_s
         self._look_every_s = look_every_s
+        self._limits = limits
         self._watcher: asyncio.Task[None] | None = None
 
     # ── Who is there ──
 
     async def add(self, address: WorkerAddress) -> ProxyWorker:
         """Find out what an engine is, and follow it. ConfigError when that cannot be, EngineAway when it may yet."""
-        upstream = Upstream(address.url)
+        upstream = Upstream(address.url, self._limits)
         self._refuse_twice(upstream)
         numbers: list[int] = []
         try:
