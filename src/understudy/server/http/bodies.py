@@ -21,13 +21,13 @@ _SLICE = 1 << 16
 
 
 class Decoded(NamedTuple):
-    """What a body is, or why it is no JSON."""
+    """The value of a body, or why it is no JSON."""
 
     value: Any = None
     error: str = ""
     """Empty: `value` is valid."""
     place: int = 0
-    """Of the error, in characters."""
+    """Offset of the error, in characters."""
     is_utf8: bool = True
     half_character: str | None = None
     """Where a text has half of a surrogate pair, as `body.a.0`: it is no character, and cannot be sent on."""

@@ -169,7 +169,7 @@ class EngineConnection(asyncio.Protocol):
 
     # ── Between two ──
 
-    def rest(self, on_leave: Callable[[EngineConnection], None]) -> bool:
+    def become_idle(self, on_leave: Callable[[EngineConnection], None]) -> bool:
         """Become idle. False, and closed, when bytes are unread or unsent, or the engine has closed."""
         transport = self._transport
         if transport is None or self._ended or self._buffer or transport.get_write_buffer_size():
@@ -198,9 +198,9 @@ class EngineConnection(asyncio.Protocol):
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        told, self._on_leave = self._on_leave, None
-        if told is not None:
-            told(self)
+        on_leave, self._on_leave = self._on_leave, None
+        if on_leave is not None:
+            on_leave(self)
 
 
 def _is_readable(transport: asyncio.Transport) -> bool:

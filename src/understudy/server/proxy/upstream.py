@@ -195,7 +195,7 @@ class Upstream:
         """Pool a connection whose answer has ended, or close it if it cannot be used again."""
         if self._closed or len(self._idle) >= _MAX_IDLE:
             connection.close()
-        elif connection.rest(self._idle.remove):
+        elif connection.become_idle(self._idle.remove):
             self._idle.append(connection)
 
     def close(self) -> None:
