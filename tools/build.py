@@ -15,15 +15,15 @@ _STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 def main(what: str, *command: str) -> int:
     """Return the exit code of the command."""
-    began, first = 0.0, 0  # of the first file that is done
-    said: list[str] = []
-    told = -1
+    began, first = 0.0, 0  # time and number of the first finished file
+    output: list[str] = []
+    reported_quarter = -1
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as build:
         assert build.stdout is not None
         for line in build.stdout:
-            said.append(line)
+            output.append(line)
             if (step := _STEP.search(line)) is None:
                 continue
             done, total = int(step[1]), int(step[2])
@@ -35,13 +35,13 @@ def main(what: str, *command: str) -> int:
             )
             if sys.stderr.isatty():
                 print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-            elif done * 4 // total > told:  # a log has a line a quarter
-                told = done * 4 // total
+            elif done * 4 // total > reported_quarter:  # four lines in a log
+                reported_quarter = done * 4 // total
                 print(text, file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if build.returncode:
-        sys.stderr.writelines(said)
+        sys.stderr.writelines(output)
     return build.returncode
 
 
