@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from understudy.calibrate.benchmark import DRAWS, Benchmark
-from understudy.calibrate.experiment import engine_for
+from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.fit import NOT_FITTED, REPEATED, EngineFlags, fit, numbers_to_fit
 from understudy.calibrate.load import Load, random_lengths, requests
 from understudy.calibrate.simulate import simulate
@@ -137,7 +137,7 @@ def measured(
     load: Load, deployment: Deployment, truth: Efficiencies, draw: np.random.Generator, kind: str
 ) -> Benchmark:
     """What a client would have seen, off by what a benchmark is off when it is run again."""
-    engine = engine_for(
+    engine = build_engine_config(
         deployment,
         max_num_seqs=FLAGS.max_num_seqs,
         max_num_batched_tokens=FLAGS.max_num_batched_tokens,

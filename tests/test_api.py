@@ -52,7 +52,9 @@ def test_it_stays_one_after_its_rooms_were_imported() -> None:
 def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
     tiers = TiersConfig.from_dict({"model": "Llama-3.1-8B", "tiers": [{"tier": "g2", "blocks": 9}]})
     (note,) = understudy.replay(single_turns([16]), tiers=tiers).run["notes"]
-    assert note.startswith("Llama-3.1-8B sets what a token weighs, not how long a step takes")
+    assert note.startswith(
+        "Llama-3.1-8B sets the KV bytes per token only; step times are those of the generic"
+    )
     measured = VllmConfig(timing=Constant(prefill_ms=1.0, decode_ms=1.0))
     assert "notes" not in understudy.replay(single_turns([16]), measured, tiers=tiers).run
     assert "notes" not in understudy.replay(single_turns([16])).run
@@ -61,10 +63,13 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"worker": 4}, "worker is no parameter of replay: did you mean workers?"),
-        ({"tier": None}, "tier is no parameter of replay: did you mean tiers?"),
-        ({"concurrency": True}, r"concurrency is no parameter of replay: give load=ClosedLoop\(N\)"),
-        ({"speed_up": 2.0}, r"speed_up is no parameter of replay: give load=OpenLoop\(speed_up=X\)"),
+        ({"worker": 4}, "worker is not a parameter of replay; did you mean workers?"),
+        ({"tier": None}, "tier is not a parameter of replay; did you mean tiers?"),
+        ({"concurrency": True}, r"concurrency is not a parameter of replay; give load=ClosedLoop\(N\)"),
+        (
+            {"arrival_rate_scale": 2.0},
+            r"arrival_rate_scale is not a parameter of replay; give load=OpenLoop\(arrival_rate_scale=X\)",
+        ),
         ({"tiers": {"g2": 5}}, "tiers must be a TiersConfig"),
         ({"timing": "fast"}, "timing must be a TimingModel"),
         ({"slo": 5}, "slo must be an Slo"),
@@ -74,13 +79,15 @@ def test_a_model_that_changes_capacity_and_not_speed_is_said_so() -> None:
         ({"threads": 1.5}, "threads must be a whole number"),
         ({"routing": None}, "routing must be round_robin, random, .* or a Router with choose"),
         ({"routing": KvRouting}, "routing must be .* not a class of them; got <class"),
-        ({"leaping": "yes"}, "leaping must be True or False, got 'yes'"),
+        ({"fast_forward": "yes"}, "fast_forward must be True or False, got 'yes'"),
+        ({"speed_up": 2.0}, r"speed_up is not a parameter of replay; give load=OpenLoop"),
+        ({"leaping": False}, "leaping is not a parameter of replay; give fast_forward"),
         ({"check": None}, "check must be True or False, got None"),
         ({"progress": 3}, "progress must be a function"),
         ({"pools": 3}, "pools must be a list of WorkerPools, got 3"),
         ({"events": 3}, "events must be the path of a file to write, got 3"),
         ({"max_tokens": "a"}, "max_tokens must be a whole number, got 'a'"),
-        ({"trace_block_size": 3}, "trace_block_size is an option of a trace file, but a Workload was given"),
+        ({"trace_block_size": 3}, "trace_block_size is for reading a trace file, but a Workload was given"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(how: dict[str, Any], message: str) -> None:
@@ -95,7 +102,9 @@ def test_decisions_that_nobody_keeps_are_refused_before_anything_is_written(
     tmp_path: Path, routing: Any
 ) -> None:
     outputs: dict[str, Any] = {name: tmp_path / name for name in ("decisions", "record_steps", "events")}
-    with pytest.raises(ConfigError, match="decisions are kept by KV-aware routing only: choose routing kv"):
+    with pytest.raises(
+        ConfigError, match="decisions are recorded by KV-aware routing only; choose routing kv"
+    ):
         understudy.replay(single_turns([16]), routing=routing, **outputs)
     assert not list(tmp_path.iterdir())
 

@@ -239,7 +239,7 @@ def test_the_demo_shows_hits_an_eviction_and_conserved_blocks(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["demo", "--policy", policy]) == 0
     text = capsys.readouterr().out
-    rows = re.findall(r"^ (\w+ (?:arrives|leaves?|is back)) .*$", text, re.MULTILINE)
+    rows = re.findall(r"^ (\w+ (?:arrives|finish(?:es)?|arrives again)) .*$", text, re.MULTILINE)
     assert len(rows) == 6
     states = re.findall(r" (\d+) +(\d+) +(\d+) +(\d+)(?: +[+−\d ]+)?$", text, re.MULTILINE)
     assert [sum(map(int, row)) for row in states] == [12] * len(rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from understudy.cli import events, listening, main, parser
+from understudy.cli import build_parser, events, main, subscription
 from understudy.errors import UnderstudyError
 from understudy.events.capture import read_messages
 from understudy.server.api.errors import ApiError
@@ -151,7 +151,7 @@ def _run(program: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
     line = " ".join([program, *words])
     if program == "understudy":
         if any(words[: len(start)] == list(start) for start in READ_ONLY):
-            parser().parse_args(words)
+            build_parser().parse_args(words)
         elif words[0] == "serve":
             try:
                 read_serve(words[1:])  # a server binds the sockets of its events as soon as it is there
@@ -196,5 +196,5 @@ def _hear_what_is_emitted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None
         if sent.exists():
             yield from (said.frames for said in read_messages(sent) if said.publisher == "rank 0")
 
-    monkeypatch.setattr(events, "_publishers", to_file)
-    monkeypatch.setattr(listening, "messages", from_file)
+    monkeypatch.setattr(events, "_open_publishers", to_file)
+    monkeypatch.setattr(subscription, "receive_messages", from_file)

@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table as Grid
 
 from understudy.calibrate.benchmark import Benchmark
-from understudy.calibrate.experiment import engine_for
+from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.fit import EngineFlags, fit
 from understudy.calibrate.load import requests
 from understudy.calibrate.recorded import predict_run
@@ -113,7 +113,7 @@ def recorded_runs(folder: Path) -> Grid:
     for name, (gpu, seqs, blocks, peer) in RUNS.items():
         deployment = _deployment(name, gpu)
         reached = preset(deployment.model, deployment.gpu, "bf16", "bf16").efficiencies
-        engine = engine_for(
+        engine = build_engine_config(
             deployment,
             max_num_seqs=seqs,
             max_num_batched_tokens=2048,

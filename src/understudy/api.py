@@ -1,7 +1,7 @@
-"""From a trace to its report: `understudy.replay`, above the rooms that run and report.
+"""`understudy.replay`: replay a trace and build its report.
 
-The way of a request from here to a block: `replay` → `run.offline.run_offline` → `_core.run_fleet` (core/replay) → an
-engine's step (core/engine) → the block store (core/store).
+A request passes from here to a block through `replay` → `run.offline.run_offline` → `_core.run_fleet` (core/replay) →
+an engine's step (core/engine) → the block store (core/store).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def replay(
     compare_without_tiers: bool = False,
     slo: Slo | None = None,
     threads: int = 1,
-    leaping: bool = True,
+    fast_forward: bool = True,
     check: bool = False,
     ranks: bool = False,
     events: str | PathLike[str] | None = None,
@@ -71,28 +71,29 @@ def replay(
     decisions: str | PathLike[str] | None = None,
     **trace_options: Any,
 ) -> Report:
-    """Replay a workload, or a trace file, and report what would have happened.
+    """Replay a workload or a trace file in simulation and return the report.
 
-    The arguments are those of `understudy.run.offline.run_offline`, except for files to write, a JSON line each:
-    `events` gets the consolidated KV events, `raw_events` those that such engines would send, `kv_trace` allocations
-    and evictions, and `decisions` why a KV-aware router chose as it did. `slo` sets goals for goodput, and
-    `trace_options` are those of the trace's reader. The report's `wall_time_s` counts from opening the file to the
-    finished report. `synthesize_tokens` puts tokens into lines of events, the same for the same ids of the trace, and
-    the local hashes of those. `max_tokens` is the limit of every request that has none of its own: what the model would
-    say beyond it is cut. `compare_without_tiers` plays the workload once more, without tiers, into
-    `report.without_tiers`; a `Router` of your own is copied before the first run (`copy.deepcopy`) and the copy serves
-    the second, so that each begins with what it knew when it was given.
+    The arguments are those of `understudy.run.offline.run_offline`, plus files to write as JSON lines: `events`
+    (consolidated KV events), `raw_events` (KV events as engines send them), `kv_trace` (block allocations and
+    evictions) and `decisions` (costs behind each choice of a KV-aware router). `slo` sets the objectives for goodput;
+    `trace_options` go to the trace's reader. The report's `wall_time_s` covers opening the file to the finished report.
+    `synthesize_tokens` adds generated token ids and their local hashes to event lines (equal hash ids, equal tokens).
+    `max_tokens` cuts the output of requests without a limit of their own. `fast_forward=False` simulates every decode
+    step one by one, with the same result. `compare_without_tiers` replays the workload again without tiers, into
+    `report.without_tiers`; a user-defined `Router` is copied (`copy.deepcopy`) before the first run, for the second.
     """
     started = time.perf_counter()
     if not isinstance(workload, Workload | str | PathLike):
         raise ConfigError(f"workload must be a Workload or the path of a trace, got {workload!r}")
     if not isinstance(slo, Slo | None):
         raise ConfigError(f"slo must be an Slo, got {slo!r}")
+    if not isinstance(fast_forward, bool):
+        raise ConfigError(f"fast_forward must be True or False, got {fast_forward!r}")
     for option in trace_options:
-        if option in _LOADS:
-            raise ConfigError(f"{option} is no parameter of replay: give load={_LOADS[option]}")
-        if alike := get_close_matches(option, _PARAMETERS, 1):
-            raise ConfigError(f"{option} is no parameter of replay: did you mean {alike[0]}?")
+        if option in _REPLACEMENTS:
+            raise ConfigError(f"{option} is not a parameter of replay; give {_REPLACEMENTS[option]}")
+        if similar := get_close_matches(option, _PARAMETERS, 1):
+            raise ConfigError(f"{option} is not a parameter of replay; did you mean {similar[0]}?")
     outputs = {
         "events": events,
         "raw_events": raw_events,
@@ -104,16 +105,18 @@ def replay(
         if not isinstance(path, str | PathLike | None):
             raise ConfigError(f"{name} must be the path of a file to write, got {path!r}")
     if decisions is not None and routing != "kv" and not isinstance(routing, KvRouting | KvRouter):
-        raise ConfigError("decisions are kept by KV-aware routing only: choose routing kv")
+        raise ConfigError("decisions are recorded by KV-aware routing only; choose routing kv")
     if pools and compare_without_tiers:
-        raise ConfigError("compare_without_tiers compares fleets of one engine; leave it out, or pools")
+        raise ConfigError("compare_without_tiers does not support pools; leave out one of them")
     if compare_without_tiers and not WorkerPool(engine=engine or VllmConfig(), tiers=tiers).below().tiers:
         raise ConfigError("compare_without_tiers needs tiers to compare with; add a g2 tier (--g2)")
-    routing_without_tiers = _as_given(routing) if compare_without_tiers else routing
+    routing_without_tiers = _copy_routing(routing) if compare_without_tiers else routing
     if synthesize_tokens:
         lines = [path for path in (events, raw_events) if path is not None]
         if not lines or any(fspath(path).endswith(".npz") for path in lines):
-            raise ConfigError("synthesize_tokens puts tokens into lines of events: name a .jsonl for them")
+            raise ConfigError(
+                "synthesize_tokens needs events written as JSON lines; name a .jsonl file for them"
+            )
     inputs = files_named(
         {"engine": engine, "timing": timing, "tiers": tiers, "pools": pools, **trace_options}
     )
@@ -124,11 +127,11 @@ def replay(
         workload = read_trace(workload, **trace_options)
     elif trace_options:
         raise ConfigError(
-            f"{next(iter(trace_options))} is an option of a trace file, but a Workload was given"
+            f"{next(iter(trace_options))} is for reading a trace file, but a Workload was given; leave it out"
         )
     if max_tokens is not None:
         workload = workload.limited(max_tokens)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "workers": workers,
         "pools": pools,
         "routing": routing,
@@ -137,7 +140,7 @@ def replay(
         "load": load,
         "timing": timing,
         "threads": threads,
-        "leaping": leaping,
+        "leaping": fast_forward,
         "check": check,
         "ranks": ranks,
         "progress": progress,
@@ -149,7 +152,7 @@ def replay(
         events=events is not None or raw_events is not None,
         kv_trace=kv_trace is not None,
         record_steps=record_steps,
-        **how,
+        **options,
     )
     if decisions is not None and run.decisions is not None:
         write_decisions(decisions, run.decisions, run.timeline)
@@ -158,7 +161,7 @@ def replay(
         tokens = TokenSource(workload, run.timeline.block_size) if synthesize_tokens else None
         run.kv.write(events=events, raw_events=raw_events, kv_trace=kv_trace, tokens=tokens)
     engines = [pool.engine for pool in pools] if pools else [engine or VllmConfig()]
-    notes = [*workload.notes, *_about_model(tiers, engine, timing), *_about_eviction(engines)]
+    notes = [*workload.notes, *_note_generic_times(tiers, engine, timing), *_note_eviction_order(engines)]
     facts = {
         "understudy": __version__,
         "workload": name,
@@ -185,49 +188,54 @@ def replay(
     if not compare_without_tiers:
         return report
     started = time.perf_counter()
-    bare = msgspec.structs.replace(engine or VllmConfig(), tiers=TiersConfig())
-    run = run_offline(workload, bare, **{**how, "routing": routing_without_tiers})
+    engine_without_tiers = msgspec.structs.replace(engine or VllmConfig(), tiers=TiersConfig())
+    run = run_offline(workload, engine_without_tiers, **{**options, "routing": routing_without_tiers})
     without = Report.build(run.timeline, {"workload": f"{name} without tiers", **run.facts}, slo)
     return replace(report, without_tiers=without.with_run(wall_time_s=time.perf_counter() - started))
 
 
-def _as_given(routing: Routing | KvRouting | Router) -> Routing | KvRouting | Router:
-    """The routing for one more run: a router of the user's as it is now, before a run has told it anything."""
-    if isinstance(routing, str | KvRouting | KvRouter):  # these forget what they knew as a run begins
+def _copy_routing(routing: Routing | KvRouting | Router) -> Routing | KvRouting | Router:
+    """Copy a user-defined router before a run changes its state; return other routing as it is."""
+    if isinstance(routing, str | KvRouting | KvRouter):  # these reset their state when a run begins
         return routing
     try:
         return deepcopy(routing)
-    except Exception as error:  # the user's code
+    except Exception as error:  # user-defined code may raise anything
         raise ConfigError(
             f"compare_without_tiers needs a copy of routing {type(routing).__qualname__}, and copy.deepcopy fails: "
-            f"{error}; give the router a __deepcopy__, or replay without tiers by itself"
+            f"{error}; give the router a __deepcopy__, or run a second replay without tiers"
         ) from error
 
 
-def _about_model(
+def _note_generic_times(
     tiers: TiersConfig | None, engine: VllmConfig | None, timing: TimingModel | None
 ) -> list[str]:
-    """A model's name makes blocks weigh what they do, not steps last as long as they would."""
+    """Note that a model name alone sets KV sizes but not step times."""
     model = None if tiers is None else tiers.model
     if model is None or timing is not None or not isinstance((engine or VllmConfig()).timing, Polynomial):
         return []
     return [
-        f"{model} sets what a token weighs, not how long a step takes: times are those of the polynomial timing model, "
-        "whatever the model and the hardware (engine.timing)"
+        f"{model} sets the KV bytes per token only; step times are those of the generic polynomial, not of this model "
+        "(add a GPU, or set engine.timing)"
     ]
 
 
-def _about_eviction(engines: list[VllmConfig]) -> list[str]:
-    """An order that the engine does not have makes its run a what-if."""
+def _note_eviction_order(engines: list[VllmConfig]) -> list[str]:
+    """Note eviction orders that make a run an approximation of vLLM."""
     return [
         f"eviction_policy={engine.described()['eviction_policy']} is not the order of {engine.kv_manager} blocks: "
-        f"the run is no longer step-exact with vLLM {engine.vllm_version}"
+        f"the run is not step-exact with vLLM {engine.vllm_version}"
         for engine in engines
         if not engine.own_order
     ]
 
 
-_LOADS = {"concurrency": "ClosedLoop(N)", "speed_up": "OpenLoop(speed_up=X)"}
-"""Flags of the command line that are a load here."""
+_REPLACEMENTS = {
+    "concurrency": "load=ClosedLoop(N)",
+    "arrival_rate_scale": "load=OpenLoop(arrival_rate_scale=X)",
+    "speed_up": "load=OpenLoop(arrival_rate_scale=X)",
+    "leaping": "fast_forward",
+}
+"""Names that users try as parameters (flags, former names), and the parameter to use instead."""
 
 _PARAMETERS = list(inspect.signature(replay).parameters)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from understudy.calibrate.experiment import engine_for
+from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.load import Load, requests
 from understudy.calibrate.simulate import Outcome, simulate
 from understudy.timing.architecture import Architecture
@@ -38,7 +38,7 @@ def open_load(rows: int = 60, rate: float = 12.0, seed: int = 1) -> Load:
 
 def measure(load: Load, truth: Efficiencies) -> Outcome:
     """What a client would have measured, were these the numbers."""
-    engine = engine_for(
+    engine = build_engine_config(
         DEPLOYMENT, max_num_seqs=SEQS, max_num_batched_tokens=BATCHED, enable_prefix_caching=False
     )
     timing = Physical(coefficients=DEPLOYMENT.coefficients(truth))

@@ -48,8 +48,8 @@ def test_a_least_length_is_for_files_that_leave_lengths_open(
     flags = ["--timing", str(timing), "--least-length", "0.5"]
     assert main(["calibrate", "check", str(bench), *flags]) == 2
     said = capsys.readouterr().err
-    assert "--least-length is for summaries that do not say how random" in said
-    assert "(vllm bench serve, detailed) do; leave it out" in said
+    assert "--least-length is for summaries without a range of lengths" in said
+    assert "(vllm bench serve, detailed) contain it; leave it out" in said
     assert main(["calibrate", "check", str(bench), str(table), *flags]) == 0
 
 
@@ -61,7 +61,7 @@ def test_a_setting_that_every_file_names_otherwise_is_refused(
     check = ["calibrate", "check", str(named), "--timing", str(timing), "--max-num-seqs"]
     assert main([*check, "32"]) == 2
     assert (
-        "--max-num-seqs is for files that do not say it, and each of these does (max_num_seqs: 64); leave it"
+        "--max-num-seqs is for files that lack this setting, and each of these files has it (max_num_seqs: 64)"
         in capsys.readouterr().err
     )
     assert main([*check, "64"]) == 0

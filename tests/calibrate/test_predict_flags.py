@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     ("flags", "words"),
     [
         (["--max-num-seqs", "3"], "fill the column max_num_seqs for --max-num-seqs"),
-        (["--max-num-seqs", "128"], "--max-num-seqs belongs"),  # what it is by default is said all the same
+        (["--max-num-seqs", "128"], "--max-num-seqs is for"),  # what it is by default is said all the same
         (["--max-num-batched-tokens", "8"], "fill the column max_num_batched_tokens"),
         (["--max-model-len", "4"], "fill the column max_model_len"),
         (["--num-gpu-blocks", "3"], "leave out --num-gpu-blocks, for which a table has no column"),
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         (["--kv-dtype", "fp8"], "fill the column kv_cache_dtype"),
         (
             ["--gpu-memory", "80GiB", "--gpu-weights", "5GB"],
-            "--gpu-memory, --gpu-weights belong to a recorded run",
+            "--gpu-memory, --gpu-weights are for a recorded run",
         ),
         (["--gpu-memory-utilization", "0.5"], "leave out --gpu-memory-utilization"),
         (["--extrapolate"], "leave out --extrapolate"),
@@ -73,4 +73,4 @@ def test_flags_beside_a_timing_file_that_says_it_are_refused(
     assert main([*verb, str(source), "--timing", str(timing)]) == 0
     capsys.readouterr()
     assert main([*verb, str(source), "--timing", str(timing), *flags]) == 2
-    assert f"--timing says which model ran on which GPUs; leave out {flags[0]} " in capsys.readouterr().err
+    assert f"--timing already names the model and its GPUs; leave out {flags[0]} " in capsys.readouterr().err

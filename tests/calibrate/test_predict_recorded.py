@@ -86,7 +86,7 @@ def test_a_recorded_run_is_predicted_from_the_command_line(
     assert lines[0] == "request_id,ttft_ms,tpot_ms,e2e_ms"
     assert [line.split(",")[0] for line in lines[1:]] == ["r0", "r1", "r2", "r3", "r4"]
     assert main(["predict", str(path), "--model", "Llama-3.1-8B"]) == 2
-    assert "needs --model and --gpu, or --timing" in capsys.readouterr().err
+    assert "needs step times; give --model and --gpu, or --timing" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -128,9 +128,15 @@ def test_recorded_steps_time_a_recorded_run(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "does not say how many KV blocks there are: give --num-gpu-blocks, or --model and --gpu"),
-        (["--num-gpu-blocks", "100", "--model", "Llama-3.1-8B"], "--model: blocks follow from --model and"),
-        (["--num-gpu-blocks", "100", "--tensor-parallel-size", "2"], "--tensor-parallel-size: blocks follow"),
+        ([], "does not set the number of KV blocks; give --num-gpu-blocks, or --model and --gpu"),
+        (
+            ["--num-gpu-blocks", "100", "--model", "Llama-3.1-8B"],
+            "--model: the number of blocks needs both --model and",
+        ),
+        (
+            ["--num-gpu-blocks", "100", "--tensor-parallel-size", "2"],
+            "--tensor-parallel-size: the number of blocks needs both",
+        ),
         (
             ["--num-gpu-blocks", "100", "--model", "Llama-3.1-8B", "--gpu", "H100"],
             "--gpu changes nothing beside --timing, which says how long steps take",

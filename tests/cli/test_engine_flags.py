@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from understudy.cli import main, parser
+from understudy.cli import build_parser, main
 from understudy.cli.engine_flags import MOCKER_NAMES, SETTINGS
 from understudy.engines.config import VllmConfig
 from understudy.tiers.dynamo import DYNAMO_NAMES
@@ -120,7 +120,7 @@ def test_contradictions_are_refused(
 
 def test_help_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parser().parse_args(["replay", "--help"])
+        build_parser().parse_args(["replay", "--help"])
     out = capsys.readouterr().out
     for flag in SETTINGS + MOCKER_NAMES:
         assert f"--{flag.name.replace('_', '-')}" in out

@@ -93,25 +93,28 @@ def test_a_publisher_is_heard_recorded_and_verified(
     ("arguments", "message"),
     [
         (["emit", "TRACE"], "either --out PATH or --bind ADDRESS"),
-        (["emit", "TRACE", "--out", "x", "--replay-bind", "tcp://*:0"], "--replay-bind answers for"),
+        (["emit", "TRACE", "--out", "x", "--replay-bind", "tcp://*:0"], "--replay-bind needs --bind"),
         (["emit", "TRACE", "--out", "x", "--dialect", "nobody-1"], "name a producer and its version"),
-        (["emit", "TRACE", "--out", "x", "--speed-up", "-1"], "--speed-up must be a finite number from 0"),
+        (
+            ["emit", "TRACE", "--out", "x", "--clock-speed", "-1"],
+            "--clock-speed must be a finite number from 0",
+        ),
         (["verify", "nowhere.jsonl", "--stream", "raw"], "cannot read nowhere.jsonl"),
         (["verify", "TRACE", "--stream", "raw"], "line 1: not a captured message"),
         (["tap", "nonsense"], "endpoint 'nonsense' is not known"),
         *(
-            (["emit", "TRACE", "--out", "x", flag, "0"], f"{flag} is of --bind, which sends; --out writes")
-            for flag in ("--speed-up", "--wait-s", "--linger-s")
+            (["emit", "TRACE", "--out", "x", flag, "0"], f"{flag} needs --bind; --out writes")
+            for flag in ("--clock-speed", "--wait-s", "--linger-s")
         ),
-        (["emit", "TRACE", "--out", "x", "--set", "pools=[{}]"], "give engine and workers, not pools"),
+        (["emit", "TRACE", "--out", "x", "--set", "pools=[{}]"], "give engine and workers instead"),
         *(
             (
                 ["verify", "TRACE", "--stream", "raw", flag, "1"],
-                f"{flag} is for a publisher that is listened to, and TRACE is a file",
+                f"{flag} needs a publisher, and TRACE is a file",
             )
             for flag in ("--replay", "--topic", "--count", "--seconds")
         ),
-        (["verify", "TRACE", "--stream", "raw", "--topic", "", "--count", "1"], "--topic, --count are for a"),
+        (["verify", "TRACE", "--stream", "raw", "--topic", "", "--count", "1"], "--topic, --count need a"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -163,7 +166,7 @@ def test_what_settings_say_of_the_run_holds_for_what_is_emitted(
 
 def test_emitting_live_says_where(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--bind", "tcp://127.0.0.1:*", "--replay-bind", "tcp://127.0.0.1:*"]
-    quick = ["--wait-s", "0", "--linger-s", "0", "--speed-up", "1000"]
+    quick = ["--wait-s", "0", "--linger-s", "0", "--clock-speed", "1000"]
     assert main(["events", "emit", str(trace), *where, *quick, "--trace-block-size", "32"]) == 0
     said = capsys.readouterr().out
     assert "rank 0: tcp://127.0.0.1:" in said

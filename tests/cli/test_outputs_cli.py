@@ -159,7 +159,7 @@ def test_a_digest_and_an_output_do_not_share_standard_output(
     assert main(["replay", str(trace), "--routing", "kv", flag, name, "--digest"]) == 2
     said = capfd.readouterr()
     assert said.out == ""
-    assert f"--digest is printed to standard output, where {flag} goes: name a file for it" in said.err
+    assert f"--digest: {flag} also writes to standard output; name a file for {flag}" in said.err
 
 
 def test_notices_of_written_files_are_no_output(
@@ -201,7 +201,7 @@ def test_an_empty_trace_is_refused_unless_that_is_fine(
 ) -> None:
     path, report = trace_file(tmp_path), tmp_path / "report.json"
     assert main(["replay", str(path), "--json", str(report)]) == 2
-    assert "holds no request" in capsys.readouterr().err
+    assert "contains no requests" in capsys.readouterr().err
     assert not report.exists()
     assert main(["replay", str(path), "--allow-empty"]) == 0
     assert "0 of 0" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from understudy.cli import main
-from understudy.cli.flag_names import by_flag
+from understudy.cli.flag_names import replace_settings_by_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,7 +147,7 @@ def refused(
         ("predict run.jsonl --model Llama-3.1-8B --gpu H100 --threads 0", "--threads must be at least 1"),
         (
             "predict run.jsonl --model Llama-3.1-8B --gpu H100 --threads 2",
-            "--threads belong to a table of experiments",
+            "--threads is for a table of experiments",
         ),
         ("calibrate run.jsonl -o x --least-length 2", "--least-length must be above 0 and at most 1, got 2"),
         ("convert trace.jsonl o --trace-block-size 0", "--trace-block-size must be at least 1, got 0"),
@@ -185,12 +185,12 @@ def refused(
         *(
             (
                 f"replay {TRACE} --quiet --engine qwen3 --step-times run.jsonl {flag}",
-                f"{flag.split()[0]} is nothing to --engine qwen3; leave it out",
+                f"{flag.split()[0]} has no effect on --engine qwen3; leave it out",
             )
             for flag in (
                 *(
                     "--threads 2",
-                    "--no-leaping",
+                    "--no-fast-forward",
                     "--synthesize-tokens",
                     "--route-rejected",
                     "--seed 1",
@@ -200,11 +200,11 @@ def refused(
         ),
         (
             f"replay {TRACE} --quiet --online --model Qwen3-30B-A3B --gpu RTX-PRO-6000 --data-parallel-size 2",
-            "--data-parallel-size makes ranks that share experts and step together, offline only; leave out",
+            "--data-parallel-size makes ranks that step together, which only offline runs support; leave out",
         ),
         (
-            f"replay {TRACE} --concurrency 3 --set load.speed_up=2",
-            "load.speed_up is not known; known are concurrency, turnaround_ms\n",
+            f"replay {TRACE} --concurrency 3 --set load.arrival_rate_scale=2",
+            "load.arrival_rate_scale is not known; known are concurrency, turnaround_ms\n",
         ),
         # files
         ("fleet --fleet-config deep.yaml", "deep.yaml: lists or settings are nested too deeply"),
@@ -212,7 +212,7 @@ def refused(
         ("fleet --fleet-config twice.yaml", "twice.yaml:2: port is given twice"),
         ("fleet --fleet-config pools.yaml", "pools must be a list of one or more"),
         ("fleet --fleet-config text.yaml", "workers must be a whole number, got '3'"),
-        ("fleet --fleet-config flags.yaml", "flags of a pool must be values by name"),
+        ("fleet --fleet-config flags.yaml", "pools: flags must be a mapping of names to values"),
         ("fleet --fleet-config unknown.yaml", "pols is not known; known are routing, router, base_port"),
         ("fleet --fleet-config port.yaml", "port must be a whole number, got 'abc'"),
         ("fleet --fleet-config router.yaml", "router.nope is not known; known are overlap_score_credit"),
@@ -223,7 +223,7 @@ def refused(
         ("events emit trace.jsonl --out trace.jsonl", "--out would overwrite trace.jsonl, which is read for"),
         ("events emit trace.jsonl --out nodir/x", "nodir/x: there is no such folder"),
         ("events tap tcp://localhost:5 --record nodir/x", "nodir/x: there is no such folder"),
-        ("events verify empty.jsonl --stream raw", "empty.jsonl: not one message, so nothing was verified"),
+        ("events verify empty.jsonl --stream raw", "empty.jsonl: no message arrived; nothing was verified"),
         ("workload fanout -o nodir/x", "nodir/x: there is no such folder"),
         ("convert empty.csv o --format azure", "column TIMESTAMP is missing; the file is empty"),
         (
@@ -250,12 +250,12 @@ def refused(
         ('serve m --tiers {"model":"nonsense"}', "--tiers: model needs a tier: give tiers"),
         ('serve m --tiers {"tiers":[],"model":"nonsense"}', "--tiers: model 'nonsense' is neither a known"),
         # choices
-        ("fleet --routing kv --router nonsense", "--router must be settings by name"),
+        ("fleet --routing kv --router nonsense", "--router must be a mapping"),
         (
             'fleet --routing kv --router {"queue_policy":"x"}',
             "router.queue_policy must be one of fcfs, lcfs, wspt; got 'x'",
         ),
-        ("router --router [1]", "--router must be JSON by name"),
+        ("router --router [1]", "--router must be a JSON object"),
         (f"replay {TRACE} --event-delay-ms 5", "--event-delay-ms is for routing kv, but routing is round"),
         (
             f"replay {TRACE} --no-kv-events --router-temperature 1 --event-loss 0.5 --set router.queue_threshold=2",
@@ -268,36 +268,36 @@ def refused(
         # a seed of nothing
         (
             f"replay {TRACE} --workers 2 --seed 3",
-            "--seed changes nothing: routing round_robin draws nothing; leave it out, or route by random, power_of",
+            "--seed has no effect: routing round_robin is not random; leave it out, or route by random, power_of",
         ),
         (
             f"replay {TRACE} --seed 0 --online --routing least_loaded",
-            "--seed changes nothing: routing least_loaded",
+            "--seed has no effect: routing least_loaded",
         ),
         (
             f"replay {TRACE} --seed 0 --routing mine.py:Mine",
-            "--seed changes nothing: routing mine.py:Mine draws",
+            "--seed has no effect: routing mine.py:Mine is not random",
         ),
         (
             "router --routing session_affinity --seed 1",
-            "--seed changes nothing: routing session_affinity draws",
+            "--seed has no effect: routing session_affinity is not random",
         ),
         (
             "qwen3 generate m --prompt-tokens 1 --seed 3",
-            "--seed is of tokens that are drawn, and without --temp",
+            "--seed needs --temperature, without which",
         ),
         (
             "qwen3 generate m --prompt-tokens 1 --top-p 0.5",
-            "--top-p is of tokens that are drawn, and without --temp",
+            "--top-p needs --temperature, without which",
         ),
-        ("qwen3 bench m --seed 3", "--seed is of the workload that --record plays; leave it out"),
+        ("qwen3 bench m --seed 3", "--seed needs --record, which runs a workload; leave it out"),
         (
             "qwen3 bench m --host-blocks 3",
-            "--host-blocks is of the workload that --record plays; leave it out",
+            "--host-blocks needs --record, which runs a workload; leave it out",
         ),
         (
             "qwen3 bench m --record o --context 3",
-            "--context is of the table that is measured without --record",
+            "--context is for the table that is measured without --record",
         ),
         # two that do not go together, each by its flag
         *((f"replay {TRACE} {flags}", message) for flags, message in TOGETHER),
@@ -348,7 +348,7 @@ def test_a_wrong_command_is_refused_by_name(refused: Callable[[str], str], line:
     ],
 )
 def test_a_setting_is_called_by_the_flag_that_was_typed(message: str, words: list[str], said: str) -> None:
-    assert by_flag(message, words, ["--a-b", "--c-d", "--model"]) == said
+    assert replace_settings_by_flags(message, words, ["--a-b", "--c-d", "--model"]) == said
 
 
 def test_events_and_workloads_go_to_standard_output_alone(

@@ -86,7 +86,7 @@ def test_the_table_shows_latencies_counts_and_the_digest(
 
 def test_the_digest_alone_can_be_printed(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     digests = set()
-    for more in ([], ["--threads", "2"], ["--no-leaping"], ["--check"]):
+    for more in ([], ["--threads", "2"], ["--no-fast-forward"], ["--check"]):
         assert main(arguments(trace, "--workers", "2", "--digest", *more)) == 0
         out = capsys.readouterr().out
         assert re.fullmatch(r"[0-9a-f]{16}\n", out)
@@ -190,8 +190,8 @@ def test_a_file_gives_settings_flags_win_over_it_and_single_assignments_over_all
     ("flags", "expected"),
     [
         (["--concurrency", "4"], {"kind": "closed_loop", "concurrency": 4}),
-        (["--speed-up", "2.5"], {"kind": "open_loop", "speed_up": 2.5}),
-        ([], {"kind": "open_loop", "speed_up": 1.0}),
+        (["--arrival-rate-scale", "2.5"], {"kind": "open_loop", "arrival_rate_scale": 2.5}),
+        ([], {"kind": "open_loop", "arrival_rate_scale": 1.0}),
         (["--set", "load={kind: closed_loop, concurrency: 2}"], {"kind": "closed_loop", "concurrency": 2}),
     ],
 )
@@ -203,7 +203,7 @@ def test_the_load_is_open_or_closed(
 
 def test_a_flag_for_another_load_replaces_that_of_the_file(tmp_path: Path, trace: Path) -> None:
     config = tmp_path / "fleet.yaml"
-    config.write_text("load: {kind: open_loop, speed_up: 3}\n")
+    config.write_text("load: {kind: open_loop, arrival_rate_scale: 3}\n")
     run = report_of(tmp_path, trace, "--config", str(config), "--concurrency", "2")["run"]
     assert run["load"] == {"kind": "closed_loop", "concurrency": 2}
 
@@ -270,8 +270,8 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--set", "engine.timing={kind: linear}"], "timing"),
         (["--set", "engine.timing={kind: interpolated, path: nowhere.npz}"], "nowhere.npz"),
         (["--concurrency", "0"], "concurrency must be at least 1, got 0"),
-        (["--concurrency", "2", "--speed-up", "2"], "--speed-up contradicts concurrency"),
-        (["--speed-up", "0"], "--speed-up must be a finite number above 0"),
+        (["--concurrency", "2", "--arrival-rate-scale", "2"], "--arrival-rate-scale contradicts concurrency"),
+        (["--arrival-rate-scale", "0"], "--arrival-rate-scale must be a finite number above 0"),
         (["--threads", "2", "--routing", "least_loaded"], "threads > 1 needs independent workers"),
         (["--threads", "2", "--concurrency", "3"], "threads > 1 needs independent workers"),
         (["--threads", "0"], "threads"),
@@ -286,9 +286,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
             ["--timing", "aiconfigurater"],
             "--timing aiconfigurater: there is no such file or folder; names are",
         ),
-        (["--speedup", "10"], "--speedup is of --online"),
-        (["--online", "--speedup", "0"], "--speedup must be positive, got 0"),
-        (["--online", "--speedup", "nan"], "--speedup must be positive, got nan"),
+        (["--clock-speed", "10"], "--clock-speed needs --online"),
+        (["--online", "--clock-speed", "0"], "--clock-speed must be positive, got 0"),
+        (["--online", "--clock-speed", "nan"], "--clock-speed must be positive, got nan"),
         (["--online", "--check"], "--check is for offline runs"),
         (["--online", "--threads", "2"], "--threads is for offline runs"),
         (["--online", "--set", "pools=[{workers: 2}]"], "pools are for offline runs"),
@@ -405,3 +405,25 @@ def test_help_names_every_group_of_flags(capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     for flag in ("--workers", "--set", "--json", "--html", "--requests-jsonl", "--digest", "--threads"):
         assert flag in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "new"),
+    [
+        (["replay", "TRACE", "--speed-up", "2"], "--arrival-rate-scale"),
+        (["replay", "TRACE", "--online", "--speedup", "2"], "--clock-speed"),
+        (["replay", "TRACE", "--no-leaping"], "--no-fast-forward"),
+        (["events", "emit", "TRACE", "--out", "x", "--speed-up=2"], "--clock-speed"),
+        (["serve", "--speedup", "2"], "--clock-speed"),
+        (["fleet", "--speedup=2"], "--clock-speed"),
+    ],
+)
+def test_a_renamed_flag_is_an_error_that_names_the_new_one(
+    arguments: list[str], new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: int | str | None = main(arguments)
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    assert f": renamed; use {new}\n" in capsys.readouterr().err

@@ -159,8 +159,8 @@ def test_a_comparison_prints_two_columns_and_writes_both(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--g2 9 --g2-bytes 1GiB", "--g2 and --g2-bytes both say how large the tier is"),
-        ("--g3 9 --g3-bytes 1GiB", "--g3 and --g3-bytes both say how large the tier is"),
+        ("--g2 9 --g2-bytes 1GiB", "--g2 and --g2-bytes both set the capacity"),
+        ("--g3 9 --g3-bytes 1GiB", "--g3 and --g3-bytes both set the capacity"),
         ("--g2 9 --g2-bandwidth-gbps 9 --g2-d2h-gbps 9", "--g2-bandwidth-gbps and --g2-d2h-gbps both"),
         ("--g2 9 --g2-bandwidth-gbps 9 --g2-h2d-gbps 9", "--g2-bandwidth-gbps and --g2-h2d-gbps both"),
         ("--g2 9 --model Qwen3-8B --kv-bytes-per-token 9", "--kv-bytes-per-token and --model both"),
@@ -174,7 +174,7 @@ def test_a_comparison_prints_two_columns_and_writes_both(
         ("--set engine.kv_bytes_per_token=4", "kv_bytes_per_token needs a tier: give tiers (--g2"),
         ("--set tiers=[] --set model=nonsense", "model 'nonsense' is neither a known name nor the path"),
         ("--set tiers=[] --model Qwen3-8B --kv-dtype rubbish", "dtype 'rubbish' is not known"),
-        ("--gpu-memory 80GiB", "--gpu-memory needs --gpu, the data sheet of one"),
+        ("--gpu-memory 80GiB", "--gpu-memory needs a GPU; give --gpu"),
         ("--gpu-memory 80GiB --gpu-weights 1GB", "gpu needs model"),
         (
             "--gpu-memory 80GiB --gpu-weights 1GB --model Qwen3-8B --num-gpu-blocks 9",
@@ -196,7 +196,7 @@ def test_a_comparison_prints_two_columns_and_writes_both(
         ("--g2 9 --g2-eviction magic --kv-bytes-per-token 9", "--g2-eviction 'magic' is not known"),
         ("--g3 9 --kv-bytes-per-token 9", "g3 needs g2"),
         ("--g4 unlimited --kv-bytes-per-token 9", "g4 needs g2"),
-        ("--offload-mode write_through", "--offload-mode needs a tier: give --g2"),
+        ("--offload-mode write_through", "--offload-mode needs a tier; give --g2"),
         ("--offload-batch-size 4", "--offload-batch-size needs a tier"),
         ("--compare-without-tiers", "--compare-without-tiers needs a tier"),
         ("--g2 9 --kv-bytes-per-token 9 --offload-mode lazily", "lazily"),

@@ -165,7 +165,7 @@ def test_online_too_it_ends_the_run(trace: Path, routers: Path, capsys: pytest.C
         ("Lines", "51: choose: ValueError: no table"),
         ("Deaf", "43: observe: FileNotFound"),
     ):
-        argv = ["replay", str(trace), "--workers", "2", "--quiet", "--online", "--speedup", "100"]
+        argv = ["replay", str(trace), "--workers", "2", "--quiet", "--online", "--clock-speed", "100"]
         assert main([*argv, "--routing", f"{routers}:{name}"]) == 2
         assert f"understudy replay: {routers}:{message}" in capsys.readouterr().err
 

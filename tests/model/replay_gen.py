@@ -70,7 +70,7 @@ def random_case(seed: int, *, single_turns: bool = False, **changes: Any) -> Cas
             config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], int(needed))
     how: dict[str, Any] = {"workers": rng.choice([1, 1, 1, 2, 3, 7]), "seed": rng.randint(0, 9)}
     how["routing"] = rng.choice(["round_robin", "random"])
-    how["load"] = OpenLoop(speed_up=rng.choice([1.0, 1.0, 3.0]))
+    how["load"] = OpenLoop(arrival_rate_scale=rng.choice([1.0, 1.0, 3.0]))
     if not single_turns:
         if rng.random() < 0.4:
             how["routing"] = "least_loaded"

@@ -229,8 +229,8 @@ def test_a_real_engine_records_its_steps_and_tells_how_far_it_is(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--model", "Llama-3.1-8B", "--gpu", "H100"], "takes its times and weights from --step-times"),
-        (["--g2", "512", "--kv-bytes-per-token", "131072"], "takes its times and weights from --step-times"),
+        (["--model", "Llama-3.1-8B", "--gpu", "H100"], "reads its times and KV sizes from --step-times"),
+        (["--g2", "512", "--kv-bytes-per-token", "131072"], "reads its times and KV sizes from --step-times"),
     ],
 )
 def test_times_and_weights_of_another_origin_are_refused(
@@ -243,7 +243,7 @@ def test_times_and_weights_of_another_origin_are_refused(
 
 def test_step_times_belong_to_the_twin(steps: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(trace), "--step-times", str(steps)]) == 2
-    assert "--step-times are those of --engine qwen3" in capsys.readouterr().err
+    assert "--step-times needs --engine qwen3" in capsys.readouterr().err
 
 
 def test_the_tables_are_measured_on_cuda_without_being_told_where_there_is_one(
@@ -257,7 +257,7 @@ def test_the_tables_are_measured_on_cuda_without_being_told_where_there_is_one(
     def build(*_given: object) -> None:
         raise Built
 
-    monkeypatch.setattr("understudy.cli.qwen3._engine", build)
+    monkeypatch.setattr("understudy.cli.qwen3._build_engine", build)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run("qwen3", "bench", "Qwen3-0.6B", "--random-weights", "1") == 2
     assert "CUDA" in capsys.readouterr().err

@@ -267,7 +267,7 @@ def test_kv_events_name_the_tokens_of_every_block_that_was_computed(model: Path)
 
 
 @pytest.mark.parametrize(
-    "flags", [("--speedup", "2"), ("--response-mode", "echo"), ("--data-parallel-size", "2")]
+    "flags", [("--clock-speed", "2"), ("--response-mode", "echo"), ("--data-parallel-size", "2")]
 )
 def test_flags_of_a_simulated_engine_are_refused(model: Path, flags: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=flags[0]):

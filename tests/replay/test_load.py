@@ -23,9 +23,9 @@ MILLISECOND_STEPS = VllmConfig(timing=ONE_MS)
 # ── Open loop ──
 
 
-def test_timestamps_begin_at_zero_and_are_divided_by_the_speed_up() -> None:
+def test_timestamps_begin_at_zero_and_are_divided_by_the_arrival_rate_scale() -> None:
     workload = single_turns([10, 10], arrival_ms=[100, 200])
-    run = run_offline(workload, MILLISECOND_STEPS, load=OpenLoop(speed_up=10))
+    run = run_offline(workload, MILLISECOND_STEPS, load=OpenLoop(arrival_rate_scale=10))
     assert run.timeline.arrival_ns.tolist() == [0, 10 * MS]
 
 
@@ -44,9 +44,9 @@ def test_a_session_goes_on_a_delay_after_the_turn_before() -> None:
     assert run.timeline.finish_ns.tolist() == [10 * MS, 16 * MS, 18 * MS]
 
 
-def test_the_speed_up_divides_delays_too() -> None:
+def test_the_arrival_rate_scale_divides_delays_too() -> None:
     workload = sessions([(16, 10, 0), (48, 1, 5)])
-    run = play(workload, MILLISECOND_STEPS, load=OpenLoop(speed_up=2))
+    run = play(workload, MILLISECOND_STEPS, load=OpenLoop(arrival_rate_scale=2))
     assert run.timeline.arrival_ns.tolist() == [0, 12.5 * MS]
 
 

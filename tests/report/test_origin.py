@@ -79,7 +79,7 @@ def test_a_live_replay_and_its_steps_outside_of_the_fit(
     timing, report = tmp_path / "timing.yaml", tmp_path / "report.json"
     nowhere = Domain(tokens=1, context_tokens=1)  # a step has either more tokens or more context
     timing.write_text(msgspec.structs.replace(CALIBRATED, domain=nowhere).text())
-    flags = ["--timing", str(timing), "--online", "--speedup", "5", "--json", str(report)]
+    flags = ["--timing", str(timing), "--online", "--clock-speed", "5", "--json", str(report)]
     assert main(["replay", str(trace), *flags]) == 0
     assert f"Times from {FITTED}" in words(capsys.readouterr().out)
     times = json.loads(report.read_text())["run"]["times"]

@@ -43,7 +43,7 @@ def test_answers_are_of_the_recorded_kind() -> None:
     async def go() -> list[str]:
         wrong: list[str] = []
         async with serving(
-            model="stub-model", dev_mode=True, runtime_lora=True, latency_ms=(0.0, 0.0), speedup=100.0
+            model="stub-model", dev_mode=True, runtime_lora=True, latency_ms=(0.0, 0.0), clock_speed=100.0
         ) as (client, _):
             for row in rows:
                 got = told(await ask(client, row))

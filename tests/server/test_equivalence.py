@@ -131,21 +131,21 @@ def live_request(part: Part, diary: Diary) -> LiveRequest:
     )
 
 
-async def play_live(parts: list[Part], core: EngineCore, speedup: float) -> tuple[Diary, Driver]:
+async def play_live(parts: list[Part], core: EngineCore, clock_speed: float) -> tuple[Diary, Driver]:
     """On the wall clock, with whatever jitter this machine has today."""
     diary = Diary()
-    clock = WallClock(speedup)
+    clock = WallClock(clock_speed)
     driver = Driver(clock)
     driver.inputs = []
     driver.observe(core, diary)
     driver.start()
 
     async def one(part: Part) -> None:
-        await asyncio.sleep(part.at_ms / 1e3 / speedup)
+        await asyncio.sleep(part.at_ms / 1e3 / clock_speed)
         request = live_request(part, diary)
         driver.submit(core, request)
         if part.cancel_ms is not None:
-            await asyncio.sleep((part.cancel_ms - part.at_ms) / 1e3 / speedup)
+            await asyncio.sleep((part.cancel_ms - part.at_ms) / 1e3 / clock_speed)
             driver.cancel(request)
 
     await asyncio.gather(*map(one, parts))
@@ -179,7 +179,7 @@ def play_offline(parts: list[Part], core: EngineCore, inputs: list[tuple[int, st
 @pytest.mark.parametrize("tiers", [False, True])
 def test_live_and_offline_do_the_same_to_the_block(asynchronous: bool, tiers: bool) -> None:
     parts = script(seed=5)
-    live, driver = asyncio.run(play_live(parts, core := core_of(asynchronous, tiers), speedup=4))
+    live, driver = asyncio.run(play_live(parts, core := core_of(asynchronous, tiers), clock_speed=4))
     assert driver.inputs
     offline = play_offline(parts, core_of(asynchronous, tiers), driver.inputs)
     assert live.lines == offline.lines

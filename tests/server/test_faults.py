@@ -72,7 +72,10 @@ def test_a_limit_of_both_directions_together_is_slowed_too() -> None:
     )
 
     async def main() -> None:
-        async with serving(engine=SMALL, max_model_len=1024, tiers=both, speedup=10.0) as (client, server):
+        async with serving(engine=SMALL, max_model_len=1024, tiers=both, clock_speed=10.0) as (
+            client,
+            server,
+        ):
             first = server.worker.metrics[0].first_token
 
             async def load_ms() -> float:

@@ -329,7 +329,7 @@ def test_how_many_workers_is_never_guessed(tmp_path: Path) -> None:
     pools = tmp_path / "fleet.yaml"
     pools.write_text("pools: [{workers: 2}]")
     assert [count for count, _ in read_fleet(["--fleet-config", str(pools)])[0].pools] == [2]
-    with pytest.raises(ConfigError, match="both say how many"):
+    with pytest.raises(ConfigError, match="both set the number"):
         read_fleet(["--fleet-config", str(pools), "--workers", "7"])
 
 

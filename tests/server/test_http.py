@@ -288,9 +288,9 @@ def test_a_slow_client_gets_all_of_its_answer_and_a_very_slow_one_nothing_more(
         assert (await client.get("/health")).status == 200
 
     monkeypatch.setattr("understudy.server.http.connection.MAX_UNSENT_BYTES", 1 << 30)
-    run(patient, speedup=100.0)
+    run(patient, clock_speed=100.0)
     monkeypatch.setattr("understudy.server.http.connection.MAX_UNSENT_BYTES", 1 << 16)
-    run(impatient, speedup=100.0)
+    run(impatient, clock_speed=100.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's limit")

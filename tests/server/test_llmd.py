@@ -167,7 +167,9 @@ def test_latencies_stray_by_seed_and_not_far() -> None:
     assert all(3 <= value <= 17 for value in seen)
 
     async def main() -> None:
-        async with serving(latency_ms=(0.0, 10.0), latency_std_dev_ms=(0.0, 3.0), seed=4, speedup=50.0) as (
+        async with serving(
+            latency_ms=(0.0, 10.0), latency_std_dev_ms=(0.0, 3.0), seed=4, clock_speed=50.0
+        ) as (
             client,
             server,
         ):

@@ -19,7 +19,7 @@ def test_counts_are_those_of_the_workload_and_times_follow_each_other() -> None:
         [0, 10, 20, 300],
         [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3], [9, 8, 7, 6, 5]],
     )
-    run = run_online(workload, ENGINE, workers=1, speedup=4)
+    run = run_online(workload, ENGINE, workers=1, clock_speed=4)
     timeline = run.timeline  # its constructor has checked that it is consistent
     assert timeline.output_tokens.tolist() == [5, 1, 9, 3]
     assert set(timeline.status.tolist()) == {Status.COMPLETED}
@@ -32,7 +32,7 @@ def test_counts_are_those_of_the_workload_and_times_follow_each_other() -> None:
 
 def test_requests_end_by_eos_or_at_their_limit_as_offline() -> None:
     workload = single_turns([40, 40, 40], [5, 9, 7], [0, 10, 20], max_tokens=[20, 6, -1])
-    online = run_online(workload, ENGINE, speedup=4).timeline
+    online = run_online(workload, ENGINE, clock_speed=4).timeline
     offline = run_offline(workload, ENGINE).timeline
     assert online.output_tokens.tolist() == offline.output_tokens.tolist() == [5, 6, 7]
     assert online.finish_reason.tolist() == offline.finish_reason.tolist()
@@ -41,7 +41,7 @@ def test_requests_end_by_eos_or_at_their_limit_as_offline() -> None:
 
 def test_sessions_go_on_when_the_turn_before_has_ended() -> None:
     workload = sessions([(32, 4, 0), (64, 4, 20)], [(16, 2, 0)])
-    report = replay_online(workload, "two sessions", ENGINE, workers=2, routing="least_loaded", speedup=4)
+    report = replay_online(workload, "two sessions", ENGINE, workers=2, routing="least_loaded", clock_speed=4)
     timeline = report.columns
     first, second = (row for row in range(3) if timeline.session[row] == timeline.session[0])
     assert timeline.arrival_ns[second] >= timeline.finish_ns[first] + 20e6
@@ -50,7 +50,7 @@ def test_sessions_go_on_when_the_turn_before_has_ended() -> None:
 
 def test_a_turn_finds_the_answer_that_it_quotes_as_offline() -> None:
     workload = sessions([(32, 40, 0), (96, 4, 20), (128, 4, 20)], quoted=True)
-    online = run_online(workload, ENGINE, speedup=4).timeline
+    online = run_online(workload, ENGINE, clock_speed=4).timeline
     offline = run_offline(workload, ENGINE).timeline
     assert offline.cached_tokens_first.tolist() == [0, 64, 96]
     assert online.cached_tokens_first.tolist() == offline.cached_tokens_first.tolist()

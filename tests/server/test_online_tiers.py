@@ -172,7 +172,7 @@ def test_over_http_the_report_has_the_tiers_of_the_replay_at_the_same_stamps(
     kind: str, workers: int, tmp_path: Path
 ) -> None:
     workload, below = crowd(seed=3, count=40), KINDS[kind]
-    online = replay_online(workload, "crowd", ENGINE, workers=workers, tiers=below, speedup=2)
+    online = replay_online(workload, "crowd", ENGINE, workers=workers, tiers=below, clock_speed=2)
     stamped = replace(workload, arrival_ns=online.columns.arrival_ns)
     run = run_offline(stamped, ENGINE, workers=workers, tiers=below)
     offline = Report.build(run.timeline, run.facts)

@@ -49,7 +49,7 @@ async def settled(server: Server) -> int:
 @pytest.mark.parametrize("ends", ["close", "keep-alive"])
 def test_a_drain_waits_until_a_whole_answer_has_left(ends: str) -> None:
     async def main() -> None:
-        async with serving(speedup=1000.0) as (_, server), unread(server) as (reader, writer):
+        async with serving(clock_speed=1000.0) as (_, server), unread(server) as (reader, writer):
             body = b'{"prompt":"x","max_tokens":2000,"n":400,"return_token_ids":true}'
             head = HEAD + f"connection: {ends}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             writer.write(head + body)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cli import parser
+from understudy.cli import build_parser
 from understudy.run.settings import ReplaySettings
 from understudy.tiers import LinkSettings, OffloadSettings, TierPlan, TierSettings
 
@@ -47,8 +47,8 @@ def test_every_command_and_every_flag_of_tiers_is_known(capsys: pytest.CaptureFi
     commands = [line.split()[1:] for line in fenced("sh").splitlines()]
     assert len(commands) > 2
     for command in commands:
-        parser().parse_args(command)
+        build_parser().parse_args(command)
     with pytest.raises(SystemExit):
-        parser().parse_args(["replay", "--help"])
+        build_parser().parse_args(["replay", "--help"])
     shown = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out))
     assert set(re.findall(r"`(--[a-z0-9-]+)`", TEXT)) - shown == set()

@@ -10,7 +10,7 @@ import pytest
 from replay.building import conversations, crowd, single_turns
 from tiers.building import INF
 from understudy._core import Engine, TierConfig, TokenBlocks, VllmOffload, WayConfig, constant_timing
-from understudy.cli import parser
+from understudy.cli import build_parser
 from understudy.cli.tier_flags import tier_settings
 from understudy.engines.config import VllmConfig
 from understudy.engines.offload import vllm_offload
@@ -276,7 +276,7 @@ def test_an_engine_that_has_no_such_offload_is_refused(engine: dict[str, Any], m
 
 
 def flags(*arguments: str) -> dict[str, Any]:
-    return tier_settings(parser().parse_args(["replay", "trace.jsonl", *arguments]))
+    return tier_settings(build_parser().parse_args(["replay", "trace.jsonl", *arguments]))
 
 
 def test_the_flags_of_vllm_switch_it_on() -> None:
@@ -323,7 +323,7 @@ def test_what_those_flags_ask_for_and_is_not_known_is_refused_by_name(
 
 
 def test_two_flags_that_say_how_large_the_host_is_are_one_too_many() -> None:
-    with pytest.raises(ConfigError, match="both say how large the host is"):
+    with pytest.raises(ConfigError, match="both set the host capacity"):
         flags("--kv-offloading-size", "2", "--g2", "9")
-    with pytest.raises(ConfigError, match="both say how blocks are offloaded"):
+    with pytest.raises(ConfigError, match="both set the offload rules"):
         flags("--kv-offloading-size", "2", "--offload-mode", "vllm")

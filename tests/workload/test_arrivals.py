@@ -60,8 +60,8 @@ def test_a_rate_must_be_finite_and_positive(value: Any) -> None:
             make(value)
     with pytest.raises(ConfigError, match="burstiness must be a finite number above 0"):
         Gamma(1, value)
-    with pytest.raises(ConfigError, match="speed_up must be a finite number above 0"):
-        OpenLoop(speed_up=value)
+    with pytest.raises(ConfigError, match="arrival_rate_scale must be a finite number above 0"):
+        OpenLoop(arrival_rate_scale=value)
 
 
 def test_arrivals_past_64_bits_are_refused() -> None:
@@ -70,7 +70,7 @@ def test_arrivals_past_64_bits_are_refused() -> None:
 
 
 def test_loops_are_plain_values() -> None:
-    assert OpenLoop() == OpenLoop(speed_up=1.0)
+    assert OpenLoop() == OpenLoop(arrival_rate_scale=1.0)
     assert {ClosedLoop(concurrency=4), ClosedLoop(concurrency=4)} == {ClosedLoop(4)}
     with pytest.raises(AttributeError):
         ClosedLoop(4).concurrency = 5  # type: ignore[misc]

@@ -46,7 +46,7 @@ def test_totals_do_not_overflow_32_bits() -> None:
 def test_an_empty_workload_is_a_workload() -> None:
     w = workload([])
     assert (len(w), w.sessions, w.total_prompt_tokens, w.token_space) == (0, 0, 0, 0)
-    assert len(w.normalised().speed_up(2).sorted_by_arrival().head(5)) == 0
+    assert len(w.normalised().scale_arrival_rate(2).sorted_by_arrival().head(5)) == 0
 
 
 def test_columns_cannot_be_written_to() -> None:
@@ -160,33 +160,33 @@ def test_normalising_shifts_the_first_arrival_to_zero() -> None:
     assert w.arrival_ns.tolist() == [200, 0, 400]
 
 
-def test_speed_up_divides_arrivals_and_delays() -> None:
-    w = two_sessions(arrival_ns=[100, 200, 100], delay_ns=[0, 0, 55]).speed_up(10)
+def test_scale_arrival_rate_divides_arrivals_and_delays() -> None:
+    w = two_sessions(arrival_ns=[100, 200, 100], delay_ns=[0, 0, 55]).scale_arrival_rate(10)
     assert w.arrival_ns.tolist() == [10, 20, 10]
     assert w.delay_ns.tolist() == [0, 0, 6]  # 5.5 rounds to even
 
 
 def test_normalising_then_speeding_up_100_and_200_ms_by_10_gives_0_and_10_ms() -> None:
-    w = workload([4, 4], arrival_ns=[100_000_000, 200_000_000]).normalised().speed_up(10)
+    w = workload([4, 4], arrival_ns=[100_000_000, 200_000_000]).normalised().scale_arrival_rate(10)
     assert w.arrival_ns.tolist() == [0, 10_000_000]
 
 
 @pytest.mark.parametrize("ratio", [0, -1, float("nan"), float("inf")])
-def test_a_speed_up_that_is_not_finite_and_positive_is_refused(ratio: float) -> None:
-    with pytest.raises(ConfigError, match="speed_up must be finite and above 0"):
-        workload().speed_up(ratio)
+def test_an_arrival_rate_scale_that_is_not_finite_and_positive_is_refused(ratio: float) -> None:
+    with pytest.raises(ConfigError, match="arrival_rate_scale must be a finite number above 0"):
+        workload().scale_arrival_rate(ratio)
 
 
-def test_speed_up_refuses_times_that_doubles_would_blur() -> None:
+def test_scale_arrival_rate_refuses_times_that_doubles_would_blur() -> None:
     w = workload([4, 4], arrival_ns=[2**60, 2**60 + 3])
     with pytest.raises(ConfigError, match="call normalised"):
-        w.speed_up(3)
-    assert w.normalised().speed_up(3).arrival_ns.tolist() == [0, 1]
+        w.scale_arrival_rate(3)
+    assert w.normalised().scale_arrival_rate(3).arrival_ns.tolist() == [0, 1]
 
 
 def test_slowing_down_past_64_bits_is_refused() -> None:
     with pytest.raises(ConfigError, match="stretches arrival_ns"):
-        workload([4], arrival_ns=[2**50]).speed_up(1e-9)
+        workload([4], arrival_ns=[2**50]).scale_arrival_rate(1e-9)
 
 
 def test_sorting_is_stable_and_keeps_turns_in_order() -> None:

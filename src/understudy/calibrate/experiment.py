@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MEASURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _BLOCK_SIZE = 16
-MOST_BLOCKS = 2**22
+MAX_BLOCKS = 2**22
 """Of an estimate: more than any benchmark fills."""
 
 
@@ -88,7 +88,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
         return means
 
 
-def engine_for(
+def build_engine_config(
     deployment: Deployment | None,
     *,
     max_num_seqs: int,
@@ -110,7 +110,7 @@ def engine_for(
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
         )
-        num_gpu_blocks = min(fit, MOST_BLOCKS)
+        num_gpu_blocks = min(fit, MAX_BLOCKS)
     return VllmConfig(
         block_size=_BLOCK_SIZE,
         num_gpu_blocks=num_gpu_blocks,

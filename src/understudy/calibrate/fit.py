@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from understudy import __version__
-from understudy.calibrate.experiment import engine_for
+from understudy.calibrate.experiment import build_engine_config
 from understudy.calibrate.least_squares import solve
 from understudy.calibrate.simulate import simulate
 from understudy.engines.profiles import NEWEST
@@ -249,7 +249,7 @@ class Run(msgspec.Struct, frozen=True):
                 tensor=tensor, data=deployment.parallel.data, expert=deployment.parallel.expert
             )
             deployment = msgspec.structs.replace(deployment, parallel=parallel)
-        engine = engine_for(
+        engine = build_engine_config(
             deployment,
             max_num_seqs=own.get("max_num_seqs", flags.max_num_seqs),
             max_num_batched_tokens=own.get("max_num_batched_tokens", flags.max_num_batched_tokens),

@@ -8,7 +8,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, Literal
 
-from understudy.calibrate.experiment import Experiment, draws_of, engine_for
+from understudy.calibrate.experiment import Experiment, build_engine_config, draws_of
 from understudy.calibrate.load import constant_stages, random_lengths
 from understudy.errors import ConfigError, InvalidArgument, UnderstudyError
 from understudy.timing.architecture import Architecture
@@ -174,7 +174,7 @@ def _closed_loop(row: _Row) -> Experiment:
     return Experiment(
         name=row.text("key"),
         deployment=deployment,
-        engine=engine_for(
+        engine=build_engine_config(
             deployment,
             max_num_seqs=row.count("max_num_seqs", max(concurrency, 256)),
             max_num_batched_tokens=row.count("max_num_batched_tokens", 8192),
@@ -252,7 +252,7 @@ def _stages(row: _Row) -> Experiment:
     return Experiment(
         name=row.text("exp_id"),
         deployment=deployment,
-        engine=engine_for(
+        engine=build_engine_config(
             deployment,
             max_num_seqs=row.count("max_num_seqs", 256),
             max_num_batched_tokens=row.count("max_num_batched_tokens", 8192),

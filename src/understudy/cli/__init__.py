@@ -1,7 +1,7 @@
-"""The `understudy` command. One module per verb; `main` parses, runs the verb, turns errors into exit codes.
+"""The `understudy` command: one module per verb; `main` parses, runs the verb and maps errors to exit codes.
 
-A verb module has `add_parser(verbs)`, which describes its arguments, and `run(args)`, which does the work and
-returns the exit code. Help must come at once, so a verb imports what it works with inside `run`.
+A verb module has `add_parser(verbs)`, which adds its arguments, and `run(args)`, which returns the exit code.
+Modules import their dependencies inside `run`, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from understudy.cli import (
     tokenizer,
     workload,
 )
-from understudy.cli.flag_names import by_flag
+from understudy.cli.flag_names import replace_settings_by_flags
 from understudy.errors import PolicyError, UnderstudyError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 EXIT_ERROR = 2  # bad usage or a typed error; anything else is a defect and shows its traceback
 EXIT_INTERRUPTED = 130
 TRACEBACK = "UNDERSTUDY_TRACEBACK"
-"""In the environment: a router of yours that raises shows where, in full."""
+"""Environment variable: set it to see the full traceback of errors raised by a user-defined router."""
 
 EXAMPLES = """\
 examples:
@@ -49,21 +49,21 @@ examples:
   understudy convert requests.jsonl trace.jsonl --format openai
   understudy serve my-model --port 8000
   understudy conformance vllm tests/golden/vllm
-  understudy events verify heard.jsonl --stream raw
-  understudy demo                    the block manager at work, in one table
+  understudy events verify recorded.jsonl --stream raw
+  understudy demo                    show block allocation, reuse and eviction in one table
   understudy demo --policy vllm      the same, with vLLM's eviction order
-  understudy VERB --help             what a verb does and takes
+  understudy VERB --help             describe a verb and its flags
 """
 
 
 class Verb(Protocol):
-    """What a verb module offers."""
+    """Interface of a verb module."""
 
     def add_parser(self, verbs: Verbs, /) -> None:
-        """Describe the verb and its arguments."""
+        """Add the verb and its arguments to the command line."""
 
     def run(self, args: argparse.Namespace, /) -> int:
-        """Do the work; return the exit code. An UnderstudyError becomes its message and exit code 2."""
+        """Run the verb and return the exit code; `main` prints an UnderstudyError and exits with 2."""
 
 
 VERBS: dict[str, Verb] = {
@@ -85,14 +85,17 @@ VERBS: dict[str, Verb] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Of the command line, and of every verb: examples stand as they were written, and a flag in full."""
+    """Parser that keeps the line breaks of examples and rejects abbreviated flags."""
 
     def __init__(self, **settings: Any) -> None:
-        how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-        super().__init__(**how | settings)
+        defaults: dict[str, Any] = {
+            "formatter_class": argparse.RawDescriptionHelpFormatter,
+            "allow_abbrev": False,
+        }
+        super().__init__(**defaults | settings)
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
     top: argparse.ArgumentParser = _Parser(
         prog="understudy",
@@ -108,63 +111,61 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (`sys.argv` unless given) and return its exit code."""
-    top = parser()
-    args = top.parse_args(argv)
+    top = build_parser()
+    words = sys.argv[1:] if argv is None else argv
+    args = top.parse_args(words)
     try:
-        code = _run(args)
+        code = _run_verb(args)
         sys.stdout.flush()
     except UnderstudyError as error:
-        words = sys.argv[1:] if argv is None else argv
-        print(
-            f"understudy {args.verb}: {by_flag(str(error), words, _flags(top, args.verb))}", file=sys.stderr
-        )
+        message = replace_settings_by_flags(str(error), words, _list_flags(top, args.verb))
+        print(f"understudy {args.verb}: {message}", file=sys.stderr)
         return EXIT_ERROR
     except MemoryError:
         print(
-            f"understudy {args.verb}: the memory of this machine does not suffice; fewer workers, blocks of a tier or "
-            "requests need less",
+            f"understudy {args.verb}: this machine has too little memory; use fewer workers, tier blocks or requests",
             file=sys.stderr,
         )
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has gone; keep the interpreter from failing once more when it flushes at exit.
+        # The reader (`| head`) has exited; redirect stdout so that the flush at exit does not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"understudy {args.verb}: cannot write what is printed: {error}", file=sys.stderr)
+        print(f"understudy {args.verb}: cannot write to standard output: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     return code
 
 
-def _run(args: argparse.Namespace) -> int:
-    """Run the verb. What a user's own code raised is no defect of ours: it becomes an UnderstudyError."""
+def _run_verb(args: argparse.Namespace) -> int:
+    """Run the verb; convert exceptions raised by user-defined code into a PolicyError."""
     try:
         return VERBS[args.verb].run(args)
     except Exception as error:
         from understudy.router.load import failure_of_yours
 
-        told = failure_of_yours(error)
-        if told is None or os.environ.get(TRACEBACK):
+        failure = failure_of_yours(error)
+        if failure is None or os.environ.get(TRACEBACK):
             raise
-        raise PolicyError(f"{told} ({TRACEBACK}=1 shows the traceback)") from error
+        raise PolicyError(f"{failure} ({TRACEBACK}=1 shows the traceback)") from error
 
 
-def _flags(top: argparse.ArgumentParser, verb: str) -> list[str]:
-    """Those of a verb, and of verbs below it."""
-    found: list[str] = []
-    left = [_below(top)[verb]]
-    while left:
-        parser = left.pop()
-        found += [flag for action in parser._actions for flag in action.option_strings]
-        left += _below(parser).values()
-    return found
+def _list_flags(top: argparse.ArgumentParser, verb: str) -> list[str]:
+    """List the flags of a verb and of its subcommands."""
+    flags: list[str] = []
+    pending = [_subparsers(top)[verb]]
+    while pending:
+        parser = pending.pop()
+        flags += [flag for action in parser._actions for flag in action.option_strings]
+        pending += _subparsers(parser).values()
+    return flags
 
 
-def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     choices = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
     return dict(choices[0]) if choices else {}

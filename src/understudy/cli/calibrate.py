@@ -26,10 +26,10 @@ examples:
   understudy calibrate check other.json --timing timing.yaml
   understudy replay trace.jsonl --timing timing.yaml --block-size 16 --max-num-seqs 64 --max-num-batched-tokens 8192
 
-BENCH is what a load generator saved: vllm bench serve (plain or detailed), aiperf (profile_export.jsonl or
+BENCH is a result file: vllm bench serve (plain or detailed), aiperf (profile_export.jsonl or
 profile_export_aiperf.json), guidellm (benchmarks.json), a CSV of summaries (isl, osl, conc, mean_ttft_ms,
-mean_tpot_ms), or understudy replay --requests-jsonl. Its keys say which. Settings of the engine are not in such files:
-say them here, or with vllm bench serve --metadata max_num_seqs=64.
+mean_tpot_ms), or understudy replay --requests-jsonl. The format is detected from the keys. Such files lack the
+engine's settings: give them as flags here, or record them with vllm bench serve --metadata max_num_seqs=64.
 """
 
 
@@ -38,32 +38,34 @@ def add_parser(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "calibrate",
         help="fit step times to benchmarks",
-        description="Replay the load of benchmarks, and fit the numbers of the timing model until the times agree.",
+        description="Replay the load of benchmarks and fit the parameters of the timing model to the measured times.",
         epilog=EXAMPLES,
     )
     verb.add_argument(
-        "benchmarks", nargs="+", metavar="BENCH", help="files of benchmarks; `check` before them: only score"
+        "benchmarks", nargs="+", metavar="BENCH", help="benchmark files; put `check` first to score only"
     )
-    verb.add_argument("-o", "--output", type=Path, metavar="YAML", help="the timing file to write")
-    verb.add_argument("--timing", type=Path, metavar="YAML", help="check: the timing file to score")
-    verb.add_argument("--html", type=Path, metavar="PATH", help="write a page: measured beside simulated")
+    verb.add_argument("-o", "--output", type=Path, metavar="YAML", help="timing file to write")
+    verb.add_argument("--timing", type=Path, metavar="YAML", help="with `check`: timing file to score")
+    verb.add_argument(
+        "--html", type=Path, metavar="PATH", help="write a page that compares measured and simulated times"
+    )
     verb.add_argument(
         "--least-length",
         type=float,
         metavar="X",
-        help="shortest random length, as a share of the longest, where a summary does not say (default: all alike; "
+        help="shortest random length as a share of the longest, for summaries that lack it (default: 1, all equal; "
         "CSV: 0.8)",
     )
     verb.add_argument(
         "--in-engine",
         action="store_true",
-        help="times were taken in the engine: nothing passes before and after it",
+        help="times were measured inside the engine: fit no front-end time",
     )
-    deployment_flags.add_deployment_flags(verb, leave_out=deployment_flags.IDLE_IN_A_FIT)
+    deployment_flags.add_deployment_flags(verb, leave_out=deployment_flags.UNUSED_IN_FITS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit and write, or score."""
+    """Fit and write a timing file, or score one with `check`."""
     from understudy.errors import ConfigError
 
     if args.least_length is not None and not 0 < args.least_length <= 1:
@@ -85,17 +87,17 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
 
     if args.timing is not None:
         raise ConfigError(
-            "--timing names the file that `calibrate check` scores; a fit writes one: -o timing.yaml"
+            "--timing is for `calibrate check`; name the file that a fit writes with -o timing.yaml"
         )
     if args.output is None:
-        raise ConfigError("-o is missing: the timing file to write, as -o timing.yaml")
-    if not deployment_flags.is_described(args):
-        raise ConfigError("--model and --gpu are needed: what ran, and on what")
+        raise ConfigError("-o is missing; name the timing file to write, such as -o timing.yaml")
+    if not deployment_flags.names_model_and_gpu(args):
+        raise ConfigError("--model and --gpu are needed; name the model that ran and its GPU")
     inputs = {f"BENCH {number}": path for number, path in enumerate(paths, 1)}
     inputs |= files_named({"--model": args.model})
     check_outputs({"--output": args.output, "--html": args.html}, inputs)
-    deployment = deployment_flags.deployment_of(args)
-    benchmarks = _read(args, paths, deployment)
+    deployment = deployment_flags.read_deployment(args)
+    benchmarks = _read_benchmarks(args, paths, deployment)
     start = preset(deployment.model, deployment.gpu, deployment.weights, deployment.kv)
     iterations = 8
     with progress_bar("fitting", iterations, "rounds at most") as progress:
@@ -103,7 +105,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
             benchmarks,
             deployment,
             start.efficiencies,
-            _flags(args),
+            _read_engine_flags(args),
             in_engine=args.in_engine,
             iterations=iterations,
             progress=progress,
@@ -113,7 +115,7 @@ def _fit(args: argparse.Namespace, paths: list[Path]) -> int:
     if args.html is not None:
         with create(args.html) as file:
             file.write(page(found.file, benchmarks, found.outcomes).encode())
-    _print(found.file, found.file.inputs)
+    _print_tables(found.file, found.file.inputs)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     for path in (args.output, args.html):
@@ -133,31 +135,31 @@ def _check(args: argparse.Namespace, paths: list[Path]) -> int:
     from understudy.timing.timing_file import TimingFile
 
     if args.timing is None or not paths:
-        raise ConfigError("calibrate check needs benchmarks and --timing, the file to score")
+        raise ConfigError("calibrate check needs benchmarks and --timing; name the file to score")
     if args.output is not None:
         raise ConfigError("calibrate check writes no timing file; leave out -o")
-    deployment_flags.refuse_beside_timing_file(args)
+    deployment_flags.reject_flags_set_by_timing_file(args)
     inputs = {f"BENCH {number}": path for number, path in enumerate(paths, 1)}
     check_outputs({"--html": args.html}, {**inputs, "--timing": args.timing})
     file = TimingFile.read(args.timing)
-    benchmarks = _read(args, paths, file.deployment)
-    flags, outcomes = _flags(args), []
-    reached = replace(file.efficiencies, front_end_ms=0.0) if args.in_engine else file.efficiencies
+    benchmarks = _read_benchmarks(args, paths, file.deployment)
+    flags, outcomes = _read_engine_flags(args), []
+    efficiencies = replace(file.efficiencies, front_end_ms=0.0) if args.in_engine else file.efficiencies
     with progress_bar("replaying", len(benchmarks), "benchmarks") as progress:
-        for one in benchmarks:
-            outcomes.append(Run.of(one, file.deployment, flags).play(reached))
+        for benchmark in benchmarks:
+            outcomes.append(Run.of(benchmark, file.deployment, flags).play(efficiencies))
             if progress is not None:
                 progress(len(outcomes))
-    scores = [score(one, outcome) for one, outcome in zip(benchmarks, outcomes, strict=True)]
+    scores = [score(benchmark, outcome) for benchmark, outcome in zip(benchmarks, outcomes, strict=True)]
     if args.html is not None:
         with create(args.html) as out:
             out.write(page(file, benchmarks, outcomes).encode())
-    _print(file, scores, numbers=False)
+    _print_tables(file, scores, parameters=False)
     return 0
 
 
-def _read(args: argparse.Namespace, paths: list[Path], deployment: Deployment) -> list[Benchmark]:
-    """ConfigError names a flag that is nothing to any of them."""
+def _read_benchmarks(args: argparse.Namespace, paths: list[Path], deployment: Deployment) -> list[Benchmark]:
+    """Read the benchmark files. ConfigError names a flag that applies to none of them."""
     from understudy.calibrate.readers import TAKE_LEAST_LENGTH, read_benchmarks
     from understudy.errors import ConfigError
 
@@ -169,32 +171,32 @@ def _read(args: argparse.Namespace, paths: list[Path], deployment: Deployment) -
     ]
     if args.least_length is not None and not any(one.format in TAKE_LEAST_LENGTH for one in found):
         raise ConfigError(
-            "--least-length is for summaries that do not say how random their lengths were, and these files "
-            f"({', '.join(sorted({one.format for one in found}))}) do; leave it out"
+            "--least-length is for summaries without a range of lengths, and these files "
+            f"({', '.join(sorted({one.format for one in found}))}) contain it; leave it out"
         )
-    for name in _NAMED_IN_FILES:
-        said, flag = getattr(args, name), f"--{name.replace('_', '-')}"
-        own = {one.engine.get(name) for one in found}
-        if said is not None and None not in own and own != {said}:
+    for name in _METADATA_SETTINGS:
+        given, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        recorded = {one.engine.get(name) for one in found}
+        if given is not None and None not in recorded and recorded != {given}:
             raise ConfigError(
-                f"{flag} is for files that do not say it, and each of these does "
-                f"({name}: {', '.join(map(str, sorted(filter(None, own))))}); leave it out"
+                f"{flag} is for files that lack this setting, and each of these files has it "
+                f"({name}: {', '.join(map(str, sorted(filter(None, recorded))))}); leave it out"
             )
     return found
 
 
-_NAMED_IN_FILES = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")
-"""Settings of the engine that a file may have, by `vllm bench serve --metadata`; they win over the flags."""
+_METADATA_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")
+"""Engine settings that `vllm bench serve --metadata` records in a file; a recorded value overrides the flag."""
 
 
-def _flags(args: argparse.Namespace) -> EngineFlags:
+def _read_engine_flags(args: argparse.Namespace) -> EngineFlags:
     from understudy.calibrate.fit import EngineFlags
 
     return EngineFlags(**deployment_flags.engine_values(args)._asdict())
 
 
-def _print(
-    file: TimingFile, scores: list[FittedInput] | tuple[FittedInput, ...], *, numbers: bool = True
+def _print_tables(
+    file: TimingFile, scores: list[FittedInput] | tuple[FittedInput, ...], *, parameters: bool = True
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -215,11 +217,11 @@ def _print(
         )
     console.print(table)
     console.print(f"times from {file.timing().described_origin()}", style="dim")
-    if not numbers:
+    if not parameters:
         return
-    table = Table(title="numbers", title_justify="left")
-    for name in ("number", "value", "uncertainty", "preset", "determined by the data"):
-        table.add_column(name, justify="left" if name in ("number", "determined by the data") else "right")
+    table = Table(title="parameters", title_justify="left")
+    for name in ("parameter", "value", "uncertainty", "preset", "determined by the data"):
+        table.add_column(name, justify="left" if name in ("parameter", "determined by the data") else "right")
     for number in file.fitted:
         table.add_row(
             number.name,

@@ -25,7 +25,7 @@ def add_parser(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "compare",
         help="show saved reports side by side",
-        description="Show what differed in the configuration of saved reports, and what came of it.",
+        description="Show how saved reports differ in their configuration and in their results.",
         epilog=EXAMPLES,
     )
     verb.add_argument("reports", type=Path, nargs="+", metavar="REPORT", help="files that --json wrote")
@@ -35,7 +35,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, and write the page if that was asked for."""
+    """Print the comparison table; with --html, write the page too."""
     import sys
 
     from rich.console import Console

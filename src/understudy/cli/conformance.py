@@ -1,4 +1,4 @@
-"""`understudy conformance vllm DIR`: does the engine schedule, step by step, as the real one was recorded to?"""
+"""`understudy conformance vllm DIR`: compare the simulated scheduler with recorded schedules, step by step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ examples:
   understudy conformance vllm tests/golden
   understudy conformance vllm recordings --only 'async_*' --vllm-version 0.27.0
 
-A folder anywhere under DIR holds scenarios/NAME.json and golden/NAME.jsonl.gz for every NAME, or NAME.json.gz with
-scenario and recording in one. What was recorded says which version of vLLM it is of.
+A folder anywhere under DIR contains scenarios/NAME.json and golden/NAME.jsonl.gz for every NAME, or NAME.json.gz with
+scenario and recording in one file. The recording names its version of vLLM.
 """
 
-SHOWN = 120
-"""Characters of a value that differs."""
+MAX_SHOWN_CHARS = 120
+"""Length at which a differing value is cut."""
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -37,8 +37,8 @@ def add_parser(verbs: Verbs) -> None:
         description="Run every scenario under a directory and compare each step with what the real scheduler did.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("engine", choices=["vllm"], help="whose scheduler was recorded")
-    verb.add_argument("directory", type=Path, metavar="DIR", help="where recordings are, at any depth")
+    verb.add_argument("engine", choices=["vllm"], help="engine whose scheduler was recorded")
+    verb.add_argument("directory", type=Path, metavar="DIR", help="folder of recordings, at any depth")
     verb.add_argument(
         "--only", default="*", metavar="GLOB", help="scenarios whose name matches (default: all)"
     )
@@ -46,12 +46,12 @@ def add_parser(verbs: Verbs) -> None:
         "--vllm-version", metavar="VERSION", help="compare with this version (default: the one recorded)"
     )
     verb.add_argument(
-        "--check", action="store_true", help="verify the engine's invariants after every step too"
+        "--check", action="store_true", help="also verify the engine's invariants after every step"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table a folder and version, and the first difference of each scenario that differs; 1 if any does."""
+    """Print one row per folder and version, and each scenario's first difference; return 1 if any differs."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_progress(recordings: list[Recording]) -> Iterator[Recording]:
-    """The recordings, with a bar on a terminal: all of them take a minute."""
+    """Yield the recordings and show a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -105,7 +105,7 @@ def _show_groups(console: Console, groups: dict[tuple[str, str, str], list[Outco
 
 
 def _show_difference(console: Console, folder: str, outcome: Outcome) -> None:
-    """Where it differs first, and every value that differs there."""
+    """Print the first step that differs and every differing value in it."""
     from rich.markup import escape
 
     assert outcome.difference is not None
@@ -117,10 +117,10 @@ def _show_difference(console: Console, folder: str, outcome: Outcome) -> None:
         console.print(f"  {escape(difference.reason)}")
     for key, ours, recorded in difference.values:
         console.print(f"  {key}")
-        console.print(f"    here      {escape(_shortened(ours))}")
-        console.print(f"    recorded  {escape(_shortened(recorded))}")
+        console.print(f"    here      {escape(_shorten(ours))}")
+        console.print(f"    recorded  {escape(_shorten(recorded))}")
 
 
-def _shortened(value: object) -> str:
+def _shorten(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} … ({len(text)} characters)"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]} … ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""`understudy convert TRACE OUT`: other people's traces, and your own logs, as Mooncake JSONL without any text."""
+"""`understudy convert TRACE OUT`: convert request logs and other traces to Mooncake JSONL without text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ examples:
   understudy convert AzureLLMInferenceTrace_conv.csv trace.jsonl --format azure
   understudy replay trace.jsonl --trace-block-size 16 --workers 4
 
-No text leaves the converter: prompts become numbers of their prefixes' keyed hashes, and names of requests are left
-out unless --keep-ids asks for them.
+The output contains no text: each prompt becomes a list of ids for keyed hashes of its prefixes. Request ids are
+dropped unless you give --keep-ids.
 """
 
 
@@ -33,25 +33,27 @@ def add_parser(verbs: Verbs) -> None:
         description="Read a trace of any known format and write it as Mooncake JSONL, without its text.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("trace", type=Path, metavar="TRACE", help="what to read; -: standard input")
-    verb.add_argument("out", type=Path, metavar="OUT", help="what to write (.gz: zipped); -: standard output")
+    verb.add_argument("trace", type=Path, metavar="TRACE", help="file to read; -: standard input")
+    verb.add_argument(
+        "out", type=Path, metavar="OUT", help="file to write (.gz: gzipped); -: standard output"
+    )
     trace_flags.add_trace_flags(verb)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and say what was lost on standard error."""
+    """Convert the trace; print the information that was lost on standard error."""
     import sys
 
     from understudy.cli.progress import progress_bars
     from understudy.errors import InvalidArgument
     from understudy.workload import read_trace, write_mooncake
-    from understudy.workload.telling import telling
+    from understudy.workload.progress import reporting_progress
 
     check_outputs({"OUT": args.out}, {"TRACE": trace_flags.path_read(args), "--tokenizer": args.tokenizer})
-    with progress_bars() as told, telling(told):
+    with progress_bars() as report_progress, reporting_progress(report_progress):
         workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
         if not len(workload):
-            raise InvalidArgument(f"{args.trace} holds no request: nothing to convert")
+            raise InvalidArgument(f"{args.trace} contains no requests; give a trace with at least one")
         write_mooncake(workload, args.out)
     print(
         f"{len(workload):,} requests, {workload.total_prompt_tokens:,} prompt tokens, "

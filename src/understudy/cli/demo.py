@@ -1,4 +1,4 @@
-"""`understudy demo`: two requests share a prefix, a third evicts their tails, the first comes back."""
+"""`understudy demo`: two requests share a prefix, a third evicts their last blocks, the first is sent again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 NUM_BLOCKS = 12
 BLOCK_SIZE = 16
 
-# Token ids stand for text. Alice and Bob open with the same three blocks; each prompt ends inside a block.
-OPENING = range(1_000, 1_048)
+# The prompts of alice and bob share their first three blocks; each prompt ends inside a block.
+SHARED_PREFIX = range(1_000, 1_048)
 PROMPTS = {
-    "alice": [*OPENING, *range(2_000, 2_036)],
-    "bob": [*OPENING, *range(3_000, 3_036)],
+    "alice": [*SHARED_PREFIX, *range(2_000, 2_036)],
+    "bob": [*SHARED_PREFIX, *range(3_000, 3_036)],
     "carol": [*range(4_000, 4_132)],
 }
 COLOURS = {"alice": "cyan", "bob": "magenta", "carol": "yellow"}
@@ -32,43 +32,43 @@ def add_parser(verbs: Verbs) -> None:
     """Describe `understudy demo`."""
     demo = verbs.add_parser(
         "demo",
-        help="show the block manager at work",
-        description="Two requests share a prefix, a third evicts their tails, the first comes back.",
+        help="show the block manager in a small example",
+        description="Two requests share a prefix, a third evicts their last blocks, the first is sent again.",
     )
     demo.add_argument(
         "--policy",
         default="lineage",
         metavar="NAME",
-        help="eviction policy (default: lineage); an unknown name lists those there are",
+        help="eviction policy (default: lineage); an unknown name lists the valid ones",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the story on a real block manager and print what the manager says after every beat."""
+    """Run the example on a block manager and print the pool's state after every change."""
     from rich.console import Console
     from rich.padding import Padding
 
     from understudy.kv import BlockManager
 
     manager = BlockManager(NUM_BLOCKS, block_size=BLOCK_SIZE, policy=args.policy, events=True)
-    story = Story(manager)
-    story.arrive("alice", "alice arrives")
-    story.arrive("bob", "bob arrives")
-    story.leave("alice", "bob", title="both leave")
-    story.arrive("carol", "carol arrives")
-    story.leave("carol", title="carol leaves")
-    story.arrive("alice", "alice is back")
-    story.close()
+    demo = Demo(manager)
+    demo.admit("alice", "alice arrives")
+    demo.admit("bob", "bob arrives")
+    demo.finish("alice", "bob", title="both finish")
+    demo.admit("carol", "carol arrives")
+    demo.finish("carol", title="carol finishes")
+    demo.admit("alice", "alice arrives again")
+    demo.close()
 
     console = Console(highlight=False)
-    console.print(Padding(table(story, args.policy), (1, 0, 0, 0)))
-    console.print(Padding(legend(), (0, 1)))
-    console.print(Padding(summary(story), (1, 1)))
+    console.print(Padding(build_table(demo, args.policy), (1, 0, 0, 0)))
+    console.print(Padding(build_legend(), (0, 1)))
+    console.print(Padding(summarize(demo), (1, 1)))
     return 0
 
 
-class Beat(NamedTuple):
-    """What the manager said when something had happened."""
+class PoolState(NamedTuple):
+    """State of the pool after one change."""
 
     title: str
     pool: Text
@@ -80,24 +80,26 @@ class Beat(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The blocks of a running request: found in the cache, computed by itself, and the one its tail is in."""
+    """Blocks of a running request: cache hits, blocks it computed, and the block of its incomplete tail."""
 
     hits: RegisteredBlocks
     computed: RegisteredBlocks
     tail: MutableBlocks
 
 
-class Story:
-    """Requests come and go on one manager; every change is a beat."""
+class Demo:
+    """Admit and finish requests on one manager; record the pool's state after each change."""
 
     def __init__(self, manager: BlockManager) -> None:
         self.manager = manager
-        self.beats: list[Beat] = []
+        self.states: list[PoolState] = []
         self._running: dict[str, Request] = {}
-        self._wrote: dict[Identity, tuple[int, str]] = {}  # where a block was computed, and by whom
+        self._computed_by: dict[
+            Identity, tuple[int, str]
+        ] = {}  # slot, and the request that computed the block
 
-    def arrive(self, name: str, title: str) -> None:
-        """Match the prompt, allocate what the cache does not hold, register what is complete."""
+    def admit(self, name: str, title: str) -> None:
+        """Match the prompt's prefix, allocate blocks for the rest, register the complete ones."""
         from understudy.tokens import TokenBlocks
 
         prompt = TokenBlocks(PROMPTS[name], self.manager.block_size)
@@ -106,32 +108,32 @@ class Story:
         fresh = prompt.identities[len(hits) :]
         computed = blocks.take(len(fresh)).register(fresh)
         self._running[name] = Request(hits, computed, tail=blocks)
-        self._wrote.update(zip(fresh, ((slot, name) for slot in computed.ids.tolist()), strict=True))
-        self._note(title, prompt, hit_tokens=len(hits) * prompt.block_size)
+        self._computed_by.update(zip(fresh, ((slot, name) for slot in computed.ids.tolist()), strict=True))
+        self._record(title, prompt, hit_tokens=len(hits) * prompt.block_size)
 
-    def leave(self, *names: str, title: str) -> None:
-        """Release everything that the requests hold: complete blocks stay cached, tails are empty again."""
+    def finish(self, *names: str, title: str) -> None:
+        """Release all blocks of the requests: complete blocks stay cached, tail blocks are reset."""
         for name in names:
             request = self._running.pop(name)
             request.tail.release()
             request.computed.release()
             request.hits.release()
-        self._note(title)
+        self._record(title)
 
     def close(self) -> None:
-        """Let the last requests go and have the manager check itself."""
+        """Release the blocks of running requests and check the manager's invariants."""
         for request in self._running.values():
             for guard in (request.tail, request.computed, request.hits):
                 guard.release()
         self.manager.store.check()
 
-    def _note(self, title: str, prompt: TokenBlocks | None = None, hit_tokens: int = 0) -> None:
+    def _record(self, title: str, prompt: TokenBlocks | None = None, hit_tokens: int = 0) -> None:
         events = self.manager.store.drain_events()
         removed = int(events.kinds.sum())
-        self.beats.append(
-            Beat(
+        self.states.append(
+            PoolState(
                 title=title,
-                pool=self._picture(),
+                pool=self._draw_pool(),
                 metrics=self.manager.metrics(),
                 stored=len(events) - removed,
                 removed=removed,
@@ -140,19 +142,19 @@ class Story:
             )
         )
 
-    def _picture(self) -> Text:
-        """Draw the pool slot by slot: the glyph is the state, the colour who computed the block."""
+    def _draw_pool(self) -> Text:
+        """Draw the pool slot by slot: the glyph is the state, the colour the request that computed the block."""
         from rich.text import Text
 
         from understudy.tokens import Identities
 
         cells = [(RESET, "dim")] * self.manager.num_blocks
-        known = list(self._wrote)
+        known = list(self._computed_by)
         present = self.manager.has_blocks(
             Identities.from_lineage_hashes([identity.lineage_hash for identity in known])
         )
         for identity, here in zip(known, present.tolist(), strict=True):
-            slot, name = self._wrote[identity]
+            slot, name = self._computed_by[identity]
             if here:
                 cells[slot] = (INACTIVE, COLOURS[name])
         for name, request in self._running.items():
@@ -163,8 +165,8 @@ class Story:
         return Text.assemble(*cells)
 
 
-def table(story: Story, policy: str) -> Table:
-    """One row per beat."""
+def build_table(demo: Demo, policy: str) -> Table:
+    """Build a table with one row per recorded state."""
     from rich import box
     from rich.table import Table
 
@@ -176,31 +178,31 @@ def table(story: Story, policy: str) -> Table:
         padding=(0, 1, 0, 0),
         header_style="dim",
     )
-    out.add_column("beat", no_wrap=True)
+    out.add_column("event", no_wrap=True)
     out.add_column("pool", no_wrap=True)
     for name in ("hit\ntokens", "reset", "mutable", "active", "inactive"):
         out.add_column(name, justify="right")
-    out.add_column("events", justify="right", no_wrap=True)
-    for beat in story.beats:
-        hit = f"[green]{beat.hit_tokens}[/green]" if beat.hit_tokens else str(beat.hit_tokens)
-        events = [f"[green]+{beat.stored}[/green]"] * (beat.stored > 0)
-        events += [f"[red]−{beat.removed}[/red]"] * (beat.removed > 0)
-        now = beat.metrics
+    out.add_column("KV events", justify="right", no_wrap=True)
+    for state in demo.states:
+        hit = f"[green]{state.hit_tokens}[/green]" if state.hit_tokens else str(state.hit_tokens)
+        events = [f"[green]+{state.stored}[/green]"] * (state.stored > 0)
+        events += [f"[red]−{state.removed}[/red]"] * (state.removed > 0)
+        metrics = state.metrics
         out.add_row(
-            beat.title,
-            beat.pool,
-            f"{hit}[dim]/{beat.prompt_tokens}[/dim]" if beat.prompt_tokens else "",
-            str(now.reset_blocks),
-            str(now.mutable_blocks),
-            str(now.active_blocks),
-            str(now.inactive_blocks),
+            state.title,
+            state.pool,
+            f"{hit}[dim]/{state.prompt_tokens}[/dim]" if state.prompt_tokens else "",
+            str(metrics.reset_blocks),
+            str(metrics.mutable_blocks),
+            str(metrics.active_blocks),
+            str(metrics.inactive_blocks),
             " ".join(events),
         )
     return out
 
 
-def legend() -> Text:
-    """Name the glyphs and the colours of the pool's picture."""
+def build_legend() -> Text:
+    """Name the glyphs and colours of the drawn pool."""
     from rich.text import Text
 
     glyphs = f"{ACTIVE} active  {MUTABLE} mutable  {INACTIVE} inactive  {RESET} reset     computed by "
@@ -208,12 +210,12 @@ def legend() -> Text:
     return Text.assemble((glyphs, "dim"), *names)
 
 
-def summary(story: Story) -> str:
-    """Add up the beats."""
-    prompt_tokens = sum(beat.prompt_tokens for beat in story.beats)
-    hit_tokens = sum(beat.hit_tokens for beat in story.beats)
+def summarize(demo: Demo) -> str:
+    """Total the hit tokens and evictions of the demo."""
+    prompt_tokens = sum(state.prompt_tokens for state in demo.states)
+    hit_tokens = sum(state.hit_tokens for state in demo.states)
     return (
         f"[bold]{hit_tokens}[/bold] of {prompt_tokens} prompt tokens came from the cache "
         f"([bold]{hit_tokens / prompt_tokens:.0%}[/bold]); "
-        f"{story.manager.metrics().evictions} blocks were evicted."
+        f"{demo.manager.metrics().evictions} blocks were evicted."
     )

@@ -1,4 +1,4 @@
-"""The flags that say which model runs on which GPUs, for verbs that predict and fit times."""
+"""Flags that name the model and its GPUs, for verbs that predict and fit times."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from understudy.timing.deployment import Deployment
 
 
-IDLE_IN_A_FIT = ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")
-WHAT_RUNS = ("model", "kv-dtype", *GPU_FLAGS)
-ENGINE = (
+UNUSED_IN_FITS = ("gpu-weights", "gpu-memory-utilization", "front-end-ms", "extrapolate")
+MODEL_AND_GPU_FLAGS = ("model", "kv-dtype", *GPU_FLAGS)
+ENGINE_FLAGS = (
     "max-num-seqs",
     "max-num-batched-tokens",
     "max-model-len",
@@ -28,7 +28,7 @@ ENGINE = (
 
 
 class EngineValues(NamedTuple):
-    """The settings of the engine, with defaults where flags do not say them."""
+    """Engine settings from flags, with defaults for flags that were not given."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -39,23 +39,23 @@ class EngineValues(NamedTuple):
 
 
 def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection[str]) -> None:
-    """Describe them, in groups of their own, without those that mean nothing to the verb."""
+    """Add the model, GPU and engine flags to a verb, except those in `leave_out`."""
     import argparse
 
-    from understudy.cli.gpu_flags import add_flags_of_gpu
+    from understudy.cli.gpu_flags import add_gpu_setting_flags
     from understudy.engines.profiles import NEWEST
 
-    group = verb.add_argument_group("what runs on what")
-    group.add_argument("--model", metavar="NAME", help="a known name, or a config.json")
-    group.add_argument("--kv-dtype", metavar="TYPE", help="of the KV cache: bf16 (default) or fp8")
-    add_flags_of_gpu(group, leave_out=leave_out, more={"weight-dtype": "weights"})
+    group = verb.add_argument_group("model and GPU")
+    group.add_argument("--model", metavar="NAME", help="known model name, or path of a config.json")
+    group.add_argument("--kv-dtype", metavar="TYPE", help="data type of the KV cache: bf16 (default) or fp8")
+    add_gpu_setting_flags(group, leave_out=leave_out, aliases={"weight-dtype": "weights"})
     engine = verb.add_argument_group("engine")
     engine.add_argument("--max-num-seqs", type=int, metavar="N", help="requests in a batch (default: 128)")
     engine.add_argument(
         "--max-num-batched-tokens",
         type=int,
         metavar="N",
-        help="tokens in a step (default: 2048)",
+        help="tokens per step (default: 2048)",
     )
     engine.add_argument("--max-model-len", type=int, metavar="N", help="context window (default: none)")
     engine.add_argument(
@@ -64,37 +64,37 @@ def add_deployment_flags(verb: argparse.ArgumentParser, *, leave_out: Collection
     engine.add_argument(
         "--vllm-version",
         metavar="VERSION",
-        help=f"a release of vLLM, as 0.19.0 (default: {NEWEST})",
+        help=f"vLLM release to simulate, such as 0.19.0 (default: {NEWEST})",
     )
     engine.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="find prefixes in the cache, as those of preempted requests (default: yes)",
+        help="reuse cached prefixes, also those of preempted requests (default: yes)",
     )
 
 
-def given(args: argparse.Namespace, names: Collection[str]) -> list[str]:
-    """Those of these flags that were given, as one writes them."""
+def list_given_flags(args: argparse.Namespace, names: Collection[str]) -> list[str]:
+    """Return those of the flags `names` that were given, spelled as on the command line."""
     values = {name: getattr(args, name.replace("-", "_"), None) for name in names}
     return [
         f"--{'no-' if value is False else ''}{name}" for name, value in values.items() if value is not None
     ]
 
 
-def refuse_beside_timing_file(args: argparse.Namespace) -> None:
-    """Refuse flags that say what a timing file says. ConfigError names them."""
+def reject_flags_set_by_timing_file(args: argparse.Namespace) -> None:
+    """Raise ConfigError for flags whose values the timing file already contains."""
     from understudy.errors import ConfigError
 
-    if said := given(args, WHAT_RUNS):
+    if flags := list_given_flags(args, MODEL_AND_GPU_FLAGS):
         raise ConfigError(
-            f"--timing says which model ran on which GPUs; leave out {', '.join(said)} (how many KV blocks "
-            "there are is --num-gpu-blocks)"
+            f"--timing already names the model and its GPUs; leave out {', '.join(flags)} (give the number of "
+            "KV blocks with --num-gpu-blocks)"
         )
 
 
 def engine_values(args: argparse.Namespace) -> EngineValues:
-    """What the flags say of the engine."""
+    """Return the engine settings that the flags give, with defaults."""
     from understudy.engines.profiles import NEWEST
 
     return EngineValues(
@@ -107,40 +107,40 @@ def engine_values(args: argparse.Namespace) -> EngineValues:
     )
 
 
-def is_described(args: argparse.Namespace) -> bool:
-    """Whether the flags say what runs on what."""
+def names_model_and_gpu(args: argparse.Namespace) -> bool:
+    """Whether the flags name both a model and a GPU."""
     return bool(args.model and (args.gpu or args.gpu_bandwidth_gbps))
 
 
-def gpu_of(args: argparse.Namespace) -> GpuSettings:
-    """The GPUs that the flags describe; --timing may say where their times come from."""
+def read_gpu(args: argparse.Namespace) -> GpuSettings:
+    """Build the GPU settings that the flags give."""
     from understudy.checks import read_as
-    from understudy.cli.gpu_flags import given_gpu
+    from understudy.cli.gpu_flags import read_gpu_flags
     from understudy.tiers.gpu import GpuSettings
 
-    return read_as(GpuSettings, given_gpu(args), "gpu")
+    return read_as(GpuSettings, read_gpu_flags(args), "gpu")
 
 
-def deployment_of(args: argparse.Namespace) -> Deployment:
-    """What the flags describe. ConfigError names the one at fault."""
-    gpu = gpu_of(args)
+def read_deployment(args: argparse.Namespace) -> Deployment:
+    """Build the deployment that the flags describe. ConfigError names the invalid flag."""
+    gpu = read_gpu(args)
     gpu.refuse_idle(None, has_blocks=args.num_gpu_blocks is not None, has_timing=False)
     return gpu.deployment(args.model, args.kv_dtype)
 
 
-def engine_of(args: argparse.Namespace, deployment: Deployment | None) -> VllmConfig:
-    """The engine that the flags describe, without its timing; what it runs on may be unknown where they say blocks."""
-    from understudy.calibrate.experiment import MOST_BLOCKS, engine_for
+def build_engine(args: argparse.Namespace, deployment: Deployment | None) -> VllmConfig:
+    """Build the engine's configuration without its timing; a missing deployment needs --num-gpu-blocks."""
+    from understudy.calibrate.experiment import MAX_BLOCKS, build_engine_config
 
     values = engine_values(args)
     blocks = values.num_gpu_blocks
-    if blocks is None and is_described(args):
-        found = gpu_of(args).num_blocks(
+    if blocks is None and names_model_and_gpu(args):
+        estimate = read_gpu(args).num_blocks(
             args.model,
             args.kv_dtype,
             16,
             step_tokens=values.max_num_batched_tokens,
             sequences=values.max_num_seqs,
         )
-        blocks = min(found.blocks, MOST_BLOCKS)
-    return engine_for(deployment, **values._replace(num_gpu_blocks=blocks)._asdict())
+        blocks = min(estimate.blocks, MAX_BLOCKS)
+    return build_engine_config(deployment, **values._replace(num_gpu_blocks=blocks)._asdict())

@@ -1,4 +1,4 @@
-"""`understudy events emit|tap|verify`: the conformance kit for KV events. It needs no engine and no router."""
+"""`understudy events emit|tap|verify`: send, record and check streams of KV events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from understudy.cli import listening
+from understudy.cli import subscription
+from understudy.cli.flag_names import add_renamed_flag
 from understudy.outputs import check_outputs, create, files_named, is_stdout
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ EXAMPLES = """\
 examples:
   understudy events emit trace.jsonl --dialect vllm-0.24.0 --out events.jsonl
   understudy events emit trace.jsonl --dialect sglang-0.5.20 --workers 4 --bind tcp://*:5557 --replay-bind tcp://*:6557
-  understudy events tap tcp://engine:5557 --replay tcp://engine:5558 --record heard.jsonl
-  understudy events verify heard.jsonl --stream raw --dialect vllm-0.24.0
+  understudy events tap tcp://engine:5557 --replay tcp://engine:5558 --record recorded.jsonl
+  understudy events verify recorded.jsonl --stream raw --dialect vllm-0.24.0
   understudy events verify tcp://engine:5557 --stream raw --joined-late --seconds 60
 """
 EXIT_BREACH = 1
@@ -45,90 +46,108 @@ def add_parser(verbs: Verbs) -> None:
         verbs,
         "events",
         "emit, tap and verify KV events",
-        "Emit KV events as any release of vLLM or SGLang sends them, tap a publisher, hold a stream to its rules.",
+        "Emit KV events as any release of vLLM or SGLang sends them, record a publisher, or verify a stream.",
     )
     acts = verb.add_subparsers(dest="act", metavar="ACT", required=True)
 
     emit = parser(
-        acts, "emit", "send what the engines of a replay would send", "Replay a trace and send its events."
+        acts, "emit", "send the KV events of a replay", "Replay a trace and send the engines' KV events."
     )
     emit.add_argument("trace", type=Path, metavar="TRACE", help="trace file, plain or gzipped")
     emit.add_argument(
         "--dialect", default="vllm", metavar="NAME", help="vllm-0.24.0, sglang-0.5.20, … (default: vllm)"
     )
     emit.add_argument(
-        "--stream", choices=("raw", "consolidated"), default="raw", help="default: raw, as engines do"
-    )
-    emit.add_argument("--workers", type=int, metavar="N", help="simulated workers, each a rank (default: 1)")
-    emit.add_argument("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 64)")
-    emit.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks a worker (default: 16384)")
-    emit.add_argument("--config", type=Path, metavar="YAML", help="settings of the replay; flags win over it")
-    emit.add_argument(
-        "--set", action="append", default=[], metavar="A.B=V", help="one setting; wins over all"
-    )
-    emit.add_argument("--format", default="mooncake", metavar="NAME", help="of the trace (default: mooncake)")
-    emit.add_argument(
-        "--trace-block-size", type=int, metavar="N", help="tokens of one hash id (default: 512)"
+        "--stream",
+        choices=("raw", "consolidated"),
+        default="raw",
+        help="raw (default): as engines send; consolidated: as routers need",
     )
     emit.add_argument(
-        "--synthesize-tokens", action="store_true", help="token ids too, made from the trace's ids"
+        "--workers", type=int, metavar="N", help="simulated workers, one rank each (default: 1)"
+    )
+    emit.add_argument("--block-size", type=int, metavar="N", help="tokens per KV block (default: 64)")
+    emit.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks per worker (default: 16384)")
+    emit.add_argument("--config", type=Path, metavar="YAML", help="replay settings; flags override the file")
+    emit.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=V",
+        help="one setting; overrides --config and flags",
+    )
+    emit.add_argument("--format", default="mooncake", metavar="NAME", help="trace format (default: mooncake)")
+    emit.add_argument("--trace-block-size", type=int, metavar="N", help="tokens per hash id (default: 512)")
+    emit.add_argument(
+        "--synthesize-tokens", action="store_true", help="add token ids, generated from the trace's hash ids"
     )
     emit.add_argument(
-        "--out", type=Path, metavar="PATH", help="write the messages, a line each; -: standard output"
+        "--out", type=Path, metavar="PATH", help="write one line per message; -: standard output"
     )
-    emit.add_argument("--bind", metavar="ADDRESS", help="publish over ZMQ: tcp://*:PORT, a rank a port")
+    emit.add_argument("--bind", metavar="ADDRESS", help="publish over ZMQ: tcp://*:PORT, one port per rank")
     emit.add_argument(
-        "--replay-bind", metavar="ADDRESS", help="answer replay requests: tcp://*:PORT, a rank a port"
+        "--replay-bind", metavar="ADDRESS", help="answer replay requests: tcp://*:PORT, one port per rank"
     )
-    emit.add_argument("--topic", default="", metavar="TEXT", help="of the messages (default: empty)")
+    emit.add_argument("--topic", default="", metavar="TEXT", help="topic of the messages (default: empty)")
     emit.add_argument(
-        "--speed-up", type=float, metavar="X", help="--bind: 1: at the run's pace; 0 (default): at once"
+        "--clock-speed",
+        type=float,
+        metavar="X",
+        help="with --bind: publish X times as fast as the run (default: 0, without pauses)",
+    )
+    add_renamed_flag(emit, "--speed-up", "--clock-speed")
+    emit.add_argument(
+        "--wait-s", type=float, metavar="S", help="with --bind: wait before the first message (default: 1)"
     )
     emit.add_argument(
-        "--wait-s", type=float, metavar="S", help="--bind: before the first message (default: 1)"
+        "--linger-s", type=float, metavar="S", help="with --bind: wait after the last message (default: 1)"
     )
-    emit.add_argument("--linger-s", type=float, metavar="S", help="--bind: after the last one (default: 1)")
 
     tap = parser(
         acts,
         "tap",
-        "print what a publisher says",
-        "Listen to a publisher of KV events and print what it says.",
+        "print a publisher's KV events",
+        "Subscribe to a publisher of KV events and print what arrives.",
     )
     tap.add_argument("endpoint", metavar="ADDRESS", help="tcp://HOST:PORT")
-    listening.add_listening_flags(tap)
-    tap.add_argument(
-        "--record", type=Path, metavar="PATH", help="keep the messages, a line each, for `verify`"
-    )
-    tap.add_argument("--json", action="store_true", help="print a JSON line an event")
+    subscription.add_subscription_flags(tap)
+    tap.add_argument("--record", type=Path, metavar="PATH", help="write one line per message, for `verify`")
+    tap.add_argument("--json", action="store_true", help="print one JSON line per event")
 
     verify = parser(
-        acts, "verify", "hold a stream to its rules", "A line for every breach; exit code 1 if there is one."
+        acts,
+        "verify",
+        "check a stream against its rules",
+        "Print one line per violation; exit with 1 if there is any.",
     )
     verify.add_argument(
         "source", metavar="FILE|ADDRESS", help="recorded messages, or a publisher: tcp://HOST:PORT"
     )
     verify.add_argument(
-        "--stream", choices=("raw", "consolidated"), required=True, help="what it claims to be"
+        "--stream", choices=("raw", "consolidated"), required=True, help="kind of stream to check for"
     )
-    verify.add_argument("--dialect", metavar="NAME", help="the release that it claims to come from")
-    verify.add_argument("--rank", type=int, metavar="N", help="that every batch must bear")
-    verify.add_argument("--joined-late", action="store_true", help="it may speak of what came before")
+    verify.add_argument("--dialect", metavar="NAME", help="release whose message format is required")
+    verify.add_argument("--rank", type=int, metavar="N", help="rank that every batch must have")
     verify.add_argument(
-        "--max-breaches", type=int, default=100, metavar="N", help="lines to print (default: 100)"
+        "--joined-late",
+        action="store_true",
+        help="the recording starts mid-stream: allow blocks that were stored before it",
     )
-    listening.add_listening_flags(verify)
+    verify.add_argument(
+        "--max-breaches", type=int, default=100, metavar="N", help="violations to print (default: 100)"
+    )
+    subscription.add_subscription_flags(verify)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Emit, tap or verify."""
+    """Run `emit`, `tap` or `verify`."""
     return {"emit": _emit, "tap": _tap, "verify": _verify}[args.act](args)
 
 
 # --- emit ---------------------------------------------------------------------------------------------
 
-_PACE = {"speed_up": 0.0, "wait_s": 1.0, "linger_s": 1.0}
-"""Of what is sent, by flag."""
+_PUBLISHING_DEFAULTS = {"clock_speed": 0.0, "wait_s": 1.0, "linger_s": 1.0}
+"""Defaults of the flags that need --bind."""
 
 
 def _emit(args: argparse.Namespace) -> int:
@@ -148,17 +167,17 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.workload.formats import read_trace
 
     if (args.out is None) == (args.bind is None):
-        raise ConfigError("say where to: either --out PATH or --bind ADDRESS")
+        raise ConfigError("the output is not named; give either --out PATH or --bind ADDRESS")
     if args.replay_bind is not None and args.bind is None:
-        raise ConfigError("--replay-bind answers for what --bind sends")
-    for name, default in _PACE.items():
+        raise ConfigError("--replay-bind needs --bind; give both")
+    for name, default in _PUBLISHING_DEFAULTS.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
             continue
         flag = f"--{name.replace('_', '-')}"
         positive_number(flag, getattr(args, name), or_zero=True)
         if args.bind is None:
-            raise ConfigError(f"{flag} is of --bind, which sends; --out writes all at once")
+            raise ConfigError(f"{flag} needs --bind; --out writes without pauses, so leave it out")
     rules = dialect(args.dialect)
     given = {name: getattr(args, name) for name in ("block_size", "num_gpu_blocks")}
     flags: dict[str, Any] = {} if args.workers is None else {"workers": args.workers}
@@ -166,18 +185,18 @@ def _emit(args: argparse.Namespace) -> int:
         flags["engine"] = engine
     settings = ReplaySettings.read(args.config, flags, args.set, base=scenario_settings(args))
     if settings.pools:
-        raise ConfigError("events emit plays workers that are all alike: give engine and workers, not pools")
+        raise ConfigError("pools: events emit supports equal workers only; give engine and workers instead")
     given_files = files_given(args.config, args.set) | files_named(settings)
     inputs = {"TRACE": args.trace, "--config": args.config, **given_files}
     check_outputs({"--out": args.out}, inputs)
     reading = {} if args.trace_block_size is None else {"trace_block_size": args.trace_block_size}
     for address in (args.bind, args.replay_bind):
         if address is not None:
-            rank_endpoint(address, max(settings.workers - 1, 0))  # known before the run, not after it
+            rank_endpoint(address, max(settings.workers - 1, 0))  # reject a bad address before the run
     workload = read_trace(args.trace, args.format, **reading)
     with ExitStack() as stack:
-        # An address that is taken is known before the run too.
-        publishers = [] if args.bind is None else _publishers(stack, args, rules, settings.workers)
+        # Bind before the run, so that an address in use fails early.
+        publishers = [] if args.bind is None else _open_publishers(stack, args, rules, settings.workers)
         with progress_bar("replaying", len(workload), "requests") as progress:
             played = run_offline(
                 workload,
@@ -201,7 +220,7 @@ def _emit(args: argparse.Namespace) -> int:
         sent = (
             _publish(args, publishers, batches)
             if publishers
-            else _write(args, rules, settings.workers, batches)
+            else _write_messages(args, rules, settings.workers, batches)
         )
     print(
         f"{sent:,} messages of {settings.workers} publishers, {rules.name}, {args.stream}",
@@ -210,7 +229,7 @@ def _emit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(args: argparse.Namespace, rules: Dialect, workers: int, batches: Iterator[Any]) -> int:
+def _write_messages(args: argparse.Namespace, rules: Dialect, workers: int, batches: Iterator[Any]) -> int:
     from understudy.events.capture import write_message
     from understudy.events.wire import WireBatch, encode_batch, live_frames
 
@@ -224,11 +243,18 @@ def _write(args: argparse.Namespace, rules: Dialect, workers: int, batches: Iter
     return sum(sequences)
 
 
-def _publishers(stack: ExitStack, args: argparse.Namespace, rules: Dialect, workers: int) -> list[Publisher]:
+def _open_publishers(
+    stack: ExitStack, args: argparse.Namespace, rules: Dialect, workers: int
+) -> list[Publisher]:
     from understudy.events.publisher import Publisher
 
-    how: dict[str, Any] = {"replay": args.replay_bind, "bind": True, "dialect": rules, "topic": args.topic}
-    return [stack.enter_context(Publisher(args.bind, rank=rank, **how)) for rank in range(workers)]
+    options: dict[str, Any] = {
+        "replay": args.replay_bind,
+        "bind": True,
+        "dialect": rules,
+        "topic": args.topic,
+    }
+    return [stack.enter_context(Publisher(args.bind, rank=rank, **options)) for rank in range(workers)]
 
 
 def _publish(args: argparse.Namespace, publishers: list[Publisher], batches: Iterator[Any]) -> int:
@@ -237,8 +263,8 @@ def _publish(args: argparse.Namespace, publishers: list[Publisher], batches: Ite
     time.sleep(args.wait_s)
     began = time.monotonic()
     for time_ns, rank, events in batches:
-        if args.speed_up:
-            time.sleep(max(0.0, time_ns / 1e9 / args.speed_up - (time.monotonic() - began)))
+        if args.clock_speed:
+            time.sleep(max(0.0, time_ns / 1e9 / args.clock_speed - (time.monotonic() - began)))
         publishers[rank].publish(events)
     time.sleep(args.linger_s)
     return sum(publisher.next_sequence for publisher in publishers)
@@ -259,12 +285,12 @@ def _tap(args: argparse.Namespace) -> int:
     from understudy.events.wire import decode_batch, parse_frames
 
     if args.record is not None and is_stdout(args.record):
-        raise ConfigError("--record needs a file: what is heard is printed")
+        raise ConfigError("--record: standard output is used for the printed events; name a file")
     check_outputs({"--record": args.record}, {})
     with ExitStack() as stack:
-        # Not beside it: what was heard stays when the listener is ended.
+        # Written in place, not to a temporary file: the messages must survive when the process is killed.
         record = stack.enter_context(args.record.open("wb")) if args.record is not None else None
-        for frames in listening.messages(args, args.endpoint):
+        for frames in subscription.receive_messages(args, args.endpoint):
             try:
                 _, sequence, payload = parse_frames(frames)
                 if record is not None:
@@ -300,9 +326,9 @@ def _verify(args: argparse.Namespace) -> int:
     rules = None if args.dialect is None else dialect(args.dialect)
     live = "://" in args.source
     if not live:
-        listening.refuse_for_a_file(args)
+        subscription.reject_flags_for_file(args)
     source: Iterator[tuple[str, list[bytes]]] = (
-        (("", frames) for frames in listening.messages(args, args.source))
+        (("", frames) for frames in subscription.receive_messages(args, args.source))
         if live
         else ((message.publisher, message.frames) for message in read_messages(args.source))
     )
@@ -322,11 +348,10 @@ def _verify(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not live:
             raise
-    told = (
+    messages, events, blocks = (
         sum(getattr(each, key) for each in verifiers.values()) for key in ("messages", "events", "blocks")
     )
-    messages, events, blocks = told
     if not messages:
-        raise InvalidArgument(f"{args.source}: not one message, so nothing was verified")
+        raise InvalidArgument(f"{args.source}: no message arrived; nothing was verified")
     print(f"{messages:,} messages, {events:,} events, {blocks:,} blocks: {breaches:,} breaches")
     return EXIT_BREACH if breaches else 0

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  understudy fleet --workers 20 --routing kv             door on 8000, workers on 9000 ... 9019, page at localhost:8000
+  understudy fleet --workers 20 --routing kv             front door and page on 8000, workers on 9000 ... 9019
   understudy fleet my-model --workers 200 --base-port 9000 --max-num-seqs 64
   understudy fleet Llama-3.1-8B --gpu H100 --workers 20  times and blocks of a known model on a GPU
   understudy fleet --fleet-config fleet.yaml             pools of different engines
   curl localhost:8000/admin/fault -d '{"kind": "kill", "workers": [3]}'
 
 flags of the fleet:
-  --workers N             how many (default: 4)
-  --processes N           spread them over so many processes; the door is then the standalone router
-  --base-port PORT        of the first worker (default: 9000); 0: any free ones
-  --port PORT             of the front door (default: 8000)
+  --workers N             number of workers (default: 4)
+  --processes N           run the workers in N processes; the front door is then the standalone router
+  --base-port PORT        port of the first worker (default: 9000); 0: any free ports
+  --port PORT             port of the front door (default: 8000)
   --routing POLICY        round_robin (default), random, least_loaded, power_of_two, session_affinity, kv,
-                          or FILE.py:CLASS, a router of your own
+                          or FILE.py:CLASS, a user-defined router
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
   --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
-All flags of `understudy serve` describe the workers: --gpu NAME, --timing FILE, --speedup X, --tiers JSON and the rest.
+All flags of `understudy serve` configure the workers: --gpu NAME, --timing FILE, --clock-speed X, --tiers JSON, ...
 """
 
 
@@ -38,7 +38,7 @@ def add_parser(verbs: Verbs) -> None:
 
     verb = verbs.add_parser(
         "fleet",
-        help="many live workers in one process, one routed front door and a page that shows them",
+        help="live workers in one process behind a routing front door, with a status page",
         description="Serve a fleet: every worker has its own port, KV events and metrics; the front door routes.",
         usage="understudy fleet [MODEL] [--workers N] [--routing POLICY] [flags of vLLM]",
         epilog=EXAMPLES,
@@ -82,20 +82,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
-    """What a command line asks for, and over how many processes. ConfigError names what is wrong."""
+    """Read the fleet's settings and its number of processes. ConfigError names the invalid flag."""
     import json
     from pathlib import Path
 
     from understudy.checks import port_number, whole_number
-    from understudy.cli.router_flags import live_policy
-    from understudy.cli.serve import tell_idle
+    from understudy.cli.router_flags import build_live_policy
+    from understudy.cli.serve import print_unused_flags
     from understudy.errors import ConfigError
     from understudy.server.flags import Flag
     from understudy.server.flags.serving import read_serve
     from understudy.server.fleet.fleet import FleetSettings
     from understudy.yaml_text import read_yaml
 
-    own = (
+    fleet_flags = (
         Flag(["--workers"], "int"),
         Flag(["--processes"], "int"),
         Flag(["--base-port"], "int"),
@@ -103,11 +103,11 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
         Flag(["--router"], "json"),
         Flag(["--fleet-config"], "str"),
     )
-    plan = read_serve(arguments, more=own)
-    tell_idle(plan.idle)
+    plan = read_serve(arguments, more=fleet_flags)
+    print_unused_flags(plan.idle)
     values = plan.line.values
     if "uds" in values:
-        raise ConfigError("--uds is of one server; the workers of a fleet have ports")
+        raise ConfigError("--uds is for `understudy serve`; the workers of a fleet listen on ports")
     content: dict[str, Any] = {}
     if path := values.get("fleet-config"):
         content = read_yaml(Path(path))
@@ -119,32 +119,36 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
                 raise ConfigError(f"--fleet-config {path}: {name} is not known; known are {', '.join(known)}")
     if "pools" in content and not (isinstance(content["pools"], list) and content["pools"]):
         raise ConfigError(
-            f"--fleet-config {path}: pools must be a list of one or more; leave it out for --workers equal ones"
+            f"--fleet-config {path}: pools must be a list of one or more; for equal workers use --workers instead"
         )
     if content.get("pools") and "workers" in values:
-        raise ConfigError("--workers and the pools of --fleet-config both say how many; give one")
+        raise ConfigError(
+            "--workers and the pools of --fleet-config both set the number of workers; give one"
+        )
     pools = []
     for pool in content.get("pools") or ({"workers": values.get("workers", 4)},):
         if not isinstance(pool, dict) or set(pool) - {"workers", "flags"}:
-            raise ConfigError(f"a pool has workers and flags by name, got {pool!r}")
+            raise ConfigError(f"pools: each pool must be a mapping with workers and flags, got {pool!r}")
         count = whole_number("workers", pool.get("workers", 1), 1)
         more: list[str] = []
         given = pool.get("flags") or {}
         if not isinstance(given, dict):
-            raise ConfigError(f"flags of a pool must be values by name, as max-num-seqs: 64, got {given!r}")
+            raise ConfigError(
+                f"pools: flags must be a mapping of names to values, such as max-num-seqs: 64, got {given!r}"
+            )
         for name, value in given.items():
             if isinstance(value, list):
                 more += [f"--{name}", *map(str, value)]
             else:
                 more.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-        pools.append((count, read_serve([*arguments, *more], more=own).settings))
+        pools.append((count, read_serve([*arguments, *more], more=fleet_flags).settings))
     base_port = values.get("base-port", content.get("base_port", 9000))
     settings = FleetSettings(
         pools=tuple(pools),
         base_port=port_number("base_port", base_port, sum(count for count, _ in pools)),
         host=plan.settings.host,
         port=port_number("port", values.get("port", content.get("port", 8000))),
-        routing=live_policy(
+        routing=build_live_policy(
             values.get("routing", content.get("routing", "round_robin")),
             values.get("router") or content.get("router") or {},
         ),

@@ -1,4 +1,4 @@
-"""The flags of `understudy replay` that say which model runs on which GPUs, and where step times come from."""
+"""Flags of `understudy replay` for the model, its GPUs and the source of step times."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   understudy replay trace.jsonl --model Llama-3.1-70B --gpu H100 --tensor-parallel-size 4
   understudy replay trace.jsonl --model ./config.json --gpu-bandwidth-gbps 960 --gpu-tflops 209 --gpu-memory 48GiB
-  understudy replay trace.jsonl --model Llama-3.1-8B --gpu RTX-4090 --timing profiles/tp1       measured kernels
-  understudy replay trace.jsonl --model Llama-3.1-8B --gpu H100 --timing aiconfigurator          that package's kernels
-  understudy replay trace.jsonl --timing timing.yaml --block-size 16 --num-gpu-blocks 27000      what `calibrate` wrote
-  understudy replay trace.jsonl --model Llama-3.1-8B --gpu-memory 80GiB --gpu-weights 16GB     blocks alone
+  understudy replay trace.jsonl --model Llama-3.1-8B --gpu RTX-4090 --timing profiles/tp1       measured kernel times
+  understudy replay trace.jsonl --model Llama-3.1-8B --gpu H100 --timing aiconfigurator      that package's kernel times
+  understudy replay trace.jsonl --timing timing.yaml --block-size 16 --num-gpu-blocks 27000    times from `calibrate`
+  understudy replay trace.jsonl --model Llama-3.1-8B --gpu-memory 80GiB --gpu-weights 16GB     only the number of blocks
 """
 
 
@@ -25,30 +25,35 @@ KINDS = {"str": str, "int": int, "float": float}
 
 
 def add_gpu_flags(verb: argparse.ArgumentParser) -> None:
-    """Describe them, in a group of their own."""
-    group = verb.add_argument_group("model and GPU: how long steps take, how many blocks there are")
-    group.add_argument("--model", metavar="NAME", help="a name, or the path of a config.json")
-    group.add_argument("--kv-dtype", metavar="NAME", help="of the KV cache (default: the model's own)")
-    add_flags_of_gpu(group)
+    """Add the model, GPU and timing flags to a verb, in one group."""
+    group = verb.add_argument_group("model and GPU: step times and the number of KV blocks")
+    group.add_argument("--model", metavar="NAME", help="known model name, or path of a config.json")
+    group.add_argument(
+        "--kv-dtype", metavar="NAME", help="data type of the KV cache (default: the model's own)"
+    )
+    add_gpu_setting_flags(group)
     group.add_argument("--timing", metavar="FILE|NAME", help=TIMING_HELP)
 
 
-def add_flags_of_gpu(
-    group: argparse._ArgumentGroup, *, leave_out: Collection[str] = (), more: Mapping[str, str] | None = None
+def add_gpu_setting_flags(
+    group: argparse._ArgumentGroup,
+    *,
+    leave_out: Collection[str] = (),
+    aliases: Mapping[str, str] | None = None,
 ) -> None:
-    """The flags of the settings `gpu`; `more` has other names of some."""
+    """Add one flag per setting of `gpu`; `aliases` maps a flag to its second name."""
     for name, about in GPU_FLAGS.items():
         if name in leave_out:
             continue
-        names = [f"--{name}", *([f"--{more[name]}"] if more and name in more else [])]
+        names = [f"--{name}", *([f"--{aliases[name]}"] if aliases and name in aliases else [])]
         if about.kind == "bool":
             group.add_argument(*names, action="store_true", default=None, help=about.help)
         else:
             group.add_argument(*names, type=str, metavar=about.metavar, help=about.help)
 
 
-def given_gpu(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings `gpu` that were given as flags."""
+def read_gpu_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of `gpu` that were given as flags. ConfigError names a flag that is not a number."""
     gpu: dict[str, Any] = {}
     for name, about in GPU_FLAGS.items():
         value = getattr(args, name.replace("-", "_"), None)
@@ -62,25 +67,20 @@ def given_gpu(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def gpu_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given as flags, nested as in a configuration file."""
-    gpu = given_gpu(args)
-    gpu, timing = timing_settings(args.timing, gpu)
-    known = "name" in gpu or "bandwidth_gbps" in gpu
-    if gpu and not known:
+    """Return the settings that were given as flags, nested as in a configuration file."""
+    gpu, timing = timing_settings(args.timing, read_gpu_flags(args))
+    names_gpu = "name" in gpu or "bandwidth_gbps" in gpu
+    if gpu and not names_gpu:
         if not {"memory", "weights"} <= gpu.keys():
             flags = ", ".join(f"--{name}" for name, about in GPU_FLAGS.items() if about.field in gpu)
             raise ConfigError(
-                f"{flags} needs --gpu, the data sheet of one "
-                "(--gpu-bandwidth-gbps, --gpu-tflops, --gpu-memory), or --gpu-memory and --gpu-weights together"
+                f"{flags} needs a GPU; give --gpu, or --gpu-bandwidth-gbps, --gpu-tflops and --gpu-memory, "
+                "or --gpu-memory and --gpu-weights together"
             )
         if args.num_gpu_blocks is not None:
-            raise ConfigError(
-                "--num-gpu-blocks and --gpu-memory both say how many blocks there are; give one"
-            )
-    if known and args.model is None:
-        raise ConfigError(
-            "--gpu needs --model, to know what a step computes: a name or the path of a config.json"
-        )
+            raise ConfigError("--num-gpu-blocks and --gpu-memory both set the number of blocks; give one")
+    if names_gpu and args.model is None:
+        raise ConfigError("--gpu needs --model; give a known name or the path of a config.json")
     settings: dict[str, Any] = {"gpu": gpu} if gpu else {}
     if timing is not None:
         settings["engine"] = {"timing": timing}

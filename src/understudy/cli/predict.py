@@ -1,4 +1,4 @@
-"""`understudy predict INPUTS`: times of benchmarks that nobody has to run."""
+"""`understudy predict INPUTS`: predict the times of benchmarks without running them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ examples:
   understudy predict run.jsonl --timing timing.yaml
   understudy predict run.jsonl --timing steps.jsonl --num-gpu-blocks 27000
 
-INPUTS is a table of experiments, one a row (docs/accuracy.md has its columns): closed loops of random lengths (key,
-system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id, model,
-hardware, tp, …). Columns of measurements are not looked at. Or it is a recorded run, a JSON line a request:
-request_id, arrival_s, input_tokens, output_tokens (and input_token_ids, where known); its times count from when the
-engine sees a request. Where the times come from is told on standard error.
+INPUTS is a table with one experiment per row (docs/accuracy.md lists its columns): closed loops of random lengths
+(key, system, model_path, quant, kv_cache_dtype, isl, osl, conc, tp_size, …) or constant rates in stages (exp_id,
+model, hardware, tp, …). Columns of measurements are ignored. Or it is a recorded run with one JSON line per request:
+request_id, arrival_s, input_tokens, output_tokens (and input_token_ids, if known); its times count from the
+request's arrival at the engine. The source of the step times is printed on standard error.
 """
 
 
@@ -37,28 +37,28 @@ def add_parser(verbs: Verbs) -> None:
     """Describe `understudy predict`."""
     verb = verbs.add_parser(
         "predict",
-        help="times of benchmarks, without running them",
-        description="Replay the load of each experiment through the engine, with the times of its model and GPU.",
+        help="predict the times of benchmarks without running them",
+        description="Replay the load of each experiment with the step times of its model and GPU.",
         epilog=EXAMPLES,
     )
-    verb.add_argument(
-        "inputs", type=Path, metavar="INPUTS", help="a .csv of experiments or a .jsonl of requests"
-    )
+    verb.add_argument("inputs", type=Path, metavar="INPUTS", help=".csv of experiments or .jsonl of requests")
     verb.add_argument(
         "-o",
         "--output",
         type=Path,
         default=Path("-"),
         metavar="CSV",
-        help="predictions (default: standard output)",
+        help="file for the predictions (default: standard output)",
     )
-    verb.add_argument("--threads", type=int, metavar="N", help="experiments at a time (default: one a core)")
-    verb.add_argument("--timing", metavar="FILE|NAME", help=f"of a recorded run: {TIMING_HELP}")
+    verb.add_argument(
+        "--threads", type=int, metavar="N", help="experiments to replay in parallel (default: one per core)"
+    )
+    verb.add_argument("--timing", metavar="FILE|NAME", help=f"for a recorded run: {TIMING_HELP}")
     deployment_flags.add_deployment_flags(verb, leave_out=("front-end-ms",))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict, and write."""
+    """Predict the times and write them as CSV."""
     from understudy.checks import whole_number
     from understudy.errors import ConfigError
 
@@ -67,25 +67,24 @@ def run(args: argparse.Namespace) -> int:
     check_outputs({"--output": args.output}, {"INPUTS": args.inputs, **read})
     if args.threads is not None:
         whole_number("--threads", args.threads, 1)
-    described = deployment_flags.is_described(args)
     if args.inputs.suffix.lower() == ".csv":
-        _refuse_for_a_table(args)
-        return _table(args)
+        _reject_flags_for_table(args)
+        return _predict_table(args)
     if args.threads is not None:
-        raise ConfigError("--threads belong to a table of experiments; a recorded run is one")
+        raise ConfigError("--threads is for a table of experiments; leave it out for a recorded run")
     if file is not None and file.suffix != RECORD_SUFFIX:
-        deployment_flags.refuse_beside_timing_file(args)
-        return _run(args, _fitted(file))
-    if described:
-        return _run(args, _on_gpus(args))
+        deployment_flags.reject_flags_set_by_timing_file(args)
+        return _predict_recorded_run(args, _read_fitted_times(file))
+    if deployment_flags.names_model_and_gpu(args):
+        return _predict_recorded_run(args, _build_gpu_times(args))
     if args.timing is None:
         raise ConfigError(
-            f"{args.inputs}: a recorded run needs --model and --gpu, or --timing (a table ends in .csv)"
+            f"{args.inputs}: a recorded run needs step times; give --model and --gpu, or --timing (a table is a .csv)"
         )
-    return _run(args, _on_no_gpu(args))
+    return _predict_recorded_run(args, _read_named_times(args))
 
 
-_COLUMNS = {
+_COLUMN_OF_FLAG = {
     "--model": "model_path (or model)",
     "--gpu": "system (or hardware)",
     "--kv-dtype": "kv_cache_dtype",
@@ -94,29 +93,29 @@ _COLUMNS = {
     "--expert-parallel-size": "moe_ep_size",
     "--max-num-seqs": "max_num_seqs",
     "--max-num-batched-tokens": "max_num_batched_tokens",
-    "--max-model-len": "max_model_len (of constant rates)",
-    "--vllm-version": "backend_version (of closed loops)",
+    "--max-model-len": "max_model_len (constant rates)",
+    "--vllm-version": "backend_version (closed loops)",
 }
-"""Where a row of a table says what a flag says of a recorded run."""
+"""Columns of a table that replace the flags of a recorded run."""
 
 
-def _refuse_for_a_table(args: argparse.Namespace) -> None:
+def _reject_flags_for_table(args: argparse.Namespace) -> None:
     from understudy.errors import ConfigError
 
-    names = (*deployment_flags.WHAT_RUNS, "timing", *deployment_flags.ENGINE)
-    if said := deployment_flags.given(args, names):
-        columns = [f"{_COLUMNS[flag]} for {flag}" for flag in said if flag in _COLUMNS]
-        rest = [flag for flag in said if flag not in _COLUMNS]
+    names = (*deployment_flags.MODEL_AND_GPU_FLAGS, "timing", *deployment_flags.ENGINE_FLAGS)
+    if flags := deployment_flags.list_given_flags(args, names):
+        columns = [f"{_COLUMN_OF_FLAG[flag]} for {flag}" for flag in flags if flag in _COLUMN_OF_FLAG]
+        others = [flag for flag in flags if flag not in _COLUMN_OF_FLAG]
         remedy = [f"fill the column {', '.join(columns)}"] if columns else []
-        if rest:
-            remedy.append(f"leave out {', '.join(rest)}, for which a table has no column")
+        if others:
+            remedy.append(f"leave out {', '.join(others)}, for which a table has no column")
         raise ConfigError(
-            f"{', '.join(said)} {'belongs' if len(said) == 1 else 'belong'} to a recorded run, and the rows of "
-            f"{args.inputs} name what they ran with: {'; '.join(remedy)}"
+            f"{', '.join(flags)} {'is' if len(flags) == 1 else 'are'} for a recorded run, and the rows of "
+            f"{args.inputs} contain their own settings; {'; '.join(remedy)}"
         )
 
 
-def _table(args: argparse.Namespace) -> int:
+def _predict_table(args: argparse.Namespace) -> int:
     import sys
     from collections import Counter
 
@@ -133,29 +132,29 @@ def _table(args: argparse.Namespace) -> int:
         for row, result in zip(table.rows, results, strict=True)
         if isinstance(result, Prediction)
     ]
-    refused = [result for result in results if not isinstance(result, Prediction)]
+    errors = [result for result in results if not isinstance(result, Prediction)]
     if not found:
-        raise refused[0]
+        raise errors[0]
     rows = [(key, *(result.means[measure] for measure in measures)) for key, result in found]
-    _write(args.output, table.columns_out, rows)
+    _write_csv(args.output, table.columns_out, rows)
     for origin, count in Counter(result.origin for _, result in found).most_common():
         print(f"times of {count} row{'' if count == 1 else 's'} from {origin}", file=sys.stderr)
-    for error in refused:
+    for error in errors:
         print(f"understudy predict: {error}", file=sys.stderr)
-    if refused:
-        print(f"{len(refused)} of {len(results)} rows are left out", file=sys.stderr)
-    return 2 if refused else 0
+    if errors:
+        print(f"{len(errors)} of {len(results)} rows are left out", file=sys.stderr)
+    return 2 if errors else 0
 
 
 class _Source(NamedTuple):
-    """The timing model, in the engine's own times, and the deployment, where one is known."""
+    """Timing model without front-end time, and the deployment if it is known."""
 
     timing: Timing
     deployment: Deployment | None
 
 
-def _fitted(file: Path) -> _Source:
-    """What `calibrate` wrote."""
+def _read_fitted_times(file: Path) -> _Source:
+    """Read a timing file that `calibrate` wrote."""
     import msgspec
 
     from understudy.timing.timing_file import TimingFile
@@ -164,48 +163,48 @@ def _fitted(file: Path) -> _Source:
     return _Source(msgspec.structs.replace(fitted.timing(), front_end_ms=0.0), fitted.deployment)
 
 
-def _on_gpus(args: argparse.Namespace) -> _Source:
-    """What follows from the model and the GPUs; --timing may name other times, and blocks follow all the same."""
+def _build_gpu_times(args: argparse.Namespace) -> _Source:
+    """Build step times from the model and GPU flags, or read those that --timing names."""
     from understudy.checks import read_as
-    from understudy.cli.gpu_flags import given_gpu
+    from understudy.cli.gpu_flags import read_gpu_flags
     from understudy.tiers.gpu import GpuSettings
     from understudy.timing.gpu_flags import timing_settings
 
-    gpu, named = timing_settings(args.timing, given_gpu(args))
+    gpu, named = timing_settings(args.timing, read_gpu_flags(args))
     settings = read_as(GpuSettings, {**gpu, "front_end_ms": 0.0}, "gpu")
-    timing: Timing = settings.timing(args.model, args.kv_dtype) if named is None else _named(named)
+    timing: Timing = settings.timing(args.model, args.kv_dtype) if named is None else _build_timing(named)
     has_blocks, has_timing = args.num_gpu_blocks is not None, named is not None
-    deployment_flags.gpu_of(args).refuse_idle(timing, has_blocks=has_blocks, has_timing=has_timing)
+    deployment_flags.read_gpu(args).refuse_idle(timing, has_blocks=has_blocks, has_timing=has_timing)
     return _Source(timing, settings.deployment(args.model, args.kv_dtype))
 
 
-def _on_no_gpu(args: argparse.Namespace) -> _Source:
-    """Recorded steps, or the polynomial: nothing tells how many blocks there are but a flag."""
-    from understudy.cli.gpu_flags import given_gpu
+def _read_named_times(args: argparse.Namespace) -> _Source:
+    """Read recorded steps or the polynomial that --timing names; they need --num-gpu-blocks."""
+    from understudy.cli.gpu_flags import read_gpu_flags
     from understudy.errors import ConfigError
     from understudy.timing.gpu_flags import timing_settings
 
-    _, named = timing_settings(args.timing, given_gpu(args))
-    if said := deployment_flags.given(args, deployment_flags.WHAT_RUNS):
+    _, named = timing_settings(args.timing, read_gpu_flags(args))
+    if flags := deployment_flags.list_given_flags(args, deployment_flags.MODEL_AND_GPU_FLAGS):
         raise ConfigError(
-            f"{', '.join(said)}: blocks follow from --model and --gpu together; give both, or --num-gpu-blocks alone"
+            f"{', '.join(flags)}: the number of blocks needs both --model and --gpu; give both, or only "
+            "--num-gpu-blocks"
         )
     if args.num_gpu_blocks is None:
         raise ConfigError(
-            f"--timing {args.timing} does not say how many KV blocks there are: give --num-gpu-blocks, or --model and "
-            "--gpu, from which they follow"
+            f"--timing {args.timing} does not set the number of KV blocks; give --num-gpu-blocks, or --model and --gpu"
         )
-    assert named is not None  # the others need a GPU, and said so
-    return _Source(_named(named), None)
+    assert named is not None  # timing_settings raises for kinds that need a GPU
+    return _Source(_build_timing(named), None)
 
 
-def _named(setting: dict[str, Any]) -> Timing:
+def _build_timing(setting: dict[str, Any]) -> Timing:
     from understudy.engines.config import VllmConfig
 
     return VllmConfig.from_dict({"timing": setting}).timing
 
 
-def _run(args: argparse.Namespace, source: _Source) -> int:
+def _predict_recorded_run(args: argparse.Namespace, source: _Source) -> int:
     import sys
 
     import msgspec
@@ -214,7 +213,7 @@ def _run(args: argparse.Namespace, source: _Source) -> int:
     from understudy.cli.progress import progress_bar
 
     deployment = source.deployment
-    engine = deployment_flags.engine_of(args, deployment)
+    engine = deployment_flags.build_engine(args, deployment)
     load = read_run(args.inputs)
     with progress_bar("predicting", len(load.workload), "requests") as progress:
         found = predict_run(
@@ -224,12 +223,12 @@ def _run(args: argparse.Namespace, source: _Source) -> int:
             ranks=deployment is not None and deployment.steps_together,
             progress=progress,
         )
-    _write(args.output, COLUMNS, found.requests)
+    _write_csv(args.output, COLUMNS, found.requests)
     print(f"times from {found.origin}", file=sys.stderr)
     return 0
 
 
-def _write(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
+def _write_csv(path: Path, header: tuple[str, ...], rows: list[Any]) -> None:
     import csv
     import io
 

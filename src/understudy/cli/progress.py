@@ -1,4 +1,4 @@
-"""Progress on a terminal, nothing elsewhere."""
+"""Show progress if standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar(doing: str, total: int, of: str) -> Iterator[Callable[[int], None] | None]:
-    """Yield what to tell how much is done; None where nobody would see it."""
+    """Show a bar and yield a function that updates it with the number done; yield None without a terminal."""
     import sys
 
     if not sys.stderr.isatty():
@@ -38,7 +38,7 @@ def progress_bar(doing: str, total: int, of: str) -> Iterator[Callable[[int], No
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield what to tell `(what, done, of)`, a bar for each `what`; None where nobody would see them."""
+    """Show one bar per task and yield `update(task, done, total)`; yield None without a terminal."""
     import sys
 
     if not sys.stderr.isatty():
@@ -50,17 +50,17 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None] | None]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def told(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=of)
-            bar.update(tasks[what], completed=done, total=of)
+        def update(task: str, done: int, total: int) -> None:
+            if task not in tasks:
+                tasks[task] = bar.add_task(task, total=total)
+            bar.update(tasks[task], completed=done, total=total)
 
-        yield told
+        yield update
 
 
 @contextmanager
 def counter(doing: str, total: int, of: str) -> Iterator[Callable[[int], None] | None]:
-    """As `progress_bar`, for what is being measured: one short line a percent, and no thread that draws beside it."""
+    """Show a counter for timed work: it redraws once per percent and starts no thread that would disturb it."""
     import sys
 
     if not sys.stderr.isatty():
@@ -68,7 +68,7 @@ def counter(doing: str, total: int, of: str) -> Iterator[Callable[[int], None] |
         return
     shown = -1
 
-    def told(done: int) -> None:
+    def update(done: int) -> None:
         nonlocal shown
         percent = 100 * done // total
         if percent != shown:
@@ -76,9 +76,9 @@ def counter(doing: str, total: int, of: str) -> Iterator[Callable[[int], None] |
             sys.stderr.write(f"\r{doing} {done:,} of {total:,} {of}\x1b[K")
             sys.stderr.flush()
 
-    told(0)
+    update(0)
     try:
-        yield told
+        yield update
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

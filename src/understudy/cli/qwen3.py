@@ -1,4 +1,4 @@
-"""`understudy qwen3`: the real engine by itself, for one prompt or for a benchmark."""
+"""`understudy qwen3`: run the real engine on one prompt, or measure its step times."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ EXAMPLES = """\
 examples:
   understudy qwen3 generate ~/models/Qwen3-0.6B --prompt 'Why is the sky blue?'
   understudy qwen3 generate Qwen3-0.6B --random-weights 1 --prompt-tokens 1,2,3 --device cpu --num-blocks 64
-  understudy qwen3 bench Qwen3-4B --random-weights 1          decode, whole steps and prefill beside their floors
-  understudy qwen3 bench Qwen3-4B --random-weights 1 --record steps.jsonl     each step of a workload, for the twin
+  understudy qwen3 bench Qwen3-4B --random-weights 1          decode, whole steps and prefill against hardware limits
+  understudy qwen3 bench Qwen3-4B --random-weights 1 --record steps.jsonl     times of each step of a workload
   understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl --block-size 16 --num-gpu-blocks 20000
 """
 
@@ -33,12 +33,12 @@ BENCH_EXAMPLES = """\
 examples:
   understudy qwen3 bench Qwen3-4B --random-weights 1 --max-model-len 32768    the tables of docs/qwen3.md, on CUDA
   understudy qwen3 bench Qwen3-4B --random-weights 1 --record steps.jsonl --host-blocks 4096
-  understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl       then a trace takes those times
+  understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl       replay a trace with those times
 """
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Describe the verb and its arguments."""
+    """Describe `understudy qwen3`."""
     parser = verbs.add_parser(
         "qwen3",
         help="a real engine: dense Qwen3 in PyTorch on the KV manager (extra [torch])",
@@ -55,16 +55,22 @@ def add_parser(verbs: Verbs) -> None:
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text; needs a folder with a tokenizer.json (package tokenizers)")
     prompt.add_argument("--prompt-tokens", metavar="IDS", help="token ids, separated by commas")
-    generate.add_argument("--max-tokens", type=int, default=64, help="tokens to generate at most (64)")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    drawn = "with a temperature"
-    generate.add_argument("--top-k", type=int, help=f"{drawn}: keep the likeliest so many; 0: all (0)")
-    generate.add_argument("--top-p", type=float, help=f"{drawn}: keep the likeliest of this mass (1)")
-    generate.add_argument("--seed", type=int, help=f"{drawn}: of the choice of tokens (0)")
-    generate.add_argument("--ignore-eos", action="store_true", help="go on after the model's stop tokens")
+    generate.add_argument("--max-tokens", type=int, default=64, help="most tokens to generate (default: 64)")
+    generate.add_argument(
+        "--temperature", type=float, default=0.0, help="sampling temperature (default: 0, greedy)"
+    )
+    sampled = "with a temperature"
+    generate.add_argument(
+        "--top-k", type=int, help=f"{sampled}: keep the K likeliest tokens (default: 0, all)"
+    )
+    generate.add_argument(
+        "--top-p", type=float, help=f"{sampled}: keep the likeliest tokens up to this mass (default: 1)"
+    )
+    generate.add_argument("--seed", type=int, help=f"{sampled}: seed of the sampler (default: 0)")
+    generate.add_argument("--ignore-eos", action="store_true", help="continue after the model's stop tokens")
     bench = tasks.add_parser(
         "bench",
-        help="step times beside what the device could do (CUDA)",
+        help="measure step times and compare them with the device's limits (CUDA)",
         epilog=BENCH_EXAMPLES,
     )
     _add_engine(bench)
@@ -72,50 +78,63 @@ def add_parser(verbs: Verbs) -> None:
         "--record",
         type=Path,
         metavar="PATH",
-        help="play a workload instead, and write each step: its composition and milliseconds (JSON lines)",
+        help="run a workload instead and write each step's composition and milliseconds (JSON lines)",
     )
-    bench.add_argument("--requests", type=int, help="of that workload (480)")
-    bench.add_argument("--seed", type=int, help="of that workload (0)")
+    bench.add_argument("--requests", type=int, help="with --record: requests of the workload (default: 480)")
+    bench.add_argument("--seed", type=int, help="with --record: seed of the workload (default: 0)")
     bench.add_argument(
         "--host-blocks",
         type=int,
         metavar="N",
-        help="with --record: measure the link to pinned host memory with N pages too",
+        help="with --record: also measure the link to pinned host memory, with N pages",
     )
     bench.add_argument(
-        "--context", type=int, help="without --record: tokens of context of decode steps (1024)"
+        "--context", type=int, help="without --record: context tokens of decode steps (default: 1024)"
     )
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", help="a folder with config.json and safetensors, or a published name: Qwen3-4B"
+        "model", help="folder with config.json and safetensors, or a published name such as Qwen3-4B"
     )
     parser.add_argument(
-        "--random-weights", type=int, metavar="SEED", help="weights from a seed, not from a file"
+        "--random-weights",
+        type=int,
+        metavar="SEED",
+        help="generate weights from a seed instead of loading them",
     )
-    parser.add_argument("--device", help="cuda or cpu; by default cuda where there is one")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), help="by default the model's own"
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="data type (default: the model's own)"
     )
-    parser.add_argument("--backend", choices=("reference", "triton"), help="by default triton on CUDA")
-    parser.add_argument("--page-size", type=int, default=16, help="tokens in a page of KV (16)")
-    parser.add_argument("--num-blocks", type=int, help="pages of KV; by default what the device has room for")
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="requests at a time (256)")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens in a step (2048)")
-    parser.add_argument("--max-model-len", type=int, help="a smaller window than the model's own")
     parser.add_argument(
-        "--tensor-parallel-size", type=int, default=1, metavar="N", help="processes that share the heads (1)"
+        "--backend", choices=("reference", "triton"), help="attention kernels (default: triton on CUDA)"
     )
-    parser.add_argument("--no-cuda-graphs", action="store_true", help="launch every kernel of every step")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens per KV page (default: 16)")
+    parser.add_argument("--num-blocks", type=int, help="KV pages (default: as many as fit on the device)")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="requests per batch (default: 256)")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=2048, help="tokens per step (default: 2048)"
+    )
+    parser.add_argument("--max-model-len", type=int, help="context window (default: the model's own)")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes over which attention heads are sharded (default: 1)",
+    )
+    parser.add_argument(
+        "--no-cuda-graphs", action="store_true", help="launch kernels one by one instead of as CUDA graphs"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the work; return the exit code."""
+    """Generate an answer, or measure step times."""
     from understudy.checks import whole_number
 
-    _refuse_idle(args)
-    needs_torch()
+    _reject_unused_flags(args)
+    check_torch_is_installed()
     if args.task == "generate":
         whole_number("--max-tokens", args.max_tokens, 1)
         return _generate(args)
@@ -123,33 +142,35 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             whole_number(f"--{name.replace('_', '-')}", getattr(args, name), 1)
     if args.tensor_parallel_size != 1 and (args.record is None or args.host_blocks is not None):
-        raise ConfigError("of several ranks only --record without --host-blocks is measured")
+        raise ConfigError(
+            "--tensor-parallel-size above 1 is measured with --record only, and without --host-blocks"
+        )
     return _bench(args) if args.record is None else _record(args)
 
 
-def _refuse_idle(args: argparse.Namespace) -> None:
-    """ConfigError names a flag that would change nothing."""
+def _reject_unused_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that would have no effect."""
     if args.task == "generate":
         names: tuple[str, ...] = () if args.temperature else ("seed", "top_k", "top_p")
-        why = "is of tokens that are drawn, and without --temperature the likeliest is taken"
+        why = "needs --temperature, without which the likeliest token is taken"
     elif args.record is None:
-        names, why = ("seed", "requests", "host_blocks"), "is of the workload that --record plays"
+        names, why = ("seed", "requests", "host_blocks"), "needs --record, which runs a workload"
     else:
-        names, why = ("context",), "is of the table that is measured without --record"
+        names, why = ("context",), "is for the table that is measured without --record"
     for name in names:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out")
 
 
-def needs_torch() -> None:
-    """ConfigError where the extra is not installed."""
+def check_torch_is_installed() -> None:
+    """Raise ConfigError if the extra [torch] is not installed."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise ConfigError("the real engine needs PyTorch: pip install 'understudy[torch]'") from error
+        raise ConfigError("the real engine needs PyTorch; pip install 'understudy[torch]'") from error
 
 
-def _engine(args: argparse.Namespace) -> Any:
+def _build_engine(args: argparse.Namespace) -> Any:
     from understudy.qwen3 import EngineOptions, build_engine
 
     options = EngineOptions(
@@ -165,8 +186,8 @@ def _engine(args: argparse.Namespace) -> Any:
         random_weights=args.random_weights,
         tensor_parallel_size=args.tensor_parallel_size,
     )
-    with progress_bars() as told:
-        return build_engine(args.model, options, told)
+    with progress_bars() as report_progress:
+        return build_engine(args.model, options, report_progress)
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -185,7 +206,7 @@ def _generate(args: argparse.Namespace) -> int:
         tokenizer = Tokenizer.from_file(str(file))
         tokens = tokenizer.encode(args.prompt).ids
     else:
-        tokens = _ids(args.prompt_tokens, find_config(args.model).vocab_size)
+        tokens = _parse_token_ids(args.prompt_tokens, find_config(args.model).vocab_size)
     stops = frozenset() if args.ignore_eos else frozenset(find_config(args.model).eos_token_ids)
     sampling = SamplingParams(
         args.temperature,
@@ -193,7 +214,7 @@ def _generate(args: argparse.Namespace) -> int:
         1.0 if args.top_p is None else args.top_p,
         args.seed or 0,
     )
-    engine = _engine(args)
+    engine = _build_engine(args)
     try:
         engine.submit(Request("generate", tokens, args.max_tokens, sampling, stops))
         answer: list[int] = []
@@ -211,15 +232,15 @@ def _generate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ids(text: str, vocab_size: int) -> list[int]:
+def _parse_token_ids(text: str, vocab_size: int) -> list[int]:
     try:
         tokens = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--prompt-tokens must be ints separated by commas, got {text!r}") from error
+        raise ConfigError(f"--prompt-tokens must be integers separated by commas, got {text!r}") from error
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise ConfigError(
-                f"--prompt-tokens: {token} is not a token of this model (0 to {vocab_size - 1})"
+                f"--prompt-tokens: {token} is not a token id of this model; ids are 0 to {vocab_size - 1}"
             )
     return tokens
 
@@ -233,8 +254,8 @@ def _bench(args: argparse.Namespace) -> int:
     from understudy.qwen3.config import find_config
 
     if device_of(args.device).type != "cuda":
-        raise ConfigError("qwen3 bench measures CUDA devices; elsewhere only --record runs")
-    engine = _engine(args)
+        raise ConfigError("qwen3 bench needs a CUDA device; on others only --record is supported")
+    engine = _build_engine(args)
     try:
         bench = Bench(engine, find_config(args.model))
         console = Console()
@@ -242,7 +263,7 @@ def _bench(args: argparse.Namespace) -> int:
             f"{args.model}: {engine.scheduler.manager.total_blocks} pages of {args.page_size} tokens, copies at "
             f"{bench.copy_bytes_per_ms / 1e6:.0f} GB/s (read and written)"
         )
-        table = Table("what", "ms", "beside", "ms", "ratio")
+        table = Table("measured", "ms", "limit", "ms", "ratio")
         with counter("measuring", ROWS, "rows") as measured:
             for row in bench.rows(context=args.context or 1024):
                 table.add_row(
@@ -257,7 +278,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    """Play a workload that has steps of every kind, twice: the first time warms the device up."""
+    """Record the steps of a workload with all kinds of steps, after a short run that warms the device up."""
     from understudy.qwen3.config import find_config
     from understudy.qwen3.host import HostTier
     from understudy.qwen3.link import measure_link
@@ -267,7 +288,7 @@ def _record(args: argparse.Namespace) -> int:
     from understudy.timing.recorded.record import Record
 
     check_outputs({"--record": args.record}, files_named(Path(args.model), "MODEL"))
-    engine = _engine(args)
+    engine = _build_engine(args)
     try:
         manager, config = engine.scheduler.manager, find_config(args.model)
         link = None
@@ -279,10 +300,10 @@ def _record(args: argparse.Namespace) -> int:
             rows = workload(RAMP, count, config.vocab_size, seed=args.seed or 0, longest=longest)
             manager.blocks.clear_inactive()
             doing = "warming up" if count < requests else "recording"
-            with counter(doing, len(rows), "requests") as told:
-                played = measure(engine, rows, told)
+            with counter(doing, len(rows), "requests") as report_progress:
+                measured = measure(engine, rows, report_progress)
         record = Record.of(
-            played.steps,
+            measured.steps,
             link,
             model=args.model,
             num_blocks=manager.max_request_blocks,
@@ -294,7 +315,7 @@ def _record(args: argparse.Namespace) -> int:
     finally:
         engine.close()
     print(
-        f"{len(record.steps)} steps of {len(played.tokens)} requests: mean TTFT {played.mean_ttft_ms:.2f} ms, "
-        f"TPOT {played.mean_tpot_ms:.2f} ms; written: {args.record}"
+        f"{len(record.steps)} steps of {len(measured.tokens)} requests: mean TTFT {measured.mean_ttft_ms:.2f} ms, "
+        f"TPOT {measured.mean_tpot_ms:.2f} ms; written: {args.record}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""`understudy replay TRACE`: what would a fleet have done with this traffic?"""
+"""`understudy replay TRACE`: simulate a fleet that serves recorded traffic and report its metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli import engine_flags, gpu_flags, router_flags, tier_flags, trace_flags
+from understudy.cli.flag_names import add_renamed_flag
 from understudy.outputs import check_outputs, files_named, is_stdout
 
 if TYPE_CHECKING:
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  understudy replay trace.jsonl --online --speedup 10    live workers over HTTP, ten times as fast
+  understudy replay trace.jsonl --online --clock-speed 10    live workers over HTTP, on a clock ten times as fast
   understudy replay trace.jsonl --workers 4 --html report.html
   understudy replay trace.jsonl --workers 8 --block-size 16 --num-gpu-blocks 65536 --json report.json
   understudy replay trace.jsonl --concurrency 64 --slo-ttft-ms 500 --slo-itl-ms 50
   understudy replay trace.jsonl --config fleet.yaml --set engine.max_num_seqs=128
-  understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl    the twin of the real engine
+  understudy replay trace.jsonl --engine qwen3 --step-times steps.jsonl    simulate the real engine
   zcat trace.jsonl.gz | understudy replay - --json - | jq .ttft_ms.p99
 """
 
@@ -31,7 +32,7 @@ def add_parser(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "replay",
         help="replay a trace through simulated workers",
-        description="Replay a trace through simulated workers on a virtual clock and report what would have happened.",
+        description="Replay a trace through simulated workers on a virtual clock and report latencies and cache use.",
         epilog=EXAMPLES + gpu_flags.EXAMPLES + router_flags.EXAMPLES + tier_flags.EXAMPLES,
     )
     verb.add_argument(
@@ -40,7 +41,10 @@ def add_parser(verbs: Verbs) -> None:
     trace_flags.add_trace_flags(verb)
 
     verb.add_argument(
-        "--max-tokens", type=int, metavar="N", help="limit of requests without one: longer outputs are cut"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="cut outputs to N tokens, for requests without a limit of their own",
     )
 
     fleet = verb.add_argument_group("fleet")
@@ -54,147 +58,172 @@ def add_parser(verbs: Verbs) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="of routing random, power_of_two or kv, and of loads that fail by chance (default: 0)",
+        help="seed of routing random, power_of_two or kv, and of random tier load failures (default: 0)",
     )
     fleet.add_argument(
         "--concurrency", type=int, metavar="N", help="closed loop: at most N sessions at a time"
     )
     fleet.add_argument(
-        "--speed-up", type=float, metavar="X", help="open loop: play timestamps X times as fast"
+        "--arrival-rate-scale",
+        type=float,
+        metavar="X",
+        help="open loop: multiply the arrival rate by X; delays between turns shrink alike (default: 1)",
     )
+    add_renamed_flag(verb, "--speed-up", "--arrival-rate-scale")
 
     verb.add_argument(
         "--engine",
         choices=("vllm", "qwen3"),
         default="vllm",
-        help="vllm (default), or the twin of the real engine, one worker (extra [torch])",
+        help="vllm (default), or qwen3: simulate the real engine, one worker (extra [torch])",
     )
     verb.add_argument(
         "--step-times",
         type=Path,
         metavar="PATH",
-        help="of --engine qwen3: recorded steps, from `understudy qwen3 bench --record`",
+        help="with --engine qwen3: step times recorded by `understudy qwen3 bench --record`",
     )
     engine_flags.add_engine_flags(verb)
     router_flags.add_router_flags(verb)
     gpu_flags.add_gpu_flags(verb)
     tier_flags.add_tier_flags(verb)
-    verb.add_argument("--config", type=Path, metavar="YAML", help="settings from a file; flags win over it")
+    verb.add_argument("--config", type=Path, metavar="YAML", help="settings file; flags override it")
     verb.add_argument(
-        "--set", action="append", default=[], metavar="A.B=V", help="one setting; wins over all"
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=V",
+        help="one setting; overrides --config and flags",
     )
 
-    goals = verb.add_argument_group("goals for goodput")
-    goals.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token at most this")
-    goals.add_argument("--slo-itl-ms", type=float, metavar="MS", help="mean gap between tokens at most this")
-    goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="whole request at most this")
+    goals = verb.add_argument_group("service-level objectives, for goodput")
+    goals.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="most time to the first token")
+    goals.add_argument(
+        "--slo-itl-ms", type=float, metavar="MS", help="most mean time between tokens of a request"
+    )
+    goals.add_argument("--slo-e2e-ms", type=float, metavar="MS", help="most time of a whole request")
 
     out = verb.add_argument_group("output (PATH may be -, for standard output)")
     out.add_argument("--json", type=Path, metavar="PATH", help="write the report as JSON")
-    out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write a line a request")
+    out.add_argument("--requests-jsonl", type=Path, metavar="PATH", help="write one JSON line per request")
     out.add_argument("--html", type=Path, metavar="PATH", help="write one self-contained page with plots")
     out.add_argument(
         "--events",
         type=Path,
         metavar="PATH",
-        help="write the KV events, consolidated: a line each, or columns (.npz: faster)",
+        help="write the consolidated KV events: one JSON line each, or columns (.npz: faster)",
     )
     out.add_argument(
-        "--raw-events", type=Path, metavar="PATH", help="write the KV events that such engines send, likewise"
+        "--raw-events",
+        type=Path,
+        metavar="PATH",
+        help="write the KV events as the engines send them: JSON lines or .npz",
     )
     out.add_argument(
         "--synthesize-tokens",
         action="store_true",
-        help="token ids in lines of events, made from the trace's ids, and local hashes of those",
+        help="add token ids, generated from the trace's hash ids, and their local hashes to event lines",
     )
     out.add_argument(
-        "--kv-trace", type=Path, metavar="PATH", help="write a line an allocation or eviction of blocks"
+        "--kv-trace", type=Path, metavar="PATH", help="write one line per block allocation and eviction"
     )
     out.add_argument(
         "--record-steps",
         type=Path,
         metavar="PATH",
-        help="write every step as `conformance` reads it (.gz: zipped)",
+        help="write every step in the format of `conformance` (.gz: gzipped)",
     )
     out.add_argument(
-        "--decisions", type=Path, metavar="PATH", help="write a line a choice of the KV-aware router, and why"
+        "--decisions",
+        type=Path,
+        metavar="PATH",
+        help="write one line per choice of the KV-aware router, with its costs",
     )
     out.add_argument("--digest", action="store_true", help="print only the digest of the run")
-    out.add_argument("--quiet", action="store_true", help="no table, no progress bar")
+    out.add_argument("--quiet", action="store_true", help="print no table and no progress bar")
     out.add_argument(
         "--allow-empty",
         action="store_true",
-        help="succeed though the trace holds no request, or all are rejected",
+        help="exit with 0 even if the trace contains no request or all are rejected",
     )
 
-    how = verb.add_argument_group("how to run")
-    how.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="for independent workers (default: 1)"
+    execution = verb.add_argument_group("execution")
+    execution.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="threads for independent workers (default: 1)"
     )
-    how.add_argument(
+    execution.add_argument(
         "--check", action="store_true", help="verify conservation and events after every step (slow)"
     )
-    how.add_argument(
+    execution.add_argument(
         "--online",
         action="store_true",
-        help="against live workers over HTTP, in real time; tells how late it was",
+        help="send the requests to live workers over HTTP, in real time; report the lateness",
     )
-    how.add_argument(
-        "--speedup",
+    execution.add_argument(
+        "--clock-speed",
         type=float,
         metavar="X",
-        help="--online: simulated time passes X times as fast (default: 1)",
+        help="with --online: run the simulated clock X times as fast as real time (default: 1)",
     )
-    how.add_argument(
-        "--no-leaping", action="store_true", help="play every decode step by itself; same result"
+    add_renamed_flag(verb, "--speedup", "--clock-speed")
+    execution.add_argument(
+        "--no-fast-forward",
+        action="store_true",
+        help="simulate every decode step one by one instead of fast-forwarding; slower, same result",
     )
+    add_renamed_flag(verb, "--no-leaping", "--no-fast-forward")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, then print and write what was asked for."""
+    """Replay the trace, then print and write the requested outputs."""
     import time
     from contextlib import nullcontext
     from dataclasses import replace
 
     from understudy.api import replay
     from understudy.cli.progress import progress_bar, progress_bars
-    from understudy.cli.replay_others import replay_online_with, replay_twin_of, slo_of
+    from understudy.cli.replay_others import read_slo, replay_on_live_workers, replay_real_engine
     from understudy.errors import InvalidArgument
     from understudy.run.settings import ReplaySettings, files_given
     from understudy.workload import read_trace
-    from understudy.workload.telling import telling
+    from understudy.workload.progress import reporting_progress
 
     if args.step_times is not None and args.engine != "qwen3":
-        raise InvalidArgument("--step-times are those of --engine qwen3")
-    if args.speedup is not None and not args.online:
-        raise InvalidArgument("--speedup is of --online; offline, --speed-up plays timestamps faster")
+        raise InvalidArgument("--step-times needs --engine qwen3; leave it out")
+    if args.clock_speed is not None and not args.online:
+        raise InvalidArgument(
+            "--clock-speed needs --online; to shorten an offline trace use --arrival-rate-scale"
+        )
     outputs = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OUTPUTS}
     outputs = {flag: path for flag, path in outputs.items() if path is not None}
-    check_outputs(outputs, _inputs(args))  # known before the run, not after it
+    check_outputs(outputs, _list_inputs(args))  # fail before the run, not after it
     if args.digest and (printed := next((flag for flag in outputs if is_stdout(outputs[flag])), None)):
         raise InvalidArgument(
-            f"--digest is printed to standard output, where {printed} goes: name a file for it"
+            f"--digest: {printed} also writes to standard output; name a file for {printed}"
         )
-    flags = {**_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
+    flags = {**_read_flags(args), **router_flags.router_settings(args), **tier_flags.tier_settings(args)}
     settings = ReplaySettings.read(args.config, flags, args.set, base=trace_flags.scenario_settings(args))
     if not settings.tiers.tiers:
-        tier_flags.refuse_idle_flags(args)
+        tier_flags.reject_unused_flags(args)
     if args.engine != "qwen3":
-        below = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
-        fails = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in below)
-        router_flags.seed_of(args.seed, settings.router or settings.routing, fails=fails)
+        all_tiers = [pool.tiers for pool in settings.pools] if settings.pools else [settings.tiers]
+        loads_fail = any(tiers is not None and tiers.offload.onboard_failure_rate for tiers in all_tiers)
+        router_flags.read_seed(args.seed, settings.router or settings.routing, loads_fail=loads_fail)
     check_outputs(outputs, {**files_given(args.config, args.set), **files_named(settings)})
     started = time.perf_counter()
-    hidden = args.quiet or args.digest
-    with nullcontext() if hidden else progress_bars() as told, telling(told):
+    is_silent = args.quiet or args.digest
+    with (
+        nullcontext() if is_silent else progress_bars() as report_progress,
+        reporting_progress(report_progress),
+    ):
         workload = read_trace(args.trace, format=args.format, **trace_flags.reader_options(args))
     if not len(workload) and not args.allow_empty:
-        raise InvalidArgument(f"{args.trace} holds no request; --allow-empty reports on nothing all the same")
-    with nullcontext() if hidden else progress_bar("replaying", len(workload), "requests") as progress:
+        raise InvalidArgument(f"{args.trace} contains no requests; --allow-empty accepts that")
+    with nullcontext() if is_silent else progress_bar("replaying", len(workload), "requests") as progress:
         report: Report = (
-            replay_twin_of(args, settings, workload, progress)
+            replay_real_engine(args, settings, workload, progress)
             if args.engine == "qwen3"
-            else replay_online_with(args, settings, workload, progress)
+            else replay_on_live_workers(args, settings, workload, progress)
             if args.online
             else replay(
                 workload,
@@ -208,9 +237,9 @@ def run(args: argparse.Namespace) -> int:
                 max_tokens=args.max_tokens,
                 tiers=None if settings.pools else settings.tiers,
                 compare_without_tiers=args.compare_without_tiers,
-                slo=slo_of(args),
+                slo=read_slo(args),
                 threads=args.threads,
-                leaping=not args.no_leaping,
+                fast_forward=not args.no_fast_forward,
                 check=args.check,
                 ranks=settings.ranks,
                 events=args.events,
@@ -233,13 +262,12 @@ def run(args: argparse.Namespace) -> int:
         report.requests_jsonl(args.requests_jsonl)
     if args.html:
         report.to_html(args.html)
-    _print(report, args, outputs)
+    _print_report(report, args, outputs)
     requests = report.requests
     if requests.rejected == requests.total and not args.allow_empty:
         row, reason = next(iter(report.columns.reject_reasons.items()))
         raise InvalidArgument(
-            f"every request was rejected (request {row}: {reason}), so there is nothing to report; "
-            "--allow-empty takes that for a success"
+            f"every request was rejected (request {row}: {reason}); --allow-empty accepts that"
         )
     return 0
 
@@ -247,8 +275,8 @@ def run(args: argparse.Namespace) -> int:
 _OUTPUTS = ("json", "requests_jsonl", "html", "events", "raw_events", "kv_trace", "record_steps", "decisions")
 
 
-def _inputs(args: argparse.Namespace) -> dict[str, Path | None]:
-    """The files that flags name; settings may name more."""
+def _list_inputs(args: argparse.Namespace) -> dict[str, Path | None]:
+    """List the input files that flags name; the settings may name more."""
     flags = {
         f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in _OUTPUTS
     }
@@ -256,8 +284,8 @@ def _inputs(args: argparse.Namespace) -> dict[str, Path | None]:
     return {"TRACE": trace_flags.path_read(args), **files_named(flags)}
 
 
-def _print(report: Report, args: argparse.Namespace, outputs: dict[str, Path]) -> None:
-    """The table, and a line a file; beside standard output where a file goes there."""
+def _print_report(report: Report, args: argparse.Namespace, outputs: dict[str, Path]) -> None:
+    """Print the table and the written files; use standard error if an output goes to standard output."""
     import sys
 
     from rich.console import Console
@@ -271,8 +299,8 @@ def _print(report: Report, args: argparse.Namespace, outputs: dict[str, Path]) -
                 print(f"written: {path}", file=sys.stderr)
 
 
-def _flags(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given as flags, nested as in a configuration file."""
+def _read_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that were given as flags, nested as in a configuration file."""
     from understudy.errors import ConfigError
 
     fleet = {name: getattr(args, name) for name in ("workers", "routing", "seed")}
@@ -280,10 +308,12 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     flags |= gpu_flags.gpu_settings(args)
     if engine := engine_flags.engine_settings(args):
         flags["engine"] = {**flags.get("engine", {}), **engine}
-    if args.concurrency is not None and args.speed_up is not None:
-        raise ConfigError("speed_up contradicts concurrency: a closed loop has no timestamps to play faster")
+    if args.concurrency is not None and args.arrival_rate_scale is not None:
+        raise ConfigError(
+            "arrival_rate_scale contradicts concurrency: a closed loop uses no timestamps; give one"
+        )
     if args.concurrency is not None:
         flags["load"] = {"kind": "closed_loop", "concurrency": args.concurrency}
-    if args.speed_up is not None:
-        flags.setdefault("load", {"kind": "open_loop"})["speed_up"] = args.speed_up
+    if args.arrival_rate_scale is not None:
+        flags.setdefault("load", {"kind": "open_loop"})["arrival_rate_scale"] = args.arrival_rate_scale
     return flags

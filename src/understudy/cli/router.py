@@ -1,4 +1,4 @@
-"""`understudy router --workers URL,...`: a proxy that routes to real engines by what they say of their caches."""
+"""`understudy router --workers URL,...`: a proxy that routes requests to engines by their KV events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ examples:
   understudy router --workers http://gpu1:8000=tcp://gpu1:5557+tcp://gpu1:5558 --block-size 16     before vLLM 0.32
   understudy router --workers http://gpu1:8000,http://gpu2:8000 --router '{"predict_ttl_ms": 2000}'
   curl localhost:8080/v1/completions -H 'content-type: application/json' -d '{"model": "m", "prompt": "hello"}'
-  curl localhost:8080/dump                                                     engines, and how far each is known
-  curl localhost:8080/query -d '{"token_ids": [1, 2, 3]}'                      who holds how much of a prompt
+  curl localhost:8080/dump                                                     engines and the state of their KV views
+  curl localhost:8080/query -d '{"token_ids": [1, 2, 3]}'                      cached blocks of a prompt per engine
   curl localhost:8080/register -d '{"url": "http://gpu3:8000"}'
 
-A worker is URL, URL=EVENTS or URL=EVENTS+REPLAY; without EVENTS, the engine is asked (/kv_event_sources).
+A worker is URL, URL=EVENTS or URL=EVENTS+REPLAY; without EVENTS, the router asks the engine (/kv_event_sources).
 """
 
 
@@ -37,7 +37,7 @@ def add_parser(verbs: Verbs) -> None:
         "--workers",
         default="",
         metavar="URL,...",
-        help="the engines, which may come up later; more by /register (default: none yet)",
+        help="engines, which may start later; add more with POST /register (default: none)",
     )
     verb.add_argument(
         "--routing",
@@ -46,29 +46,34 @@ def add_parser(verbs: Verbs) -> None:
         help="kv (default), round_robin, random, least_loaded, power_of_two, session_affinity, or FILE.py:CLASS",
     )
     verb.add_argument(
-        "--router", metavar="JSON", help="settings of kv, as under `router` in a replay's configuration"
+        "--router",
+        metavar="JSON",
+        help="settings of kv routing, as under `router` in a replay's configuration",
     )
-    verb.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
-    verb.add_argument("--port", type=int, default=8080, help="(default: 8080)")
-    verb.add_argument("--block-size", type=int, metavar="N", help="of the engines (default: as they say)")
+    verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    verb.add_argument("--port", type=int, default=8080, help="port to listen on (default: 8080)")
+    verb.add_argument(
+        "--block-size", type=int, metavar="N", help="tokens per KV block of the engines (default: ask them)"
+    )
     verb.add_argument(
         "--tokenizer",
         metavar="DIR",
-        help="a local Hugging Face directory, or builtin (default: the engines' own /tokenize)",
+        help="local Hugging Face directory, or builtin (default: the engines' /tokenize)",
     )
     verb.add_argument(
         "--max-num-batched-tokens",
         type=int,
         default=8192,
         metavar="N",
-        help="of the engines, for queue_threshold (default: 8192)",
+        help="tokens per step of the engines, for queue_threshold (default: 8192)",
     )
     verb.add_argument(
         "--silence-s",
         type=float,
         default=5.0,
         metavar="S",
-        help="an engine that answers and says nothing for so long is not believed to tell all (default: 5)",
+        help="seconds without events, while it serves requests, after which an engine's view counts as incomplete "
+        "(default: 5)",
     )
     verb.add_argument(
         "--first-byte-timeout-s",
@@ -85,17 +90,21 @@ def add_parser(verbs: Verbs) -> None:
         help="seconds without a byte in the middle of an answer, 0 for no limit (default: 300)",
     )
     verb.add_argument(
-        "--max-request-body-size-mb", type=float, default=32.0, metavar="MB", help="(default: 32)"
+        "--max-request-body-size-mb",
+        type=float,
+        default=32.0,
+        metavar="MB",
+        help="largest request body (default: 32)",
     )
     verb.add_argument(
         "--max-request-body-depth",
         type=int,
         default=64,
         metavar="N",
-        help="levels of lists and objects in a body (default: 64)",
+        help="deepest nesting of a request body (default: 64)",
     )
     verb.add_argument(
-        "--seed", type=int, metavar="N", help="of routing kv, random or power_of_two (default: 0)"
+        "--seed", type=int, metavar="N", help="seed of routing kv, random or power_of_two (default: 0)"
     )
 
 
@@ -107,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from understudy.checks import port_number, positive_number, whole_number
-    from understudy.cli.router_flags import live_policy, seed_of
+    from understudy.cli.router_flags import build_live_policy, read_seed
     from understudy.errors import ConfigError
     from understudy.server.http import address_of
     from understudy.server.proxy.service import RouterService, RouterSettings
@@ -118,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         router = {} if args.router is None else msgspec.json.decode(args.router, type=dict)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f'--router must be JSON by name, as {{"temperature": 0.5}}: {error}') from None
-    policy = live_policy(args.routing, router)
+        raise ConfigError(f'--router must be a JSON object such as {{"temperature": 0.5}}: {error}') from None
+    policy = build_live_policy(args.routing, router)
     settings = RouterSettings(
         workers=tuple(WorkerAddress.parse(text.strip()) for text in args.workers.split(",") if text.strip()),
         routing=policy,
@@ -138,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         max_body_depth=whole_number("--max-request-body-depth", args.max_request_body_depth, 1),
         awaits_workers=True,
-        seed=seed_of(args.seed, policy),
+        seed=read_seed(args.seed, policy),
     )
 
     async def serve() -> None:

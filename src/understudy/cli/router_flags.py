@@ -16,8 +16,8 @@ EXAMPLES = """\
   understudy replay trace.jsonl --workers 4 --routing kv --router-queue-threshold 2 --router-queue-policy wspt
 """
 
-CHANCE = ("random", "power_of_two", "kv")
-"""Policies that draw."""
+RANDOM_POLICIES = ("random", "power_of_two", "kv")
+"""Routing policies that use the seed."""
 _SETTINGS = {
     "event_delay_ms": "event_delay_ms",
     "event_period_ms": "event_period_ms",
@@ -30,63 +30,66 @@ _SETTINGS = {
 
 
 def add_router_flags(verb: argparse.ArgumentParser) -> None:
-    """Describe the flags."""
+    """Add the flags of KV-aware routing to a verb, in one group."""
     group = verb.add_argument_group("KV-aware routing (--routing kv; any setting: --set router.NAME=VALUE)")
     group.add_argument(
-        "--event-delay-ms", type=float, metavar="MS", help="KV events reach the router so late (default: 0)"
+        "--event-delay-ms",
+        type=float,
+        metavar="MS",
+        help="delay before the router sees a KV event (default: 0)",
     )
     group.add_argument(
         "--event-period-ms",
         type=float,
         metavar="MS",
-        help="and in bundles, this far apart (default: at once)",
+        help="batch events into windows of this length (default: no batching)",
     )
     group.add_argument(
         "--event-loss",
         type=float,
         metavar="P",
-        help="share of a step's events that never arrive (default: 0)",
+        help="probability that the events of a step are lost (default: 0)",
     )
     group.add_argument(
         "--predict-ttl-ms",
         type=float,
         metavar="MS",
-        help="what was sent to a worker counts as cached there for so long (default: not)",
+        help="treat the blocks of a routed prompt as cached on its worker for this long (default: never)",
     )
     group.add_argument(
         "--no-kv-events",
         action="store_const",
         const=True,
-        help="route without events: only what was sent where counts, for 120 s",
+        help="ignore KV events; treat the blocks of routed prompts as cached for 120 s",
     )
     group.add_argument(
         "--router-temperature",
         type=float,
         metavar="T",
-        help="0 (default): the lowest cost; above: others too",
+        help="0 (default): choose the lowest cost; above 0: sample, favouring low costs",
     )
     group.add_argument(
         "--router-queue-threshold",
         type=float,
         metavar="X",
-        help="requests wait in the router while every worker has over X steps of prompt tokens before it "
-        "(default: nobody waits)",
+        help="queue requests in the router while every worker has more than X steps of prompt tokens pending "
+        "(default: no queue)",
     )
     group.add_argument(
         "--router-queue-policy",
         choices=("fcfs", "lcfs", "wspt"),
-        help="who of them goes first: the first, the last, or the one with the least to compute (default: fcfs)",
+        help="order of that queue: first come, last come, or least prompt tokens to compute (default: fcfs)",
     )
     group.add_argument(
         "--route-rejected",
         action="store_const",
         const=True,
-        help="ask the router about requests that can never fit, too, as Dynamo's replay does",
+        help="also route requests that can never fit, as Dynamo's replay does",
     )
 
 
 def router_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given as flags, nested as in a configuration file."""
+    """Return the settings that were given as flags, nested as in a configuration file."""
     given = {name: getattr(args, flag) for flag, name in _SETTINGS.items() if getattr(args, flag) is not None}
     if args.no_kv_events:
         given["use_events"] = False
@@ -96,8 +99,8 @@ def router_settings(args: argparse.Namespace) -> dict[str, Any]:
     return flags
 
 
-def seed_of(given: int | None, policy: str | KvRouting | Router, *, fails: bool = False) -> int:
-    """What --seed says. ConfigError where nothing is drawn: neither by the policy, nor whether a load `fails`."""
+def read_seed(given: int | None, policy: str | KvRouting | Router, *, loads_fail: bool = False) -> int:
+    """Check --seed and return it; ConfigError if neither the policy nor failing tier loads use it."""
     from understudy.checks import whole_number
     from understudy.errors import ConfigError
     from understudy.router.kv import KvRouting
@@ -105,16 +108,20 @@ def seed_of(given: int | None, policy: str | KvRouting | Router, *, fails: bool 
     if given is None:
         return 0
     whole_number("--seed", given, 0, 2**64 - 1)
-    if not isinstance(policy, KvRouting) and policy not in CHANCE and not fails:
+    if not isinstance(policy, KvRouting) and policy not in RANDOM_POLICIES and not loads_fail:
         name = policy if isinstance(policy, str) else type(policy).__qualname__
         raise ConfigError(
-            f"--seed changes nothing: routing {name} draws nothing; leave it out, or route by {', '.join(CHANCE)}"
+            f"--seed has no effect: routing {name} is not random; leave it out, or route by "
+            f"{', '.join(RANDOM_POLICIES)}"
         )
     return given
 
 
-def live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
-    """A policy for a live fleet: a name, kv with these settings, or `FILE.py:CLASS`. ConfigError says what is wrong."""
+def build_live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
+    """Build the routing policy of a live fleet: a name, kv with `settings`, or `FILE.py:CLASS`.
+
+    ConfigError names the invalid setting.
+    """
     from understudy.checks import read_as
     from understudy.errors import ConfigError
     from understudy.router.kv import KvRouting
@@ -123,7 +130,7 @@ def live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
     if not isinstance(name, str):
         raise ConfigError(f"routing must be the name of a policy or FILE.py:CLASS, got {name!r}")
     if not isinstance(settings, dict):
-        raise ConfigError(f'router must be settings by name, as {{"temperature": 0.5}}, got {settings!r}')
+        raise ConfigError(f'router must be a mapping such as {{"temperature": 0.5}}, got {settings!r}')
     if settings and name != "kv":
         verb = "is" if len(settings) == 1 else "are"
         raise ConfigError(f"{', '.join(map(str, settings))} {verb} for --routing kv, not {name}")

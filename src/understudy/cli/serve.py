@@ -1,4 +1,4 @@
-"""`understudy serve MODEL [vLLM's flags]`: a live server that clients cannot tell from vLLM."""
+"""`understudy serve MODEL [vLLM's flags]`: a live server with vLLM's API on a simulated engine."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ EXAMPLES = """\
 examples:
   understudy serve                                     the built-in tokenizer, port 8000, loopback
   understudy serve my-model --port 9000 --max-model-len 32k --max-num-seqs 64
-  understudy serve Llama-3.1-8B --gpu H100             times and blocks of a known model on a GPU
+  understudy serve Llama-3.1-8B --gpu H100             step times and KV blocks of a known model on a GPU
   understudy serve Llama-3.1-70B --gpu H100 --tensor-parallel-size 4 --timing timing.yaml
   understudy serve my-model --set timing.kind=constant timing.prefill_ms=20 timing.decode_ms=5
   understudy serve my-model --time-to-first-token 20 --inter-token-latency 5
   understudy serve my-model --kv-events-config.enable_kv_cache_events true
-  understudy serve my-model --config vllm.yaml         flags of vLLM in a file
+  understudy serve my-model --config vllm.yaml         read vLLM's flags from a file
   understudy serve ~/models/Qwen3-4B --engine qwen3    a real engine: the answers are computed (extra [torch])
   curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "hello", "max_tokens": 8}'
 
-vLLM 0.32's 316 flags are accepted, in its grammar. Those that mean nothing to a simulated engine say so once.
+vLLM 0.32's 316 flags are accepted, in its grammar. Flags without effect on a simulated engine are listed at start.
 
-ours:
-  --speedup X             simulated time passes X times as fast as outside
+flags of understudy:
+  --clock-speed X         run the simulated clock X times as fast as real time
   --response-mode MODE    filler (default), echo, recorded (with --response-file JSONL of prompt and response)
-  --gpu NAME              H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000: times and blocks of the model on it;
-                          or any other by --gpu-bandwidth-gbps, --gpu-tflops, --gpu-link-gbps and --gpu-memory
-                          --weight-dtype bf16|fp8|int4|mxfp4|nvfp4, if not the model's own
-  --timing FILE|NAME      step times that `understudy calibrate` wrote; a folder of op tables or aiconfigurator
-                          (both with --gpu); polynomial (of no GPU)
+  --gpu NAME              H100, H200, B200, A100, L40S, RTX-4090 or RTX-PRO-6000: step times and KV blocks of the model
+                          on it; describe another GPU with --gpu-bandwidth-gbps, --gpu-tflops, --gpu-link-gbps and
+                          --gpu-memory; --weight-dtype bf16|fp8|int4|mxfp4|nvfp4, if not the model's own
+  --timing FILE|NAME      step times fitted by `understudy calibrate`; a folder of op tables or aiconfigurator
+                          (both with --gpu); or polynomial (generic, not a real GPU)
   --set NAME=VALUE ...    any setting of the engine, such as timing.kind=constant
-  --tiers JSON            KV tiers below the device: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
-  --time-to-first-token MS, --inter-token-latency MS    constant times instead of a model of them
-  --startup-duration S    answer 503 for so long
+  --tiers JSON            KV tiers below the GPU: {"tiers": [{"tier": "g2", "blocks": 4096}], ...}
+  --time-to-first-token MS, --inter-token-latency MS    constant times instead of a timing model
+  --startup-duration S    answer 503 for the first S seconds
   --metrics vllm|sglang, --old-metric-names, --dev-mode
-  --engine vllm|qwen3     simulated (the default), or Qwen3 in PyTorch; for that one also --device, --backend,
+  --engine vllm|qwen3     simulated (default), or Qwen3 in PyTorch, which also takes --device, --backend,
                           --random-weights SEED, --dtype, --gpu-memory-utilization and --enforce-eager
 """
 
 
 def take_rest(verb: argparse.ArgumentParser) -> None:
-    """Let the verb read its own arguments: vLLM's grammar is not argparse's."""
+    """Pass all arguments to the verb unparsed, because vLLM's grammar differs from argparse's."""
 
     def parse_known_args(args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         rest = list(args or ())
@@ -66,7 +66,7 @@ def add_parser(verbs: Verbs) -> None:
     verb = verbs.add_parser(
         "serve",
         help="a live server with vLLM's API, flags and metrics",
-        description="Serve a model that is not there: vLLM's HTTP API on a simulated engine, in real time.",
+        description="Serve vLLM's HTTP API from a simulated engine, in real time. No GPU and no weights are needed.",
         usage="understudy serve [MODEL] [flags of vLLM]",
         epilog=EXAMPLES,
     )
@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
         if real
         else ()
     )
-    tell_idle([name for name in plan.idle if name not in used], "real" if real else "simulated")
+    print_unused_flags([name for name in plan.idle if name not in used], "real" if real else "simulated")
     close: Callable[[], None] | None = None
     if real:
-        server, close = _real_server(plan)
+        server, close = _open_real_server(plan)
     else:
         server = Server(plan.settings)
 
@@ -120,12 +120,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _real_server(plan: ServePlan) -> tuple[Server, Callable[[], None]]:
-    """With an engine that computes, and how to end it."""
+def _open_real_server(plan: ServePlan) -> tuple[Server, Callable[[], None]]:
+    """Open a server with the real engine; return it and the function that closes the engine."""
     from understudy.cli.progress import progress_bars
-    from understudy.cli.qwen3 import needs_torch
+    from understudy.cli.qwen3 import check_torch_is_installed
 
-    needs_torch()
+    check_torch_is_installed()
     from understudy.qwen3.serve import open_server
 
     with progress_bars() as progress:
@@ -133,8 +133,8 @@ def _real_server(plan: ServePlan) -> tuple[Server, Callable[[], None]]:
     return server, serving.close
 
 
-def tell_idle(names: list[str], kind: str = "simulated") -> None:
-    """Say once which flags were accepted and change nothing."""
+def print_unused_flags(names: list[str], kind: str = "simulated") -> None:
+    """Print the accepted flags that have no effect on this kind of engine."""
     if names:
         flags = ", ".join(f"--{name}" for name in names)
-        print(f"accepted, and without effect on a {kind} engine: {flags}", file=sys.stderr)
+        print(f"accepted, but without effect on a {kind} engine: {flags}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`understudy tokenizer export DIR`: the built-in tokenizer, for clients that count tokens themselves."""
+"""`understudy tokenizer export DIR`: write the built-in tokenizer for clients that count tokens."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def add_parser(verbs: Verbs) -> None:
         description="Write the built-in tokenizer in Hugging Face's form, so that clients work offline with it.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("action", choices=["export"], help="what to do")
-    verb.add_argument("directory", type=Path, metavar="DIR", help="where to; made if it is not there")
-    verb.add_argument("--hub", action="store_true", help="in the layout of a hub cache (an HF_HOME)")
+    verb.add_argument("action", choices=["export"], help="action to run")
+    verb.add_argument("directory", type=Path, metavar="DIR", help="output folder; created if missing")
+    verb.add_argument("--hub", action="store_true", help="use the layout of a hub cache (an HF_HOME)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write, and say how to use it."""
+    """Write the tokenizer and print how to use it."""
     from understudy.errors import InvalidArgument
     from understudy.server.tokenizer.export import export_tokenizer
 

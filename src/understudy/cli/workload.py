@@ -1,4 +1,4 @@
-"""`understudy workload KIND -o FILE`: write a workload that shows something, as a Mooncake trace."""
+"""`understudy workload KIND -o FILE`: write a synthetic workload as a Mooncake trace."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def add_parser(verbs: Verbs) -> None:
     """Describe `understudy workload`."""
     verb = verbs.add_parser(
         "workload",
-        help="write a workload on which routing matters",
-        description="Write a workload whose prompts are soon needed again, as a Mooncake trace.",
+        help="write a synthetic workload on which routing matters",
+        description="Write a workload whose prefixes are reused within seconds, as a Mooncake trace.",
         epilog=EXAMPLES,
     )
     verb.add_argument(
         "kind",
         choices=("fanout", "turns"),
-        help="fanout: several questions about one context at once; turns: quick conversations",
+        help="fanout: several simultaneous questions about one context; turns: conversations with short pauses",
     )
     verb.add_argument(
         "-o",
@@ -39,16 +39,18 @@ def add_parser(verbs: Verbs) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="file (.gz: zipped); -: standard output",
+        help="file to write (.gz: gzipped); -: standard output",
     )
-    verb.add_argument("--count", type=int, metavar="N", help="contexts (default: 700) or sessions (400)")
     verb.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the times and lengths (default: 0)"
+        "--count", type=int, metavar="N", help="contexts (default: 700) or sessions (default: 400)"
+    )
+    verb.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the times and lengths (default: 0)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the workload and write it."""
+    """Generate the workload and write it."""
     import sys
 
     from understudy.checks import whole_number

@@ -42,7 +42,7 @@ class TwinOptions:
     max_model_len: int = 40960
     prefix_caching: bool = True
     host_blocks: int | None = None
-    speed_up: float = 1.0
+    arrival_rate_scale: float = 1.0
 
     def known(self, about: dict[str, Any]) -> dict[str, int]:
         """Every size. ConfigError names one that neither says."""
@@ -75,7 +75,7 @@ def replay_twin(
         if record.link is None:
             raise ConfigError("the record does not say how fast the link is: record it with --host-blocks")
         host = (options.host_blocks, record.link)
-    workload = workload.normalised().speed_up(options.speed_up)
+    workload = workload.normalised().scale_arrival_rate(options.arrival_rate_scale)
     clock, time = VirtualClock(), record.fit()
     config = SchedulerConfig(
         sizes["max_num_batched_tokens"],

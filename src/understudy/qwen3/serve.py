@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from understudy.server.flags.serving import ServePlan
 
 _SIMULATED = (
-    *("speedup", "response-mode", "response-file", "time-to-first-token", "inter-token-latency", "vllm-version"),
+    *("clock-speed", "response-mode", "response-file", "time-to-first-token", "inter-token-latency", "vllm-version"),
     *("set", "fake-metrics", "lora-modules"),
 )  # fmt: skip
 """Flags that say how a simulated engine behaves."""

@@ -213,7 +213,7 @@ def _as_it_arrives(
     order = workload.arrival_order()
     workload = workload if order is None else workload.take(order)
     if isinstance(load, OpenLoop):
-        workload = workload.normalised().speed_up(load.speed_up)
+        workload = workload.normalised().scale_arrival_rate(load.arrival_rate_scale)
     return workload, order
 
 

@@ -7,19 +7,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Nanoseconds of simulated time, from 0; `speedup` of them pass in one of the world's."""
+    """Simulated time in nanoseconds, from 0; runs `speed` times as fast as real time."""
 
-    speedup: float
+    speed: float
 
     def now_ns(self) -> int:
         """Simulated time."""
 
 
 class WallClock:
-    """Time passes by itself, `speedup` times as fast as outside."""
+    """Clock that runs `speed` times as fast as real time."""
 
-    def __init__(self, speedup: float = 1.0) -> None:
-        self.speedup = speedup
+    def __init__(self, speed: float = 1.0) -> None:
+        self.speed = speed
         self._start_ns = time.monotonic_ns()
 
     def start_in(self, ahead_ns: int) -> None:
@@ -29,14 +29,14 @@ class WallClock:
     def now_ns(self) -> int:
         """Simulated time since the clock was made, or started; below 0 before that."""
         passed = time.monotonic_ns() - self._start_ns
-        return passed if self.speedup == 1 else int(passed * self.speedup)
+        return passed if self.speed == 1 else int(passed * self.speed)
 
 
 class ScriptedClock:
     """Time passes when somebody says so: the offline twin of a wall clock."""
 
     def __init__(self) -> None:
-        self.speedup = 1.0
+        self.speed = 1.0
         self.time_ns = 0
 
     def now_ns(self) -> int:

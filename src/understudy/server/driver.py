@@ -240,7 +240,7 @@ class Driver:
             return False
 
     def _end(self, core: EngineCore, now_ns: int) -> None:
-        self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speedup / 1e9)
+        self.step_lateness.record((self.clock.now_ns() - now_ns) / self.clock.speed / 1e9)
         try:
             effects = core.end(now_ns)
         except Exception as failure:
@@ -310,7 +310,7 @@ class Driver:
             self._timer = None
         self._due_ns = due_ns
         if due_ns >= 0:
-            wait_s = (due_ns - self.clock.now_ns()) / self.clock.speedup / 1e9
+            wait_s = (due_ns - self.clock.now_ns()) / self.clock.speed / 1e9
             self._timer = loop.call_later(max(wait_s, 0.0), self._pump_timed)
 
     def _pump_timed(self) -> None:

@@ -36,9 +36,9 @@ class Stage:
     """What the workers of one process share: the clock, the driver, the outbox, the tokenizer."""
 
     def __init__(
-        self, *, speedup: float = 1.0, tokenizer: Tokenizer, given: GivenEngine | None = None
+        self, *, clock_speed: float = 1.0, tokenizer: Tokenizer, given: GivenEngine | None = None
     ) -> None:
-        self.clock = WallClock(speedup)
+        self.clock = WallClock(clock_speed)
         self.given = given
         self.driver = Driver(self.clock) if given is None else given.driver(self.clock)
         self.token_lateness = Lateness()
@@ -103,7 +103,7 @@ def tiers_of(settings: ServerSettings) -> TierConfig | None:
 
 def new_stage(settings: ServerSettings) -> Stage:
     """A stage for servers of these settings."""
-    return Stage(speedup=settings.speedup, tokenizer=open_tokenizer(settings.tokenizer))
+    return Stage(clock_speed=settings.clock_speed, tokenizer=open_tokenizer(settings.tokenizer))
 
 
 class Server:

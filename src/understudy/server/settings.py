@@ -38,7 +38,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     response_mode: Literal["filler", "echo", "recorded"] = "filler"
     response_file: str | None = None
     seed: int = 0
-    speedup: float = 1.0
+    clock_speed: float = 1.0
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -65,13 +65,13 @@ class OpenLoop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     """Requests come when the workload says, however busy the fleet is.
 
     A first turn arrives at its timestamp, turn k a delay after turn k−1 completed. Timestamps are shifted so
-    that the first is 0; timestamps and delays are divided by `speed_up`.
+    that the first is 0; timestamps and delays are divided by `arrival_rate_scale`.
     """
 
-    speed_up: float = 1.0
+    arrival_rate_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive("speed_up", self.speed_up)
+        _check_positive("arrival_rate_scale", self.arrival_rate_scale)
 
 
 class ClosedLoop(

@@ -10,7 +10,7 @@ import numpy as np
 from understudy.checks import whole_number
 from understudy.errors import InvalidArgument
 from understudy.workload.lengths import json_file, json_lines, time_ns, timestamp_ns, token_count
-from understudy.workload.telling import counted
+from understudy.workload.progress import iterate_reporting
 from understudy.workload.text import BytesEncoder, PromptHasher, TokenizerEncoder
 from understudy.workload.workload import Workload
 
@@ -44,7 +44,7 @@ def read_openai(
     encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer else BytesEncoder(_bytes_per_token(rows))
     hasher = PromptHasher(trace_block_size, encoder.units_per_token)
     prompts, outputs, ids = [], [], []
-    for row, text in counted("hashing", list(zip(rows, texts, strict=True))):
+    for row, text in iterate_reporting("hashing", list(zip(rows, texts, strict=True))):
         units = encoder.encode(text)
         tokens = row.prompt_tokens or max(1, round(len(units) / encoder.units_per_token))
         prompts.append(tokens)
@@ -91,7 +91,7 @@ def read_sharegpt(
         name: [] for name in ("prompt", "output", "session", "turn", "quoted", "ids")
     }
     sessions = 0
-    for number, entry in enumerate(counted("hashing", content)):
+    for number, entry in enumerate(iterate_reporting("hashing", content)):
         turns = _turns(entry, f"{path}: conversation {number}", encoder)
         if not turns:
             continue

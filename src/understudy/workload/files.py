@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from understudy.errors import InvalidArgument
 from understudy.outputs import create
-from understudy.workload.telling import open_counted
+from understudy.workload.progress import open_reporting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def open_trace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             if os.fspath(path) == STDIN:
                 raw = _peekable(sys.stdin.buffer)
             else:
-                raw = stack.enter_context(open_counted(Path(path)))
+                raw = stack.enter_context(open_reporting(Path(path)))
             if Path(path).suffix == ".gz" or raw.peek(2).startswith(_GZIP):
                 raw = _peekable(stack.enter_context(gzip.GzipFile(fileobj=raw)))
             yield _utf8(raw)

@@ -235,14 +235,14 @@ class Workload:
             return self
         return replace(self, arrival_ns=self.arrival_ns - first)
 
-    def speed_up(self, ratio: float) -> Workload:
+    def scale_arrival_rate(self, ratio: float) -> Workload:
         """Divide arrivals and delays by `ratio`, each rounded once to a whole nanosecond (half to even).
 
         Errors: ConfigError unless `ratio` is finite and above 0, or when a time is or becomes too large to be
         exact.
         """
         if not (math.isfinite(ratio) and ratio > 0):
-            raise ConfigError(f"speed_up must be finite and above 0, got {ratio}")
+            raise ConfigError(f"arrival_rate_scale must be a finite number above 0, got {ratio}")
         if ratio == 1:
             return self
         arrival_ns = _divide("arrival_ns", self.arrival_ns, ratio)
@@ -333,7 +333,9 @@ def _pick(values: NDArray[_Scalar] | None, index: Int64Column) -> NDArray[_Scala
 def _divide(name: str, times_ns: Int64Column, ratio: float) -> Int64Column:
     longest = int(times_ns.max(initial=0))
     if longest > _EXACT_DOUBLE:
-        raise ConfigError(f"speed_up: {name} reaches {longest} ns, past 2^53: call normalised() first")
+        raise ConfigError(
+            f"arrival_rate_scale: {name} reaches {longest} ns, past 2^53; call normalised() first"
+        )
     if longest / ratio >= 2**63:
-        raise ConfigError(f"speed_up {ratio} stretches {name} past 2^63 ns")
+        raise ConfigError(f"arrival_rate_scale {ratio} stretches {name} past 2^63 ns")
     return np.rint(times_ns / ratio).astype(np.int64)

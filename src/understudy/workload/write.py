@@ -10,7 +10,7 @@ import numpy as np
 from understudy.errors import InvalidArgument
 from understudy.workload.columns import Int64Column, UInt32Column, first_row, intern_ids
 from understudy.workload.files import create_trace
-from understudy.workload.telling import tell
+from understudy.workload.progress import report_progress
 from understudy.workload.times import milliseconds_to_ns
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
         for start in range(0, len(workload), _ROWS_AT_ONCE):
             end = min(start + _ROWS_AT_ONCE, len(workload))
             file.write(encoder.encode_lines([rows.row(row) for row in range(start, end)]))
-            tell("writing", end, len(workload))
+            report_progress("writing", end, len(workload))
 
 
 class _Rows:

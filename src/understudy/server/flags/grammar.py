@@ -47,6 +47,7 @@ _GONE = {
     "use-v2-block-manager": "there is one block manager",
     "num-scheduler-steps": "vLLM no longer schedules several steps at once",
 }
+_RENAMED = {"speedup": "--clock-speed"}
 _ELSEWHERE = {
     "workers": "several workers behind one address are `understudy fleet --workers N`",
     "routing": "several workers behind one address are `understudy fleet --routing POLICY`",
@@ -200,6 +201,8 @@ def _unknown(name: str, flags: Iterable[str]) -> ConfigError:
     bare = name.lstrip("-")
     if bare in _GONE:
         return ConfigError(f"{name} is gone from vLLM: {_GONE[bare]}")
+    if bare in _RENAMED:
+        return ConfigError(f"{name}: renamed; use {_RENAMED[bare]}")
     if bare in _ELSEWHERE:
         return ConfigError(f"{name} is not a flag of one server: {_ELSEWHERE[bare]}")
     near = difflib.get_close_matches(name, list(flags), 1, 0.6)

@@ -22,7 +22,7 @@ from understudy.timing.fitted_for import check_fitted_for
 from understudy.timing.gpu_flags import GPU_FLAGS, timing_settings
 
 OURS = (
-    Flag(["--speedup"], "float"),
+    Flag(["--clock-speed"], "float"),
     Flag(["--response-mode"], "str", choices=["filler", "echo", "recorded"]),
     Flag(["--response-file"], "str"),
     Flag(["--num-gpu-blocks"], "int"),
@@ -88,7 +88,7 @@ _PLAIN = {
     "shutdown-timeout": "shutdown_timeout_s",
     "response-mode": "response_mode",
     "response-file": "response_file",
-    "speedup": "speedup",
+    "clock-speed": "clock_speed",
     "metrics": "metrics",
     "old-metric-names": "old_metric_names",
     "kv-cache-metrics": "kv_cache_metrics",
@@ -249,11 +249,11 @@ def settings_of(line: CommandLine) -> ServerSettings:
         given["tiers"] = offload_below(within.described(), given.get("tiers"), given["model"])
     if values.get("tiers") is not None:
         check_tiers(given["tiers"], values["tiers"], given["engine"].block_size)
-    for field in ("shutdown_timeout_s", "startup_duration_s", "speedup", "sse_keep_alive_interval_s"):
+    for field in ("shutdown_timeout_s", "startup_duration_s", "clock_speed", "sse_keep_alive_interval_s"):
         if field in given:
             given[field] = float(given[field])
-    if not (math.isfinite(given.get("speedup", 1.0)) and given.get("speedup", 1.0) > 0):
-        raise ConfigError(f"--speedup must be positive, got {given['speedup']:g}")
+    if not (math.isfinite(given.get("clock_speed", 1.0)) and given.get("clock_speed", 1.0) > 0):
+        raise ConfigError(f"--clock-speed must be positive, got {given['clock_speed']:g}")
     if given.get("sse_keep_alive_interval_s", 0.0) < 0:
         raise ConfigError("--sse-keep-alive-interval must not be negative; 0 sends no comments")
     if given.get("stream_interval", 1) < 1:

@@ -41,8 +41,8 @@ class Fleet:
         self.settings = settings
         first = settings.pools[0][1]
         for _, pool in settings.pools:
-            if pool.speedup != first.speedup or pool.tokenizer != first.tokenizer:
-                raise ConfigError("the pools of a fleet share their tokenizer and their speed-up")
+            if pool.clock_speed != first.clock_speed or pool.tokenizer != first.tokenizer:
+                raise ConfigError("pools: tokenizer or clock-speed differs; give all pools the same")
         workers = sum(count for count, _ in settings.pools)
         engines = sum(count * pool.data_parallel_size for count, pool in settings.pools)
         require_memory(f"{workers:,} live workers", engines * LIVE_BYTES, "fewer workers need less")

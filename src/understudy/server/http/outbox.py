@@ -40,7 +40,7 @@ class Outbox:
         for connection in dirty:
             connection.flush()
             if connection.due_tokens:
-                late_s = (clock.now_ns() - connection.due_ns) / clock.speedup / 1e9
+                late_s = (clock.now_ns() - connection.due_ns) / clock.speed / 1e9
                 self._lateness.record(late_s, connection.due_tokens)
                 connection.due_tokens = 0
                 whose = connection.due_of

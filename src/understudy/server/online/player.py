@@ -74,7 +74,7 @@ class Player:
             "workers": len(fleet.servers),
             "routing": name_of(self._settings.routing),
             "seed": self._settings.seed,
-            "speedup": fleet.stage.clock.speedup,
+            "speedup": fleet.stage.clock.speed,
             "scheduling": scheduling_in_words([self._engine]),
             "engine": self._engine.described(),
             "times": {
@@ -105,7 +105,7 @@ class Player:
     async def _until(self, due_ns: int) -> None:
         clock = self._fleet.stage.clock
         while (wait_ns := due_ns - clock.now_ns()) > 0:
-            await asyncio.sleep(wait_ns / clock.speedup / 1e9)
+            await asyncio.sleep(wait_ns / clock.speed / 1e9)
 
     async def _request(self, row: int) -> None:
         workload, clock = self._workload, self._fleet.stage.clock
@@ -145,7 +145,7 @@ class Player:
         if b"[DONE]" not in answer:
             raise WrongState(f"row {row}: the stream ended before its answer did")
         first_ns = self._columns.request(row).first_token_ns
-        self._first_byte.record((seen_ns - first_ns) / clock.speedup / 1e9)
+        self._first_byte.record((seen_ns - first_ns) / clock.speed / 1e9)
 
     def _lateness_ms(self) -> dict[str, float]:
         """How late tokens and ends of steps were, and first tokens as their clients saw them."""

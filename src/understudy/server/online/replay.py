@@ -42,14 +42,14 @@ def run_online(
     workers: int = 1,
     routing: str | KvRouting | Router = "round_robin",
     seed: int = 0,
-    speed_up: float = 1.0,
-    speedup: float = 1.0,
+    arrival_rate_scale: float = 1.0,
+    clock_speed: float = 1.0,
     tiers: TiersConfig | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> OnlineRun:
-    """Play an open-loop workload in real time, simulated time passing `speedup` times as fast as outside.
+    """Replay an open-loop workload on live workers, on a clock `clock_speed` times as fast as real time.
 
-    `speed_up` plays the workload's own timestamps faster, as offline. Sessions go on when the turn before has ended.
+    `arrival_rate_scale` divides the workload's timestamps, as offline. A turn is sent when the turn before has ended.
     """
     if not workload.has_arrivals:
         raise ConfigError("--online needs a workload with timestamps")
@@ -59,7 +59,7 @@ def run_online(
         raise ConfigError(
             "--online plays workers of one rank: leave data_parallel_size at 1, give more workers"
         )
-    workload = workload.normalised().speed_up(speed_up)
+    workload = workload.normalised().scale_arrival_rate(arrival_rate_scale)
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     length = max(engine.max_model_len or 0, int(tokens.max(initial=1)) + 1)
     most = engine.num_gpu_blocks * engine.block_size
@@ -72,12 +72,12 @@ def run_online(
         engine=msgspec.structs.replace(engine, max_model_len=min(length, most)),
         tiers=below,
         most_blocks=int((-(-tokens // engine.block_size)).sum()),
-        speedup=speedup,
+        clock_speed=clock_speed,
         seed=seed,
     )
     fleet = FleetSettings(pools=((workers, settings),), base_port=0, port=0, routing=routing, seed=seed)
     timeline, facts = run(Player(workload, fleet, engine, progress).play())
-    facts["load"] = msgspec.to_builtins(OpenLoop(speed_up=speed_up))
+    facts["load"] = msgspec.to_builtins(OpenLoop(arrival_rate_scale=arrival_rate_scale))
     if below.tiers:
         facts["tiers"] = below.described()
     return OnlineRun(timeline, facts)

@@ -1,4 +1,4 @@
-"""Listening to a publisher of KV events, for `understudy events tap` and `verify`."""
+"""Subscribe to a publisher of KV events, for `understudy events tap` and `verify`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def add_listening_flags(parser: argparse.ArgumentParser) -> None:
-    """Describe them."""
+def add_subscription_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the subscription flags to a subcommand."""
     parser.add_argument(
-        "--replay", metavar="ADDRESS", help="ask here first for what is buffered: tcp://HOST:PORT"
+        "--replay", metavar="ADDRESS", help="first request the buffered messages from tcp://HOST:PORT"
     )
-    parser.add_argument("--topic", metavar="TEXT", help="only messages whose topic begins so")
+    parser.add_argument("--topic", metavar="TEXT", help="only messages whose topic starts with TEXT")
     parser.add_argument("--count", type=int, metavar="N", help="stop after N messages")
     parser.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
 
 
-def refuse_for_a_file(args: argparse.Namespace) -> None:
-    """What was recorded is read whole: nobody listens. ConfigError names the flags."""
+def reject_flags_for_file(args: argparse.Namespace) -> None:
+    """Raise ConfigError for subscription flags given with a recorded file, which is read whole."""
     from understudy.errors import ConfigError
 
     names = ("replay", "topic", "count", "seconds")
-    if said := [f"--{name}" for name in names if getattr(args, name) is not None]:
+    if flags := [f"--{name}" for name in names if getattr(args, name) is not None]:
         raise ConfigError(
-            f"{', '.join(said)} {'is' if len(said) == 1 else 'are'} for a publisher that is listened to, and "
-            f"{args.source} is a file, which is read whole; leave {'it' if len(said) == 1 else 'them'} out"
+            f"{', '.join(flags)} {'needs' if len(flags) == 1 else 'need'} a publisher, and {args.source} is a file, "
+            f"which is read whole; leave {'it' if len(flags) == 1 else 'them'} out"
         )
 
 
-def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
-    """Frames of live messages as they come; first what the replay socket still has."""
+def receive_messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
+    """Yield the frames of messages as they arrive, after those that the replay socket has buffered."""
     import zmq
 
     from understudy.checks import positive_number, whole_number
@@ -61,7 +61,7 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"cannot listen to {endpoint}: {error}") from error
+            raise ConfigError(f"cannot subscribe to {endpoint}: {error}") from error
         replayed = -1
         if args.replay is not None:
             client = ReplayClient(
@@ -69,7 +69,9 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
             )
             answer = client.since(0)
             if answer is None:
-                raise ConfigError(f"{args.replay} did not answer a replay request")
+                raise ConfigError(
+                    f"--replay: {args.replay} did not answer; check the address or leave it out"
+                )
             for sequence, payload in answer[: args.count]:
                 replayed, count = sequence, count + 1
                 yield live_frames(topic, sequence, payload)
@@ -85,7 +87,7 @@ def messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[bytes]]:
             except ValueError:
                 sequence = replayed + 1
             if sequence <= replayed:
-                continue  # the replay has told it already
+                continue  # already received from the replay socket
             replayed, count = -1, count + 1
             yield frames
     finally:

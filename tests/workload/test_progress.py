@@ -10,7 +10,7 @@ import pytest
 from understudy.cli import main
 from understudy.cli.progress import counter
 from understudy.workload import read_trace, write_mooncake
-from understudy.workload.telling import telling
+from understudy.workload.progress import reporting_progress
 
 LOGS = Path(__file__).parents[2] / "examples" / "logs"
 FORMATS = {
@@ -31,7 +31,7 @@ def test_reading_hashing_and_writing_are_told_to_their_ends(name: str, zipped: b
     write_mooncake(plain, tmp_path / "plain.jsonl")
 
     heard: dict[str, list[tuple[int, int]]] = {}
-    with telling(lambda what, done, of: heard.setdefault(what, []).append((done, of))):
+    with reporting_progress(lambda what, done, of: heard.setdefault(what, []).append((done, of))):
         workload = read_trace(source, FORMATS[name])
         write_mooncake(workload, tmp_path / "told.jsonl")
 
@@ -55,7 +55,7 @@ def test_a_large_log_is_told_piece_by_piece(tmp_path: Path) -> None:
     size = log.stat().st_size
     assert size > 3 << 20
     heard: dict[str, list[int]] = {}
-    with telling(lambda what, done, _: heard.setdefault(what, []).append(done)):
+    with reporting_progress(lambda what, done, _: heard.setdefault(what, []).append(done)):
         read_trace(log, "openai")
     assert len([done for done in heard["reading"] if 0 < done < size]) >= 3
     assert len(heard["hashing"]) > 3600 // 256
@@ -63,7 +63,7 @@ def test_a_large_log_is_told_piece_by_piece(tmp_path: Path) -> None:
 
 def test_nothing_is_told_afterwards(tmp_path: Path) -> None:
     heard: list[str] = []
-    with telling(lambda what, *_: heard.append(what)):
+    with reporting_progress(lambda what, *_: heard.append(what)):
         pass
     read_trace(LOGS / "requests.jsonl", "openai")
     assert heard == []
@@ -72,7 +72,7 @@ def test_nothing_is_told_afterwards(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named_as_ever(tmp_path: Path) -> None:
     said = []
     for told in (None, lambda *_: None):
-        with telling(told), pytest.raises(Exception, match="No such file") as raised:
+        with reporting_progress(told), pytest.raises(Exception, match="No such file") as raised:
             read_trace(tmp_path / "nothing.jsonl", "openai")
         said.append(str(raised.value))
     assert said[0] == said[1]
