@@ -95,9 +95,9 @@ MUTANTS = [
     ),
     Mutant(
         "an engine takes a second caller",
-        "core/base/turn.hpp",
-        "turns_.taken_.exchange(true)",
-        "turns_.taken_.exchange(true) && !FAULT",
+        "core/base/exclusive_call.hpp",
+        "flag_.in_call_.exchange(true)",
+        "flag_.in_call_.exchange(true) && !FAULT",
         "tests/kv/test_request_threads.py",
     ),
     Mutant(

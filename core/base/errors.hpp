@@ -1,4 +1,4 @@
-// Typed errors of the core. Every kind has a Python class of the same name in understudy.errors.
+// Typed errors of the core. Each kind has a Python class of the same name in understudy.errors.
 #pragma once
 
 #include <exception>
@@ -9,13 +9,13 @@
 namespace understudy {
 
 enum class ErrorKind {
-  ConfigError,        // a setting that cannot be honoured
-  InvalidArgument,    // a value, length or id that the call cannot take
-  WrongState,         // the object is not in the state that the call needs
+  ConfigError,        // a setting that cannot be applied
+  InvalidArgument,    // a value, length or id that the call does not accept
+  WrongState,         // the object is not in the state that the call requires
   UnknownBlock,       // a block id outside the pool
   CapacityExhausted,  // fewer blocks available than asked for
   PolicyError,        // an eviction policy broke its contract
-  InvariantViolated,  // a self-check found the store inconsistent
+  InvariantViolated,  // a check() or an assertion found inconsistent state
 };
 
 // Thrown by the core; the bindings turn it into the Python class named after `kind`.

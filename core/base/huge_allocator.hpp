@@ -1,4 +1,4 @@
-// Memory of long vectors in huge pages: they grow by gigabytes, and every small page would be a trap into the system.
+// Allocates long vectors in huge pages: they grow by gigabytes, and every small page would cost a page fault.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct HugeAllocator {
 
   HugeAllocator() = default;
   template <typename U>
-  HugeAllocator(const HugeAllocator<U>&) noexcept {}  // NOLINT: converts, as allocators do
+  HugeAllocator(const HugeAllocator<U>&) noexcept {}  // NOLINT: allocators convert implicitly
 
   T* allocate(std::size_t count) {
     const std::size_t bytes = count * sizeof(T);

@@ -1,4 +1,4 @@
-// A fixed array of zeros that takes memory as it is written, in huge pages where it is long.
+// Zero-initialised array of fixed size that uses memory only where it is written; long ones in huge pages.
 #pragma once
 
 #include <algorithm>
@@ -18,19 +18,18 @@
 
 namespace understudy {
 
-// Elements start as zero bytes, and what is never written costs address space alone: an array may be as long as its
-// owner can ever need, and nobody has to move it. All but short ones come from the system itself, without a promise of
-// memory: an allocator would write zeros over what it hands out again.
+// Unwritten elements cost address space only, so an array can have its owner's maximum size and never moves. Long
+// arrays are mapped directly (MAP_NORESERVE): an allocator would write zeros over reused memory.
 template <typename T>
 class HugeArray {
   static_assert(std::is_trivially_destructible_v<T> && std::is_trivially_copyable_v<T>);
 
  public:
-  // How it will be written to, which decides whether its memory is worth keeping for the next one.
+  // Write pattern: decides whether the mapping is kept for a later array.
   enum class Writes : std::uint8_t {
-    Sparse,     // here and there: to clear it would cost more than new memory
-    Dense,      // all of it
-    Populated,  // what `populate` was called for
+    Sparse,     // scattered: clearing it would cost more than new memory
+    Dense,      // the whole array
+    Populated,  // the ranges that `populate` was called for
   };
 
   explicit HugeArray(std::size_t size, Writes writes = Writes::Sparse) : writes_(writes), size_(size) {
@@ -62,7 +61,7 @@ class HugeArray {
   ~HugeArray() {
 #ifdef __linux__
     if (mapped_ > 0) {
-      // What is mostly empty up to its last write costs more to clear than new memory does.
+      // Clearing a mostly empty mapping costs more than new memory does.
       const bool worth = writes_ != Writes::Sparse && written_ >= kShort && 2 * populated_ >= written_;
       if (!worth || !KeptMappings::keep({base_, mapped_, written_})) (void)munmap(base_, mapped_);
       return;
@@ -71,9 +70,8 @@ class HugeArray {
     std::free(base_);
   }
 
-  // Random access over many elements is bound by address translation. Advice for those of [from, to) that fill whole
-  // huge pages, the array's last one by half at least: there, the first that is written brings memory for its
-  // neighbours.
+  // Advises huge pages where [from, to) fills them whole (the array's last one: at least half), because random access
+  // is bound by address translation.
   void prefer_huge_pages([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
 #ifdef __linux__
     const std::size_t first = (from * sizeof(T) + kHugePage - 1) / kHugePage * kHugePage;
@@ -82,7 +80,7 @@ class HugeArray {
 #endif
   }
 
-  // The same for memory that they have already, and for what shares a huge page with it: now, where the system can.
+  // Moves the memory of [from, to), and of elements in the same huge pages, to huge pages now if the system can.
   void move_to_huge_pages([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
 #ifdef __linux__
     constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack, and older systems refuse
@@ -92,7 +90,7 @@ class HugeArray {
 #endif
   }
 
-  // Memory for [from, to) now: all of it is about to be written, and page by page it takes several times as long.
+  // Allocates memory for [from, to) at once, before it is written: faulting page by page takes several times longer.
   void populate([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to) noexcept {
 #ifdef __linux__
     if (mapped_ == 0 || from >= to) return;
@@ -102,7 +100,7 @@ class HugeArray {
     written_ = std::max(written_, to * sizeof(T));
     populated_ += (to - from) * sizeof(T);
 #ifdef MADV_POPULATE_WRITE
-    if (first < last) (void)madvise(byte(first), last - first, MADV_POPULATE_WRITE);  // where it can
+    if (first < last) (void)madvise(byte(first), last - first, MADV_POPULATE_WRITE);  // best effort
 #endif
 #endif
   }
@@ -117,11 +115,11 @@ class HugeArray {
 
  private:
   static constexpr std::size_t kLine = 64;
-  static constexpr std::size_t kShort = std::size_t{1} << 16;  // bytes: not worth a mapping
+  static constexpr std::size_t kShort = std::size_t{1} << 16;  // bytes; shorter arrays are not mapped
 
   char* byte(std::size_t at) noexcept { return reinterpret_cast<char*>(data_) + at; }
 
-  // In bytes: the end of the huge pages that [.., to) fills but for `lacks`; 0 where the array has no whole ones.
+  // End, in bytes, of the huge pages that [0, to) fills but for `lacks` bytes; 0 when the array has no whole ones.
   std::size_t last_huge(std::size_t to, std::size_t lacks) const noexcept {
     return mapped_ < kHugePage ? 0 : (to * sizeof(T) + lacks) / kHugePage * kHugePage;
   }
@@ -131,10 +129,10 @@ class HugeArray {
     return reinterpret_cast<T*>((at + alignment - 1) / alignment * alignment);
   }
 
-  // False: the system has no more mappings to give.
+  // False: the system refused another mapping.
   bool map([[maybe_unused]] std::size_t bytes) noexcept {
 #ifdef __linux__
-    const bool whole = bytes >= kHugePage / 2;  // in whole huge pages, at an address that is one's
+    const bool whole = bytes >= kHugePage / 2;  // whole huge pages, aligned
     const std::size_t length = whole ? (bytes + 2 * kHugePage - 1) / kHugePage * kHugePage : bytes;
     const auto fresh = [length] {
       return mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -163,10 +161,10 @@ class HugeArray {
 
   T* data_ = nullptr;
   void* base_ = nullptr;
-  std::size_t mapped_ = 0;     // bytes; 0: it is the allocator's
-  std::size_t written_ = 0;    // the first bytes, by this array or one before; the others are zero
-  std::size_t had_ = 0;        // the same, by one before
-  std::size_t populated_ = 0;  // bytes, of this one
+  std::size_t mapped_ = 0;   // bytes; 0: allocated, not mapped
+  std::size_t written_ = 0;  // leading bytes that this array or a previous owner may have written; the others are zero
+  std::size_t had_ = 0;      // leading bytes that a previous owner may have written
+  std::size_t populated_ = 0;  // bytes populated by this array
   Writes writes_;
   std::size_t size_;
 };

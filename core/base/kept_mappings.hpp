@@ -1,4 +1,4 @@
-// Memory of arrays that are gone, for those that come.
+// Reuses the memory mappings of destroyed arrays.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +16,16 @@
 
 namespace understudy {
 
-// While one lives, its thread keeps the mappings that arrays give up, and arrays of the same length get them again: a
-// worker that is played behind another, or in the next run of the process, needs no new memory from the system, which
-// would have to clear it page by page. At its end, what arrays have given up meanwhile is left for the next one,
-// whoever's thread that is in. So is what it found and nobody has used, but not for ever: runs of two kinds may take
-// turns, and what neither of the last two has used goes back to the system.
+// During its lifetime, arrays of this thread reuse mappings of the same length that earlier arrays released: the next
+// worker, or the next run of the process, needs no new pages, which the system would have to clear. Its destructor
+// leaves the mappings to the next instance on any thread; those that two runs in succession did not use are unmapped.
 class KeptMappings {
  public:
   struct Mapping {
     void* base = nullptr;
     std::size_t length = 0;   // bytes
-    std::size_t written = 0;  // so many may be anything, from where an array of this length begins; the others are zero
-    unsigned unused = 0;      // so many runs, the last ones
+    std::size_t written = 0;  // leading bytes of an array of this length that may not be zero
+    unsigned unused = 0;      // consecutive runs that did not use it
   };
 
   KeptMappings() noexcept : outer_(std::exchange(current_, this)) {
@@ -40,18 +38,18 @@ class KeptMappings {
     current_ = outer_;
     kept_.inherit(found_);
     const std::lock_guard lock(left().mutex);
-    swap(kept_, left().heap);  // that of another thread goes
+    swap(kept_, left().heap);  // unmaps what another thread left
   }
 
-  // One of this length; its base is null when there is none.
+  // Returns a mapping of this length; base is null when there is none.
   static Mapping take(std::size_t length) noexcept {
     if (current_ == nullptr) return {};
     const Mapping kept = current_->kept_.take(length);
     return kept.base != nullptr ? kept : current_->found_.take(length);
   }
-  // False: the caller keeps it.
+  // Takes ownership; false: the caller still owns it.
   static bool keep(const Mapping& mapping) noexcept { return current_ != nullptr && current_->kept_.add(mapping); }
-  // All that is kept, by this thread or for the next one, goes back to the system. False: there was nothing.
+  // Unmaps everything that is kept, by this thread or for the next instance. False: there was nothing.
   static bool give_back() noexcept {
     std::array<Heap, 3> gone;
     if (current_ != nullptr) {
@@ -64,7 +62,7 @@ class KeptMappings {
   }
 
  private:
-  // Bytes; of all, those that were written, and addresses.
+  // Limits in bytes: length of one mapping; total written; total address space.
   static constexpr std::size_t kLongest = std::size_t{32} << 20;
   static constexpr std::size_t kMostWritten = std::size_t{256} << 20;
   static constexpr std::size_t kMostAddresses = std::size_t{1} << 30;
@@ -111,7 +109,7 @@ class KeptMappings {
       addresses_ += mapping.length;
       return true;
     }
-    // What another has left over, if it was used not long ago.
+    // Takes over the mappings of `other` that recent runs used.
     void inherit(Heap& other) noexcept {
       for (auto& [length, mappings] : other.by_length_) {
         std::erase_if(mappings, [&](Mapping mapping) {
@@ -137,7 +135,7 @@ class KeptMappings {
     std::mutex mutex;
     Heap heap;
   };
-  // Never ends: a thread may outlast the process's other objects.
+  // Never destroyed: a thread may outlive static objects.
   static Left& left() noexcept {
     alignas(Left) static std::array<std::byte, sizeof(Left)> room;
     static Left& it = *::new (room.data()) Left;

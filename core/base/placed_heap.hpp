@@ -1,4 +1,4 @@
-// A heap of numbered entries that know their place, so that one can be moved or taken out.
+// Binary heap of numbered entries that supports updating and removing any of them.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,19 @@
 
 namespace understudy {
 
-// An entry has an `id`, a small number of its own: there is one entry of an id at most. The first by `Before` is on
-// top; no two are equal.
+// Each entry has an `id`, a small number; at most one entry per id. The first by `Before` is on top; no two are equal.
 template <class Entry, class Before = std::less<Entry>>
 class PlacedHeap {
  public:
   bool empty() const noexcept { return heap_.empty(); }
   std::size_t size() const noexcept { return heap_.size(); }
   const Entry& top() const noexcept { return heap_.front(); }
-  std::span<const Entry> entries() const noexcept { return heap_; }  // in no order
+  std::span<const Entry> entries() const noexcept { return heap_; }  // unordered
   const Entry* find(std::uint32_t id) const noexcept {
     return id < place_.size() && place_[id] != kNowhere ? &heap_[place_[id]] : nullptr;
   }
 
-  // In place of what was there of its id.
+  // Inserts the entry or replaces the one with its id.
   void set(const Entry& entry) {
     if (entry.id >= place_.size()) place_.resize(std::size_t{entry.id} + 1, kNowhere);
     const std::size_t at = place_[entry.id];
@@ -33,7 +32,7 @@ class PlacedHeap {
       sink(at, entry);
     }
   }
-  // Nothing, if it is not there.
+  // Does nothing when the id is absent.
   void erase(std::uint32_t id) {
     if (id >= place_.size() || place_[id] == kNowhere) return;
     const std::size_t at = place_[id];
@@ -42,7 +41,7 @@ class PlacedHeap {
     heap_.pop_back();
     if (at < heap_.size()) sink(at, last);
   }
-  // All of them change alike: their order stays.
+  // Applies a change that keeps the order of the entries.
   template <class Change>
   void change_all(Change change) {
     for (Entry& entry : heap_) change(entry);
@@ -55,12 +54,12 @@ class PlacedHeap {
     heap_[at] = entry;
     place_[entry.id] = static_cast<std::uint32_t>(at);
   }
-  // `entry` belongs at `at` or above it.
+  // Places `entry` at `at` or above it.
   void rise(std::size_t at, const Entry& entry) {
     for (; at > 0 && Before{}(entry, heap_[(at - 1) / 2]); at = (at - 1) / 2) put(at, heap_[(at - 1) / 2]);
     put(at, entry);
   }
-  // … or below.
+  // Places `entry` at `at`, above or below it.
   void sink(std::size_t at, const Entry& entry) {
     for (std::size_t child = 2 * at + 1; child < heap_.size(); child = 2 * at + 1) {
       if (child + 1 < heap_.size() && Before{}(heap_[child + 1], heap_[child])) ++child;
@@ -72,7 +71,7 @@ class PlacedHeap {
   }
 
   std::vector<Entry> heap_;
-  std::vector<std::uint32_t> place_;  // in the heap, by id
+  std::vector<std::uint32_t> place_;  // index into heap_, by id
 };
 
 }  // namespace understudy

@@ -1,14 +1,14 @@
-// How requests are named: to those outside an engine, and inside it.
+// Names of a request: outside its engine (id) and inside (slot).
 #pragma once
 
 #include <cstdint>
 
 namespace understudy {
 
-// Counts the submissions to one engine, from 0. Never used again, so that an old one is known as such.
+// Number of the submission to one engine, from 0. Never reused, so a stale id is recognised.
 using RequestId = std::uint64_t;
 
-// Where an engine keeps a request that has not ended, and how its tiers name it. Used again.
+// Index of an unfinished request in its engine and its tiers. Reused.
 using RequestSlot = std::uint32_t;
 
 }  // namespace understudy

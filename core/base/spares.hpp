@@ -1,4 +1,4 @@
-// Memory of vectors that come and go, for the next ones.
+// Reuses the memory of short-lived vectors.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,12 @@
 
 namespace understudy {
 
-// A few vectors of the thread's, each of moderate size: what one request gives back the next one takes, still in the
-// cache, where an allocator would search for its size, split and join.
+// Per thread, a few vectors of moderate size: a request takes the memory that the previous one released, still in the
+// CPU cache and without an allocator's search.
 template <typename T>
 class Spares {
  public:
-  // Empty, with the memory of the last that was kept, if any was.
+  // Returns an empty vector, with the memory of the last one kept if there is one.
   static std::vector<T> take() {
     std::vector<std::vector<T>>& all = kept();
     if (all.empty()) return {};
@@ -21,7 +21,7 @@ class Spares {
     return spare;
   }
   static void keep(std::vector<T>&& used) {
-    std::vector<T> spare = std::move(used);  // its owner has none from now on
+    std::vector<T> spare = std::move(used);  // leaves the owner's vector empty
     if (spare.capacity() == 0 || spare.capacity() * sizeof(T) > kMostBytes || kept().size() == kMost) return;
     spare.clear();
     kept().push_back(std::move(spare));

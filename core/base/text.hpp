@@ -1,4 +1,4 @@
-// Text out of parts. Without streams, which bring a locale, and crash where a toolchain links their library twice.
+// Concatenates text. Not with streams: they depend on a locale and crash where a toolchain links their library twice.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace understudy {
 inline void append_part(std::string& text, std::string_view part) { text += part; }
 inline void append_part(std::string& text, char part) { text += part; }
 
-// Shortest form that reads back as the same number, in every locale.
+// Appends the shortest form that parses to the same number, in every locale.
 template <typename Number>
   requires(std::integral<Number> || std::floating_point<Number>)
 void append_part(std::string& text, Number part) {

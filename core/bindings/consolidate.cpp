@@ -5,7 +5,7 @@
 #include "base/errors.hpp"
 #include "bindings.hpp"
 #include "events/consolidate.hpp"
-#include "turn_class.hpp"
+#include "exclusive_class.hpp"
 
 namespace nb = nanobind;
 
@@ -68,7 +68,7 @@ void bind_consolidate(nb::module_& m) {
             return self.blocks == 0 ? 0.0 : static_cast<double>(self.wrong_sum) / static_cast<double>(self.blocks);
           },
           "Blocks wrongly believed gone, on average over all blocks told of.");
-  TurnClass<Consolidator>(m, "Consolidator", "Counts the copies of blocks; one caller at a time (WrongState).")
+  ExclusiveClass<Consolidator>(m, "Consolidator", "Counts the copies of blocks; one caller at a time (WrongState).")
       .def("__init__", &make_consolidator, nb::arg("max_blocks"), nb::arg("by_content"))
       .def("apply", &apply, nb::arg("kinds"), nb::arg("tiers"), nb::arg("parents"), nb::arg("offsets"),
            nb::arg("sequence_hashes"), nb::arg("local_hashes"))

@@ -11,13 +11,13 @@
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
+#include "exclusive_class.hpp"
 #include "live_run.hpp"
 #include "policy_config.hpp"
-#include "turn_class.hpp"
 
 namespace understudy {
 
-void bind_engine_tiers(TurnClass<VllmEngine>& engine);  // engine_tiers.cpp
+void bind_engine_tiers(ExclusiveClass<VllmEngine>& engine);  // engine_tiers.cpp
 
 namespace {
 
@@ -112,8 +112,8 @@ std::string name_of(const VllmEngine& self, RequestId id) {
 std::shared_ptr<VllmEngine> make_engine(const EngineConfig& config, const StepTiming& timing, const TierConfig* tiers,
                                         LiveRun* run, const std::string& name) {
   if (run != nullptr && tiers == nullptr) throw Error(ErrorKind::ConfigError, "run needs tiers");
-  std::optional<Turn> turn;
-  if (run != nullptr) turn.emplace(run->turns(), "TierRun");
+  std::optional<ExclusiveCall> guard;
+  if (run != nullptr) guard.emplace(run->call_flag(), "TierRun");
   std::string what = text_of("num_gpu_blocks: ", config.num_gpu_blocks, " blocks");
   auto blocks = static_cast<double>(config.num_gpu_blocks);
   if (tiers != nullptr) {
@@ -137,7 +137,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "require_equal",
           [](EventTruth& self, VllmEngine& engine) {
-            const Turn turn(engine.turns(), "Engine");
+            const ExclusiveCall guard(engine.call_flag(), "Engine");
             self.require_equal(engine.store(), EventTruth::Scope::Whole);
           },
           "engine"_a, "InvariantViolated unless the engine holds exactly the blocks that the index knows.");
@@ -189,8 +189,8 @@ void bind_engine(nb::module_& m) {
           },
           "When the next begin_step is due; None until somebody comes.");
 
-  TurnClass<VllmEngine> engine(m, "Engine",
-                               "A vLLM-style engine that is told the time. One call at a time: WrongState.");
+  ExclusiveClass<VllmEngine> engine(m, "Engine",
+                                    "A vLLM-style engine that is told the time. One call at a time: WrongState.");
   engine
       .def_new(&make_engine, "config"_a, "timing"_a, nb::kw_only(), "tiers"_a.none() = nb::none(),
                "run"_a.none() = nb::none(), "name"_a = "worker", nb::keep_alive<0, 5>(),

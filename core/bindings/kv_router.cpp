@@ -12,7 +12,7 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
-#include "turn_class.hpp"
+#include "exclusive_class.hpp"
 
 namespace understudy {
 
@@ -66,7 +66,8 @@ void bind_kv_router(nb::module_& m) {
       .def_ro("best_overlap_blocks", &KvDecision::best_overlap)
       .def_ro("ties", &KvDecision::ties)
       .def_prop_ro("waited_ms", [](const KvDecision& self) { return static_cast<double>(self.waited_ns) / 1e6; });
-  TurnClass<KvRouter, Router>(m, "KvRouter", "The native KV-aware router; one caller or run at a time (WrongState).")
+  ExclusiveClass<KvRouter, Router>(m, "KvRouter",
+                                   "The native KV-aware router; one caller or run at a time (WrongState).")
       .def(
           "__init__",
           [](KvRouter* self, double overlap_score_credit, double overlap_score_credit_decay, double prefill_load_scale,

@@ -38,13 +38,13 @@ class PythonAdvisor final : public PolicyAdvisor {
   nb::handle object() const noexcept { return policy_; }
   void forget() noexcept { policy_.reset(); }
 
-  void observe(std::span<const PolicyChange> changes, std::size_t& learnt) override {
+  void observe(std::span<const PolicyChange> changes, std::size_t& observed) override {
     nb::gil_scoped_acquire gil;
     if (!policy_.is_valid()) throw Error(ErrorKind::PolicyError, "the eviction policy was garbage collected");
     for (auto at = changes.begin(); at != changes.end();) {
       const auto end = std::find_if(at, changes.end(), [&](const PolicyChange& c) { return c.freed != at->freed; });
       tell({at, end});
-      learnt += static_cast<std::size_t>(end - at);
+      observed += static_cast<std::size_t>(end - at);
       at = end;
     }
   }

@@ -13,8 +13,8 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "base/exclusive_call.hpp"
 #include "base/kept_mappings.hpp"
-#include "base/turn.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "engine/vllm/engine.hpp"
@@ -193,7 +193,7 @@ FleetResult run_fleet(nb::handle workload, FleetConfig settings, const std::vect
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   };
   const std::shared_ptr<Router> router = settings.router;
-  const Turn turn(router->turns(), "the router");
+  const ExclusiveCall guard(router->call_flag(), "the router");
   double workers = 0;
   double blocks = 0;
   for (const WorkerPool& pool : settings.pools) {

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "base/turn.hpp"
+#include "base/exclusive_call.hpp"
 #include "bindings.hpp"
 #include "convert.hpp"
 #include "guards.hpp"
@@ -27,7 +27,7 @@ struct SharedRequest {
 
   Manager manager;
   RequestKv kv;
-  Turns turns;
+  CallFlag call_flag;
 };
 
 // The safety net: blocks go back, and the leak is reported.
@@ -41,7 +41,7 @@ SharedRequest::~SharedRequest() {
 // `blocks` tells how long the call is; it is asked once the turn is ours, since another thread may be changing it.
 template <typename Blocks, typename Work>
 auto on(SharedRequest& self, Blocks blocks, Work work) {
-  const Turn turn(self.turns, "this request");
+  const ExclusiveCall guard(self.call_flag, "this request");
   const std::size_t count = blocks(std::as_const(self.kv));
   if (self.kv.state() == RequestKv::State::Closed) return work(self.kv);  // raises, or has nothing to do
   return without_gil(self.manager, count, [&] { return work(self.kv); });
@@ -49,7 +49,7 @@ auto on(SharedRequest& self, Blocks blocks, Work work) {
 
 // A closed request keeps nothing alive: neither the store nor a policy written in Python.
 void close_request(SharedRequest& self) {
-  const Turn turn(self.turns, "this request");
+  const ExclusiveCall guard(self.call_flag, "this request");
   if (self.kv.state() == RequestKv::State::Closed) return;
   without_gil(self.manager, self.kv.held_blocks(), [&] { self.kv.close(); });
   self.manager.store.reset();
@@ -82,25 +82,25 @@ nb::object pages_of(const RequestKv& kv, std::size_t length) {
 }
 
 nb::object pages(SharedRequest& self) {
-  const Turn turn(self.turns, "this request");
+  const ExclusiveCall guard(self.call_flag, "this request");
   return pages_of(self.kv, self.kv.view_length());
 }
 
 nb::object pages_ahead(SharedRequest& self) {
   if (!on(self, one, [](RequestKv& kv) { return kv.schedule_ahead(); })) return nb::none();
-  const Turn turn(self.turns, "this request");
+  const ExclusiveCall guard(self.call_flag, "this request");
   return pages_of(self.kv, self.kv.view_length() + 1);
 }
 
 nb::object tokens_array(SharedRequest& self) {
-  const Turn turn(self.turns, "this request");
+  const ExclusiveCall guard(self.call_flag, "this request");
   const auto tokens = self.kv.tokens().tokens();
   return to_array(std::vector<Token>(tokens.begin(), tokens.end()));
 }
 
 template <auto Read>
 auto read(SharedRequest& self) {
-  const Turn turn(self.turns, "this request");
+  const ExclusiveCall guard(self.call_flag, "this request");
   return (self.kv.*Read)();
 }
 
@@ -178,7 +178,7 @@ void bind_request_kv(nb::module_& m) {
       .def("__exit__", [](SharedRequest& self, nb::args) { close_request(self); })
       .def_prop_ro("state",
                    [](SharedRequest& self) {
-                     const Turn turn(self.turns, "this request");
+                     const ExclusiveCall guard(self.call_flag, "this request");
                      return name_of(self.kv.state());
                    })
       .def_prop_ro("tokens", &tokens_array, "Prompt and output tokens so far.")

@@ -7,8 +7,8 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "exclusive_class.hpp"
 #include "router/kv_router.hpp"
-#include "turn_class.hpp"
 
 namespace understudy {
 
@@ -182,7 +182,7 @@ std::shared_ptr<Router> read_router(nb::handle router, std::uint64_t seed) {
 }
 
 void bind_router(nb::module_& m) {
-  TurnClass<Router>(m, "NativeRouter", "A router of the core's; one caller or run at a time (WrongState).")
+  ExclusiveClass<Router>(m, "NativeRouter", "A router of the core's; one caller or run at a time (WrongState).")
       .def("pick", &pick, "row"_a, "session"_a, "outstanding_requests"_a, "outstanding_tokens"_a,
            "The worker of a request, by what was sent to each and has not ended: for fleets that run elsewhere.");
   m.def(

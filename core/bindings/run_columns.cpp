@@ -64,7 +64,7 @@ void bind_run_columns(nb::module_& m) {
           "add_engine",
           [](RunColumns& self, nb::handle worker, VllmEngine& engine) {
             const auto index = static_cast<std::size_t>(read_uint(worker, "worker", 0x7FFFFFFFu));
-            const Turn turn(engine.turns(), "Engine");
+            const ExclusiveCall guard(engine.call_flag(), "Engine");
             self.add_engine(index, engine);
           },
           "worker"_a, "engine"_a,
@@ -72,7 +72,7 @@ void bind_run_columns(nb::module_& m) {
       .def(
           "add_run",
           [](RunColumns& self, LiveRun& run) {
-            const Turn turn(run.turns(), "TierRun");
+            const ExclusiveCall guard(run.call_flag(), "TierRun");
             self.add_shared(run);
             self.add_links(run.hub().links());
           },

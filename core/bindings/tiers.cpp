@@ -6,10 +6,10 @@
 
 #include "bindings.hpp"
 #include "convert.hpp"
+#include "exclusive_class.hpp"
 #include "live_run.hpp"
 #include "policy_config.hpp"
 #include "tiers/worker_tiers.hpp"
-#include "turn_class.hpp"
 
 namespace understudy {
 
@@ -134,9 +134,10 @@ void bind_tiers(nb::module_& m) {
       .def("stage_ns", &TransferEstimate::stage_ns, "tier"_a, "num_bytes"_a, "loads"_a, "copies"_a,
            "A shared tier to the host.")
       .def("load_ns", &TransferEstimate::load_ns, "num_bytes"_a, "loads"_a, "copies"_a, "Host to device.");
-  TurnClass<LiveRun>(m, "TierRun",
-                     "What the workers of a run share: links and the tiers below the host. One call at a time, theirs "
-                     "included: WrongState.")
+  ExclusiveClass<LiveRun>(
+      m, "TierRun",
+      "What the workers of a run share: links and the tiers below the host. One call at a time, theirs "
+      "included: WrongState.")
       .def(
           "__init__",
           [](LiveRun* self, const TierConfig& config, std::uint32_t block_size, bool events, bool check) {

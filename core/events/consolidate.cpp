@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "tokens/token_blocks.hpp"
 
 namespace understudy {
@@ -29,24 +30,24 @@ WireColumns Consolidator::apply(const ColumnsView& events) {
     }
     const auto first = static_cast<std::size_t>(events.offsets[event]);
     const auto last = static_cast<std::size_t>(events.offsets[event + 1]);
-    // A block that is left out ends a run; what follows it continues that block.
+    // A block that is left out ends a run; the block after it starts one with that block as parent.
     std::uint64_t before = events.parents[event];
     std::uint64_t before_name = before == 0 || kind != 0 ? 0 : name_of(tier, before);
     std::uint64_t parent = before_name;
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = events.sequence_hashes[i];
-      std::uint64_t told = 0;
+      std::uint64_t published = 0;
       if (kind == 0) {
         const std::uint64_t named = name(hash, events.local_hashes[i], before, before_name);
-        if (arrives(tier, hash, named)) told = named;
+        if (arrives(tier, hash, named)) published = named;
         before = hash;
         before_name = named;
       } else {
-        told = leaves(tier, hash);
+        published = leaves(tier, hash);
       }
       count_row();
-      if (told != 0) {
-        out.sequence_hashes.push_back(told);
+      if (published != 0) {
+        out.sequence_hashes.push_back(published);
         out.local_hashes.push_back(events.local_hashes[i]);
       } else if (kind == 0) {
         if (static_cast<std::int64_t>(out.sequence_hashes.size()) > out.offsets.back()) finish(out, 0, tier, parent);
@@ -71,7 +72,7 @@ std::uint64_t Consolidator::name(std::uint64_t hash, std::uint64_t local, std::u
   return parent == 0 ? local : chain_hash(parent_name, local);
 }
 
-// On the tier itself, or on any other: what is there has one name.
+// Searches the tier itself, then the others: a block has the same name on all of them.
 std::uint64_t Consolidator::name_of(std::uint8_t tier, std::uint64_t hash) const {
   if (!by_content_) return hash;
   for (std::size_t i = 0; i < copies_.size(); ++i) {
@@ -112,6 +113,7 @@ std::uint64_t Consolidator::leaves(std::uint8_t tier, std::uint64_t hash) {
     return 0;
   }
   Copies& copies = found->second;
+  UNDERSTUDY_ASSERT(copies.count > 0 && live_ > 0, "removes more copies than were stored");
   if (--copies.count == 0) {
     const std::uint64_t name = copies.name;
     distance_.wrong_now -= copies.believed_gone;

@@ -1,4 +1,4 @@
-// What an engine says about its blocks: rows of the raw stream, each with the time from which it is visible.
+// KV events of an engine: rows of the raw stream, each with the time from which it is visible.
 #pragma once
 
 #include <algorithm>
@@ -8,53 +8,55 @@
 #include <utility>
 #include <vector>
 
+#include "base/assert.hpp"
 #include "events/event_ring.hpp"
 
 namespace understudy {
 
-// Visible rows. Those that are not `sole` belong to the raw stream alone.
+// Visible rows. Rows that are not `sole` belong to the raw stream only.
 struct TimedEvents {
   DrainedEvents batch;
   std::vector<std::int64_t, HugeAllocator<std::int64_t>> time_ns;  // for each record
 };
 
-// Rows of the device are visible at the end of the step that they belong to, those of tiers below when they happen. So
-// the order in which rows are taken is not quite the order in which they happened; ids rise in the order in which they
-// are handed out.
+// Device rows become visible at the end of their step, rows of lower tiers at once, so rows are not taken in exactly
+// the order in which they happened; ids increase in the order in which rows are taken.
 class EngineEventLog {
  public:
-  // Takes what a store has told, as it happened.
-  void add(const DrainedEvents& told) { add(told.records); }
-  void add(std::span<const EventRecord> told) {
-    for (const EventRecord& record : told) add(record);
+  // Adds the events of a store, in order.
+  void add(const DrainedEvents& drained) { add(drained.records); }
+  void add(std::span<const EventRecord> records) {
+    for (const EventRecord& record : records) add(record);
   }
-  // The same for one allocation: on the device, what it stored before what it removed for that.
-  void add_stored_first(const DrainedEvents& told) {
+  // Adds the events of one allocation: on the device, Stored before the Removed that made room.
+  void add_stored_first(const DrainedEvents& drained) {
     for (const EventKind kind : {EventKind::Stored, EventKind::Removed}) {
-      for (const EventRecord& record : told.records) {
+      for (const EventRecord& record : drained.records) {
         if (record.kind == kind && record.tier == Tier::G1) add(record);
       }
     }
-    for (const EventRecord& record : told.records) {
+    for (const EventRecord& record : drained.records) {
       if (record.tier != Tier::G1) add(record);
     }
   }
 
-  // The same, and `show`.
-  std::span<const EventRecord> show(std::span<const EventRecord> told, std::int64_t now_ns, bool device) {
+  // Adds `records` and makes visible what `show(now_ns, device)` would.
+  std::span<const EventRecord> show(std::span<const EventRecord> records, std::int64_t now_ns, bool device) {
     if (!device || !hidden_.empty()) {
-      for (const EventRecord& record : told) add(record);
+      for (const EventRecord& record : records) add(record);
       return show(now_ns, device);
     }
     EventRecords& visible = visible_.batch.records;
     const std::size_t before = visible.size();
-    visible.insert(visible.end(), told.begin(), told.end());
+    visible.insert(visible.end(), records.begin(), records.end());
     for (std::size_t i = before; i < visible.size(); ++i) visible[i].id = happened_++;
     visible_.time_ns.resize(visible.size(), now_ns);
     return std::span<const EventRecord>(visible).subspan(before);
   }
-  // What has been added is visible from `now_ns` on: all of it, or what is not the device's. Returns that.
+  // Makes added rows visible from `now_ns` on: all of them, or (`device` false) those of lower tiers. Returns them.
   std::span<const EventRecord> show(std::int64_t now_ns, bool device) {
+    UNDERSTUDY_ASSERT(visible_.time_ns.empty() || visible_.time_ns.back() <= now_ns,
+                      "events become visible in the past");
     EventRecords& visible = visible_.batch.records;
     const std::size_t before = visible.size();
     if (device) {
@@ -71,17 +73,17 @@ class EngineEventLog {
     return std::span<const EventRecord>(visible).subspan(before);
   }
 
-  // Rows of a step that has not ended; and that nobody will ask for them.
+  // Rows of a step that has not ended; forget_hidden drops them when no reader needs them.
   std::span<const EventRecord> hidden() const noexcept { return hidden_; }
   void forget_hidden() noexcept { hidden_.clear(); }
 
-  // Visible rows since the last call, by time.
+  // Takes the visible rows since the last call, by time.
   TimedEvents take_visible() {
     TimedEvents out;
     take_visible(out);
     return out;
   }
-  // The same in the room that `out` has, for who takes often.
+  // Same, reusing the memory of `out`.
   void take_visible(TimedEvents& out) {
     out.batch.records.clear();
     out.time_ns.clear();
@@ -92,7 +94,7 @@ class EngineEventLog {
     }
     number(out.batch.records);
   }
-  // Everything since the last call, as it happened; the step in progress then has nothing more to tell of it.
+  // Takes everything since the last call, in order, including rows of the step in progress.
   DrainedEvents take_all() {
     DrainedEvents out;
     out.records = since(0);
@@ -101,7 +103,7 @@ class EngineEventLog {
     number(out.records);
     return out;
   }
-  // What this call has not returned before, as it happened. It stays, for those who take.
+  // Returns the rows that this call has not returned before, in order, without taking them.
   DrainedEvents peek_new() {
     DrainedEvents out;
     out.records = since(peeked_);
@@ -111,12 +113,12 @@ class EngineEventLog {
     peeked_ = happened_;
     return out;
   }
-  // For who peeks when a step ends: rows that others take before, as transfers land; and that nobody peeks any more.
+  // For a reader that peeks at step ends: keeps rows that others take in between; forget_taken drops them.
   void keep_taken() noexcept { keeps_taken_ = true; }
   void forget_taken() noexcept { taken_.clear(); }
 
  private:
-  // Until it is handed out, a row's id is its place in the order in which things happened.
+  // Until it is taken, a row's id is its number in the order of events.
   void add(EventRecord record) {
     record.id = happened_++;
     hidden_.push_back(record);
@@ -131,13 +133,14 @@ class EngineEventLog {
     std::ranges::sort(out, {}, &EventRecord::id);
     return out;
   }
+  // Ids are strictly increasing over all calls.
   void number(EventRecords& records) {
     for (EventRecord& record : records) record.id = next_id_++;
   }
 
   TimedEvents visible_;
   EventRecords hidden_;  // of a step that has not ended
-  EventRecords taken_;   // that nobody has peeked at
+  EventRecords taken_;   // taken, and not peeked at yet
   bool keeps_taken_ = false;
   std::uint64_t happened_ = 0;
   std::uint64_t peeked_ = 0;

@@ -5,8 +5,9 @@
 
 namespace understudy {
 
-// The oldest go. Their room is taken back when it is half of all.
+// Drops the oldest records. Memory is reclaimed when half of it is unused.
 void EventRing::forget(std::size_t count) {
+  UNDERSTUDY_ASSERT(count <= size(), "forgets more events than there are");
   if (tokens_per_block_ != 0) {
     const auto begin = records_.begin() + static_cast<std::ptrdiff_t>(head_);
     const auto stored = std::count_if(begin, begin + static_cast<std::ptrdiff_t>(count),
@@ -22,7 +23,7 @@ void EventRing::forget(std::size_t count) {
 
 DrainedEvents EventRing::drain(std::size_t limit) {
   DrainedEvents out;
-  if (head_ == 0 && limit >= records_.size()) {  // all of them, without a copy
+  if (head_ == 0 && limit >= records_.size()) {  // all records, without a copy
     out.records = std::exchange(records_, {});
     out.tokens = std::exchange(tokens_, {});
   } else {

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/assert.hpp"
 #include "base/huge_allocator.hpp"
 #include "slots/slot.hpp"
 
@@ -17,29 +18,29 @@ enum class EventKind : std::uint8_t { Stored = 0, Removed = 1 };
 struct EventRecord {
   std::uint64_t id = 0;  // strictly increasing over all tiers of the store
   BlockIdentity identity;
-  std::uint64_t generation = 0;  // of this hash on this tier: grows with every residency
+  std::uint64_t generation = 0;  // of this hash on this tier: increases with every residency
   EventKind kind = EventKind::Stored;
   Tier tier = Tier::G1;
-  bool starts = true;  // the first of the blocks that one call to the store registered or removed
-  bool sole = true;    // Stored: the first copy on the tier. Removed: the last one. Others are raw-stream only.
+  bool starts = true;  // first block that one call to the store registered or removed
+  bool sole = true;    // Stored: first copy on the tier. Removed: last copy. Others belong to the raw stream only.
 };
 
 using EventRecords = std::vector<EventRecord, HugeAllocator<EventRecord>>;
 
-// What one drain returned.
+// Result of one drain.
 struct DrainedEvents {
   EventRecords records;
-  std::vector<Token> tokens;  // block_size for every Stored record, when token ids were asked for
-  std::uint64_t lost = 0;     // records overwritten since the drain before, all older than `records`
+  std::vector<Token> tokens;  // block_size per Stored record, if token ids are enabled
+  std::uint64_t lost = 0;     // records overwritten since the previous drain, all older than `records`
 };
 
-// A queue of records with an optional bound. A bounded ring that overflows forgets its oldest records and says so.
+// A queue of records with an optional bound. On overflow it drops the oldest records and counts them as lost.
 class EventRing {
  public:
   EventRing(std::size_t capacity, std::size_t tokens_per_block)
       : capacity_(capacity), tokens_per_block_(tokens_per_block) {}
 
-  // What follows belongs to another call than what came before.
+  // Marks the start of another call to the store.
   void begin_call() noexcept { starts_ = true; }
   void stored(const BlockIdentity& block, std::uint64_t generation, Tier tier, bool first, const Token* tokens) {
     push({next_id_, block, generation, EventKind::Stored, tier, starts_, first});
@@ -49,7 +50,7 @@ class EventRing {
     push({next_id_, block, generation, EventKind::Removed, tier, starts_, last});
   }
   DrainedEvents drain(std::size_t limit);
-  // Without a copy: what is there, and that it has been read.
+  // Unread records without a copy; `clear` marks them as read.
   std::span<const EventRecord> records() const noexcept { return std::span(records_).subspan(head_); }
   void clear() noexcept;
 
@@ -57,11 +58,12 @@ class EventRing {
   std::size_t size() const noexcept { return records_.size() - head_; }
 
  private:
-  void push(const EventRecord& record) {  // what a store does for every block
+  void push(const EventRecord& record) {  // runs for every block of a store
     if (capacity_ != 0 && size() == capacity_) {
       forget(1);
       ++lost_;
     }
+    UNDERSTUDY_ASSERT(size() == 0 || records_.back().id < record.id, "event ids are not strictly increasing");
     records_.push_back(record);
     starts_ = false;
     ++next_id_;
@@ -70,7 +72,7 @@ class EventRing {
 
   std::size_t capacity_;          // 0: unbounded
   std::size_t tokens_per_block_;  // 0: no token ids
-  EventRecords records_;          // those before `head_` were forgotten or drained, and so were their tokens
+  EventRecords records_;          // those before `head_` were dropped or drained, and so were their tokens
   std::vector<Token> tokens_;
   std::size_t head_ = 0;
   std::size_t tokens_head_ = 0;

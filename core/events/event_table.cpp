@@ -9,7 +9,7 @@ namespace understudy {
 
 namespace {
 
-// Whether a row says of itself what its run says of it.
+// True if the row follows from the run before it: same call, kind and tier, next position and generation.
 bool continues(const EventRecord& before, const EventRecord& row) noexcept {
   if (row.starts || row.kind != before.kind || row.tier != before.tier || row.sole != before.sole) return false;
   if (row.kind == EventKind::Removed) {
@@ -21,7 +21,7 @@ bool continues(const EventRecord& before, const EventRecord& row) noexcept {
 
 }  // namespace
 
-// A part has as many rows as all before it: small where little is said, and large where much is.
+// A part has as many rows as all parts before it: small tables stay small, large ones have few parts.
 EventTable::Part& EventTable::room() {
   if (parts_.empty() || parts_.back().sequence_hashes.size() == parts_.back().most_rows) {
     Part& part = parts_.emplace_back();
@@ -60,15 +60,15 @@ EventTable::Heads EventTable::heads(bool raw) const {
   Heads out;
   std::uint64_t blocks = 0;
   bool same_call = false;
-  const Run* before = nullptr;  // in the stream
+  const Run* before = nullptr;  // previous run of the stream
   std::uint64_t before_rows = 0;
-  std::uint64_t before_hash = 0;  // of its last row
+  std::uint64_t before_hash = 0;  // hash of its last row
   std::size_t part = 0;
   std::uint64_t part_row = 0;
   for (std::size_t i = 0; i < runs_.size(); ++i) {
     const Run& run = runs_[i];
     const std::uint64_t rows = end_of(i) - run.first_row;
-    same_call = same_call && !run.starts;  // whether or not the stream has the run
+    same_call = same_call && !run.starts;  // also for runs that the stream leaves out
     if (!raw && !run.sole) continue;
     const bool stored = run.kind == EventKind::Stored;
     const bool goes_on =

@@ -1,4 +1,4 @@
-// What a publisher said in a whole run, kept in a quarter of the memory of its rows.
+// All events of a publisher in a run, in a quarter of the memory of its rows.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 
 namespace understudy {
 
-// Rows come in runs: blocks that were stored one behind the other, or removed from the last to the first. Of a row only
-// its hashes are kept, in parts, so that nothing moves when they grow; the rest is its run's. Parents and local hashes
-// of Removed rows, which nobody reads, are not kept.
+// Rows come in runs: blocks stored one after the other, or removed from last to first. Only the hashes are kept per
+// row, in parts that never move; everything else is kept per run. Parents and local hashes of Removed rows are not
+// kept.
 class EventTable {
  public:
   template <typename T>
@@ -23,7 +23,7 @@ class EventTable {
     std::uint64_t first_row = 0;
     std::uint64_t parent_hash = 0;  // of its first row, if Stored
     std::int64_t time_ns = 0;
-    std::uint64_t generation = 0;  // of its first row; one more, or less if Removed, for each row behind it
+    std::uint64_t generation = 0;  // of its first row; increases by one per row, or decreases if Removed
     std::uint32_t position = 0;    // likewise
     EventKind kind = EventKind::Stored;
     Tier tier = Tier::G1;
@@ -35,7 +35,7 @@ class EventTable {
     Column<std::uint64_t> local_hashes;  // of Stored rows
     std::size_t most_rows = 0;
   };
-  // The events of a stream as `understudy.events.file` has them, without their hashes.
+  // The events of a stream without their hashes, as in `understudy.events.file`.
   struct Heads {
     std::vector<std::uint8_t> kinds;
     std::vector<std::uint8_t> tiers;
@@ -47,18 +47,18 @@ class EventTable {
     std::vector<std::uint64_t> run_generations;
   };
 
-  // Rows in the order in which they were told.
+  // Appends rows in the order of publication.
   void append(const TimedEvents& more);
 
   std::size_t size() const noexcept { return rows_; }
   bool all_sole() const noexcept { return all_sole_; }
   std::span<const Part> parts() const noexcept { return parts_; }
   Heads heads(bool raw) const;
-  // What of a part the consolidated stream has.
+  // Returns the rows of a part that belong to the consolidated stream.
   Part sole_of(std::size_t part) const;
-  // The rows again; those of Removed without parents and local hashes.
+  // Rebuilds the rows; Removed rows have no parents and local hashes.
   TimedEvents rows() const;
-  // Of equal tables alone, but for chance.
+  // Hash of the content.
   std::uint64_t digest() const noexcept;
 
  private:

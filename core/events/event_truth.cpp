@@ -9,7 +9,7 @@ namespace understudy {
 
 void EventTruth::apply(std::span<const EventRecord> rows, std::int64_t time_ns) {
   if (time_ns < time_ns_ && !rows.empty()) {
-    throw Error(ErrorKind::InvariantViolated, "event ", rows[0].id, " is told at ", time_ns, " ns, after one of ",
+    throw Error(ErrorKind::InvariantViolated, "event ", rows[0].id, " is published at ", time_ns, " ns, after one of ",
                 time_ns_);
   }
   time_ns_ = std::max(time_ns_, time_ns);
@@ -33,13 +33,13 @@ void EventTruth::apply(std::span<const EventRecord> rows, std::int64_t time_ns) 
 }
 
 void EventTruth::require_equal(const Residency& store, Scope scope) {
-  std::size_t told = 0;
+  std::size_t published = 0;
   for (std::size_t pool = 0; pool < store.num_pools(); ++pool) {
     if (scope == Scope::Below && store.tier(pool) == Tier::G1) continue;
     const auto tier = static_cast<std::size_t>(store.tier(pool));
     const std::unordered_set<std::uint64_t>& resident = resident_[tier];
     std::vector<BlockIdentity>& touched = touched_[tier];
-    told += resident.size();
+    published += resident.size();
     const auto require = [&](const BlockIdentity& block, bool here) {
       if (here == resident.contains(block.sequence_hash())) return;
       throw Error(ErrorKind::InvariantViolated, "events and store disagree: block ", lineage_text(block.lineage),
@@ -53,8 +53,9 @@ void EventTruth::require_equal(const Residency& store, Scope scope) {
       for (const BlockIdentity& block : store.resident(pool)) require(block, true);
     }
   }
-  if (scope != Scope::Below && told != store.num_hashes()) {
-    throw Error(ErrorKind::InvariantViolated, "events tell of ", told, " hashes, the store holds ", store.num_hashes());
+  if (scope != Scope::Below && published != store.num_hashes()) {
+    throw Error(ErrorKind::InvariantViolated, "the events report ", published, " hashes, the store holds ",
+                store.num_hashes());
   }
 }
 

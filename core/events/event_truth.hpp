@@ -1,4 +1,4 @@
-// Whether events are the truth: an index that knows nothing else must agree with the store after every step.
+// Checks events against the store: an index built from events alone must agree with it after every step.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace understudy {
 
-// What a store holds, for who checks what it tells.
+// Content of a store, for checks of its events.
 class Residency {
  public:
   virtual ~Residency() = default;
@@ -22,16 +22,16 @@ class Residency {
   virtual std::vector<BlockIdentity> resident(std::size_t pool) const = 0;
 };
 
-// Fed with rows of the consolidated stream. Every contradiction raises InvariantViolated.
+// Index fed with rows of the consolidated stream. Every contradiction throws InvariantViolated.
 class EventTruth {
  public:
-  // Rows that are visible from `time_ns` on. A hash is stored once on a tier, and on the device behind its parent; only
-  // what is there is removed; and nothing is visible before what came earlier.
+  // Applies rows that are visible from `time_ns` on. A hash is stored once per tier, on the device after its parent;
+  // only resident blocks are removed; time does not go backwards.
   void apply(std::span<const EventRecord> rows, std::int64_t time_ns = 0);
-  // What the rows since the last call speak of is as they say.
+  // Compares the blocks that rows since the last call name with the store.
   enum class Scope : std::uint8_t {
-    Below,  // on tiers below the device, whose rows a step does not hold back: O(rows)
-    All,    // everywhere, and the number of hashes is right: O(rows)
+    Below,  // tiers below the device, whose rows are visible at once: O(rows)
+    All,    // all tiers, and the number of hashes: O(rows)
     Whole,  // every hash: O(blocks)
   };
   void require_equal(const Residency& store, Scope scope);

@@ -1,5 +1,4 @@
-// A reader of MessagePack that trusts nothing: every length is checked against the bytes that are there, and nesting
-// costs no stack.
+// MessagePack reader for untrusted bytes: checks every length against the bytes that are there; nesting costs no stack.
 #pragma once
 
 #include <bit>
@@ -11,7 +10,7 @@ namespace understudy::msgpack {
 
 enum class Type : std::uint8_t { Nil, Bool, Int, Float, Text, Bytes, Array, Map, Extension };
 
-// One value; of an array or a map only its head.
+// One value; for an array or a map only its head.
 struct Value {
   Type type = Type::Nil;
   bool negative = false;     // Int
@@ -29,7 +28,7 @@ class Cursor {
   const std::uint8_t* at() const noexcept { return at_; }
   bool done() const noexcept { return at_ == end_; }
 
-  // False when the bytes end too early or are none that MessagePack knows. The cursor is then of no further use.
+  // False when the bytes end too early or are not MessagePack; the cursor is then unusable.
   bool next(Value& out) noexcept {
     if (done()) return false;
     const std::uint8_t head = *at_++;
@@ -41,7 +40,7 @@ class Cursor {
     return long_value(out, head);
   }
 
-  // Passes over one whole value.
+  // Skips one whole value.
   bool skip() noexcept {
     for (std::uint64_t left = 1; left > 0; --left) {
       Value value;
@@ -69,7 +68,7 @@ class Cursor {
     return true;
   }
 
-  // An element takes a byte at least: a longer list than that is a lie, found before anything is reserved for it.
+  // An element takes at least a byte: rejects longer lists before anything is reserved for them.
   bool container(Value& out, Type type, std::uint64_t length) noexcept {
     if (length * (type == Type::Map ? 2 : 1) > remaining()) return false;
     out.type = type;

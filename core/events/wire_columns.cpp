@@ -45,7 +45,7 @@ bool repeats(std::span<const std::uint64_t> hashes, std::uint64_t parent) {
          std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
 }
 
-// Whether an index of whole prompts has a use for it: the first cache group, of the engine's own, in its own memory.
+// Accepts what an index of whole prompts can use: the first cache group, the engine's own blocks, local memory.
 Verdict judged(const WireFields& fields) {
   Value group;
   Value locality;
@@ -106,7 +106,7 @@ class EventReader {
     if (repeats(hashes, parent_hash)) return Verdict::Bad;
     const Verdict verdict = judged(fields);
     if (verdict != Verdict::Kept) return verdict;
-    if (hashes.empty()) return Verdict::Kept;  // nothing was said
+    if (hashes.empty()) return Verdict::Kept;  // no blocks
 
     out_.local_hashes.resize(out_.sequence_hashes.size());
     const std::size_t size = static_cast<std::size_t>(block_size.bits);
@@ -147,7 +147,7 @@ class EventReader {
   std::vector<Token> tokens_;
 };
 
-// The envelope: a time, events, perhaps a rank. Nothing is kept of one that does not hold together.
+// Parses the envelope: a time, events, optionally a rank. False if it is malformed.
 bool open(std::span<const std::uint8_t> payload, double& ts, std::int64_t& rank, std::vector<Cursor>& events) {
   Cursor cursor(payload.data(), payload.data() + payload.size());
   Value head;
@@ -191,7 +191,7 @@ void WireColumns::read(std::span<const std::uint8_t> payload) {
       const Verdict verdict = reader.read(event);
       bad_events += verdict == Verdict::Bad;
       ignored_events += verdict == Verdict::Ignored;
-      sequence_hashes.resize(static_cast<std::size_t>(offsets.back()));  // of an event that was not finished
+      sequence_hashes.resize(static_cast<std::size_t>(offsets.back()));  // drops hashes of an event that was rejected
       local_hashes.resize(static_cast<std::size_t>(offsets.back()));
     }
   } else {

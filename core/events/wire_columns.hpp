@@ -1,5 +1,5 @@
-// KV events as engines send them, in whichever dialect, straight into columns: what a router does with every message.
-// `understudy.events.wire` reads the same bytes field by field, for people; tests hold the two together.
+// Decodes KV events of any dialect straight into columns, for routers. `understudy.events.wire` decodes the same bytes
+// field by field; tests compare the two.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace understudy {
 
-// Events of many messages of one publisher, a row an event, its blocks behind `offsets` (`understudy.events.columns`).
+// Events of many messages of one publisher, a row per event; its blocks are at `offsets` (`understudy.events.columns`).
 struct WireColumns {
   std::vector<std::uint8_t> kinds;  // 0 stored, 1 removed, 2 cleared
   std::vector<std::uint8_t> tiers;  // 1 to 4; 0 when cleared
@@ -19,16 +19,16 @@ struct WireColumns {
   std::vector<std::uint64_t> sequence_hashes;
   std::vector<std::uint64_t> local_hashes;
 
-  // By message, those that could be read or not.
-  std::vector<std::int64_t> message_events{0};  // events before message i, and behind the last
-  std::vector<double> ts;                       // seconds; 0 of a message that could not be read
+  // By message, readable or not.
+  std::vector<std::int64_t> message_events{0};  // events before message i, and in total
+  std::vector<double> ts;                       // seconds; 0 for a message that could not be read
   std::vector<std::int64_t> ranks;              // -1: none
 
-  std::vector<std::uint32_t> malformed;  // messages that are no batch: nothing of them is here
-  std::uint64_t bad_events = 0;          // could not be read, or contradict themselves; the rest of their batch is here
-  std::uint64_t ignored_events = 0;      // of another cache group, of another owner, or not local
+  std::vector<std::uint32_t> malformed;  // messages that are not a batch and were dropped
+  std::uint64_t bad_events = 0;          // unreadable or inconsistent; the rest of their batch is kept
+  std::uint64_t ignored_events = 0;      // of another cache group or owner, or not local
 
-  // Reads one message's payload behind what is there.
+  // Appends the events of one message's payload.
   void read(std::span<const std::uint8_t> payload);
 };
 

@@ -27,7 +27,7 @@ constexpr std::array<std::string_view, kWireFields> kNames = {"block_hashes",
                                                               "ownership",
                                                               "session_id",
                                                               "cache_salt"};
-// The places of an array behind its tag.
+// Positions in an array, after its tag.
 using enum WireField;
 constexpr std::array kStoredPlaces = {Hashes,   Parent,    Tokens, BlockSize, LoraId,    Medium,
                                       LoraName, ExtraKeys, Group,  SpecKind,  SpecWindow};
@@ -138,7 +138,7 @@ bool WireFields::find_by_place(Cursor cursor, std::size_t length) {
   return find_salt();
 }
 
-// SGLang's map with a salt stands where vLLM has the name of an adapter.
+// SGLang sends a map with the salt where vLLM sends the name of an adapter.
 bool WireFields::find_salt() {
   Value head;
   if (!read(LoraName, head)) return false;

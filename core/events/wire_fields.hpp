@@ -1,4 +1,4 @@
-// The fields of one KV event where they lie in a message, by name (a map) or by place (an array), in whichever dialect.
+// Locates the fields of one KV event in a message, by name (a map) or by position (an array), in any dialect.
 #pragma once
 
 #include <array>
@@ -32,13 +32,13 @@ inline constexpr std::size_t kWireFields = static_cast<std::size_t>(WireField::S
 
 class WireFields {
  public:
-  std::string_view tag;  // what kind of event it is
+  std::string_view tag;  // kind of event
 
-  // Finds the fields of an event. False: it does not hold together.
+  // Finds the fields of an event. False: malformed.
   bool find(msgpack::Cursor event);
 
   bool given(WireField field) const { return given_[place(field)]; }
-  // Its value, nil when it was not given.
+  // Reads a field's value; nil when it was not given.
   bool read(WireField field, msgpack::Value& out) const {
     out = msgpack::Value{};
     if (!given(field)) return true;
@@ -50,10 +50,10 @@ class WireFields {
     return read(field, value) && (value.type == msgpack::Type::Nil || value.type == type);
   }
 
-  // Its hashes, behind what is in `out`.
+  // Appends the event's hashes to `out`.
   bool read_hashes(std::vector<std::uint64_t>& out) const;
   bool read_tokens(std::vector<Token>& out) const;
-  // What the keys beside the tokens say: a salt, and which blocks are more than their tokens.
+  // Reads keys other than tokens: a salt, and which blocks have keys that are not plain text.
   bool read_extra_keys(std::string_view lora, std::string_view& salt, std::vector<std::size_t>& opaque) const;
 
  private:
@@ -70,7 +70,7 @@ class WireFields {
   std::array<bool, kWireFields> given_{};
 };
 
-// A hash as an engine wrote it. Low 64 bits, as the engines themselves shorten a digest. 0 is no hash.
+// Reads a hash in an engine's form: the low 64 bits of a digest. False for 0.
 bool read_wire_hash(const msgpack::Value& value, std::uint64_t& out);
 
 }  // namespace understudy

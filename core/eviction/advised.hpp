@@ -1,4 +1,4 @@
-// The order of a pool whose policy lives outside the lock: membership, and what the advisor has yet to be told.
+// Order of a pool whose policy runs outside the lock: membership, and changes that the advisor has not observed yet.
 #pragma once
 
 #include <unordered_map>
@@ -7,10 +7,10 @@
 
 namespace understudy {
 
-// Only records. The store asks the advisor between two critical sections and then removes the slots it named.
+// Only records. The store asks the advisor between two critical sections, then removes the slots that it selected.
 class AdvisedOrder final : public EvictionPolicy {
  public:
-  // The advisor chooses among empty slots too, so it is told of all of them: this pool has no fresh ones.
+  // The advisor also chooses among empty slots, so it observes all of them: this pool has no fresh ones.
   explicit AdvisedOrder(const PolicySpace& space)
       : EvictionPolicy(PolicySpace{}), space_(space), known_(space.count, false) {
     for (SlotId id = space.first; id < space.first + space.count; ++id) record(id, true, false);
@@ -34,15 +34,15 @@ class AdvisedOrder final : public EvictionPolicy {
     throw Error(ErrorKind::InvariantViolated, "an advised pool was asked to choose by itself");
   }
 
-  // Changes not told yet, oldest first. The caller tells the advisor and gives back, with untold(), what it could not.
-  // They count as told from here on: whatever happens meanwhile comes after them.
+  // Takes the changes that were not published yet, oldest first; they count as published from here on. The caller
+  // returns with restore() those that the advisor did not observe.
   std::vector<PolicyChange> pending() {
     std::vector<PolicyChange> out;
     out.swap(changes_);
     for (const PolicyChange& change : out) known_[change.slot - space_.first] = change.freed;
     return out;
   }
-  void untold(std::span<const PolicyChange> changes) {
+  void restore(std::span<const PolicyChange> changes) {
     for (auto change = changes.rbegin(); change != changes.rend(); ++change)
       known_[change->slot - space_.first] = !change->freed;
     changes_.insert(changes_.begin(), changes.begin(), changes.end());
@@ -61,7 +61,7 @@ class AdvisedOrder final : public EvictionPolicy {
     if (changes_.size() > 4 * std::size_t{space_.count} + 1024) compact();
   }
 
-  // Without allocations nobody asks the advisor: keep only each slot's net change, in order of its last one.
+  // Keeps only the net change of each slot, ordered by its last one: without allocations the advisor is never called.
   void compact() {
     std::unordered_map<SlotId, std::size_t> last;
     for (std::size_t i = 0; i < changes_.size(); ++i) last[changes_[i].slot] = i;
@@ -77,7 +77,7 @@ class AdvisedOrder final : public EvictionPolicy {
   }
 
   PolicySpace space_;
-  std::vector<bool> known_;  // the advisor believes the slot to be in its order
+  std::vector<bool> known_;  // whether the slot is in the advisor's order
   std::vector<PolicyChange> changes_;
 };
 

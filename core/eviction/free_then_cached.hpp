@@ -1,5 +1,4 @@
-// The family of policies that hand out empty slots first, fresh ones before those that were used, oldest first, and
-// then evict cached ones.
+// Policies that hand out empty slots first (fresh ones, then used ones, oldest first) and then evict cached ones.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +8,9 @@
 
 namespace understudy {
 
-// `Cached` owns the order of the cached slots: grow(slots) if it has places, insert(id) (after make_room(count) if it
-// has that; or insert_cached(slots) of many at once), remove(id), touch(id), pop(out), append_order(out, limit),
-// memory_bytes(), and a public `steps` counter.
+// `Cached` owns the order of the cached slots: insert(id), remove(id), touch(id), pop(out), append_order(out, limit),
+// memory_bytes(), a public `steps` counter; optionally grow(slots), make_room(count), insert_cached(slots),
+// warm(slots), warm_parents(slots).
 template <typename Cached>
 class FreeThenCached final : public EvictionPolicy {
  public:

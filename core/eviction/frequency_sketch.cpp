@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include "base/assert.hpp"
 
 #include "tokens/xxh3.hpp"
 
@@ -42,12 +43,14 @@ void FrequencySketch::halve() noexcept {
   std::uint64_t odd = 0;
   for (std::size_t i = 0; i < words_.size(); ++i) {
     std::uint64_t& word = words_[i];
-    if (word == 0) continue;  // maybe never written: then it costs nothing
+    if (word == 0) continue;  // perhaps never written: do not touch its page
     odd += static_cast<std::uint64_t>(std::popcount(word & 0x1111111111111111u));
     word = (word >> 1) & 0x7777777777777777u;
   }
   const std::uint64_t half = seen_ / 2;
+  // Every odd counter lost half a use.
   seen_ = half > odd / 4 ? half - odd / 4 : 0;
+  UNDERSTUDY_ASSERT(seen_ < sample_, "halving leaves room for new uses");
 }
 
 }  // namespace understudy

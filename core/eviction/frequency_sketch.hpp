@@ -1,4 +1,4 @@
-// How often each hash was used lately: a TinyLFU sketch of 4-bit counters.
+// Recent use counts of hashes: a TinyLFU sketch of 4-bit counters.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace understudy {
 
-// Four counters a key, the least of which is the estimate (0..15). Word and counter come from different bits of each
-// hash, and only the least counters grow, so that keys used once stay cold. When the sketch has seen ten times its
-// capacity, every counter is halved.
+// Four counters per key, the least of which is the estimate (0..15). Word and counter come from different bits of each
+// hash, and only the least counters grow, so keys used once stay cold. After ten times its capacity in uses, all
+// counters are halved.
 class FrequencySketch {
  public:
   explicit FrequencySketch(std::size_t capacity);

@@ -1,13 +1,14 @@
-// Slots of a pool that nobody has used yet.
+// Slots of a pool that were never used.
 #pragma once
 
 #include <cstddef>
 
+#include "base/assert.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
 
-// They go in ascending order, each once, and are in no list before: a pool costs what is used of it.
+// Handed out once, in ascending order, and in no list before: a pool costs only what is used of it.
 class FreshSlots {
  public:
   FreshSlots() = default;
@@ -15,7 +16,10 @@ class FreshSlots {
 
   bool empty() const noexcept { return next_ == end_; }
   std::size_t size() const noexcept { return end_ - next_; }
-  SlotId take() noexcept { return next_++; }
+  SlotId take() noexcept {
+    UNDERSTUDY_ASSERT(!empty(), "takes a fresh slot where none is left");
+    return next_++;
+  }
 
  private:
   SlotId next_ = 0;

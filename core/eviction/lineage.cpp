@@ -40,7 +40,7 @@ void LineageOrder::grow(std::size_t slots) {
   }
 }
 
-// A child decides how many bits of its parent it remembers, so a node's key is cut for position + 1.
+// A child decides how many bits of its parent it stores, so a node's key is cut for position + 1.
 std::uint64_t LineageOrder::key_of(const LineageHash& lineage) noexcept {
   const std::uint32_t child = lineage.position() + 1;
   return pack(lineage.position(), lineage.fragment_for_child(child), LineageHash::fragment_bits(child));
@@ -85,20 +85,21 @@ void LineageOrder::insert(SlotId id) {
 void LineageOrder::remove(SlotId id) {
   const SlotId prev = slots_[id].prev;
   const NodeId node_id = is_node(prev) ? prev & ~kNodeMark : find(key_of(slots_[id].lineage));
+  UNDERSTUDY_ASSERT(node_id != kNone && nodes_[node_id].real(), "removes a slot that no node holds");
   unlink_slot(nodes_[node_id], id);
   if (!nodes_[node_id].real()) emptied(node_id);
 }
 
-// Loads the nodes of cached slots back to back, so that their misses overlap.
+// Loads the nodes of cached slots back to back, so that their cache misses overlap.
 void LineageOrder::warm(std::span<const SlotId> slots) const {
   for (const SlotId id : slots) {
-    // A guess may name a slot of another pool, whose links mean something else.
+    // A guess may be a slot of another pool, whose links mean something else.
     if (id - first_ >= count_ || slots_[id].state != SlotState::Inactive || !is_node(slots_[id].prev)) continue;
     load(nodes_[slots_[id].prev & ~kNodeMark].key);
   }
 }
 
-// The same for slots that are about to be inserted: the buckets of their parents, and then what is in them.
+// Loads the buckets of the parents of slots to be inserted, then the nodes in them, so that misses overlap.
 void LineageOrder::warm_parents(std::span<const SlotId> slots) const {
   std::array<NodeId, 16> first;
   while (!slots.empty()) {
@@ -116,7 +117,9 @@ void LineageOrder::warm_parents(std::span<const SlotId> slots) const {
 
 void LineageOrder::pop(std::span<SlotId> out) {
   for (SlotId& id : out) {
+    UNDERSTUDY_ASSERT(!heap_.empty(), "evicts from an order without leaves");
     const NodeId node_id = heap_.front();
+    UNDERSTUDY_ASSERT(nodes_[node_id].real() && nodes_[node_id].children == 0, "the heap holds leaves only");
     id = nodes_[node_id].first;
     unlink_slot(nodes_[node_id], id);
     if (!nodes_[node_id].real()) emptied(node_id);
@@ -130,11 +133,12 @@ void LineageOrder::unlink_slot(Node& node, SlotId id) noexcept {
   slot.prev = slot.next = kNoSlot;
 }
 
-// A node without slots and children goes, and may expose its parent as a leaf. One with children stays as a ghost.
+// Drops a node without slots and children, which may make its parent a leaf; one with children stays as a placeholder.
 void LineageOrder::emptied(NodeId id) {
   while (nodes_[id].children == 0 && !nodes_[id].real()) {
     ++steps;
     const NodeId parent = nodes_[id].parent;
+    UNDERSTUDY_ASSERT(parent == kNone || nodes_[parent].children > 0, "a parent has lost count of its children");
     const bool exposes = parent != kNone && --nodes_[parent].children == 0;
     if (exposes && nodes_[parent].real() && nodes_[id].heap_at != kNone) {
       // The usual eviction: the parent takes its child's place in the heap, most often without moving.
@@ -186,6 +190,8 @@ LineageOrder::NodeId LineageOrder::find_or_add(std::uint64_t key) {
 }
 
 void LineageOrder::drop(NodeId id) {
+  UNDERSTUDY_ASSERT(!nodes_[id].real() && nodes_[id].children == 0 && nodes_[id].heap_at == kNone,
+                    "drops a node that is in use");
   NodeId* link = &buckets_[bucket_of(nodes_[id].key)];
   while (*link != id) {
     ++steps;
@@ -200,11 +206,13 @@ void LineageOrder::drop(NodeId id) {
 void LineageOrder::enter_leaves(NodeId id) {
   if (leaf_order_ == LeafOrder::Fifo) nodes_[id].tick = next_tick_++;
   heap_.push_back(id);
+  UNDERSTUDY_ASSERT(nodes_[id].heap_at == kNone, "a leaf is in the heap already");
   sift_up(heap_.size() - 1, id);
 }
 
 void LineageOrder::leave_leaves(NodeId id) {
   const std::size_t at = nodes_[id].heap_at;
+  UNDERSTUDY_ASSERT(at < heap_.size() && heap_[at] == id, "a leaf is not where it says it is");
   nodes_[id].heap_at = kNone;
   const NodeId moved = heap_.back();
   heap_.pop_back();
@@ -240,7 +248,7 @@ void LineageOrder::sift_down(std::size_t at, NodeId id) noexcept {
   place(at, id);
 }
 
-// Plays the evictions on a copy of the counts; the graph itself is not touched.
+// Simulates the evictions on a copy of the child counts; leaves the graph unchanged.
 void LineageOrder::append_order(std::vector<SlotId>& out, std::size_t limit) const {
   using Leaf = std::pair<std::uint64_t, NodeId>;
   std::priority_queue<Leaf, std::vector<Leaf>, std::greater<>> leaves;

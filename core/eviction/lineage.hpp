@@ -1,4 +1,4 @@
-// Leaf-first order of cached slots: a block goes only when no cached block continues it.
+// Leaf-first order of cached slots: a block is evicted only when no cached block continues it.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,13 @@
 namespace understudy {
 
 enum class LeafOrder : std::uint8_t {
-  Tick,  // by the time of release, kept while the node is not a leaf: a parent returns to its old place
+  Tick,  // by the time of release, also while the node is not a leaf: a parent returns to its old position
   Fifo,  // by arrival among the leaves: a parent that becomes a leaf again goes last
 };
 
-// A graph of nodes keyed by (position, own hash fragment as a child remembers it). A node is real while it holds cached
-// slots and a ghost while it only stands for the parent of some. Copies of one hash, and different hashes whose
-// fragments collide, share a node and leave it first in, first out. Children are counted, not listed, so unlinking
-// one costs the same however many siblings it has.
+// A graph of nodes keyed by (position, own hash fragment as a child stores it). A node is real while it holds cached
+// slots, and a placeholder while it is only a parent. Copies of one hash, and hashes with equal fragments, share a
+// node, first in, first out. Children are counted, not listed, so unlinking one does not depend on its siblings.
 class LineageOrder {
  public:
   LineageOrder(const PolicySpace& space, LeafOrder leaf_order);
@@ -40,7 +39,7 @@ class LineageOrder {
   using NodeId = std::uint32_t;
   static constexpr NodeId kNone = 0xFFFFFFFFu;
 
-  // Where a slot comes first in its node, `prev` names the node instead, so that removing it needs no search.
+  // The first slot of a node has the node's id in `prev`, so that removing it needs no search.
   static constexpr SlotId kNodeMark = 0x80000000u;
   static constexpr bool is_node(SlotId prev) noexcept { return (prev & kNodeMark) != 0; }
 
@@ -51,8 +50,8 @@ class LineageOrder {
     SlotId last = kNoSlot;
     std::uint32_t children = 0;
     NodeId parent = kNone;
-    NodeId heap_at = kNone;  // kNone unless it is a leaf
-    NodeId chain = kNone;    // next node of its bucket, or of the list of unused nodes
+    NodeId heap_at = kNone;  // position in the heap; kNone unless it is a leaf
+    NodeId chain = kNone;    // next node of its bucket, or in the list of unused nodes
 
     bool real() const noexcept { return first != kNoSlot; }
   };
@@ -81,7 +80,8 @@ class LineageOrder {
   std::uint64_t next_tick_ = 0;
   std::vector<Node> nodes_;
   NodeId unused_ = kNone;
-  NodeId recent_parent_ = kNone;  // releasing tail first, the next slot is the parent of the last one
+  NodeId recent_parent_ =
+      kNone;  // blocks are released tail first, so the next slot is often the parent of the last one
   std::vector<NodeId> buckets_;
   std::vector<NodeId> heap_;
 };

@@ -11,8 +11,7 @@
 
 namespace understudy {
 
-// Least recently released first. A use without a reference (touch) refreshes when `kRefresh` is set: that is LRU;
-// without it, FIFO.
+// Least recently released first. A touch refreshes a slot when `kRefresh` is set (LRU); without it this is FIFO.
 template <bool kRefresh>
 class ListOrder {
  public:
@@ -22,7 +21,7 @@ class ListOrder {
 
   void make_room(std::size_t count) noexcept { steps += queue_.make_room(count); }
   void insert(SlotId id) noexcept { queue_.push_back(id); }
-  // Those of them that are cached; returns how many come up to the last of the others.
+  // Inserts the cached ones; returns the length of the prefix that contains all others.
   std::size_t insert_cached(std::span<const SlotId> slots) noexcept {
     return queue_.push_back(slots, [](const Slot& slot) { return slot.state == SlotState::Inactive; });
   }
@@ -50,7 +49,7 @@ class ListOrder {
   SlotQueue queue_;
 };
 
-// Four LRU lists. A slot's level is chosen once, when it becomes unreferenced, from how often its hash was used.
+// Four LRU lists. A slot's level is fixed when it becomes unreferenced, by the use count of its hash.
 class MultiLruOrder {
  public:
   MultiLruOrder(const PolicySpace& space, std::array<std::uint32_t, 3> thresholds)

@@ -1,4 +1,4 @@
-// A double-ended queue of slots that can also lose any one of them.
+// A double-ended queue of slots from which any slot can be removed.
 #pragma once
 
 #include <algorithm>
@@ -8,21 +8,21 @@
 #include <utility>
 #include <vector>
 
+#include "base/assert.hpp"
 #include "base/huge_array.hpp"
 #include "eviction/fresh_slots.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
 
-// A ring of slot ids in which Slot::prev is the slot's place. Unlike in a linked list, taking from the front reads
-// neighbouring ids, so that a run of slots can be brought in together instead of one after the other. A removed slot
-// leaves a hole; a ring that is full of them (it has twice the places it needs) is compacted, at constant cost a push.
-// One place may stand for all fresh slots.
+// A ring of slot ids in which Slot::prev is the slot's position. Unlike a linked list, popping reads neighbouring ids,
+// so the slots of a run are loaded together. A removed slot leaves a hole; a ring full of holes (it has twice the
+// places it needs) is compacted, at amortised constant cost. One place may represent all fresh slots.
 class SlotQueue {
  public:
   explicit SlotQueue(Slot* slots) : slots_(slots), ring_(places(0)) {}
 
-  // From now on the queue may hold `slots`.
+  // Prepares for `slots` slots in the queue.
   void grow(std::size_t slots) {
     if (places(slots) <= ring_.size()) return;
     HugeArray<SlotId> larger(places(slots), HugeArray<SlotId>::Writes::Dense);
@@ -31,22 +31,23 @@ class SlotQueue {
     ring_ = std::move(larger);
   }
 
-  // Makes room for `pushes`; returns the steps it took.
+  // Makes room for `pushes`; returns the number of steps.
   std::size_t make_room(std::size_t pushes) noexcept {
     const std::size_t used = back_ >= front_ ? back_ - front_ : back_ + ring_.size() - front_;
-    // One place always stays free, to tell a full ring from an empty one.
+    // One place stays free, to distinguish a full ring from an empty one.
     if (used + pushes < ring_.size()) return 0;
     move_to(ring_, front_);
     return ring_.size();
   }
   void push_back(SlotId id) noexcept {
+    UNDERSTUDY_ASSERT(after(back_) != front_, "pushes to a full queue");
     put(ring_, back_, id);
     back_ = after(back_);
   }
-  // Those of them that `belongs` is true of; returns how many come up to the last of the others.
+  // Pushes the ids for which `belongs` is true; returns the length of the prefix that contains all others.
   template <typename Belongs>
   std::size_t push_back(std::span<const SlotId> ids, Belongs belongs) noexcept {
-    Slot* const slots = slots_;  // copies, which stay in registers
+    Slot* const slots = slots_;  // local copies stay in registers
     SlotId* const ring = ring_.get();
     const std::size_t end = ring_.size();
     std::size_t back = back_;
@@ -68,10 +69,9 @@ class SlotQueue {
     front_ = before(front_);
     put(ring_, front_, id);
   }
-  // All of them, the first of them in front, each counted from `first` on. They are empty, and nobody will `remove`
-  // them: they are not looked at.
+  // Pushes empty slots (relative to `first`), ids[0] in front. Never `remove`d, so their positions are not recorded.
   void push_front_empty(std::span<const SlotId> ids, SlotId first) noexcept {
-    const std::size_t before_end = std::min(ids.size(), front_);  // the others come in front of the ring's end
+    const std::size_t before_end = std::min(ids.size(), front_);  // the others go before the ring's end
     const std::size_t others = ids.size() - before_end;
     SlotId* to = ring_.get() + (front_ - before_end);
     for (const SlotId id : ids.subspan(others)) *to++ = first + id;
@@ -79,15 +79,19 @@ class SlotQueue {
     for (const SlotId id : ids.first(others)) *to++ = first + id;
     front_ = others > 0 ? ring_.size() - others : front_ - before_end;
   }
-  // Fresh slots stand here, behind what is in the queue.
+  // Places all fresh slots at the back of the queue.
   void push_back_fresh() noexcept {
     ring_[back_] = kFresh;
     back_ = after(back_);
   }
 
-  void remove(SlotId id) noexcept { ring_[slots_[id].prev] = kNoSlot; }
+  void remove(SlotId id) noexcept {
+    UNDERSTUDY_ASSERT(slots_[id].prev < ring_.size() && ring_[slots_[id].prev] == id,
+                      "removes a slot not in the queue");
+    ring_[slots_[id].prev] = kNoSlot;
+  }
 
-  // There must be as many.
+  // Pops out.size() slots; the queue must have as many.
   void pop_front(std::span<SlotId> out, FreshSlots& fresh) noexcept {
     const SlotId* const ring = ring_.get();
     const std::size_t end = ring_.size();
@@ -100,6 +104,7 @@ class SlotQueue {
         at = at + kTogether == end ? 0 : at + kTogether;
         continue;
       }
+      UNDERSTUDY_ASSERT(at != back_, "pops more slots than the queue has");
       const SlotId id = ring[at];
       if (id < kFresh) {
         out[i++] = id;
@@ -110,7 +115,7 @@ class SlotQueue {
       at = at + 1 == end ? 0 : at + 1;
     }
     front_ = at;
-    // Who asks for one block at a time comes for these next.
+    // Prefetches for a caller that asks for one block at a time.
     for (std::size_t next = at; next < std::min(at + kNext, end); ++next) {
       if (ring[next] < kFresh) slots_[ring[next]].warm();
     }
@@ -135,7 +140,7 @@ class SlotQueue {
   static constexpr std::size_t kNext = 4;
   static constexpr std::size_t kTogether = 8;
 
-  // Whether so many places from here on have neither holes nor fresh ones.
+  // True if the next kTogether places have neither holes nor fresh slots.
   static bool are_slots(const SlotId* places) noexcept {
     SlotId last = 0;
     for (std::size_t i = 0; i < kTogether; ++i) last = std::max(last, places[i]);
@@ -150,7 +155,7 @@ class SlotQueue {
     slots_[id].prev = static_cast<SlotId>(at);
   }
 
-  // Without holes, from place `to` of `ring` on: this one (then that is the front), or another that is empty.
+  // Moves the content without holes to `ring` from place `to` on: this ring (then `to` is front_) or an empty one.
   void move_to(HugeArray<SlotId>& ring, std::size_t to) noexcept {
     const std::size_t front = to;
     for (std::size_t at = front_; at != back_; at = after(at)) {

@@ -6,8 +6,8 @@
 
 namespace understudy {
 
-// Cached slots are appended. Empty ones go to the front as a group, so that the first of a release is the very next
-// to be handed out (last in, first out); with `append_empty` (older versions) they are appended like the rest.
+// Appends cached slots. Empty ones go to the front as a group, so that the first one of a release is handed out next
+// (last in, first out); with `append_empty` (older versions) they are appended too.
 class VllmOrder final : public EvictionPolicy {
  public:
   VllmOrder(const PolicySpace& space, bool append_empty)
@@ -19,10 +19,9 @@ class VllmOrder final : public EvictionPolicy {
 
   void insert(std::span<const SlotId> slots) override {
     steps_ += slots.size() + queue_.make_room(slots.size());
-    // The others are among so many first.
-    const std::size_t in_front = queue_.push_back(slots, [everybody = append_empty_](const Slot& slot) {
-      return everybody || slot.state == SlotState::Inactive;
-    });
+    // All empty slots are in the first `in_front` ones.
+    const std::size_t in_front = queue_.push_back(
+        slots, [all = append_empty_](const Slot& slot) { return all || slot.state == SlotState::Inactive; });
     for (std::size_t i = in_front; i > 0; --i) {
       if (slots_[slots[i - 1]].state != SlotState::Inactive) queue_.push_front(slots[i - 1]);
     }
@@ -40,7 +39,7 @@ class VllmOrder final : public EvictionPolicy {
     steps_ += slots.size();
   }
   void touch(std::span<const SlotId> slots) override {
-    for (const SlotId id : slots) {  // any number of them: a slot may be named again and again
+    for (const SlotId id : slots) {  // `slots` may name one slot repeatedly
       if (slots_[id].state != SlotState::Inactive) continue;
       queue_.remove(id);
       steps_ += queue_.make_room(1);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
@@ -13,7 +14,7 @@ namespace {
 
 constexpr double kMaxGbps = 1e6;
 
-// Whole bytes per second; 0 stands for no limit.
+// Returns whole bytes per second; 0 means no limit.
 std::uint64_t bytes_per_second(const std::string& what, double gbps) {
   if (gbps == std::numeric_limits<double>::infinity()) return 0;
   if (gbps == 0) {
@@ -30,7 +31,7 @@ std::uint64_t bytes_per_second(const std::string& what, double gbps) {
 constexpr double kNsPerTick = 1.0 / static_cast<double>(std::uint64_t{1} << LinkFlow::kTickBits);
 
 double bytes_of(LinkFlow::Wide units) { return as_double(units) * kNsPerTick / 1e9; }
-// In halves too, so that nothing of it is lost.
+// Converts whole and fractional nanoseconds separately, so that no precision is lost.
 double ns_of(LinkFlow::Tick tick) {
   const std::uint64_t part = static_cast<std::uint64_t>(tick) & ((std::uint64_t{1} << LinkFlow::kTickBits) - 1);
   return static_cast<double>(static_cast<std::uint64_t>(tick >> LinkFlow::kTickBits)) +
@@ -96,19 +97,19 @@ void Links::lower(std::int64_t now_ns, LinkFlow::PortId port, const std::string&
     return links.takes_years(links.backlog_ns_, links.in_flight_, least_share);
   };
   if (too_slow(*this) && too_slow(as_of(now_ns)))
-    throw Error(ErrorKind::InvalidArgument, what, ": what is under way would take years; give a larger share");
+    throw Error(ErrorKind::InvalidArgument, what, ": the transfers in flight would take years; give a larger share");
   advance(now_ns);
   shares_[port] = share;
   least_share_ = least_share;
   const auto lowered = static_cast<std::uint64_t>(static_cast<double>(usual) * share);
-  forecast_.reset();
+  predicted_.reset();
   Ledger ledger(*this);
   flow_.set_bandwidth(port, share == 1 ? usual : std::max<std::uint64_t>(lowered, 1), LinkFlow::tick_of(now_ns),
                       &ledger);
 }
 
-// Links that were slowed make longer of it. So does who has a share of one link while it waits for demand on another,
-// which does not ask: nobody may move faster than as one of all.
+// Lower shares make a backlog longer. So does a transfer that occupies a share of one link while it waits for demand on
+// another (mixed_): at worst, all transfers move one after the other.
 bool Links::takes_years(LinkFlow::Wide backlog_ns, std::size_t in_flight, double least_share) const {
   if (backlog_ns > kMostNs) return true;
   if (least_share == 1 && !mixed_) return false;
@@ -133,7 +134,8 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
     throw Error(ErrorKind::InvalidArgument, "the path crosses link ", links_[path[0]].usage.name, " twice");
   const auto too_many = [&](const Links& links) { return links.in_flight_ + bytes.size() > LinkFlow::kMaxTransfers; };
   if (too_many(*this) && too_many(as_of(now_ns)))
-    throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers, " transfers are under way at once");
+    throw Error(ErrorKind::CapacityExhausted, "at most ", LinkFlow::kMaxTransfers,
+                " transfers can be in flight at once");
 
   const LinkFlow::LaneId lane = lane_of(path, priority);
   LinkFlow::Wide more_ns = 0;
@@ -151,7 +153,7 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
   };
   if (too_long(*this) && too_long(as_of(now_ns))) {
     throw Error(ErrorKind::CapacityExhausted, "link ", links_[path[0]].usage.name,
-                ": what is under way would take years; is bandwidth_gbps right?");
+                ": the transfers in flight would take years; check bandwidth_gbps");
   }
 
   advance(now_ns);
@@ -163,7 +165,7 @@ TransferId Links::start_all(std::int64_t now_ns, std::span<const LinkId> path, s
   next_id_ += bytes.size();
   in_flight_ += bytes.size();
   backlog_ns_ += more_ns;
-  forecast_.reset();
+  predicted_.reset();
   Ledger ledger(*this);
   flow_.start(now_ns, flow_ns, lane, first, bytes, ended_, &ledger);
   return first;
@@ -181,7 +183,7 @@ LinkFlow::LaneId Links::lane_of(std::span<const LinkId> path, Priority priority)
     ports[num_ports++] = links_[id].port;
     if (const std::optional<DuplexId>& duplex = links_[id].duplex) {
       const LinkFlow::PortId cap = duplexes_[*duplex].port;
-      if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links are under it
+      if (num_ports < 3 || ports[1] != cap) ports[num_ports++] = cap;  // once, if both links share it
     }
     if (num_own == 0) num_own = num_ports;
   }
@@ -200,7 +202,7 @@ std::optional<std::int64_t> Links::next_completion_ns() const {
   const std::optional<LinkFlow::Next> next = flow_.next();
   if (!next) return std::nullopt;
   if (next->is_end) return next->time_ns;
-  const std::vector<Completion>& ends = forecast();
+  const std::vector<Completion>& ends = predict_ends();
   return std::ranges::upper_bound(ends, now_ns_, {}, &Completion::time_ns)->time_ns;
 }
 
@@ -219,6 +221,7 @@ void Links::pop_due(std::int64_t now_ns, std::vector<Completion>& due) {
   advance(now_ns);
   due.clear();
   due.swap(ended_);
+  UNDERSTUDY_ASSERT(due.empty() || due.back().time_ns <= now_ns, "a transfer is reported before its end");
   if (due.size() > 1) std::ranges::sort(due);
 }
 
@@ -226,11 +229,11 @@ std::int64_t Links::deadline_ns(TransferId id) const {
   for (const Completion& ended : ended_) {
     if (ended.id == id) return ended.time_ns;
   }
-  forecast();
-  const auto found = forecast_of_.find(id);
-  // A forecast outlives the ends it foretold.
-  if (found == forecast_of_.end() || found->second <= now_ns_)
-    throw Error(ErrorKind::InvalidArgument, "transfer ", id, " is not under way");
+  predict_ends();
+  const auto found = predicted_of_.find(id);
+  // Predictions stay in the map after the transfers have ended.
+  if (found == predicted_of_.end() || found->second <= now_ns_)
+    throw Error(ErrorKind::InvalidArgument, "transfer ", id, " is not in flight");
   return found->second;
 }
 
@@ -255,7 +258,7 @@ LinkUsage Links::usage(LinkId id) const {
     LinkUsage& usage_;
   };
   Spread spread(usage);
-  flow_.tell_moving(id, link.port, now, spread);
+  flow_.report_moving(id, link.port, now, spread);
   return usage;
 }
 
@@ -279,7 +282,7 @@ void Links::check() const {
   if (next && next->time_ns <= now_ns_) throw Error(ErrorKind::InvariantViolated, "links: an end was missed");
 }
 
-// As they will be then if nothing starts before: for who has to refuse without having changed anything.
+// Returns a copy advanced to `now_ns`, for checks that must not change anything.
 Links Links::as_of(std::int64_t now_ns) const {
   Links then = *this;
   then.advance(now_ns);
@@ -293,19 +296,20 @@ void Links::advance(std::int64_t now_ns) {
   if (flow_.next_ns() > now_ns) return;
   Ledger ledger(*this);
   flow_.run_until(now_ns, ended_, &ledger);
+  UNDERSTUDY_ASSERT(flow_.next_ns() > now_ns, "an end was missed");
 }
 
-const std::vector<Completion>& Links::forecast() const {
-  if (!forecast_) {
+const std::vector<Completion>& Links::predict_ends() const {
+  if (!predicted_) {
     LinkFlow ahead = flow_;
     std::vector<Completion> ends;
     ahead.run_dry(ends);
     std::ranges::sort(ends);
-    forecast_of_.clear();
-    for (const Completion& end : ends) forecast_of_.emplace(end.id, end.time_ns);
-    forecast_ = std::move(ends);
+    predicted_of_.clear();
+    for (const Completion& end : ends) predicted_of_.emplace(end.id, end.time_ns);
+    predicted_ = std::move(ends);
   }
-  return *forecast_;
+  return *predicted_;
 }
 
 void Links::Ledger::moved(LinkId link, LinkFlow::Tick from, LinkFlow::Tick to, LinkFlow::Wide units) {
@@ -313,13 +317,18 @@ void Links::Ledger::moved(LinkId link, LinkFlow::Tick from, LinkFlow::Tick to, L
 }
 
 void Links::Ledger::ended(const LinkFlow::Lane& lane, std::int64_t time_ns, std::uint64_t bytes) {
+  UNDERSTUDY_ASSERT(links_.in_flight_ > 0, "a transfer ended that was not in flight");
+  UNDERSTUDY_ASSERT(links_.backlog_ns_ >= LinkFlow::alone_ns(lane, bytes), "the backlog is less than a transfer");
   --links_.in_flight_;
   links_.backlog_ns_ -= LinkFlow::alone_ns(lane, bytes);
+  UNDERSTUDY_ASSERT(links_.in_flight_ > 0 || links_.backlog_ns_ == 0, "idle links have a backlog");
   for (std::uint32_t i = 0; i < lane.num_links; ++i) {
     LinkUsage& usage = links_.links_[lane.links[i]].usage;
     usage.bytes_finished += bytes;
     ++usage.transfers_finished;
     const double at = static_cast<double>(time_ns);
+    UNDERSTUDY_ASSERT(usage.bytes_finished <= usage.bytes_started, "a link delivered more bytes than it was given");
+    UNDERSTUDY_ASSERT(usage.transfers_finished <= usage.transfers_started, "a link ended a transfer twice");
     if (lane.least_port == 0) usage.spread(at, at, static_cast<double>(bytes));
   }
 }

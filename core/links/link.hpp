@@ -25,42 +25,45 @@ struct LinkSpec {
   bool demand_first = false;       // background transfers move only while no demand transfer flows
 };
 
-// The links of one run. A transfer waits for the fixed cost of its path and then moves at the least of its fair
-// shares: of one link or of two (a worker's and a backend's), and of the duplex cap above each. It keeps its share
-// until its last byte. Completion times are exact, rounded up to a nanosecond, and do not depend on when one looks.
+// The links of one run. A transfer waits for the fixed cost of its path, then moves at the least of its fair shares of
+// one or two links (a worker's and a backend's) and of the duplex cap above each, until its last byte. Completion times
+// are exact, rounded up to a nanosecond, and do not depend on when they are read.
 class Links {
  public:
-  // ConfigError names the link and what is wrong.
+  // Throws ConfigError with the link's name.
   DuplexId add_duplex(const std::string& name, double bandwidth_gbps, bool demand_first = false);
   LinkId add_link(const LinkSpec& spec);
-  // From now on the link has this share of its bandwidth, from kLeastShare to 1; what is under way slows down with it.
-  // InvalidArgument for another share, when the link has no limit, or when what is under way would take years.
+  // Scales the link's bandwidth to `share` (kLeastShare to 1) from now on, also for transfers in flight. Throws
+  // InvalidArgument for another share, an unlimited link, or when the transfers in flight would take years.
   void set_share(std::int64_t now_ns, LinkId id, double share);
-  void set_duplex_share(std::int64_t now_ns, DuplexId id, double share);  // the same of a cap
+  void set_duplex_share(std::int64_t now_ns, DuplexId id, double share);  // the same for a duplex cap
   static constexpr double kLeastShare = 1e-3;
-  // Nine years: what all that is under way would take alone, together, so that times stay far from the end of int64.
-  // Where links that serve demand first meet others that do not, as many times that as there are transfers.
+  // Limit on the backlog (nine years): the sum of the times that each transfer in flight would take alone. Keeps times
+  // far from the end of int64, also where links that serve demand first meet links that do not.
   static constexpr std::int64_t kMostNs = std::int64_t{1} << 58;
   bool has_limit(LinkId id) const { return flow_.port(links_[id].port).bytes_per_second > 0; }
   std::optional<DuplexId> duplex_of(LinkId id) const { return links_[id].duplex; }
 
-  // Starts a transfer over one or two links; ids rise in order of start. Time never goes backwards (InvalidArgument).
+  // Starts a transfer over one or two links; ids increase in order of start. Throws InvalidArgument for a time in the
+  // past.
   TransferId start(std::int64_t now_ns, std::span<const LinkId> path, std::uint64_t bytes,
                    Priority priority = Priority::Demand);
-  // As many, one after the other; returns the id of the first. All of them or none.
+  // Starts one transfer per element of `bytes`, in order, all or none; returns the id of the first.
   TransferId start_all(std::int64_t now_ns, std::span<const LinkId> path, std::span<const std::uint64_t> bytes,
                        Priority priority);
-  // When pop_due next has something to return if no transfer starts before: now, or the next end. Exact; costs a look
-  // ahead while a fixed cost is running.
+  // When pop_due next returns something if no transfer starts before: now, or the next end. Exact; costs a lookahead
+  // while a fixed cost is running.
   std::optional<std::int64_t> next_completion_ns() const;
-  // Cheaper: a time not after the next completion, and not before now. pop_due at that time may return nothing.
+  // Cheaper lower bound of the next completion, not before now. pop_due at that time may return nothing.
   std::optional<std::int64_t> next_wake_ns() const;
-  std::int64_t next_wake_or_never_ns() const { return ended_.empty() ? flow_.next_ns() : now_ns_; }  // kNeverNs: none
-  // What ended up to and including `now_ns`, each once, by time and then by start.
+  std::int64_t next_wake_or_never_ns() const {
+    return ended_.empty() ? flow_.next_ns() : now_ns_;
+  }  // kNeverNs: no transfer
+  // Returns the transfers that ended up to and including `now_ns`, each once, by time and then by start.
   std::vector<Completion> pop_due(std::int64_t now_ns);
-  void pop_due(std::int64_t now_ns, std::vector<Completion>& due);  // the same, in place of what `due` held
-  // When a transfer that was not popped yet ends if none starts before. The first call after a start looks ahead until
-  // all links are idle, those after it read the answer.
+  void pop_due(std::int64_t now_ns, std::vector<Completion>& due);  // replaces the content of `due`
+  // End time of a transfer that was not popped yet, if none starts before. The first call after a start predicts all
+  // ends; later calls read the prediction.
   std::int64_t deadline_ns(TransferId id) const;
 
   std::size_t num_links() const { return links_.size(); }
@@ -89,8 +92,8 @@ class Links {
       LinkId with;
       LinkFlow::LaneId lane;
     };
-    std::array<std::optional<LinkFlow::LaneId>, 2> alone;  // by priority: of transfers over this link only
-    std::array<std::optional<Paired>, 2> paired;           // the same over this one and another, the last that was
+    std::array<std::optional<LinkFlow::LaneId>, 2> alone;  // by priority: lane of transfers over this link only
+    std::array<std::optional<Paired>, 2> paired;  // by priority: lane over this link and another, the one used last
     LinkUsage usage;
   };
 
@@ -106,7 +109,7 @@ class Links {
   void advance(std::int64_t now_ns);
   LinkFlow::PortId add_port(std::uint64_t bytes_per_second, bool demand_first);
   bool takes_years(LinkFlow::Wide backlog_ns, std::size_t in_flight, double least_share) const;
-  const std::vector<Completion>& forecast() const;
+  const std::vector<Completion>& predict_ends() const;
 
   LinkFlow flow_;
   std::vector<Link> links_;
@@ -114,16 +117,16 @@ class Links {
   std::int64_t now_ns_ = 0;
   TransferId next_id_ = 0;
   std::size_t in_flight_ = 0;
-  // What each transfer under way would take alone, together, on links that were never slowed.
+  // Sum of the times that each transfer in flight would take alone, on links that were never slowed.
   LinkFlow::Wide backlog_ns_ = 0;
-  std::vector<double> shares_;        // that ports have of their bandwidth
-  double least_share_ = 1;            // of them
-  std::vector<std::uint8_t> orders_;  // of ports: 1 shares among all, 2 serves demand first; 0 has no limit
+  std::vector<double> shares_;        // of its bandwidth, by port
+  double least_share_ = 1;            // minimum of shares_
+  std::vector<std::uint8_t> orders_;  // by port: 1 shares among all, 2 serves demand first, 0 has no limit
   bool mixed_ = false;                // a transfer has crossed ports of both orders
   std::vector<Completion> ended_;     // not popped yet
-  // Ends of all that is under way, in order; good until the next start.
-  mutable std::optional<std::vector<Completion>> forecast_;
-  mutable std::unordered_map<TransferId, std::int64_t> forecast_of_;
+  // Predicted ends of all transfers in flight, in order; valid until the next start.
+  mutable std::optional<std::vector<Completion>> predicted_;
+  mutable std::unordered_map<TransferId, std::int64_t> predicted_of_;
 };
 
 }  // namespace understudy

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
@@ -155,12 +156,13 @@ void LinkFlow::join(LaneId id, Tick now, TransferId transfer, std::uint64_t byte
   reshare(id, now, 0, listener);
 }
 
-// The first member ends, and with it those that end at the same count.
+// Ends the first member and all others that end at the same count.
 void LinkFlow::leave(LaneId id, Tick now, double late_ticks, std::vector<Completion>& ended, Listener* listener) {
   Lane& lane = lanes_[id];
   if (lane.alone) return leave_alone(id, now, late_ticks, ended, listener);
+  UNDERSTUDY_ASSERT(!lane.members.empty(), "an end without a transfer");
   withdraw(id, now, listener);
-  lane.meter.served = std::max(lane.meter.served, lane.members.top().ends_at);  // rounding must not keep it here
+  lane.meter.served = std::max(lane.meter.served, lane.members.top().ends_at);  // rounding must not delay the end
   while (!lane.members.empty() && lane.members.top().ends_at <= lane.meter.served) {
     ++operations_;
     const Member& member = lane.members.top();
@@ -169,7 +171,7 @@ void LinkFlow::leave(LaneId id, Tick now, double late_ticks, std::vector<Complet
     lane.members.pop();
     count(lane, now, false);
   }
-  if (lane.members.empty()) {  // keeps the numbers small
+  if (lane.members.empty()) {  // keeps the counts small
     lane.meter.served = 0;
     lane.meter.lag = 0;
   }
@@ -180,6 +182,7 @@ void LinkFlow::count(const Lane& lane, Tick now, bool more) {
   for (std::uint32_t i = 0; i < lane.num_ports; ++i) {
     Port& port = ports_[lane.ports[i]];
     if (more && port.flowing[0] + port.flowing[1] == 0) port.busy_since = now;
+    UNDERSTUDY_ASSERT(more || port.flowing[static_cast<std::size_t>(lane.priority)] > 0, "a port counts below zero");
     port.flowing[static_cast<std::size_t>(lane.priority)] += more ? 1 : std::uint64_t(-1);
     if (!more && port.flowing[0] + port.flowing[1] == 0) port.busy_ticks += now - port.busy_since;
   }
@@ -195,6 +198,7 @@ std::size_t LinkFlow::under_way() const {
 
 void LinkFlow::check() const {
   std::vector<std::array<std::uint64_t, 2>> flowing(ports_.size());
+  std::vector<double> used(ports_.size());  // bytes per second
   std::vector<std::uint64_t> held_back(groups_.size());
   for (LaneId id = 0; id < lanes_.size(); ++id) {
     const Lane& lane = lanes_[id];
@@ -211,6 +215,10 @@ void LinkFlow::check() const {
     if (lane.held_back != by_group) broken("a lane does not move at the least of its shares");
     if (lane.held_back) held_back[lane.group] += lane.members.size();
     if (!lane.held_back && lane.meter.rate != lane.own) broken("a lane does not move at its share");
+    if (lane.meter.rate.moves()) {
+      const double rate = lane.meter.rate.units_per_tick() * static_cast<double>(lane.members.size());
+      for (std::uint32_t i = 0; i < lane.num_ports; ++i) used[lane.ports[i]] += rate;
+    }
     if (lane.members.top().ends_at < lane.meter.served) broken("a transfer outlived its last byte");
     if (!lane.held_back && lane.own.bytes_per_second > 0 && wake == nullptr) broken("a moving lane has no end");
   }
@@ -225,6 +233,8 @@ void LinkFlow::check() const {
   }
   for (std::size_t id = 0; id < ports_.size(); ++id) {
     if (flowing[id] != ports_[id].flowing) broken("the transfers on a link are miscounted");
+    const auto limit = static_cast<double>(ports_[id].bytes_per_second);
+    if (limit > 0 && used[id] > limit * (1 + 1e-9)) broken("transfers move faster than their link");
   }
 }
 

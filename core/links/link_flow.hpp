@@ -1,4 +1,4 @@
-// Who moves how fast on the links of a run, and when each transfer ends. No accounting: see link.hpp.
+// Rates of the transfers on the links of a run, and when each transfer ends. Usage accounting is in link.hpp.
 #pragma once
 
 #include <algorithm>
@@ -31,20 +31,18 @@ struct Completion {
   auto operator<=>(const Completion&) const = default;
 };
 
-// Processor sharing. A port is whatever has a bandwidth: a link, or the cap over both directions of one. A transfer
-// crosses up to four ports and moves at the least of its fair shares. Transfers with the same ports and priority move
-// at the same rate, so they form a lane, which counts the bytes served to each of its members since it was last empty:
-// a transfer ends when that count reaches the count at its start plus its size.
+// Processor sharing. A port is anything with a bandwidth: a link, or the cap over both directions of one. A transfer
+// crosses up to four ports and moves at the least of its fair shares. Transfers with equal ports and priority move at
+// the same rate and form a lane, which counts the bytes served to each member since it was last empty: a transfer ends
+// when that count reaches the count at its start plus its size.
 //
-// Many lanes, one a worker, may end in the same ports: a backend's. They form a group. Those of them that the backend
-// holds back, more than their own ports do, all move at its share, so one count serves them all, and a change of that
-// share costs nobody a visit but the few whose own ports are now the narrower ones, or no longer. An event costs
-// O(log n) for each port that it crosses.
+// Lanes of many workers may share the ports of one backend; they form a group. Lanes for which the group's share is the
+// bottleneck (held back) all move at that share, so one meter serves them all, and a change of the share visits only
+// lanes whose bottleneck changes. An event costs O(log n) per port that it crosses.
 //
-// Shares make thirds and sevenths whose exact fractions grow without end. Time inside is therefore counted in ticks of
-// 2^-40 ns, rounded so that nothing is ever early, and each transfer knows how late its end may come at most for that:
-// a few ticks, more after many shares. An end that is no further behind a whole nanosecond counts as being there; any
-// other is rounded up to the next. State changes at events only, so that looking in between cannot change anything.
+// Exact fractions of repeated shares would grow without bound, so time is counted in ticks of 2^-40 ns, rounded so that
+// nothing is early, with a bound on each transfer's lateness. An end within that bound after a whole nanosecond counts
+// as that nanosecond; others are rounded up. State changes at events only, so reads in between change nothing.
 class LinkFlow {
  public:
   using Wide = LinkShare::Wide;
@@ -58,27 +56,27 @@ class LinkFlow {
   static constexpr unsigned kTickBits = 40;
   static constexpr GroupId kNoGroup = 0xFFFFFFFFu;
   static constexpr Tick kNever = ~Tick{0};
-  // So that 128 bits suffice: bytes of one transfer, and transfers at once.
+  // Limits that keep all products within 128 bits: bytes of one transfer, and transfers at once.
   static constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 38;
   static constexpr std::uint64_t kMaxTransfers = std::uint64_t{1} << 19;
   static constexpr Wide kUnitsPerByte = Wide{1'000'000'000} << kTickBits;
   static constexpr Tick tick_of(std::int64_t ns) { return static_cast<Tick>(ns) << kTickBits; }
-  static constexpr std::int64_t ns_after(Tick tick) {  // the first whole nanosecond not before it
+  static constexpr std::int64_t ns_after(Tick tick) {  // rounds up to a whole nanosecond
     return static_cast<std::int64_t>((tick + (Tick{1} << kTickBits) - 1) >> kTickBits);
   }
 
   struct Member {
-    Wide ends_at = 0;  // in the lane's count
+    Wide ends_at = 0;  // in the lane's count of bytes served
     TransferId id = 0;
     std::uint64_t bytes = 0;
-    double lag = 0;  // of the lane when it joined
+    double lag = 0;  // lag of the lane when the transfer joined
     Member(Wide ends_at_, TransferId id_, std::uint64_t bytes_, double lag_) noexcept
         : ends_at(ends_at_), id(id_), bytes(bytes_), lag(lag_) {}
     bool operator>(const Member& other) const noexcept {
       return ends_at != other.ends_at ? ends_at > other.ends_at : id > other.id;
     }
   };
-  // A heap of them, the next to end on top.
+  // Heap of members, the next to end on top.
   class Members {
    public:
     bool empty() const noexcept { return heap_.empty(); }
@@ -86,7 +84,7 @@ class LinkFlow {
     const Member& top() const noexcept { return heap_.front(); }
     void push(Wide ends_at, TransferId id, std::uint64_t bytes, double lag) {
       heap_.emplace_back(ends_at, id, bytes, lag);
-      // Most often the last to come is the last to end.
+      // The last to join is usually the last to end.
       if (heap_.size() > 1 && heap_[(heap_.size() - 2) / 2] > heap_.back())
         std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
     }
@@ -101,21 +99,21 @@ class LinkFlow {
   struct Lane {
     std::array<PortId, 4> ports{};
     std::uint32_t num_ports = 0;
-    std::uint32_t num_own = 0;  // the first of them; the rest are its group's
+    std::uint32_t num_own = 0;  // leading ports that are its own; the others belong to its group
     std::array<std::uint32_t, 2> links{};
     std::uint32_t num_links = 0;
     Priority priority = Priority::Demand;
     GroupId group = kNoGroup;
-    std::uint64_t least_port = 0;  // bytes per second that its narrowest port was made with; 0: none has a limit
-    Share own;                     // of its own ports
-    bool alone = false;            // nobody else can be on its port: its members share that by their number
-    bool listed = false;           // in its group, with a rate
-    bool held_back = false;        // by its group's ports, whose meter counts for it
-    Meter meter;                   // its own; while it is held back, as of when it was last looked at
-    Wide base = 0;                 // held back: the group's count less the lane's
-    double lag_base = 0;           // the lane's lag less the group's
-    Tick wake = kNever;            // when the first member ends, if nothing changes, unless held back
-    double late_ticks = 0;         // the most by which that is after its true end
+    std::uint64_t least_port = 0;  // original bytes per second of its narrowest port; 0: no port has a limit
+    Share own;                     // share of its own ports
+    bool alone = false;            // only user of its port: its members share it equally
+    bool listed = false;           // has a rate, and is in its group
+    bool held_back = false;        // the group's share is the bottleneck; the group's meter counts for it
+    Meter meter;                   // its own meter; while held back, as of its last update
+    Wide base = 0;                 // held back: the group's count minus the lane's
+    double lag_base = 0;           // the lane's lag minus the group's
+    Tick wake = kNever;            // predicted end of the first member, unless held back
+    double late_ticks = 0;         // bound on how late `wake` may be
     Members members;
   };
   struct ByRate {
@@ -124,14 +122,14 @@ class LinkFlow {
     ByRate() = default;
     ByRate(const Share& own_, LaneId id_) noexcept : own(own_), id(id_) {}
     ByRate(const ByRate& other) noexcept : own(other.own), id(other.id) {}
-    ByRate& operator=(const ByRate& other) noexcept {  // part by part, as Wake below
+    ByRate& operator=(const ByRate& other) noexcept {  // field by field, as in Wake below
       own.bytes_per_second = other.own.bytes_per_second;
       own.sharers = other.own.sharers;
       own.unlimited = other.own.unlimited;
       id = other.id;
       return *this;
     }
-    bool operator<(const ByRate& other) const noexcept {  // the slowest first
+    bool operator<(const ByRate& other) const noexcept {  // slowest first
       if (own.slower_than(other.own)) return true;
       if (other.own.slower_than(own)) return false;
       return id < other.id;
@@ -148,28 +146,28 @@ class LinkFlow {
   struct Group {
     std::array<PortId, 2> ports{};
     std::uint32_t num_ports = 0;
-    std::uint32_t link = 0;  // for the listener
+    std::uint32_t link = 0;  // link reported to the listener
     Priority priority = Priority::Demand;
-    Meter meter;                                    // of those held back
-    PlacedHeap<ByRate> held_back;                   // the slowest on top
-    PlacedHeap<ByRate, std::greater<ByRate>> free;  // moving at their own share; the fastest on top
-    PlacedHeap<ByEnd> by_end;                       // of lanes held back: who has its next end first
-    std::uint64_t members = 0;                      // of lanes held back
+    Meter meter;                                    // of the lanes held back
+    PlacedHeap<ByRate> held_back;                   // slowest on top
+    PlacedHeap<ByRate, std::greater<ByRate>> free;  // moving at their own share; fastest on top
+    PlacedHeap<ByEnd> by_end;                       // lanes held back, by their next end
+    std::uint64_t members = 0;                      // members of the lanes held back
     Tick wake = kNever;
     double late_ticks = 0;
   };
   struct Port {
     std::uint64_t bytes_per_second = 0;  // 0: no limit
-    std::uint64_t made_with = 0;         // the same, whatever it was slowed to since
+    std::uint64_t made_with = 0;         // bytes per second before it was slowed
     bool demand_first = false;
     std::array<std::uint64_t, 2> flowing{};  // by priority
-    std::vector<LaneId> lanes;               // that have it for their own
+    std::vector<LaneId> lanes;               // lanes that own this port
     std::vector<GroupId> groups;
     Tick busy_ticks = 0;
     Tick busy_since = 0;
   };
 
-  // Told of bytes as they move, and of ends.
+  // Receives bytes as they move, and ends.
   class Listener {
    public:
     virtual ~Listener() = default;
@@ -178,28 +176,28 @@ class LinkFlow {
   };
 
   PortId add_port(std::uint64_t bytes_per_second, bool demand_first);
-  // Another bandwidth from `now` on, the time run to so far. A port with a limit keeps one.
+  // Changes the bandwidth from `now` (the time run to so far) on. A port with a limit keeps one.
   void set_bandwidth(PortId id, std::uint64_t bytes_per_second, Tick now, Listener* listener);
-  // The lane of these links (for the listener), one or two, with the ports of each.
+  // Returns the lane of one or two links (for the listener) with the ports of each.
   LaneId lane(std::span<const std::uint32_t> links, std::span<const PortId> own, std::span<const PortId> common,
               Priority priority);
 
-  // Transfers numbered from `first` on, whose bytes start to flow at `flow_ns` >= `now_ns`, the time run to so far.
-  // Appends those whose end that is.
+  // Starts transfers numbered from `first` on, whose bytes flow from `flow_ns` >= `now_ns` (the time run to so far).
+  // Appends those that end at once.
   void start(std::int64_t now_ns, std::int64_t flow_ns, LaneId lane, TransferId first,
              std::span<const std::uint64_t> bytes, std::vector<Completion>& ended, Listener* listener);
-  // Everything up to and including `now_ns`; appends what ended.
+  // Processes all events up to and including `now_ns`; appends the ends.
   void run_until(std::int64_t now_ns, std::vector<Completion>& ended, Listener* listener);
-  // Until nothing is under way.
+  // Runs until no transfer is in flight.
   void run_dry(std::vector<Completion>& ended);
 
-  // When something next happens, and whether that is certainly an end.
+  // Time of the next event, and whether it is certainly an end.
   struct Next {
     std::int64_t time_ns = 0;
     bool is_end = false;
   };
   std::optional<Next> next() const;
-  // Its time alone; kNeverNs: never.
+  // Time of the next event; kNeverNs: none.
   static constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max();
   std::int64_t next_ns() const {
     const std::int64_t flows_ns = waiting_.empty() ? kNeverNs : waiting_.begin()->flow_ns;
@@ -208,18 +206,18 @@ class LinkFlow {
 
   const Port& port(PortId id) const { return ports_[id]; }
   const Lane& lane_at(LaneId id) const { return lanes_[id]; }
-  std::size_t under_way() const;  // flowing or about to
+  std::size_t under_way() const;  // flowing or waiting for their fixed cost
   std::uint64_t operations() const { return operations_; }
-  // What a transfer takes alone, rounded up.
+  // Duration of a transfer without competition, rounded up.
   static Wide alone_ns(const Lane& lane, std::uint64_t bytes) {
     if (lane.least_port == 0) return 0;
-    // The product of a whole transfer most often fits a word, which divides far faster.
+    // Most products fit 64 bits, which divide far faster.
     const Wide rounded_up = Wide{bytes} * 1'000'000'000 + lane.least_port - 1;
     if (rounded_up >> 64 == 0) return static_cast<std::uint64_t>(rounded_up) / lane.least_port;
     return rounded_up / lane.least_port;
   }
-  // Tells what has moved on `link`, whose port is `port`, and was not told yet, up to `now`.
-  void tell_moving(std::uint32_t link, PortId port, Tick now, Listener& listener) const;
+  // Reports what has moved on `link` (port `port`) up to `now` and was not reported yet.
+  void report_moving(std::uint32_t link, PortId port, Tick now, Listener& listener) const;
   void check() const;
 
  private:
@@ -266,14 +264,14 @@ class LinkFlow {
   std::vector<Port> ports_;
   std::vector<Lane> lanes_;
   std::vector<Group> groups_;
-  // The next end of a lane or a group. Of ends at one time lanes come before groups, and then by number.
+  // The next end of a lane or a group. At equal times lanes come before groups, then by number.
   struct Wake {
     Tick tick = 0;
-    std::uint32_t id = 0;  // twice the number, and one for a group
+    std::uint32_t id = 0;  // twice the number, plus one for a group
     Wake() = default;
     Wake(Tick tick_, std::uint32_t id_) noexcept : tick(tick_), id(id_) {}
     Wake(const Wake& other) noexcept : tick(other.tick), id(other.id) {}
-    Wake& operator=(const Wake& other) noexcept {  // field by field: as a block it waits for the fields to be written
+    Wake& operator=(const Wake& other) noexcept {  // field by field: a block copy would stall on the pending stores
       tick = other.tick;
       id = other.id;
       return *this;
@@ -291,7 +289,7 @@ class LinkFlow {
     std::uint64_t bytes_per_second = 0;
     Tick ticks = 0;
   };
-  std::array<Quotient, 16> quotients_{};  // that were worked out lately
+  std::array<Quotient, 16> quotients_{};  // recently computed
   std::uint64_t operations_ = 0;
 };
 

@@ -1,7 +1,8 @@
-// Lanes that have their port for themselves, as the links between a worker and its host mostly have: the same as
-// elsewhere, without looking for anybody else.
+// Lanes that have their port to themselves, as most links between a worker and its host: the general case without a
+// search for competitors.
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "links/link_flow_ends.hpp"
 
 namespace understudy {
@@ -30,8 +31,9 @@ void LinkFlow::join_alone(LaneId id, Tick now, TransferId first, std::span<const
 
 void LinkFlow::leave_alone(LaneId id, Tick now, double late_ticks, std::vector<Completion>& ended, Listener* listener) {
   Lane& lane = lanes_[id];
+  UNDERSTUDY_ASSERT(!lane.members.empty(), "an end without a transfer");
   settle_alone(lane, now, listener);
-  const Wide served = std::max(lane.meter.served, lane.members.top().ends_at);  // rounding must not keep it here
+  const Wide served = std::max(lane.meter.served, lane.members.top().ends_at);  // rounding must not delay the end
   const std::int64_t now_ns = ns_after(now);
   do {
     ++operations_;
@@ -42,7 +44,7 @@ void LinkFlow::leave_alone(LaneId id, Tick now, double late_ticks, std::vector<C
   } while (!lane.members.empty() && lane.members.top().ends_at <= served);
   Port& port = ports_[lane.ports[0]];
   lane.meter.served = served;
-  if (lane.members.empty()) {  // keeps the numbers small
+  if (lane.members.empty()) {  // keeps the counts small
     port.busy_ticks += now - port.busy_since;
     lane.meter.served = 0;
     lane.meter.lag = 0;

@@ -1,17 +1,17 @@
-// When a transfer will have moved all of it: for the parts of LinkFlow, which ask at every event.
+// Predicted ends of transfers: inline parts of LinkFlow that run at every event.
 #pragma once
 
 #include "links/link_flow.hpp"
 
 namespace understudy {
 
-// The least of the shares of these ports. Of a port that serves demand first, background gets nothing while there is
-// demand.
+// Returns the least share of these ports. On a port that serves demand first, background gets nothing while demand
+// flows.
 inline LinkFlow::Share LinkFlow::share(std::span<const PortId> ports, Priority priority) const {
   Share least;
   for (const PortId id : ports) {
     const Port& port = ports_[id];
-    if (port.bytes_per_second == 0) continue;  // room for everybody
+    if (port.bytes_per_second == 0) continue;  // no limit
     const auto [demand, background] = port.flowing;
     Share here{port.bytes_per_second, std::max<std::uint64_t>(demand + background, 1), false};
     if (port.demand_first && demand > 0) {
@@ -23,19 +23,19 @@ inline LinkFlow::Share LinkFlow::share(std::span<const PortId> ports, Priority p
   return least;
 }
 
-// A quotient of 128 bits by a library call is slow: where it fits a word, a guess of 53 bits and what is left of it do.
+// Divides 128 bits without the slow library call: where the quotient fits a word, a 53-bit guess plus a correction.
 inline LinkFlow::Tick LinkFlow::rounded_up(Wide units, std::uint64_t bytes_per_second) {
   const double guess = as_double(units) / static_cast<double>(bytes_per_second);
   if (!(guess < 0x1p62)) return (units + bytes_per_second - 1) / bytes_per_second;
   const auto low = static_cast<std::uint64_t>(guess);
-  const auto left = static_cast<std::int64_t>(units - Wide{low} * bytes_per_second);  // some thousands of them at most
+  const auto left = static_cast<std::int64_t>(units - Wide{low} * bytes_per_second);  // at most some thousands
   const auto divisor = static_cast<std::int64_t>(bytes_per_second);
   std::int64_t more = left / divisor;
   if (left - more * divisor > 0) ++more;
   return low + static_cast<std::uint64_t>(more);
 }
 
-// Rounded up. Most transfers have one of a few sizes.
+// Rounds up; caches quotients, since most transfers have one of a few sizes.
 inline LinkFlow::Tick LinkFlow::ticks_for(Wide units, std::uint64_t bytes_per_second) {
   Quotient& known = quotients_[static_cast<std::uint64_t>(units >> kTickBits) * 0x9E3779B97F4A7C15u >> 60];
   if (known.units != units || known.bytes_per_second != bytes_per_second) {

@@ -1,4 +1,4 @@
-// What has moved by now, and when a transfer will have moved all of it.
+// Settles what has moved by now, and predicts the next end of a group.
 #include <algorithm>
 
 #include "links/link_flow_ends.hpp"
@@ -13,7 +13,7 @@ double LinkFlow::lag_of(const Lane& lane) const {
 
 void LinkFlow::settle(Group& group, Tick now, Listener* listener) {
   const Tick from = group.meter.settled_at;
-  if (group.members == 0) {  // nobody's count: it begins anew with the first that is held back
+  if (group.members == 0) {  // the count starts again with the first lane held back
     group.meter.settled_at = now;
     return;
   }
@@ -23,7 +23,7 @@ void LinkFlow::settle(Group& group, Tick now, Listener* listener) {
   }
 }
 
-// A lane that is held back is looked at seldom, so what it moved over its own link counts as moved evenly since then.
+// A held-back lane is settled rarely, so its bytes count as moved evenly since the last time.
 void LinkFlow::settle(Lane& lane, Tick now, Listener* listener) {
   const Tick from = lane.meter.settled_at;
   if (lane.held_back) {
@@ -47,8 +47,8 @@ void LinkFlow::settle(Lane& lane, Tick now, Listener* listener) {
   }
 }
 
-void LinkFlow::tell_moving(std::uint32_t link, PortId port, Tick now, Listener& listener) const {
-  const auto tell = [&](const Lane& lane) {
+void LinkFlow::report_moving(std::uint32_t link, PortId port, Tick now, Listener& listener) const {
+  const auto report = [&](const Lane& lane) {
     if (lane.members.empty()) return;
     Wide more = lane.meter.moving(now);
     if (lane.held_back) {
@@ -58,7 +58,7 @@ void LinkFlow::tell_moving(std::uint32_t link, PortId port, Tick now, Listener& 
     if (more > 0) listener.moved(link, lane.meter.settled_at, now, more * lane.members.size());
   };
   for (const LaneId id : ports_[port].lanes) {
-    if (lanes_[id].links[0] == link) tell(lanes_[id]);
+    if (lanes_[id].links[0] == link) report(lanes_[id]);
   }
   for (const GroupId id : ports_[port].groups) {
     const Group& group = groups_[id];
@@ -67,7 +67,7 @@ void LinkFlow::tell_moving(std::uint32_t link, PortId port, Tick now, Listener& 
     if (more > 0 && group.members > 0) listener.moved(link, group.meter.settled_at, now, more * group.members);
     std::vector<ByRate> free(group.free.entries().begin(), group.free.entries().end());
     std::ranges::sort(free, std::less<>());
-    for (const ByRate& lane : free) tell(lanes_[lane.id]);
+    for (const ByRate& lane : free) report(lanes_[lane.id]);
   }
 }
 

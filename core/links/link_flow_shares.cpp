@@ -1,17 +1,18 @@
-// Who moves at which share: its own ports', or that of its group, which holds it back.
+// Assigns shares: a lane moves at the share of its own ports, or at its group's where that is the bottleneck.
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "links/link_flow_ends.hpp"
 
 namespace understudy {
 
 namespace {
 
-constexpr LinkFlow::Wide kMuch = LinkFlow::Wide{1} << 110;  // a group's count starts anew before it gets there
+constexpr LinkFlow::Wide kRebaseAbove = LinkFlow::Wide{1} << 110;  // a group's count restarts before it overflows
 
 }  // namespace
 
-// After a lane gained or lost members: new shares for those who have a port in common with it.
+// Recomputes the shares of all lanes and groups that share a port with a lane whose members changed.
 void LinkFlow::reshare(LaneId changed, Tick now, double late_ticks, Listener* listener) {
   for (std::uint32_t i = 0; i < lanes_[changed].num_ports; ++i) {
     const Port& port = ports_[lanes_[changed].ports[i]];
@@ -39,8 +40,8 @@ void LinkFlow::update(LaneId id, Tick now, double late_ticks, Listener* listener
   if (lanes_[id].group != kNoGroup) set_wake(groups_[lanes_[id].group]);
 }
 
-// False: its share is as it was. Else those whose own is less now go by that, and those for whom it is no longer come
-// back; its next end is the caller's to set.
+// Returns false if the group's share did not change. Else moves lanes whose bottleneck changed between `held_back` and
+// `free`; the caller sets the group's next end.
 bool LinkFlow::update(Group& group, Tick now, double late_ticks, Listener* listener) {
   ++operations_;
   const Share rate = share(ports_of(group), group.priority);
@@ -89,7 +90,7 @@ void LinkFlow::enlist(LaneId id, Tick now, double late_ticks, Listener* listener
   }
 }
 
-// Takes it out of its group; its own meter is as of now, and goes on as before until it is enlisted again.
+// Takes the lane out of its group; its own meter is as of now and keeps its rate until it is enlisted again.
 void LinkFlow::withdraw(LaneId id, Tick now, Listener* listener) {
   Lane& lane = lanes_[id];
   settle(lane, now, listener);
@@ -104,13 +105,14 @@ void LinkFlow::withdraw(LaneId id, Tick now, Listener* listener) {
   }
 }
 
-// Both meters are as of now.
+// Needs both meters settled to now.
 void LinkFlow::hold_back(LaneId id, Group& group) {
   Lane& lane = lanes_[id];
+  UNDERSTUDY_ASSERT(!lane.held_back && !lane.members.empty(), "holds back a lane twice, or an empty one");
   if (group.held_back.empty()) {
-    group.meter.served = 0;  // keeps the numbers small
+    group.meter.served = 0;  // keeps the counts small
     group.meter.lag = 0;
-  } else if (group.meter.served > kMuch) {
+  } else if (group.meter.served > kRebaseAbove) {
     const Wide past = std::min(group.by_end.top().ends_at, group.meter.served);
     group.by_end.change_all([&](ByEnd& other) {
       other.ends_at -= past;
@@ -124,13 +126,14 @@ void LinkFlow::hold_back(LaneId id, Group& group) {
   lane.wake = kNever;
   wake_at(false, id, kNever);
   group.held_back.set({lane.own, id});
-  // One whose end has come at this very tick may have moved more by a rounding: its end is now.
+  // A lane that is due at this very tick may have moved more by rounding: its end is now.
   group.by_end.set({lane.base + std::max(lane.members.top().ends_at, lane.meter.served), id});
   group.members += lane.members.size();
 }
 
 void LinkFlow::stop_holding_back(LaneId id, Group& group) {
   Lane& lane = lanes_[id];
+  UNDERSTUDY_ASSERT(lane.held_back && group.members >= lane.members.size(), "a group has lost count of its members");
   lane.meter.lag = lag_of(lane);
   lane.meter.set_rate(group.meter.rate, 0);
   lane.held_back = false;

@@ -7,7 +7,7 @@ namespace understudy {
 
 namespace {
 
-constexpr double kShortOfNext = 1 - 1e-12;  // where a quotient cannot round up to the next interval
+constexpr double kShortOfNext = 1 - 1e-12;  // a quotient below it cannot round up to the next interval
 
 }  // namespace
 

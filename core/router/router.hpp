@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/turn.hpp"
+#include "base/exclusive_call.hpp"
 #include "engine/request.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
@@ -79,7 +79,7 @@ class Router {
 
   virtual ~Router() = default;
 
-  Turns& turns() noexcept { return turns_; }  // a run takes one from its begin to its end
+  CallFlag& call_flag() noexcept { return call_flag_; }  // a run takes one from its begin to its end
 
   // A run begins with as many workers as there are numbers: prompt tokens that fit into a step of each. What was known
   // of another run is forgotten.
@@ -124,7 +124,7 @@ class Router {
   virtual bool blind() const noexcept { return false; }
 
  private:
-  Turns turns_;
+  CallFlag call_flag_;
 };
 
 // By name: round_robin, random, least_loaded (fewest outstanding tokens; of equals the first), power_of_two (the

@@ -1,8 +1,9 @@
-// A slot: the physical place of one block, and the intrusive lists that slots hang in.
+// A slot: the physical place of one block, and the intrusive lists that link slots.
 #pragma once
 
 #include <cstdint>
 
+#include "base/assert.hpp"
 #include "tokens/lineage_hash.hpp"
 
 namespace understudy {
@@ -11,48 +12,49 @@ enum class Tier : std::uint8_t { G1 = 1, G2 = 2, G3 = 3, G4 = 4 };
 
 enum class SlotState : std::uint8_t {
   Reset,      // empty and unreferenced
-  Mutable,    // not matchable: being written by its one owner, or unregistered under its holders
+  Mutable,    // not matchable: written by its one owner, or unregistered but referenced
   Staged,     // complete and hashed, not yet visible to others
-  Claimed,    // the same, and known to be on its way: only `locate` sees it
+  Claimed,    // staged, and its block is on the way: only `locate` finds it
   Primary,    // registered, matchable and referenced
   Duplicate,  // registered and referenced; lookups return its primary, which it keeps alive
   Inactive,   // registered, matchable, unreferenced: cached until evicted
 };
 
-// What every step of a block's life looks at: two slots to a cache line, since memory is what the store waits for.
-// What is written and read in one breath has a byte of its own: bit-fields are read by the word, which has to wait.
+// State read at every step of a block's life: two slots per cache line, because the store is bound by memory. Fields
+// written and read in quick succession have a byte of their own: a bit-field is read by the word, which stalls.
 // `prev`/`next` belong to the pool's eviction policy while the slot is unreferenced.
 struct alignas(32) Slot {
-  static constexpr std::uint8_t kLodged = 0xFF;  // a lane: in another bucket than its own
+  static constexpr std::uint8_t kLodged = 0xFF;  // `lane` of an entry outside its home bucket
 
   LineageHash lineage;  // meaningful from Staged on
   SlotId prev = kNoSlot;
   SlotId next = kNoSlot;
   std::uint32_t refs = 0;
   SlotState state = SlotState::Reset;
-  std::uint8_t lane = kLodged;    // its place in its bucket of the index, while it has one
+  std::uint8_t lane = kLodged;    // lane in the index bucket, while it has an entry
   bool reset_on_release = false;  // meaningful from Mutable on
   bool twinned : 1 = false;       // the hash has other copies on this tier
   bool marked : 1 = false;        // scratch for all-or-nothing checks; false between calls
 
-  void warm() const noexcept { __builtin_prefetch(this, 1, 3); }  // ask for its line, some blocks ahead of its use
+  void warm() const noexcept { __builtin_prefetch(this, 1, 3); }  // prefetch, some blocks ahead of use
 
   bool registered() const noexcept { return state >= SlotState::Primary; }
   bool available() const noexcept { return state == SlotState::Reset || state == SlotState::Inactive; }
 };
 static_assert(sizeof(Slot) == 32);
 
-// The rest of a slot, which is written with the block and read by events and copies alone.
+// Cold fields of a slot: written with the block, read only by events and copies.
 struct SlotDetail {
   std::uint64_t local_hash = 0;  // as in BlockIdentity; meaningful from Staged on
   std::uint64_t parent_hash = 0;
-  std::uint64_t generation = 0;  // of the hash's present residency on this tier; meaningful once registered
-  SlotId twin_prev = kNoSlot;  // circular list of the copies of one hash on one tier, earliest first; of twinned slots
+  std::uint64_t generation = 0;  // number of the hash's present residency on this tier; valid once registered
+  SlotId twin_prev =
+      kNoSlot;  // circular list of the copies of one hash on one tier, earliest first; valid when `twinned`
   SlotId twin_next = kNoSlot;
 };
 static_assert(sizeof(SlotDetail) == 32);
 
-// A doubly linked list through Slot::prev/next with a sentinel slot, so that unlinking needs no list.
+// Doubly linked list through Slot::prev/next with a sentinel slot, so that unlinking needs no list.
 class SlotList {
  public:
   SlotList(Slot* slots, SlotId sentinel) : slots_(slots), sentinel_(sentinel) {
@@ -67,14 +69,18 @@ class SlotList {
   void push_back(SlotId id) noexcept { link(id, slots_[sentinel_].prev, sentinel_); }
   void push_front(SlotId id) noexcept { link(id, sentinel_, slots_[sentinel_].next); }
 
+  // The list must not be empty.
   SlotId pop_front() noexcept {
     const SlotId id = front();
+    UNDERSTUDY_ASSERT(id != sentinel_, "pop from an empty slot list");
     unlink(slots_, id);
     return id;
   }
 
   static void unlink(Slot* slots, SlotId id) noexcept {
     Slot& slot = slots[id];
+    UNDERSTUDY_ASSERT(slot.prev != kNoSlot && slot.next != kNoSlot, "unlinks a slot that is in no list");
+    UNDERSTUDY_ASSERT(slots[slot.prev].next == id && slots[slot.next].prev == id, "slot list is broken");
     slots[slot.prev].next = slot.next;
     slots[slot.next].prev = slot.prev;
     slot.prev = slot.next = kNoSlot;

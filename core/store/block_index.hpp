@@ -1,4 +1,4 @@
-// A tier's one map from a lineage hash to the earliest slot that carries it.
+// The only map of a tier from a lineage hash to the earliest slot that holds it.
 #pragma once
 
 #include <array>
@@ -7,17 +7,17 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/assert.hpp"
 #include "slots/slot.hpp"
 
 namespace understudy {
 
-// Buckets of a cache line each, for at most one entry a slot in use; it moves to more of them as more slots are. An
-// entry stays in the bucket where it was put: a full one sends newcomers to the next ones and counts them, and a search
-// goes on past a bucket only while it has such guests elsewhere, of its own kind. So deletion touches one line and
-// leaves no tombstone. An entry is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket. The
-// slot remembers its lane, so that deletion does not search.
+// Hash table of buckets, one cache line each, with at most one entry per slot in use; it grows with them. An entry
+// never moves: a full bucket sends new entries to the next ones and counts them as its guests elsewhere, and a search
+// continues past a bucket only while it has such guests with a matching bit. So deletion touches one line and leaves no
+// tombstone. An entry is a slot and 16 bits of its key's 32-bit tag; the other bits choose the bucket.
 //
-// The object is a view with two counters; who owns the buckets is the caller. A loop works on a copy, which stays in
+// The object is a view with two counters; the caller owns the buckets. A loop works on a copy, which stays in
 // registers, and assigns it back.
 class BlockIndex {
  public:
@@ -25,9 +25,9 @@ class BlockIndex {
   struct alignas(64) Bucket {
     std::array<std::uint16_t, kLanes> marks{};
     std::array<SlotId, kLanes> slots{};
-    std::uint32_t guests_elsewhere = 0;  // entries whose search comes past here
-    std::uint32_t guest_bits = 0;        // of their tags, forgotten with the last of them
-    std::uint32_t taken = 0;             // lanes, a bit each
+    std::uint32_t guests_elsewhere = 0;  // entries whose search passes here
+    std::uint32_t guest_bits = 0;        // bits of their tags; cleared with the last of them
+    std::uint32_t taken = 0;             // bit set of used lanes
   };
   static_assert(sizeof(Bucket) == 64);
 
@@ -35,7 +35,7 @@ class BlockIndex {
   BlockIndex(Slot* slots, Bucket* buckets, std::size_t size) noexcept
       : slots_(slots), buckets_(buckets), size_(static_cast<std::uint32_t>(size)) {}
 
-  // To `size` other buckets, which are empty. Both stand in the order of tags.
+  // Moves all entries to `size` empty buckets. Both arrays are in tag order.
   void move_to(Bucket* buckets, std::size_t size) noexcept {
     constexpr std::size_t kAhead = 4;  // buckets
     const Bucket* const old = buckets_;
@@ -54,12 +54,12 @@ class BlockIndex {
     return static_cast<std::uint32_t>(mixed >> 32);
   }
 
-  // Ask for a key's cache line, some blocks ahead of its use.
+  // Prefetches the cache line of a key.
   void warm(std::uint32_t tag) const noexcept { __builtin_prefetch(&buckets_[home(tag)], 1, 3); }
 
-  static constexpr SlotId kAbsent = kNoSlot - 1;  // a guess that is certain: nobody holds the key
+  static constexpr SlotId kAbsent = kNoSlot - 1;  // a certain guess: no slot holds the key
 
-  // The slot that most probably holds the key, if any does.
+  // Returns the slot that most probably holds the key, if any does.
   SlotId guess(std::uint32_t tag) const noexcept {
     const Bucket& bucket = buckets_[home(tag)];
     const Lanes lanes(bucket, mark(tag));
@@ -67,14 +67,14 @@ class BlockIndex {
     return has_guest(bucket, tag) ? kNoSlot : kAbsent;
   }
 
-  // The same, and asks for its line.
+  // Guesses and prefetches the slot.
   SlotId guess_and_warm(std::uint32_t tag) const noexcept {
     const SlotId slot = guess(tag);
     if (slot < kAbsent) slots_[slot].warm();
     return slot;
   }
 
-  // `guess`, when it came from this tag and nothing has changed since, saves the search.
+  // Finds the slot of a key; a `guess` for this tag, with no change since, saves the search.
   SlotId find(const LineageHash& lineage, std::uint32_t tag, SlotId guess) const noexcept {
     if (guess == kAbsent || (guess != kNoSlot && holds(guess, lineage))) {
       ++probes_;
@@ -85,7 +85,7 @@ class BlockIndex {
   SlotId find(const LineageHash& lineage, std::uint32_t tag) const noexcept {
     return find_where(tag, [&](SlotId slot) { return holds(slot, lineage); });
   }
-  // The slot that claims the key, which nobody needs to hold.
+  // Finds the slot that claims the key, which need not be registered.
   SlotId find_claim(const LineageHash& lineage, std::uint32_t tag) const noexcept {
     return find_where(tag, [&](SlotId slot) { return claims(slot, lineage); });
   }
@@ -94,13 +94,13 @@ class BlockIndex {
   bool holds_or_claims(const LineageHash& lineage, std::uint32_t tag) const noexcept {
     return might_hold(tag) && (find(lineage, tag) != kNoSlot || find_claim(lineage, tag) != kNoSlot);
   }
-  // False: nobody holds or claims such a key.
+  // False: no slot holds or claims such a key.
   bool might_hold(std::uint32_t tag) const noexcept {
     const Bucket& bucket = buckets_[home(tag)];
     return has_guest(bucket, tag) || !Lanes(bucket, mark(tag)).empty();
   }
 
-  // The slot that holds the key of `slot`; when there is none it is `slot` from now on, and the answer is kNoSlot.
+  // Returns the slot that holds the key of `slot`; if there is none, inserts `slot` and returns kNoSlot.
   SlotId find_or_insert(std::uint32_t tag, SlotId slot) noexcept {
     const Slot& wanted = slots_[slot];
     if (!might_hold(tag)) {
@@ -112,9 +112,11 @@ class BlockIndex {
     return kNoSlot;
   }
 
-  // An entry for the key of `slot`, whoever else may have one.
+  // Adds an entry for the key of `slot`, even if there is another one.
+  // The table never fills up: it has kLanes / kLoad places per slot in use.
   [[gnu::always_inline]] void insert(std::uint32_t tag, SlotId slot) noexcept {
     const std::size_t first = home(tag);
+    UNDERSTUDY_ASSERT(count_ < std::size_t{size_} * kLanes, "inserts into a full index");
     std::size_t at = first;
     for (; buckets_[at].taken == kFull; at = next(at), ++probes_) {
       ++buckets_[at].guests_elsewhere;
@@ -129,7 +131,7 @@ class BlockIndex {
     ++count_;
   }
 
-  // The key of `slot` must be present and held by `slot`; afterwards `successor` holds it.
+  // Makes `successor` the holder of the key that `slot` holds.
   void replace(std::uint32_t tag, SlotId slot, SlotId successor) noexcept {
     std::size_t at = home(tag);
     const std::uint32_t lane = lane_of(at, slot, [](Bucket&) {});
@@ -140,8 +142,11 @@ class BlockIndex {
   [[gnu::always_inline]] void erase(std::uint32_t tag, SlotId slot) noexcept {
     std::size_t at = home(tag);
     const std::uint32_t lane = lane_of(at, slot, [](Bucket& passed) {
+      UNDERSTUDY_ASSERT(passed.guests_elsewhere > 0, "a bucket has lost count of its guests");
       if (--passed.guests_elsewhere == 0) passed.guest_bits = 0;
     });
+    UNDERSTUDY_ASSERT((buckets_[at].taken >> lane & 1) != 0 && buckets_[at].slots[lane] == slot,
+                      "erases an entry that the index does not have");
     buckets_[at].marks[lane] = kFree;
     buckets_[at].taken &= ~(1u << lane);
     --count_;
@@ -151,11 +156,11 @@ class BlockIndex {
   std::uint64_t probes() const noexcept { return probes_; }
 
  private:
-  static constexpr std::size_t kLoad = 4;  // entries a bucket when every slot has one
+  static constexpr std::size_t kLoad = 4;  // entries per bucket when every slot has one
   static constexpr std::uint16_t kFree = 0;
   static constexpr std::uint32_t kFull = (1u << kLanes) - 1;
 
-  // The lanes of a bucket that carry one mark, all compared at once.
+  // Lanes of a bucket with one mark, all compared at once.
   class Lanes {
    public:
     Lanes(const Bucket& bucket, std::uint16_t mark) noexcept {
@@ -178,7 +183,7 @@ class BlockIndex {
    private:
     using Marks [[gnu::vector_size(2 * kLanes)]] = std::uint16_t;
 
-    // Bit 16 i for lane i and bit 16 i + 1 for lane i + 4: one word, so that nothing has to guess which half.
+    // Bit 16 i for lane i and bit 16 i + 1 for lane i + 4: one word, so that no branch depends on the half.
     std::uint64_t lanes_;
   };
 
@@ -197,7 +202,7 @@ class BlockIndex {
     const auto bits = static_cast<std::uint16_t>(tag);
     return bits == kFree ? std::uint16_t{1} : bits;
   }
-  // The lane that holds `slot`, and its bucket in `at`, which starts as its home.
+  // Returns the lane of `slot`, and its bucket in `at`, which starts as the key's home.
   template <typename Pass>
   std::uint32_t lane_of(std::size_t& at, SlotId slot, Pass pass) noexcept {
     ++probes_;

@@ -1,11 +1,13 @@
-// One tier of a store: its slots, their order, and its numbers. Private to the store.
+// One tier of a store: its slots, their eviction order and its counters. Private to the store.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
+#include "base/assert.hpp"
 #include "eviction/advised.hpp"
 #include "store/block_index.hpp"
 #include "store/block_store.hpp"
@@ -15,7 +17,7 @@ namespace understudy {
 struct BlockStore::Pool {
   static constexpr std::size_t kFirstRoom = 256;
   static constexpr std::size_t kFewPlaces = 16384;
-  static constexpr std::size_t kPopulated = 1024;  // slots that get memory together
+  static constexpr std::size_t kPopulated = 1024;  // slots that get memory at once
 
   Pool(const PoolConfig& pool_config, Slot* slots, SlotId first_slot)
       : config(pool_config),
@@ -27,27 +29,31 @@ struct BlockStore::Pool {
   std::uint64_t available() const noexcept { return in(SlotState::Reset) + in(SlotState::Inactive); }
   std::uint64_t in(SlotState state) const noexcept { return in_state[static_cast<std::size_t>(state)]; }
   void move(Slot& slot, SlotState to) noexcept {
+    UNDERSTUDY_ASSERT(in(slot.state) > 0, "moves a slot out of a state that no slot has");
     --in_state[static_cast<std::size_t>(slot.state)];
     ++in_state[static_cast<std::size_t>(to)];
     slot.state = to;
   }
-  // The books for `blocks` slots whose state has been set.
+  // Counts `blocks` slots whose state has been set.
   void moved(std::uint64_t blocks, SlotState from, SlotState to) noexcept {
+    UNDERSTUDY_ASSERT(in(from) >= blocks, "moves more slots out of a state than have it");
     in_state[static_cast<std::size_t>(from)] -= blocks;
     in_state[static_cast<std::size_t>(to)] += blocks;
+    UNDERSTUDY_ASSERT(std::accumulate(in_state.begin(), in_state.end(), std::uint64_t{0}) == count,
+                      "blocks are not conserved");
   }
 
-  // Slots that were ever handed out: the first ones.
+  // Number of slots that were ever handed out: the first ones.
   std::size_t used() const noexcept { return count - policy->fresh(); }
   SlotId used_end() const noexcept { return first + static_cast<SlotId>(used()); }
-  // Before `blocks` are taken: index and order have places for the slots that are then in use, and those have memory.
+  // Prepares index, order and memory for taking `blocks` more slots.
   void make_room(std::size_t blocks, HugeArray<Slot>& slots) {
     const std::size_t needed = used() + std::min(blocks, policy->fresh());
     if (needed > room) grow(needed);
-    if (needed <= populated || advised != nullptr) return;  // who is asked may take them in any order
+    if (needed <= populated || advised != nullptr) return;  // a user-defined policy takes slots in any order
     const std::size_t more = std::min<std::size_t>(count, std::max(needed, populated + kPopulated));
     slots.populate(first + populated, first + more);
-    // What is used for the better part is spared most of its address translation.
+    // A pool that is mostly used saves address translation in huge pages.
     if (2 * populated < count && 2 * more >= count) {
       slots.move_to_huge_pages(first, first + count);
       buckets.move_to_huge_pages(0, buckets.size());
@@ -55,13 +61,13 @@ struct BlockStore::Pool {
     populated = more;
   }
   void grow(std::size_t needed) {
-    // Small ones grow fast: moving costs more than the places that may stay empty.
+    // Small pools grow fast: moving costs more than the places that may stay empty.
     const std::size_t more = room < kFewPlaces ? 4 * room : 2 * room;
     const std::size_t slots = std::min<std::size_t>(count, std::max({needed, more, kFirstRoom}));
     using Buckets = HugeArray<BlockIndex::Bucket>;
     Buckets larger(BlockIndex::num_buckets(slots),
                    advised == nullptr ? Buckets::Writes::Dense : Buckets::Writes::Sparse);
-    larger.prefer_huge_pages(0, larger.size());                 // where it is as long as one, half of it is needed
+    larger.prefer_huge_pages(0, larger.size());                 // at that length at least half of a huge page is used
     if (advised == nullptr) larger.populate(0, larger.size());  // else there may be far more places than blocks
     policy->grow(slots);
     map.move_to(larger.get(), larger.size());
@@ -69,8 +75,9 @@ struct BlockStore::Pool {
     room = slots;
   }
 
-  // The books for `blocks` that were free, `evictions` of them cached.
+  // Counts `blocks` that were available, `evictions` of them cached.
   void handed_out(std::uint64_t blocks, std::uint64_t evictions, SlotState to) noexcept {
+    UNDERSTUDY_ASSERT(evictions <= blocks, "evicts more blocks than it hands out");
     moved(evictions, SlotState::Inactive, to);
     moved(blocks - evictions, SlotState::Reset, to);
     counters.allocations += blocks;
@@ -79,17 +86,17 @@ struct BlockStore::Pool {
   }
 
   PoolConfig config;
-  SlotId first;  // its slots are [first, first + count) of the store's
+  SlotId first;  // slots [first, first + count) of the store
   std::uint32_t count;
-  std::size_t populated = 0;  // of the first slots: they have memory
-  std::size_t room = 0;       // slots that `buckets` and `policy` have places for
+  std::size_t populated = 0;  // leading slots that have memory
+  std::size_t room = 0;       // slots that `buckets` and `policy` have room for
   HugeArray<BlockIndex::Bucket> buckets;
-  BlockIndex map;  // of them
+  BlockIndex map;  // over `buckets`
   std::unique_ptr<EvictionPolicy> policy;
-  AdvisedOrder* advised = nullptr;  // `policy`, when it is one
-  std::mutex advisor_mutex;         // one thread at a time asks the advisor; taken before the store's lock
+  AdvisedOrder* advised = nullptr;  // `policy`, if it is advised
+  std::mutex advisor_mutex;         // one thread at a time calls the advisor; locked before the store
   std::array<std::uint64_t, 7> in_state{};
-  bool contested = false;        // blocks were registered while others were claimed, maybe the same ones
+  bool contested = false;        // blocks were registered while others were claimed, perhaps with equal hashes
   std::uint64_t references = 0;  // to registered blocks
   PoolMetrics counters;
 };
@@ -110,12 +117,12 @@ inline void BlockStore::set_identity(const Pool& pool, SlotId id, const BlockIde
   details_[id].parent_hash = identity.parent_hash;
 }
 
-// Nobody asks for more of a block than its slot says.
+// True if no event, detail or sketch needs more than the slots themselves.
 inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
   return !pool.config.keeps_details && !sketch_ && !events_on_;
 }
 
-[[gnu::always_inline]] inline void BlockStore::tell_removed(const Pool& pool, SlotId id, bool last) {
+[[gnu::always_inline]] inline void BlockStore::publish_removed(const Pool& pool, SlotId id, bool last) {
   if (pool.config.keeps_details) {
     events_.removed(identity(id), details_[id].generation, pool.config.tier, last);
   } else {
@@ -123,8 +130,8 @@ inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
   }
 }
 
-[[gnu::always_inline]] inline void BlockStore::tell_stored(const Pool& pool, SlotId id, bool first,
-                                                           const Token* tokens) {
+[[gnu::always_inline]] inline void BlockStore::publish_stored(const Pool& pool, SlotId id, bool first,
+                                                              const Token* tokens) {
   if (pool.config.keeps_details) {
     events_.stored(identity(id), details_[id].generation, pool.config.tier, first, tokens);
   } else {
@@ -132,14 +139,15 @@ inline bool BlockStore::is_quiet(const Pool& pool) const noexcept {
   }
 }
 
-// The only copy of a block on its tier.
+// Registers the only copy of a block on its tier.
 [[gnu::always_inline]] inline void BlockStore::note_registered(Pool& pool, SlotId id, const Token* tokens) {
   Slot& slot = slots_[id];
+  UNDERSTUDY_ASSERT(slot.state == SlotState::Staged && slot.refs == 1, "registers a slot that is not staged");
   slot.state = SlotState::Primary;
   const std::uint64_t generation = next_generation_++;
   if (pool.config.keeps_details) details_[id].generation = generation;
   if (sketch_ && !present_elsewhere(pool, slot.lineage)) sketch_->touch(slot.lineage);
-  if (events_on_) tell_stored(pool, id, true, tokens);
+  if (events_on_) publish_stored(pool, id, true, tokens);
 }
 
 template <typename LineageOf>
@@ -165,7 +173,7 @@ inline bool BlockStore::forget(Pool& pool, SlotId id, std::uint32_t tag, bool an
     leave_twins(pool, id, tag);
   }
   if (announce && events_on_ && (last || pool.config.duplicates == DuplicatePolicy::Keep)) {
-    tell_removed(pool, id, last);
+    publish_removed(pool, id, last);
   }
   return last;
 }

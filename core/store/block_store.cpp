@@ -1,5 +1,5 @@
 // Construction. Allocation is in block_store_allocate.cpp, filling in block_store_fill.cpp and block_store_claim.cpp,
-// finding in block_store_find.cpp, holding and release in block_store_hold.cpp, reports in block_store_watch.cpp.
+// lookups in block_store_find.cpp, references and release in block_store_hold.cpp, reports in block_store_watch.cpp.
 #include "store/block_store.hpp"
 
 #include <algorithm>
@@ -12,14 +12,14 @@ namespace understudy {
 
 namespace {
 
-constexpr std::size_t kSentinels = 6;  // of each pool, in front of all slots; even, since two slots share a cache line
+constexpr std::size_t kSentinels = 6;  // per pool, before all slots; even, since two slots share a cache line
 
 std::uint64_t total_blocks(const StoreConfig& config) {
   return std::accumulate(config.pools.begin(), config.pools.end(), std::uint64_t{0},
                          [](std::uint64_t sum, const PoolConfig& pool) { return sum + pool.num_blocks; });
 }
 
-// The leading slots up to the last pool that remembers more of a block than its hash, or has copies of one.
+// Counts the leading slots up to the last pool that keeps details of a block, or several copies of one.
 std::uint64_t slots_with_details(const StoreConfig& config) {
   std::uint64_t end = kSentinels * config.pools.size();
   std::uint64_t last = 0;
@@ -30,7 +30,7 @@ std::uint64_t slots_with_details(const StoreConfig& config) {
   return last;
 }
 
-// A policy of the user's may take slots in any order.
+// A user-defined policy may take slots in any order.
 HugeArray<Slot>::Writes writes(const StoreConfig& config) {
   const bool advised =
       std::ranges::any_of(config.pools, [](const PoolConfig& pool) { return pool.policy.kind == PolicyKind::Advised; });
@@ -96,8 +96,8 @@ BlockStore::BlockStore(const StoreConfig& config)
     pool->policy = make_policy(pool_config.policy, space);
     if (pool_config.policy.kind == PolicyKind::Advised) pool->advised = static_cast<AdvisedOrder*>(pool->policy.get());
     pool->in_state[static_cast<std::size_t>(SlotState::Reset)] = pool->count;
-    if (pool->advised != nullptr) pool->make_room(0, slots_);  // it may name any slot
-    // The first slots of many workers stand in small pages, since most of a huge one might stay empty.
+    if (pool->advised != nullptr) pool->make_room(0, slots_);  // an advisor may select any slot
+    // The first slots stay in small pages: with many workers most of a huge page would stay empty.
     constexpr std::size_t kSmall = HugeArray<Slot>::kHugePage / sizeof(Slot);
     slots_.prefer_huge_pages(first + kSmall, first + pool->count);
     first += pool->count;

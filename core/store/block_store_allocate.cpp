@@ -1,4 +1,4 @@
-// Handing slots out: from the policy's order, or from a policy of the user's.
+// Hands out slots: from the policy's order, or from a user-defined policy.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -10,7 +10,7 @@ namespace understudy {
 
 namespace {
 
-constexpr std::size_t kMaxPolicyTries = 10'000;  // answers of a policy that others have overtaken, in one allocation
+constexpr std::size_t kMaxPolicyTries = 10'000;  // stale answers of a policy that one allocation accepts
 
 }  // namespace
 
@@ -57,7 +57,7 @@ void BlockStore::refuse_shortage(const Pool& pool, std::size_t asked, std::uint6
               static_cast<int>(pool.config.tier), " but only ", available, " of ", pool.count, " are available");
 }
 
-// False, and how many there are, when there are too few.
+// Returns false, and the number available, when there are too few.
 bool BlockStore::take(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available) {
   if (pool.advised != nullptr) return take_advised(pool, out, evicted, available);
   const Lock lock(*this);
@@ -74,7 +74,7 @@ void BlockStore::allocate_evicting(std::size_t pool_index, std::span<SlotId> out
   const Lock lock(*this);
   if (pool.advised != nullptr || victims.size() > out.size() ||
       out.size() - victims.size() > pool.in(SlotState::Reset)) {
-    throw Error(ErrorKind::WrongState, "pool ", pool_index, " has not as many empty blocks as ", out.size(), " less ",
+    throw Error(ErrorKind::WrongState, "pool ", pool_index, " has fewer empty blocks than ", out.size(), " minus ",
                 victims.size());
   }
   std::size_t fit = 0;
@@ -95,16 +95,15 @@ void BlockStore::allocate_evicting(std::size_t pool_index, std::span<SlotId> out
   hand_out(pool, out, {});
 }
 
-// The advisor is asked between two critical sections; if the pool moved meanwhile so that its answer no longer
-// holds, it is told and asked again.
+// Calls the advisor between two critical sections; repeats when the pool changed meanwhile and its answer is stale.
 bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, const Evicted& evicted, std::uint64_t* available) {
-  // Of any such pool: two that reach for each other's would wait for each other's turn.
+  // For all pools of the thread: two advisors that allocate from each other's pools would deadlock.
   static thread_local bool asking = false;
   if (asking) {
     throw Error(ErrorKind::PolicyError,
                 "an eviction policy must not allocate from its own pool, nor from another whose policy is Python's");
   }
-  std::lock_guard<std::mutex> turn(pool.advisor_mutex);
+  const std::lock_guard<std::mutex> advisor_lock(pool.advisor_mutex);
   struct Asking {
     Asking() { asking = true; }
     ~Asking() { asking = false; }
@@ -123,12 +122,12 @@ bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, const Evicted& 
     }
     std::vector<PolicyChange> local = news;
     for (PolicyChange& change : local) change.slot -= pool.first;
-    std::size_t learnt = 0;
+    std::size_t observed = 0;
     try {
-      pool.config.policy.advisor->observe(local, learnt);
+      pool.config.policy.advisor->observe(local, observed);
     } catch (...) {
       const Lock lock(*this);
-      pool.advised->untold(std::span(news).subspan(learnt));
+      pool.advised->restore(std::span(news).subspan(observed));
       throw;
     }
     const std::vector<SlotId> chosen = pool.config.policy.advisor->select(out.size());
@@ -149,7 +148,7 @@ bool BlockStore::take_advised(Pool& pool, std::span<SlotId> out, const Evicted& 
   }
 }
 
-// `overtaken`: the only fault is that somebody else took a block in the meantime.
+// `overtaken`: the only fault is that another thread took a block meanwhile.
 bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, std::size_t count, std::string* why,
                                  bool* overtaken) {
   if (chosen.size() != count) {
@@ -175,7 +174,7 @@ bool BlockStore::validate_choice(Pool& pool, const std::vector<SlotId>& chosen, 
   return good == count;
 }
 
-// `out` holds global ids that have just left the policy's order; it ends with local ones.
+// Marks slots that have just left the policy's order as Mutable; converts `out` from global to local ids.
 void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evicted) {
   if (is_quiet(pool) && !evicted.asked()) {
     (void)hand_out_quietly<false>(pool, out, {});
@@ -200,6 +199,8 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   }
   if (!evicts) {
     for (SlotId& id : out) {
+      UNDERSTUDY_ASSERT(slots[id].state == SlotState::Reset || slots[id].state == SlotState::Mutable,
+                        "hands out a slot that is in use");
       slots[id].state = SlotState::Mutable;
       slots[id].refs = 1;
       slots[id].reset_on_release = reset_on_release;
@@ -232,12 +233,13 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   for (std::size_t i = 0; i < out.size(); ++i) {
     const SlotId id = out[i];
     Slot& slot = slots[id];
+    UNDERSTUDY_ASSERT(slot.available() || slot.state == SlotState::Mutable, "hands out a slot that is in use");
     out[i] = id - first;
     if (slot.state == SlotState::Inactive) {
       const bool last = !slot.twinned;
       if (last) {
         map.erase(tags[i], id);
-        if (events_on_) tell_removed(pool, id, true);
+        if (events_on_) publish_removed(pool, id, true);
       } else {
         pool.map = map;
         forget(pool, id, tags[i], true);
@@ -255,59 +257,60 @@ void BlockStore::hand_out(Pool& pool, std::span<SlotId> out, const Evicted& evic
   pool.handed_out(out.size(), evictions, SlotState::Mutable);
 }
 
-// The same where there are no events, nor details. A slot is asked for, some blocks later the bucket that it is in, and
-// some blocks later both are here. Where somebody copies what goes, the first of it comes last, and the buckets that it
-// will be looked for in are asked for too. Returns how many go.
-template <bool kTold>
+// Same without events and details. Prefetches a slot, some blocks later its bucket, and again some later uses both.
+// With kReport it lists evicted blocks, the first one last, and prefetches their buckets in the pool below. Returns the
+// number of evicted blocks.
+template <bool kReport>
 std::size_t BlockStore::hand_out_quietly(Pool& pool, std::span<SlotId> out, const Leaving& leaving) {
   constexpr std::size_t kBucketsAhead = kAhead / 2;
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   Slot* const slots = slots_.get();
   const std::size_t size = out.size();
   const SlotId first = pool.first;
   const bool reset_on_release = pool.config.reset_on_release;
   const auto hand_out = [&](std::size_t i) {
     Slot& slot = slots[out[i]];
+    UNDERSTUDY_ASSERT(slot.available() || slot.state == SlotState::Mutable, "hands out a slot that is in use");
     slot.state = SlotState::Mutable;
     slot.refs = 1;
     slot.reset_on_release = reset_on_release;
     out[i] -= first;
   };
   for (const SlotId id : out.first(std::min(kAhead, size))) slots[id].warm();
-  // Empty ones come first, often all.
+  // Empty slots come first; often there are no others.
   std::size_t empty = 0;
   for (; empty < size && slots[out[empty]].state != SlotState::Inactive; ++empty) {
     if (empty + kAhead < size) slots[out[empty + kAhead]].warm();
     hand_out(empty);
   }
   BlockIndex map = pool.map;
-  const BlockIndex below = kTold ? pools_[leaving.below]->map : map;
+  const BlockIndex below = kReport ? pools_[leaving.below]->map : map;
   std::array<std::uint32_t, kBucketsAhead> tags{};
-  const auto ask = [&](std::size_t i) {
+  const auto prefetch = [&](std::size_t i) {
     const Slot& slot = slots[out[i]];
     if (slot.state != SlotState::Inactive) return;
     const std::uint32_t tag = BlockIndex::tag(slot.lineage);
     tags[i % kBucketsAhead] = tag;
     map.warm(tag);
-    if constexpr (kTold) below.warm(tag);
+    if constexpr (kReport) below.warm(tag);
   };
-  for (std::size_t i = empty; i < std::min(empty + kBucketsAhead, size); ++i) ask(i);
-  std::size_t place = size;  // of what goes
-  [[maybe_unused]] BlockIdentity* const told = leaving.blocks.data();
-  [[maybe_unused]] SlotId* const told_slots = leaving.slots.data();
-  [[maybe_unused]] std::uint32_t* const told_tags = leaving.tags.data();
+  for (std::size_t i = empty; i < std::min(empty + kBucketsAhead, size); ++i) prefetch(i);
+  std::size_t place = size;  // of the last evicted block in the report
+  [[maybe_unused]] BlockIdentity* const blocks = leaving.blocks.data();
+  [[maybe_unused]] SlotId* const block_slots = leaving.slots.data();
+  [[maybe_unused]] std::uint32_t* const block_tags = leaving.tags.data();
   for (std::size_t i = empty; i < size; ++i) {
     const std::uint32_t tag = tags[i % kBucketsAhead];
     if (i + kAhead < size) slots[out[i + kAhead]].warm();
-    if (i + kBucketsAhead < size) ask(i + kBucketsAhead);
+    if (i + kBucketsAhead < size) prefetch(i + kBucketsAhead);
     const SlotId id = out[i];
     const Slot& slot = slots[id];
     if (slot.state == SlotState::Inactive) {
       --place;
-      if constexpr (kTold) {
-        told[place] = {slot.lineage, 0, 0};
-        told_slots[place] = slot.twinned ? kNoSlot : id - first;
-        told_tags[place] = tag;
+      if constexpr (kReport) {
+        blocks[place] = {slot.lineage, 0, 0};
+        block_slots[place] = slot.twinned ? kNoSlot : id - first;
+        block_tags[place] = tag;
       }
       if (slot.twinned) {
         pool.map = map;

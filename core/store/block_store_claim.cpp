@@ -1,4 +1,4 @@
-// Filling blocks by a copy that takes time: claim and land.
+// Fills blocks by a copy that takes time: claim and land.
 #include <algorithm>
 #include <array>
 
@@ -31,7 +31,8 @@ void BlockStore::claim(std::size_t pool_index, std::span<const SlotId> slots, st
                     " is not mutable, has other holders or is named twice");
       }
       if (map.holds_or_claims(lineage, tag)) {
-        throw Error(ErrorKind::WrongState, "block ", slots[done], " claims what is there already, or on its way");
+        throw Error(ErrorKind::WrongState, "block ", slots[done],
+                    " claims a hash that is there already, or on its way");
       }
       slots_[id].state = SlotState::Claimed;
       set_identity(pool, id, identities[done]);
@@ -89,12 +90,12 @@ void BlockStore::reserve(std::size_t pool_index, std::span<const BlockIdentity> 
   const std::size_t claimed = replace_with_claims<false>(pool, out, identities, claims_.data());
   if (claimed == out.size()) return;
   give_back_locked(pool, out);
-  throw Error(ErrorKind::WrongState, "block ", out[claimed], " claims what is there already, or on its way");
+  throw Error(ErrorKind::WrongState, "block ", out[claimed], " claims a hash that is there already, or on its way");
 }
 
-// `out` holds global ids that have just left the policy's order; it ends with local ones. Returns how many are claimed:
-// all; or else none of them is, and the answer is the first that cannot be. `claims` are the tags of `identities`, all
-// of which can be where that is sure.
+// Claims slots that have just left the policy's order; converts `out` from global to local ids. Returns the number
+// claimed: all, or else none of them is claimed and the result is the first that cannot be. `claims` are the tags of
+// `identities`; kSure: none of them can fail.
 template <bool kSure>
 std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
                                             std::span<const BlockIdentity> identities, const std::uint32_t* claims) {
@@ -102,14 +103,14 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
   BlockIndex map = pool.map;
   constexpr std::size_t kBucketsAhead = kAhead / 2;
   std::array<std::uint32_t, kBucketsAhead> tags{};
-  const auto ask = [&](std::size_t i) {
+  const auto prefetch = [&](std::size_t i) {
     const Slot& slot = slots[out[i]];
     if (slot.state != SlotState::Inactive) return;
     tags[i % kBucketsAhead] = BlockIndex::tag(slot.lineage);
     map.warm(tags[i % kBucketsAhead]);
   };
   for (const SlotId id : out.first(std::min(kAhead, out.size()))) slots[id].warm();
-  for (std::size_t i = 0; i < std::min(kBucketsAhead, out.size()); ++i) ask(i);
+  for (std::size_t i = 0; i < std::min(kBucketsAhead, out.size()); ++i) prefetch(i);
   const bool reset_on_release = pool.config.reset_on_release;
   const SlotId first = pool.first;
   std::uint64_t evictions = 0;
@@ -117,8 +118,9 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
   for (std::size_t i = 0; i < out.size(); ++i) {
     const std::uint32_t tag = tags[i % kBucketsAhead];
     if (i + kAhead < out.size()) slots[out[i + kAhead]].warm();
-    if (i + kBucketsAhead < out.size()) ask(i + kBucketsAhead);
+    if (i + kBucketsAhead < out.size()) prefetch(i + kBucketsAhead);
     const SlotId id = out[i];
+    UNDERSTUDY_ASSERT(slots[id].available() || slots[id].state == SlotState::Mutable, "claims a slot that is in use");
     Slot& slot = slots[id];
     out[i] = id - first;
     if (slot.state == SlotState::Inactive) {
@@ -156,13 +158,13 @@ std::size_t BlockStore::replace_with_claims(Pool& pool, std::span<SlotId> out,
 void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held) {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  // Where nobody asks for more, and nobody has registered the same meanwhile, they are there at once.
+  // Blocks need no registration one by one if only their slots matter and none was registered meanwhile.
   const bool at_once = !pool.contested && is_quiet(pool) && (held || !pool.config.reset_on_release);
   const SlotState landed = !at_once ? SlotState::Staged : held ? SlotState::Primary : SlotState::Inactive;
   freed_.resize(slots.size());
   std::size_t next = slots.size();
   for (const SlotId id : slots.last(std::min(kAhead, slots.size()))) warm_slot(pool, id);
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   Slot* const all = slots_.get();
   SlotId* freed = freed_.data();
   const SlotId first = pool.first;
@@ -207,7 +209,7 @@ void BlockStore::land(std::size_t pool_index, std::span<SlotId> slots, bool held
   if (!held) release_locked(pool, slots, true);
 }
 
-// Some of the blocks may have been registered by others since they were claimed.
+// Registers landed blocks one by one: others may have registered some of them since they were claimed.
 void BlockStore::land_held(Pool& pool, std::span<SlotId> slots) {
   std::uint64_t fresh = 0;
   for (SlotId& local : slots) {

@@ -1,4 +1,4 @@
-// Filling blocks: stage and register. Those that come by a copy are claimed first: block_store_claim.cpp.
+// Fills blocks: stage and register. Blocks that arrive by a copy are claimed first: block_store_claim.cpp.
 #include <algorithm>
 
 #include "store/block_pool.hpp"
@@ -39,7 +39,7 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
   }
   std::size_t done = 0;
   tags_.resize(slots.size());
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   Slot* const all = slots_.get();
   SlotDetail* const details = pool.config.keeps_details ? details_.get() : nullptr;
   std::uint32_t* const tags = tags_.data();
@@ -66,7 +66,7 @@ void BlockStore::stage_locked(Pool& pool, std::span<const SlotId> slots, std::sp
       tags[done] = BlockIndex::tag(identity.lineage);
       if (done < kAhead) {
         pool.map.warm(tags[done]);
-        if (below != nullptr) below->map.warm(tags[done]);  // who copies it looks there next
+        if (below != nullptr) below->map.warm(tags[done]);  // a copy to that pool searches it next
       }
     }
   } catch (...) {
@@ -142,9 +142,9 @@ void BlockStore::commit(std::size_t pool_index, std::span<SlotId> slots, std::sp
 
 void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<const Token> tokens) {
   events_.begin_call();
-  std::uint64_t fresh = 0;  // hashes that were not there: nearly all of them
+  std::uint64_t fresh = 0;  // hashes that were not there: nearly all
   const bool quiet = is_quiet(pool);
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   Slot* const all = slots_.get();
   BlockIndex map = pool.map;
   const std::uint32_t* const tags = tags_.data();
@@ -187,9 +187,10 @@ void BlockStore::register_locked(Pool& pool, std::span<SlotId> slots, std::span<
   freed_.clear();
 }
 
-// A block whose hash `head` already carries; returns the slot that now holds it.
+// Registers a block whose hash `head` already holds; returns the slot that holds it now.
 SlotId BlockStore::register_copy(Pool& pool, SlotId id, SlotId head, const Token* tokens) {
   Slot& slot = slots_[id];
+  UNDERSTUDY_ASSERT(slot.state == SlotState::Staged, "registers a slot that is not staged");
   if (pool.config.duplicates == DuplicatePolicy::Reject) {
     make_reset(pool, id);
     freed_.push_back(id);
@@ -205,14 +206,14 @@ SlotId BlockStore::register_copy(Pool& pool, SlotId id, SlotId head, const Token
   ++pool.references;
   if (pool.config.duplicates == DuplicatePolicy::Keep) {
     pool.move(slot, SlotState::Primary);
-    if (events_on_) tell_stored(pool, id, false, tokens);
+    if (events_on_) publish_stored(pool, id, false, tokens);
   } else if (slots_[head].state == SlotState::Primary) {
     pool.move(slot, SlotState::Duplicate);
     ++slots_[head].refs;  // keep-alive: a duplicate never outlives its primary
     ++pool.references;
     ++pool.counters.duplicate_blocks;
   } else {
-    // Pinning the inactive twin too would take a slot that nobody reserved; it gives way to the newcomer instead.
+    // Keeping the inactive copy alive too would take a slot that no request reserved; the new block replaces it.
     pool.policy->remove(head);
     forget(pool, head, false);
     make_reset(pool, head);

@@ -1,31 +1,31 @@
-// Finding blocks: match, scan, peek, touch.
+// Finds blocks: match, scan, peek, touch.
 #include <algorithm>
 #include <array>
 
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
-#include "store/look_up.hpp"
+#include "store/lookup.hpp"
 
 namespace understudy {
 
 namespace {
 
-// Visits blocks as visit(i, tag, guess) with the slot that probably holds block i, until it returns false. The index
-// lines of a few blocks are asked for while those before are visited. Nothing may change the index meanwhile.
+// Calls visit(i, tag, guess) with the slot that probably holds block i, until it returns false. Prefetches index lines
+// a batch ahead. The index must not change meanwhile.
 template <typename Warm, typename Visit>
 void for_each_tag(const BlockIndex& index, std::span<const BlockIdentity> identities, Warm warm, Visit visit) {
   std::array<std::uint32_t, 2 * kTagBatch> tags;
   std::array<SlotId, kTagBatch> guesses;
-  const auto ask = [&](std::size_t start) {
+  const auto prefetch = [&](std::size_t start) {
     for (std::size_t i = start; i < std::min(start + kTagBatch, identities.size()); ++i) {
       const std::uint32_t tag = BlockIndex::tag(identities[i].lineage);
       tags[i % tags.size()] = tag;
       index.warm(tag);
     }
   };
-  ask(0);
+  prefetch(0);
   for (std::size_t start = 0; start < identities.size(); start += kTagBatch) {
-    ask(start + kTagBatch);
+    prefetch(start + kTagBatch);
     const std::size_t count = std::min(kTagBatch, identities.size() - start);
     const std::uint32_t* const own = &tags[start % tags.size()];
     for (std::size_t i = 0; i < count; ++i) guesses[i] = index.guess(own[i]);
@@ -47,6 +47,8 @@ void BlockStore::warm_slots(const Pool& pool, std::span<const SlotId> guesses) c
 
 SlotId BlockStore::acquire(Pool& pool, SlotId id) {
   Slot& slot = slots_[id];
+  UNDERSTUDY_ASSERT(slot.registered() && (slot.refs == 0) == (slot.state == SlotState::Inactive),
+                    "acquires a block whose references do not match its state");
   if (slot.state == SlotState::Inactive) {
     pool.policy->remove(id);
     pool.move(slot, SlotState::Primary);
@@ -123,7 +125,7 @@ std::size_t BlockStore::prefix_length(std::size_t pool_index, std::span<const Bl
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   std::size_t hits = 0;
-  look_up(pool.map, identities, [&](std::size_t, SlotId id) {
+  find_each(pool.map, identities, [&](std::size_t, SlotId id) {
     hits += id != kNoSlot ? 1 : 0;
     return id != kNoSlot;
   });
@@ -144,9 +146,9 @@ std::size_t BlockStore::peek_prefix(std::size_t pool_index, std::span<const Bloc
     if (slot.twinned || !slot.registered() || !(slot.lineage == identities[hits].lineage)) break;
     *unreferenced += slot.state == SlotState::Inactive ? 1 : 0;
   }
-  // Most often that was all.
+  // Most often that was the whole prefix.
   if (hits > 0 && hits < identities.size() && pool.map.find(identities[hits].lineage) == kNoSlot) return hits;
-  look_up(pool.map, identities.subspan(hits), [&](std::size_t, SlotId id) {
+  find_each(pool.map, identities.subspan(hits), [&](std::size_t, SlotId id) {
     if (id == kNoSlot) return false;
     *unreferenced += slots_[id].state == SlotState::Inactive ? 1 : 0;
     out[hits++] = id - pool.first;
@@ -159,7 +161,7 @@ void BlockStore::peek(std::size_t pool_index, std::span<const BlockIdentity> ide
                       std::uint32_t* references) const {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  look_up(pool.map, identities, [&](std::size_t i, SlotId id) {
+  find_each(pool.map, identities, [&](std::size_t i, SlotId id) {
     out[i] = id == kNoSlot ? kNoSlot : id - pool.first;
     references[i] = id == kNoSlot ? 0 : slots_[id].refs;
     return true;
@@ -201,7 +203,7 @@ bool BlockStore::all_shared(std::size_t pool_index, std::span<const SlotId> slot
 void BlockStore::has_blocks(std::size_t pool_index, std::span<const BlockIdentity> identities, bool* out) const {
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
-  look_up(pool.map, identities, [&](std::size_t i, SlotId id) {
+  find_each(pool.map, identities, [&](std::size_t i, SlotId id) {
     out[i] = id != kNoSlot;
     return true;
   });
@@ -211,7 +213,7 @@ void BlockStore::touch(std::size_t pool_index, std::span<const BlockIdentity> id
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   std::vector<SlotId> unreferenced;
-  look_up(pool.map, identities, [&](std::size_t i, SlotId id) {
+  find_each(pool.map, identities, [&](std::size_t i, SlotId id) {
     if (id == kNoSlot) return true;
     if (sketch_) sketch_->touch(identities[i].lineage);
     if (slots_[id].state == SlotState::Inactive) unreferenced.push_back(id);

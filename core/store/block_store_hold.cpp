@@ -1,4 +1,4 @@
-// Holding blocks and letting them go.
+// References blocks and releases them.
 #include <algorithm>
 
 #include "store/block_pool.hpp"
@@ -14,7 +14,7 @@ void BlockStore::reference(std::size_t pool_index, std::span<const SlotId> slots
     const SlotId id = slots[i];
     if (!slots_[global(pool, id)].registered()) throw Error(ErrorKind::WrongState, "block ", id, " is not registered");
   }
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   Slot* const own = slots_.get() + pool.first;
   freed_.resize(slots.size());
   SlotId* const woken = freed_.data();
@@ -47,6 +47,7 @@ void BlockStore::unregister(std::size_t pool_index, std::span<const SlotId> slot
     if (slot.state != SlotState::Primary) continue;  // named twice
     forget(pool, pool.first + id, true);
     pool.move(slot, SlotState::Mutable);
+    UNDERSTUDY_ASSERT(pool.references >= slot.refs, "references of a pool fall below zero");
     pool.references -= slot.refs;
   }
 }
@@ -83,15 +84,15 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
   const std::ptrdiff_t stride = tail_first ? -1 : 1;
   const auto at = [&](std::size_t i) { return start[stride * static_cast<std::ptrdiff_t>(i)]; };
 
-  // Dropping is undone if a later id is bad. The drop that reaches 0 is the slot's last, repeats included.
+  // Drops are undone if a later id is invalid. The drop that reaches 0 is the slot's last, repeats included.
   std::size_t last = 0;
   std::uint64_t references = 0;
   std::uint64_t cached = 0;
-  std::size_t empties = 0;  // those that are not cached are among so many first of the freed ones
+  std::size_t empties = 0;  // freed slots that are not cached are among the first so many
   std::size_t num_freed = 0;
   freed_.resize(slots.size());
   for (std::size_t i = 0; i < std::min(kAhead, slots.size()); ++i) warm_slot(pool, at(i));
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   Slot* const all = slots_.get();
   SlotId* const freed = freed_.data();
   const SlotId first = pool.first;
@@ -103,7 +104,7 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
       if (at(last) >= count) refuse_unknown(pool, at(last));
       const SlotId id = first + at(last);
       Slot& slot = all[id];
-      if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but nobody holds it");
+      if (slot.refs == 0) throw Error(ErrorKind::WrongState, "block ", at(last), " is released but not referenced");
       references += slot.registered() ? 1 : 0;
       if (--slot.refs > 0) continue;
       freed[num_freed++] = id;
@@ -124,6 +125,7 @@ void BlockStore::release_locked(Pool& pool, std::span<const SlotId> slots, bool 
     throw;
   }
   freed_.resize(num_freed);
+  UNDERSTUDY_ASSERT(pool.references >= references, "references of a pool fall below zero");
   pool.references -= references;
   events_.begin_call();
   pool.moved(cached, SlotState::Primary, SlotState::Inactive);
@@ -141,7 +143,7 @@ void BlockStore::give_back(std::size_t pool_index, std::span<const SlotId> slots
 
 void BlockStore::hand_back(std::size_t pool_index, std::span<const SlotId> slots) {
   Pool& pool = *pools_[pool_index];
-  if (pool.advised != nullptr) return give_back(pool_index, slots);  // whose order goes by what slots say
+  if (pool.advised != nullptr) return give_back(pool_index, slots);  // its order depends on the slots' states
   const Lock lock(*this);
   if (slots.size() > pool.in(SlotState::Mutable)) {
     throw Error(ErrorKind::WrongState, slots.size(), " blocks are handed back, but only ", pool.in(SlotState::Mutable),
@@ -153,7 +155,7 @@ void BlockStore::hand_back(std::size_t pool_index, std::span<const SlotId> slots
 
 void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
   std::size_t done = 0;
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   Slot* const all = slots_.get();
   const SlotId first = pool.first;
   const std::uint32_t count = pool.count;
@@ -180,9 +182,10 @@ void BlockStore::give_back_locked(Pool& pool, std::span<const SlotId> slots) {
   pool.policy->give_back(slots, pool.first);
 }
 
-// The last reference is gone. A duplicate's keep-alive goes with it, and may free its primary in turn.
+// Resets or caches a slot after its last release. Dropping a duplicate's keep-alive may free its primary too.
 void BlockStore::after_last_release(Pool& pool, SlotId id) {
   Slot& slot = slots_[id];
+  UNDERSTUDY_ASSERT(slot.refs == 0, "a slot is freed while it is referenced");
   if (slot.state == SlotState::Primary && !slot.reset_on_release) {
     pool.move(slot, SlotState::Inactive);
     return;
@@ -195,6 +198,7 @@ void BlockStore::after_last_release(Pool& pool, SlotId id) {
   }
   make_reset(pool, id);
   if (primary == kNoSlot) return;
+  UNDERSTUDY_ASSERT(pool.references > 0 && slots_[primary].refs > 0, "a primary has lost its keep-alives");
   --pool.references;
   if (--slots_[primary].refs == 0) {
     freed_.push_back(primary);
@@ -207,12 +211,13 @@ void BlockStore::make_reset(Pool& pool, SlotId id) {
   slots_[id].refs = 0;
 }
 
-// Takes the slot's hash out of the index and the ring of its copies.
+// Removes the slot's hash from the index and the slot from the ring of copies.
 bool BlockStore::forget(Pool& pool, SlotId id, bool announce) {
   return forget(pool, id, BlockIndex::tag(slots_[id].lineage), announce);
 }
 
 void BlockStore::leave_twins(Pool& pool, SlotId id, std::uint32_t tag) {
+  UNDERSTUDY_ASSERT(slots_[id].twinned, "a slot without copies leaves a ring of copies");
   const SlotId before = details_[id].twin_prev;
   const SlotId after = details_[id].twin_next;
   if (pool.map.find(slots_[id].lineage, tag) == id) pool.map.replace(tag, id, after);

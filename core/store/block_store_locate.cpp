@@ -1,9 +1,9 @@
-// Locating blocks for those who copy them: what is there, what is on its way, what is missing.
+// Locates blocks for copies: what is there, what is on its way, what is missing.
 #include <algorithm>
 
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
-#include "store/look_up.hpp"
+#include "store/lookup.hpp"
 
 namespace understudy {
 
@@ -13,18 +13,18 @@ namespace {
   throw Error(ErrorKind::InvalidArgument, blocks, " blocks have ", tags, " tags");
 }
 
-// The first of `identities` that are there: none of them, or many, side by side.
-std::size_t leading(const BlockIndex& index, Beside beside, std::span<const BlockIdentity> identities, SlotId first,
-                    std::vector<SlotId>& held) {
+// Finds the leading run of `identities` that is there; it is mostly empty or in adjacent slots.
+std::size_t leading(const BlockIndex& index, NeighbourGuess neighbour, std::span<const BlockIdentity> identities,
+                    SlotId first, std::vector<SlotId>& held) {
   std::size_t count = 0;
   for (; count < identities.size(); ++count) {
     const LineageHash& lineage = identities[count].lineage;
-    SlotId id = beside.find(lineage);
+    SlotId id = neighbour.find(lineage);
     if (id == kNoSlot) {
       const std::uint32_t tag = BlockIndex::tag(lineage);
       id = index.might_hold(tag) ? index.find(lineage, tag) : kNoSlot;
       if (id == kNoSlot) break;
-      beside.found(id);
+      neighbour.found(id);
     }
     held.push_back(id - first);
   }
@@ -38,7 +38,7 @@ void BlockStore::warm(std::size_t pool, std::span<const BlockIdentity> identitie
   for (const BlockIdentity& identity : identities) pools_[pool]->map.warm(BlockIndex::tag(identity.lineage));
 }
 
-void BlockStore::ask(std::span<const BlockIdentity> identities, std::span<std::uint32_t> tags) const {
+void BlockStore::compute_tags(std::span<const BlockIdentity> identities, std::span<std::uint32_t> tags) const {
   if (tags.size() != identities.size()) refuse_tags(identities.size(), tags.size());
   const Lock lock(*this);
   for (std::size_t i = 0; i < tags.size(); ++i) tags[i] = BlockIndex::tag(identities[i].lineage);
@@ -54,16 +54,16 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   BlockIndex index = pool.map;  // stays in registers
-  Beside beside(slots_.get(), pool.first, pool.count);
+  NeighbourGuess neighbour(slots_.get(), pool.first, pool.count);
   const bool may_come = pool.in(SlotState::Claimed) > 0;
   for (std::size_t i = 0; i < identities.size(); ++i) {
     const LineageHash& lineage = identities[i].lineage;
     out[i] = claimed[i] = kNoSlot;
-    SlotId id = beside.find(lineage);
+    SlotId id = neighbour.find(lineage);
     if (id == kNoSlot) {
       if (!index.might_hold(tags[i])) continue;
       id = index.find(lineage, tags[i]);
-      if (id != kNoSlot) beside.found(id);
+      if (id != kNoSlot) neighbour.found(id);
     }
     if (id != kNoSlot) {
       out[i] = id - pool.first;
@@ -71,7 +71,7 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
       claimed[i] = claim - pool.first;
     }
   }
-  pool.map = index;  // its count of probes
+  pool.map = index;  // updates the count of probes
 }
 
 std::size_t BlockStore::locate_run(std::size_t pool_index, std::span<const BlockIdentity> identities, SlotId* out,
@@ -79,12 +79,12 @@ std::size_t BlockStore::locate_run(std::size_t pool_index, std::span<const Block
   Pool& pool = *pools_[pool_index];
   const Lock lock(*this);
   BlockIndex index = pool.map;
-  Beside beside(slots_.get(), pool.first, pool.count);
+  NeighbourGuess neighbour(slots_.get(), pool.first, pool.count);
   std::size_t seen = 0;
   for (bool there = true; there && seen < identities.size(); ++seen) {
     const LineageHash& lineage = identities[seen].lineage;
     out[seen] = claimed[seen] = kNoSlot;
-    SlotId id = beside.find(lineage);
+    SlotId id = neighbour.find(lineage);
     if (id == kNoSlot) {
       const std::uint32_t tag = BlockIndex::tag(lineage);
       id = index.find(lineage, tag);
@@ -94,7 +94,7 @@ std::size_t BlockStore::locate_run(std::size_t pool_index, std::span<const Block
         if (there) claimed[seen] = claim - pool.first;
         continue;
       }
-      beside.found(id);
+      neighbour.found(id);
     }
     out[seen] = id - pool.first;
   }
@@ -102,7 +102,7 @@ std::size_t BlockStore::locate_run(std::size_t pool_index, std::span<const Block
   return seen;
 }
 
-// Most often all are missing, which one line of the index tells.
+// Most often all blocks are missing, which one line of the index shows.
 void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> identities,
                         std::span<std::uint32_t> tags, bool known, std::vector<std::uint32_t>& missing,
                         std::vector<SlotId>& held) const {
@@ -112,27 +112,27 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
   const Lock lock(*this);
   missing.resize(count);
   held.clear();
-  // Copies, which stay in registers.
+  // Local copies stay in registers.
   BlockIndex index = pool.map;
   std::uint32_t* const all_tags = tags.data();
   std::uint32_t* next = missing.data();
   const BlockIdentity* const blocks = identities.data();
-  const auto ask = [&](std::size_t from, std::size_t to) {
-    if (known) return;  // and its bucket was asked for
+  const auto prefetch = [&](std::size_t from, std::size_t to) {
+    if (known) return;  // and the bucket is prefetched already
     for (std::size_t i = from; i < to; ++i) {
       all_tags[i] = BlockIndex::tag(blocks[i].lineage);
       index.warm(all_tags[i]);
     }
   };
   std::size_t asked = std::min(kTagBatch, count);
-  ask(0, asked);
+  prefetch(0, asked);
   std::size_t start =
-      known ? 0 : leading(index, Beside(slots_.get(), pool.first, pool.count), identities, pool.first, held);
-  ask(asked = std::max(asked, start), std::min(start + kTagBatch, count));
+      known ? 0 : leading(index, NeighbourGuess(slots_.get(), pool.first, pool.count), identities, pool.first, held);
+  prefetch(asked = std::max(asked, start), std::min(start + kTagBatch, count));
   while (start < count) {
     const std::size_t end = std::min(start + kTagBatch, count);
     const std::size_t ahead = std::min(end + kTagBatch, count);
-    ask(asked = std::max(asked, end), ahead);
+    prefetch(asked = std::max(asked, end), ahead);
     asked = ahead;
     for (; start < end; ++start) {
       *next = static_cast<std::uint32_t>(start);
@@ -145,7 +145,7 @@ void BlockStore::locate(std::size_t pool_index, std::span<const BlockIdentity> i
       }
     }
   }
-  pool.map = index;  // its count of probes
+  pool.map = index;  // updates the count of probes
   missing.resize(static_cast<std::size_t>(next - missing.data()));
 }
 

@@ -1,4 +1,4 @@
-// What the store tells about itself: numbers, events, a dump and a self-check.
+// Reports of the store: counters, events, a dump and a self-check.
 #include <unordered_map>
 
 #include "store/block_pool.hpp"
@@ -183,7 +183,8 @@ void BlockStore::check() const {
     for (SlotId id = pool->first; id < pool->used_end(); ++id) {
       const Slot& slot = slots_[id];
       require(!slot.marked, "slot ", id, " carries scratch state");
-      if (ordered[id - pool->first] && slot.state == SlotState::Mutable && slot.refs == 1) {  // handed back
+      if (ordered[id - pool->first] && slot.state == SlotState::Mutable &&
+          slot.refs == 1) {  // handed back: its state is stale
         ++seen[static_cast<std::size_t>(SlotState::Reset)];
         continue;
       }

@@ -1,4 +1,5 @@
 #include "store/request_kv.hpp"
+#include "base/assert.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -55,7 +56,7 @@ std::size_t RequestKv::match_prefix() {
                 " tokens are already there");
   }
   if (!register_blocks_) return 0;
-  // A full hit would leave no token to compute, and so no logits to sample from.
+  // A full hit would leave no token to compute, and no logits to sample from.
   const std::size_t limit = (target_ - 1) / tokens_.block_size();
   slots_.resize(limit);
   const std::size_t hits = store_->match_prefix(pool_, tokens_.blocks().first(limit), slots_.data());
@@ -66,6 +67,7 @@ std::size_t RequestKv::match_prefix() {
 }
 
 void RequestKv::begin(State state, std::size_t tokens) {
+  UNDERSTUDY_ASSERT(state_ == State::Idle && scheduled_ == 0 && allocated_ == 0, "schedules a step over another");
   const std::size_t held = slots_.size();
   const std::size_t needed = ceil_div(computed_ + tokens, tokens_.block_size());
   allocated_ = needed > held ? needed - held : 0;
@@ -77,7 +79,7 @@ void RequestKv::begin(State state, std::size_t tokens) {
     allocated_ = 0;
     throw;
   }
-  allocated_ += std::exchange(ahead_, 0);  // this is the step that they were taken for
+  allocated_ += std::exchange(ahead_, 0);  // they were allocated for this step
   scheduled_ = tokens;
   state_ = state;
 }
@@ -183,13 +185,15 @@ RequestKv::Outcome RequestKv::apply_speculative(std::span<const Token> accepted)
   return computed(accepted.size(), accepted);
 }
 
-// `tokens` more rows exist, and the forward pass sampled `sampled` behind them.
+// Records `tokens` new rows and the tokens sampled after them.
 RequestKv::Outcome RequestKv::computed(std::size_t tokens, std::span<const Token> sampled) {
   tokens_.extend(sampled);
+  UNDERSTUDY_ASSERT(tokens <= scheduled_ && computed_ + tokens <= slots_.size() * tokens_.block_size(),
+                    "computes more rows than the step scheduled");
   computed_ += tokens;
   const Outcome outcome{register_computed(), finished()};
 
-  // Rejected drafts leave blocks that hold no row: the next step takes what it writes, no more.
+  // Frees the blocks of rejected drafts: the next step allocates what it writes.
   const std::size_t kept = std::max<std::size_t>(registered_, ceil_div(computed_, tokens_.block_size())) + ahead_;
   if (kept < slots_.size()) {
     store_->release(pool_, std::span<const SlotId>(slots_).subspan(kept), true);
@@ -197,6 +201,7 @@ RequestKv::Outcome RequestKv::computed(std::size_t tokens, std::span<const Token
   }
   scheduled_ = allocated_ = 0;
   state_ = State::Idle;
+  UNDERSTUDY_ASSERT(registered_ <= slots_.size(), "registers more blocks than it holds");
   return outcome;
 }
 
@@ -208,21 +213,21 @@ std::size_t RequestKv::register_computed() {
   const std::size_t size = tokens_.block_size();
   const std::span<const Token> ids =
       store_->emits_token_ids() ? tokens_.tokens().subspan(registered_ * size, count * size) : std::span<const Token>{};
-  // Under `reject` another copy may come back: the page table follows it.
+  // Under `reject` the id of another copy may be returned: slots_ follows it.
   store_->commit(pool_, std::span<SlotId>(slots_).subspan(registered_, count),
                  tokens_.blocks().subspan(registered_, count), ids);
   registered_ = full;
   return count;
 }
 
-// ── Let go ──
+// ── Release ──
 
 void RequestKv::preempt() {
   require(State::Idle, "preempt");
   store_->release(pool_, slots_, true);
   slots_.clear();
   computed_ = cached_ = registered_ = ahead_ = 0;
-  // The last token of the output budget is never fed back: computing it would draw more than lifetime_blocks.
+  // The last token of the output budget is never fed back: computing it would take more than lifetime_blocks.
   const bool spent = generated_tokens() > 0 && generated_tokens() >= max_output_;
   target_ = tokens_.size() - (spent ? 1 : 0);
 }
@@ -230,7 +235,7 @@ void RequestKv::preempt() {
 void RequestKv::close() noexcept {
   if (state_ == State::Closed) return;
   state_ = State::Closed;
-  // Cannot fail: the request holds exactly one reference to each.
+  // Cannot fail: the request has exactly one reference to each.
   store_->release(pool_, slots_, true);
   slots_.clear();
   registered_ = scheduled_ = allocated_ = ahead_ = 0;

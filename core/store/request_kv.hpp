@@ -1,4 +1,4 @@
-// The KV of one request inside a real engine: schedule what a step writes, view it, apply what it computed.
+// KV blocks of one request in a real engine: schedule what a step writes, view it, apply what it computed.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace understudy {
 
-// Blocks that a request draws at its peak: its last output token is sampled but never written.
+// Blocks that a request holds at its peak: its last output token is sampled but never written.
 std::uint64_t lifetime_blocks(std::uint64_t prompt_tokens, std::uint64_t max_output_tokens, std::uint64_t block_size);
 
-// A state machine, idle → scheduled → idle. Schedule is the only thing that allocates: exactly the blocks that the
-// step writes, all or none. Apply registers a block once all its rows are computed, never before. Every call checks
-// first and throws with nothing changed. Destruction in any state returns every block.
+// A state machine, idle → scheduled → idle. Only schedule calls allocate: exactly the blocks that the step writes, all
+// or none. Apply registers a block once all its rows are computed. Every call checks first and throws with nothing
+// changed. Destruction in any state releases every block.
 class RequestKv {
  public:
   enum class State : std::uint8_t { Idle, PrefillScheduled, DecodeScheduled, SpeculativeScheduled, Closed };
@@ -36,16 +36,17 @@ class RequestKv {
   RequestKv& operator=(const RequestKv&) = delete;
 
   // ── Schedule ──
-  // Before anything is computed: take what the cache has, leaving at least one token to compute. Cached tokens.
+  // Before anything is computed: references cached blocks, leaving at least one token to compute. Returns cached
+  // tokens.
   std::size_t match_prefix();
   void schedule_prefill(std::size_t tokens);
   void schedule_decode();
-  // Rows for up to `tokens` (the dangling token and drafts), at most the output budget left; how many it is.
+  // Schedules up to `tokens` rows (the dangling token and drafts) within the output budget; returns how many.
   std::size_t schedule_speculative(std::size_t tokens);
-  // While a decode is scheduled: takes the block of the decode behind it too, if that one needs another, so that an
-  // engine can describe its next step while this one runs. False, and nothing is taken, when the output ends before.
+  // While a decode is scheduled: also allocates the block of the following decode, if it needs one, so that an engine
+  // can prepare its next step while this one runs. Returns false with nothing taken when the output ends before.
   bool schedule_ahead();
-  void revert();  // what was taken ahead goes back with the rest
+  void revert();  // also releases what was allocated ahead
 
   // ── View ──
   std::size_t scheduled_tokens() const noexcept { return scheduled_; }
@@ -57,8 +58,8 @@ class RequestKv {
   Outcome apply_decode(Token token);
   Outcome apply_speculative(std::span<const Token> accepted);
 
-  // ── Let go ──
-  // Gives every block back and starts over: all tokens known so far become the prompt of the next prefill.
+  // ── Release ──
+  // Releases every block and starts over: all tokens known so far become the prompt of the next prefill.
   void preempt();
   void close() noexcept;
 
@@ -83,7 +84,7 @@ class RequestKv {
 
   std::shared_ptr<BlockStore> store_;
   std::size_t pool_;
-  TokenBlocks tokens_;  // prompt, then what was sampled; the newest token is dangling: known, not computed
+  TokenBlocks tokens_;  // prompt, then sampled tokens; the newest is dangling: known, not computed
   std::size_t prompt_;
   std::size_t target_;  // prefill is complete at this length
   std::uint64_t max_output_;
@@ -94,8 +95,8 @@ class RequestKv {
   std::size_t cached_ = 0;      // of them, taken from the cache
   std::size_t registered_ = 0;  // leading blocks of slots_ that are registered
   std::size_t scheduled_ = 0;   // rows that the scheduled step writes
-  std::size_t allocated_ = 0;   // blocks that it took
-  std::size_t ahead_ = 0;       // of slots_, the last that belong to the decode behind the one that is computed
+  std::size_t allocated_ = 0;   // blocks that the scheduled step allocated
+  std::size_t ahead_ = 0;       // last blocks of slots_ that belong to the decode after the scheduled one
   std::vector<SlotId> slots_;   // in position order
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
@@ -15,7 +16,7 @@ void ReuseStack::serve(std::span<const BlockIdentity> identities, std::size_t re
   make_room(held);
   for (const BlockIdentity& block : identities.first(readable)) {
     const auto found = place_of_.find(block.sequence_hash());
-    if (found == place_of_.end()) break;  // what follows was never there without it
+    if (found == place_of_.end()) break;  // the following blocks were never there without it
     depths_.push_back(static_cast<std::uint32_t>(live_ - marked_before(found->second)));
   }
   for (std::size_t left = held; left > 0; --left) {
@@ -23,7 +24,7 @@ void ReuseStack::serve(std::span<const BlockIdentity> identities, std::size_t re
     const std::uint64_t place = next_place_++;
     if (index < identities.size()) {
       const auto [entry, fresh] = place_of_.try_emplace(identities[index].sequence_hash(), place);
-      // A block that had to be computed although it was there (the last of a prompt) leaves its older copy behind.
+      // A block that had to be computed although it was there (the last of a prompt) leaves its older copy in place.
       if (!fresh && index < readable) unmark(entry->second);
       entry->second = place;
     }
@@ -38,6 +39,7 @@ void ReuseStack::mark(std::uint64_t place) {
 }
 
 void ReuseStack::unmark(std::uint64_t place) {
+  UNDERSTUDY_ASSERT((marks_[place / 64] >> (place % 64) & 1) != 0 && live_ > 0, "unmarks a free place");
   marks_[place / 64] &= ~(std::uint64_t{1} << (place % 64));
   add(place / 64, -1);
   --live_;
@@ -54,7 +56,7 @@ void ReuseStack::add(std::uint64_t word, std::int64_t change) {
   for (++word; word <= sums_.size(); word += word & (~word + 1)) sums_[word - 1] += change;
 }
 
-// When places run out, those still marked move together, in their order.
+// Compacts the marked places, in their order, when places run out.
 void ReuseStack::make_room(std::size_t places) {
   if (next_place_ + places <= marks_.size() * 64) return;
   for (auto& [hash, place] : place_of_) place = marked_before(place);

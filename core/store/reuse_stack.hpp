@@ -1,4 +1,4 @@
-// How deep reused blocks lie in the order of their last use: one pass gives the hits of every size of an LRU cache.
+// Reuse depths of blocks in the order of their last use: one pass gives the hits of LRU caches of every size.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +11,21 @@
 
 namespace understudy {
 
-// Requests are served one after the other, each whole before the next. An LRU cache of C blocks then holds the C blocks
-// at the top of this stack, so that a block is a hit for every cache that is at least as large as its depth.
+// Requests are served one after the other. An LRU cache of C blocks holds the C blocks at the top of this stack, so a
+// block is a hit for every cache that is at least as large as its depth.
 class ReuseStack {
  public:
-  // Serves a request that holds `held` blocks at its end, of which `identities` can be found by others, and which may
-  // find its first `readable` ones. Blocks are given back last first, as vLLM does: a prefix outlives what follows it.
+  // Serves a request that holds `held` blocks at its end; `identities` are matchable by others, and it may hit its
+  // first `readable` ones. Blocks are released last first, as vLLM does: a prefix outlives what follows it.
   void serve(std::span<const BlockIdentity> identities, std::size_t readable, std::size_t held);
 
-  // Of every block that was found, in order: the smallest cache, in blocks, that would have had it.
+  // For every block hit, in order: the smallest cache, in blocks, that would have had it.
   const std::vector<std::uint32_t>& depths() const noexcept { return depths_; }
-  // Blocks that a cache without limits would hold by now.
+  // Blocks that an unlimited cache would hold by now.
   std::size_t live() const noexcept { return live_; }
 
  private:
-  // Marks of places in the order of use: a bit each, and sums of 64 of them in a Fenwick tree.
+  // Marks places in the order of use: a bit each, with sums of 64 in a Fenwick tree.
   void mark(std::uint64_t place);
   void unmark(std::uint64_t place);
   std::size_t marked_before(std::uint64_t place) const;

@@ -1,4 +1,4 @@
-// How a check of the core ends that finds something wrong.
+// Reports a failed check of the core.
 #pragma once
 
 #include "base/errors.hpp"

@@ -1,4 +1,4 @@
-// The ways of finding blocks in a store, held against each other.
+// Compares the ways of finding blocks in a store.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,12 @@ struct Located {
 inline Located locate(const BlockStore& store, std::size_t pool, std::span<const BlockIdentity> blocks) {
   Located out{std::vector<SlotId>(blocks.size()), std::vector<SlotId>(blocks.size())};
   std::vector<std::uint32_t> tags(blocks.size());
-  store.ask(blocks, tags);
+  store.compute_tags(blocks, tags);
   store.locate(pool, blocks, tags, out.found.data(), out.claimed.data());
   return out;
 }
 
-// Who looks beside what was found last finds what each block alone is found by.
+// Locating many blocks, with neighbour guesses, must agree with locating each alone.
 inline Located locate_each(const BlockStore& store, std::size_t pool, std::span<const BlockIdentity> blocks) {
   Located out;
   for (const BlockIdentity& block : blocks) {
@@ -45,11 +45,11 @@ inline Located locate_each(const BlockStore& store, std::size_t pool, std::span<
   std::vector<std::uint32_t> missing;
   std::vector<SlotId> held;
   store.locate(pool, blocks, tags, false, missing, held);
-  if (missing != expected || held != there) fail("what is missing is not what is not there");
+  if (missing != expected || held != there) fail("missing blocks are reported wrong");
   std::vector<std::uint32_t> all_tags(blocks.size());
-  store.ask(blocks, all_tags);
+  store.compute_tags(blocks, all_tags);
   for (const std::uint32_t i : missing) {
-    if (tags[i] != all_tags[i]) fail("the tag of a missing block was not worked out");
+    if (tags[i] != all_tags[i]) fail("the tag of a missing block was not computed");
   }
 
   Located run{std::vector<SlotId>(blocks.size()), std::vector<SlotId>(blocks.size())};
@@ -62,7 +62,7 @@ inline Located locate_each(const BlockStore& store, std::size_t pool, std::span<
   return out;
 }
 
-// Guesses make no difference to what is found.
+// Guesses must not change the result.
 inline void check_prefix(const BlockStore& store, std::size_t pool, std::span<const BlockIdentity> blocks,
                          std::vector<SlotId> guesses) {
   const std::vector<SlotId> found = locate(store, pool, blocks).found;

@@ -1,4 +1,4 @@
-// A policy as somebody would write it in Python.
+// An eviction policy of the kind that users write in Python.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace understudy {
 
-// Least recently freed first, outside the store's lock: what a policy written in Python does.
+// Least recently freed first, outside the store's lock.
 class QueueAdvisor final : public PolicyAdvisor {
  public:
-  void observe(std::span<const PolicyChange> changes, std::size_t& learnt) override {
+  void observe(std::span<const PolicyChange> changes, std::size_t& observed) override {
     for (const PolicyChange& change : changes) {
       std::erase(order_, change.slot);
       if (change.freed) order_.push_back(change.slot);
-      ++learnt;
+      ++observed;
     }
   }
   std::vector<SlotId> select(std::size_t count) override {

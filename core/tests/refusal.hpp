@@ -1,4 +1,4 @@
-// What a store refuses.
+// Calls that a store rejects.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace understudy {
 
-// A refused call, one of three, changes nothing, and its error carries no memory away.
+// A rejected call, one of three, changes nothing, and its error leaks no memory.
 inline void check_refusal(BlockStore& store, std::size_t pool, std::size_t which,
                           std::span<const BlockIdentity> block) {
   const std::string before = store.dump();

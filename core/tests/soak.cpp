@@ -1,5 +1,5 @@
-// Random operations on stores of every policy and duplicate rule, without Python, so that LeakSanitizer sees
-// all of the core's memory. Usage: understudy_soak [operations per store]
+// Random operations on stores of every policy and duplicate rule, without Python, so that LeakSanitizer sees all memory
+// of the core. Usage: understudy_soak [operations per store]
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
@@ -38,7 +38,7 @@ struct Held {
   std::size_t pool = 0;
   Stage stage = Stage::Mutable;
   std::vector<SlotId> slots;
-  std::vector<BlockIdentity> blocks{};  // of those that are claimed
+  std::vector<BlockIdentity> blocks{};  // if claimed
 };
 
 class Soak {
@@ -55,11 +55,11 @@ class Soak {
   }
 
  private:
-  // `quiet`: nobody wants events, or more of a block than its hash.
+  // `quiet`: no events, and no details of blocks.
   static StoreConfig config(PolicyKind kind, DuplicatePolicy duplicates, bool quiet) {
     StoreConfig config;
     config.block_size = kBlockSize;
-    // What is copied has no tokens to tell.
+    // Copies have no token ids to publish.
     config.events = {.enabled = !quiet, .capacity = 64, .token_ids = duplicates == DuplicatePolicy::Allow};
     for (const Tier tier : {Tier::G1, Tier::G2}) {
       PoolConfig pool;
@@ -76,7 +76,7 @@ class Soak {
 
   std::size_t below(std::size_t bound) { return std::uniform_int_distribution<std::size_t>(0, bound - 1)(random_); }
 
-  // Prompts over two token values: prefixes are shared, and equal blocks meet each other, all the time.
+  // Prompts over two token values: prefixes are shared and equal blocks occur all the time.
   TokenBlocks prompt(std::size_t blocks) {
     std::vector<Token> tokens(blocks * kBlockSize);
     for (std::size_t b = 0; b < blocks; ++b) {
@@ -117,7 +117,7 @@ class Soak {
     if (store_.try_allocate(held.pool, held.slots, &evicted)) held_.push_back(std::move(held));
   }
 
-  // What goes is told as the order said, and the tags that are told find it on another tier. Some is handed back.
+  // Evicted blocks must match the order, and their reported tags must find them on another tier. Hands some back.
   void evict(Held held) {
     const std::size_t count = held.slots.size();
     if (store_.available(held.pool) < count) return;
@@ -128,17 +128,17 @@ class Soak {
     std::vector<std::uint32_t> tags(count);
     const std::size_t other = below(store_.num_pools());
     const std::size_t gone = store_.allocate(held.pool, held.slots, {blocks, slots, tags, other});
-    const std::span<const BlockIdentity> told = std::span(blocks).last(gone);
-    if (!store_.advised(held.pool) && !std::equal(expected.rbegin(), expected.rend(), told.begin(), told.end())) {
-      fail("what was evicted is not what was told");
+    const std::span<const BlockIdentity> reported = std::span(blocks).last(gone);
+    if (!store_.advised(held.pool) && !std::equal(expected.rbegin(), expected.rend(), reported.begin(), reported.end())) {
+      fail("evicted blocks are not those that were reported");
     }
     std::vector<std::uint32_t> missing;
     std::vector<std::uint32_t> missing_too;
     std::vector<SlotId> there;
     std::vector<SlotId> there_too;
     std::vector<std::uint32_t> worked_out(gone);
-    store_.locate(other, told, std::span(tags).last(gone), true, missing, there);
-    store_.locate(other, told, worked_out, false, missing_too, there_too);
+    store_.locate(other, reported, std::span(tags).last(gone), true, missing, there);
+    store_.locate(other, reported, worked_out, false, missing_too, there_too);
     if (missing != missing_too || there != there_too) fail("the tags of what was evicted do not find it");
     for (std::size_t i = 0; i < gone; ++i) {
       const SlotId slot = slots[count - gone + i];
@@ -150,7 +150,7 @@ class Soak {
     if (kept > 0) held_.push_back(std::move(held));
   }
 
-  // Refused when there are too few, or one of the blocks is there, on its way, or named twice.
+  // Rejected when there are too few slots, or a block is there, on its way, or repeated.
   void reserve(Held held) {
     TokenBlocks tokens = prompt(held.slots.size());
     std::vector<BlockIdentity> blocks(tokens.blocks().begin(), tokens.blocks().end());
@@ -197,7 +197,7 @@ class Soak {
     held->stage = Stage::Registered;
   }
 
-  // Refused, with nothing changed, when one of the blocks is there or on its way.
+  // Rejected, with nothing changed, when a block is there or on its way.
   void claim(Held& held, const TokenBlocks& tokens) {
     const std::string before = store_.dump();
     try {
@@ -224,7 +224,7 @@ class Soak {
     store_.has_blocks(held.pool, held.blocks, there.get());
     for (std::size_t i = 0; i < held.blocks.size(); ++i) {
       if (!there[i]) fail("a landed block is not there");
-      // Under Allow, a copy of what somebody has registered meanwhile goes as soon as it is let go.
+      // Under Allow, a copy of a block that was registered meanwhile is reset on release.
       if (store_.duplicates(held.pool) == DuplicatePolicy::Allow) continue;
       if (!store_.is_registered(held.pool, held.slots[i])) fail("a landed block is not registered");
     }
@@ -282,7 +282,7 @@ class Soak {
     if (below(32) == 0) store_.clear_inactive(pool);
   }
 
-  // More than are asked for together, of which many are there, the first ones most often.
+  // Locates more blocks than one batch, many of which are there, mostly the first ones.
   void locate_many(std::size_t pool) {
     std::vector<BlockIdentity> blocks(seen_.begin() + static_cast<std::ptrdiff_t>(below(seen_.size() + 1)),
                                       seen_.end());
@@ -293,7 +293,7 @@ class Soak {
     (void)locate_each(store_, pool, blocks);
   }
 
-  // Right guesses, and others.
+  // Mixes right and wrong guesses.
   void check_guesses(std::size_t pool, std::span<const BlockIdentity> blocks) {
     std::vector<SlotId> guesses = locate_each(store_, pool, blocks).found;
     for (SlotId& slot : guesses) {
@@ -302,7 +302,7 @@ class Soak {
     check_prefix(store_, pool, blocks, std::move(guesses));
   }
 
-  // A request that takes a few steps and is dropped in whatever state it has come to.
+  // Runs a request for a few steps and drops it in any state.
   void serve() {
     RequestKv request(shared_, below(store_.num_pools()), prompt(1 + below(6)), 1 + below(12), below(4) != 0);
     try {
@@ -359,7 +359,7 @@ class Soak {
   BlockStore& store_;
   std::mt19937_64 random_;
   std::vector<Held> held_;
-  std::vector<BlockIdentity> seen_;  // that were registered last
+  std::vector<BlockIdentity> seen_;  // last registered blocks
 };
 
 int soak(std::size_t operations) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/turn.hpp"
+#include "base/exclusive_call.hpp"
 #include "events/event_log.hpp"
 #include "events/event_truth.hpp"
 #include "store/block_store.hpp"
@@ -107,12 +107,12 @@ class TierRun {
   std::vector<std::unique_ptr<SharedTier>>& shared() noexcept { return shared_; }
   const std::vector<std::unique_ptr<SharedTier>>& shared() const noexcept { return shared_; }
   // Of everybody who shares it: what one worker does may make a block of another's land.
-  Turns& turns() noexcept { return turns_; }
+  CallFlag& call_flag() noexcept { return call_flag_; }
   // InvariantViolated when something is wrong. Without `whole` its cost goes by what has changed since the last call.
   void check(bool whole = false);
 
  private:
-  Turns turns_;
+  CallFlag call_flag_;
   std::unique_ptr<TransferHub> own_hub_;
   TransferHub& hub_;
   bool emits_;

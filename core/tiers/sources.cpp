@@ -15,7 +15,7 @@ void WorkerTiers::locate(std::span<const BlockIdentity> blocks) {
   if (loading_.may_be_cold()) {
     for (const BlockIdentity& block : blocks) loading_.warm(block.lineage);
   }
-  store_.ask(blocks, source_tags_);
+  store_.compute_tags(blocks, source_tags_);
   store_.locate(kG1, blocks, source_tags_, above_.data(), coming_.data());  // nothing is claimed there
   store_.locate(kG2, blocks, source_tags_, below_.data(), coming_.data());
   for (Lower& lower : lower_) lower.end = 0;

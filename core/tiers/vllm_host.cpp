@@ -36,7 +36,7 @@ void VllmHost::locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> 
       ++i;
     } while (i < keys.size() && !still_at(memos[i].slot, keys[i]));
     const std::span<std::uint32_t> tags = std::span(tags_).subspan(first, i - first);
-    store_.ask(keys.subspan(first, i - first), tags);
+    store_.compute_tags(keys.subspan(first, i - first), tags);
     store_.locate(kPool, keys.subspan(first, i - first), tags, &found_[first], &claimed_[first]);
     for (std::size_t j = first; j < i; ++j) {
       if (found_[j] == kNoSlot) found_[j] = claimed_[j];

@@ -40,7 +40,7 @@ class WorkerTiers final : public TransferOwner, public LandingWaiter {
   }
   TransferHub& hub() noexcept { return run_.hub(); }
   const TransferHub& hub() const noexcept { return run_.hub(); }
-  Turns& turns() noexcept { return run_.turns(); }
+  CallFlag& call_flag() noexcept { return run_.call_flag(); }
   const Way& host_way() const noexcept { return host_; }
   // From now on the links to and from a tier, and those of a tier that is shared, have this share of their bandwidths;
   // of links without a limit nothing changes. InvalidArgument when there is no such tier, or no limit at all.

@@ -19,7 +19,7 @@ template <typename... Name>
 void check_known(std::uint64_t hash, const Name&... name) {
   if (hash == 0) {
     throw Error(ErrorKind::InvalidArgument, name...,
-                " is the hash 0, which stands for \"not known\"; number or hash the blocks so that none is 0");
+                " is the hash 0, which means \"not known\"; number or hash the blocks so that none is 0");
   }
 }
 

@@ -1,4 +1,4 @@
-// Runs of block identities: immutable, shared, sliced without copying. What the store is asked about.
+// Immutable, shared runs of block identities, sliced without copying: the keys of lookups in a store.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace understudy {
 
-// An immutable sequence of block identities. Copying and slicing share the storage. Sequence hash 0 stands
-// for "not known" in a BlockIdentity, so the builders refuse it as the hash of a block.
+// An immutable sequence of block identities. Copies and slices share the storage. Sequence hash 0 means "not known" in
+// a BlockIdentity, so the builders reject it as the hash of a block.
 class Identities {
  public:
   Identities() = default;
   explicit Identities(std::vector<BlockIdentity> blocks);
-  // The first `size` elements of storage whose owner promises never to write to them again.
+  // Views the first `size` elements of storage whose owner never writes to them again.
   Identities(std::shared_ptr<const BlockIdentity> first, std::size_t size) noexcept
       : first_(std::move(first)), size_(size) {}
 
@@ -26,17 +26,17 @@ class Identities {
   static Identities from_local_hashes(std::span<const std::uint64_t> local_hashes,
                                       std::optional<BlockIdentity> parent = std::nullopt);
 
-  // Takes sequence hashes as they are; each is the parent of the next. `local_hashes` is absent (not known)
-  // or as long. `parent_hash` is what stands before the first block; a block at position 0 cannot have one.
+  // Uses sequence hashes unchanged; each is the parent of the next. `local_hashes` is absent (not known) or as long.
+  // `parent_hash` is the block before the first one; a block at position 0 cannot have one.
   static Identities from_sequence_hashes(std::span<const std::uint64_t> sequence_hashes,
                                          std::optional<std::span<const std::uint64_t>> local_hashes = std::nullopt,
                                          std::optional<std::uint64_t> parent_hash = std::nullopt,
                                          std::uint32_t start_position = 0);
 
-  // Local hashes are not known; a parent hash is known where the element before is the parent.
+  // Leaves local hashes unknown; a parent hash is known where the previous element is the parent.
   static Identities from_lineage_hashes(std::span<const LineageHash> lineage_hashes);
 
-  // The same blocks, known to hold `block_size` tokens each.
+  // Returns the same blocks, known to hold `block_size` tokens each.
   Identities with_block_size(std::size_t block_size) const {
     Identities out = *this;
     out.block_size_ = block_size;
@@ -49,7 +49,7 @@ class Identities {
   const BlockIdentity& operator[](std::size_t index) const noexcept { return first_.get()[index]; }
   std::span<const BlockIdentity> span() const noexcept { return {first_.get(), size_}; }
 
-  // Elements [start, stop) in O(1). Raises InvalidArgument when the range is reversed or outside.
+  // Returns elements [start, stop) in O(1). Throws InvalidArgument when the range is reversed or outside.
   Identities slice(std::size_t start, std::size_t stop) const;
   Identities concat(const Identities& other) const;
 
@@ -61,8 +61,8 @@ class Identities {
   std::size_t block_size_ = 0;
 };
 
-// A growing list of identities whose snapshots cost O(1): elements that a snapshot can see are never written
-// again; the list moves to new storage instead.
+// A growing list of identities with O(1) snapshots: elements that a snapshot can see are never rewritten; the list
+// moves to new storage instead.
 class IdentityBuffer {
  public:
   IdentityBuffer() = default;
@@ -75,9 +75,9 @@ class IdentityBuffer {
   const BlockIdentity& operator[](std::size_t index) const noexcept { return data_[index]; }
   std::span<const BlockIdentity> span() const noexcept { return {data_.get(), size_}; }
 
-  // Makes room for `more` elements; the only call here that can throw.
+  // Reserves space for `more` elements; the only call here that can throw.
   void reserve_more(std::size_t more);
-  // Needs room made by reserve_more.
+  // Needs space from reserve_more.
   void push_back(const BlockIdentity& block) noexcept { data_[size_++] = block; }
   void truncate(std::size_t size) noexcept { size_ = size; }
   Identities snapshot();

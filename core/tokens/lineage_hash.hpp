@@ -1,4 +1,4 @@
-// The 128-bit positional lineage hash (PLH): what a block is, where it stands, and whose child it is.
+// The 128-bit positional lineage hash (PLH): a block's content, position and parent.
 #pragma once
 
 #include <compare>
@@ -13,29 +13,27 @@ using Token = std::uint32_t;
 using SlotId = std::uint32_t;
 inline constexpr SlotId kNoSlot = 0xFFFFFFFFu;
 
-// Sequence hash of the block that follows `parent`. Constant seed: the salt is inside the first block's hash
-// already.
+// Sequence hash of the block that follows `parent`. The seed is constant: the first block's hash includes the salt.
 constexpr std::uint64_t chain_hash(std::uint64_t parent, std::uint64_t local_hash) noexcept {
   return xxh3_64_pair(parent, local_hash, 1337);
 }
 
-// mode(2) | position(8/16/24) | current sequence hash(64) | parent fragment(54/46/38), most significant
-// first.
+// mode(2) | position(8/16/24) | current sequence hash(64) | parent fragment(54/46/38), most significant first.
 struct LineageHash {
   static constexpr std::uint32_t kMaxPosition = (1u << 24) - 1;
 
   std::uint64_t hi = 0;
   std::uint64_t lo = 0;
 
-  // Width of the parent fragment kept by a block at `position`.
+  // Width of the parent fragment in a block at `position`.
   static constexpr unsigned fragment_bits(std::uint32_t position) noexcept {
     return position < (1u << 8) ? 54u : position < (1u << 16) ? 46u : 38u;
   }
 
-  // The first position behind those that keep `bits` of their parent.
+  // First position after those that keep `bits` of their parent.
   static constexpr std::uint32_t end_of_bits(unsigned bits) noexcept { return 1u << (62u - bits); }
 
-  // `parent` is ignored (stored as 0) when `has_parent` is false. Raises InvalidArgument past kMaxPosition.
+  // Ignores `parent` (stores 0) when `has_parent` is false. Throws InvalidArgument past kMaxPosition.
   static LineageHash make(std::uint64_t current, bool has_parent, std::uint64_t parent, std::uint32_t position) {
     if (position > kMaxPosition) {
       throw Error(ErrorKind::InvalidArgument, "position ", position, " is past the largest block position ",
@@ -43,15 +41,14 @@ struct LineageHash {
     }
     return pack(current, has_parent ? parent : 0, position, fragment_bits(position));
   }
-  // `make` with a parent (0: none), for a caller who knows that `r` is the width at `position`.
+  // Packs without checks; `parent` is 0 for none, and `r` must be the width at `position`.
   static constexpr LineageHash pack(std::uint64_t current, std::uint64_t parent, std::uint32_t position,
                                     unsigned r) noexcept {
     const std::uint64_t mode = (54u - r) / 8;
     return {mode << 62 | std::uint64_t{position} << r | current >> (64u - r), (parent & mask(r)) | current << r};
   }
 
-  // Reads 128 raw bits. Raises InvalidArgument when the mode is not the one that `make` gives to that
-  // position.
+  // Reads 128 raw bits. Throws InvalidArgument when the mode does not match the position.
   static LineageHash from_raw(std::uint64_t hi, std::uint64_t lo) {
     const LineageHash out{hi, lo};
     if (out.mode() == 3 || fragment_bits(out.position()) != out.bits()) {
@@ -61,7 +58,7 @@ struct LineageHash {
     return out;
   }
 
-  // The block behind this one, whose content alone hashes to `local_hash`.
+  // Returns the hash of the next block, whose content alone hashes to `local_hash`.
   LineageHash extend(std::uint64_t local_hash) const {
     return make(chain_hash(current(), local_hash), true, current(), position() + 1);
   }
@@ -72,7 +69,7 @@ struct LineageHash {
   std::uint64_t current() const noexcept { return (lo >> bits()) | (hi << (64u - bits())); }
   std::uint64_t parent_fragment() const noexcept { return lo & mask(bits()); }
 
-  // This block's own hash as a child at `child_position` would remember it: the child decides the width.
+  // This block's hash as a child at `child_position` stores it: the child decides the width.
   std::uint64_t fragment_for_child(std::uint32_t child_position) const noexcept {
     return current() & mask(fragment_bits(child_position));
   }
@@ -82,7 +79,7 @@ struct LineageHash {
   }
 
   friend bool operator==(const LineageHash&, const LineageHash&) = default;
-  // By position, then current hash, then the raw value.
+  // Orders by position, then current hash, then the raw value.
   friend std::strong_ordering operator<=>(const LineageHash& a, const LineageHash& b) noexcept {
     if (const auto order = a.position() <=> b.position(); order != 0) return order;
     if (const auto order = a.current() <=> b.current(); order != 0) return order;
@@ -94,12 +91,11 @@ struct LineageHash {
   static constexpr std::uint64_t mask(unsigned bits) noexcept { return (std::uint64_t{1} << bits) - 1; }
 };
 
-// What the store remembers of a block's content. A root has no parent; a parent hash of 0 later on means "not
-// known".
+// Identity of a block's content. A root has no parent; in later blocks a parent hash of 0 means "not known".
 struct BlockIdentity {
   LineageHash lineage;
   std::uint64_t local_hash = 0;   // content of this block alone; 0 when not known
-  std::uint64_t parent_hash = 0;  // sequence hash of the block before; 0 at a root or when not known
+  std::uint64_t parent_hash = 0;  // sequence hash of the previous block; 0 at a root or when not known
 
   std::uint64_t sequence_hash() const noexcept { return lineage.current(); }
   std::uint32_t position() const noexcept { return lineage.position(); }

@@ -1,4 +1,4 @@
-// How a lineage hash is written down: text, 16 bytes, and its older sibling, the positional sequence hash.
+// Text and byte forms of a lineage hash, and its older sibling, the positional sequence hash.
 #pragma once
 
 #include <array>
@@ -12,24 +12,21 @@ namespace understudy {
 
 using LineageBytes = std::array<unsigned char, 16>;
 
-// `position:current`, and behind a root `position:current:parent fragment`; the hashes in base58 of 8
-// big-endian bytes.
+// Formats `position:current`, after a root `position:current:parent fragment`; hashes in base58 of 8 big-endian bytes.
 std::string lineage_text(const LineageHash& lineage);
 
-// 16 big-endian bytes, the form on the wire. Reading raises InvalidArgument for bits that are not a lineage
-// hash.
+// 16 big-endian bytes, the wire form. Reading throws InvalidArgument for bits that are not a lineage hash.
 LineageBytes lineage_to_bytes(const LineageHash& lineage) noexcept;
 LineageHash lineage_from_bytes(const LineageBytes& bytes);
 
-// A sequence hash with its position and the low bits of its local hash. 128 bits without structure of their
-// own.
+// A sequence hash with its position and the low bits of its local hash.
 struct PositionalSequenceHash {
   static constexpr std::uint32_t kMaxPosition = (1u << 31) - 1;
 
   std::uint64_t hi = 0;  // mode(2) | position(8/16/24/31) | low bits of the local hash(54/46/38/31)
   std::uint64_t lo = 0;  // sequence hash
 
-  // Raises InvalidArgument past kMaxPosition.
+  // Throws InvalidArgument past kMaxPosition.
   static PositionalSequenceHash make(std::uint64_t sequence_hash, std::uint64_t local_hash, std::uint32_t position);
 };
 

@@ -19,7 +19,7 @@ std::size_t checked_block_size(std::uint64_t block_size) {
   return block_size;
 }
 
-// reserve() alone would grow by exactly what is asked for, and copy everything each time.
+// reserve() alone grows by exactly the requested amount, and would copy everything each time.
 template <typename T>
 void grow(std::vector<T>& items, std::size_t more) {
   const std::size_t needed = items.size() + more;
@@ -99,8 +99,7 @@ std::span<const Token> TokenBlocks::partial_tokens() const noexcept {
   return tokens().subspan(blocks_.size() * block_size_);
 }
 
-// Checks runs against a chunk of `length` tokens and returns them sorted, moved to where the chunk will
-// stand.
+// Checks runs against a chunk of `length` tokens; returns them sorted, with offsets into the whole sequence.
 std::vector<MultimodalRun> TokenBlocks::placed_runs(std::span<const MultimodalRun> runs, std::uint64_t length) const {
   std::vector<MultimodalRun> placed(runs.begin(), runs.end());
   for (const MultimodalRun& run : placed) {
@@ -131,7 +130,7 @@ void TokenBlocks::check_room(std::uint64_t more) const {
   }
 }
 
-// Everything that can throw happens here, before the first change.
+// Does everything that can throw, before the first change.
 void TokenBlocks::reserve_more(std::size_t more_tokens, std::size_t more_runs) {
   grow(tokens_, more_tokens);
   grow(runs_, more_runs);
@@ -159,8 +158,7 @@ std::uint64_t TokenBlocks::block_hash(std::size_t index) noexcept {
                                           [start](const MultimodalRun& run) { return run.end() <= start; });
   const auto last = std::find_if(first, runs_.end(),
                                  [end = start + block_size_](const MultimodalRun& run) { return run.offset >= end; });
-  // A block without placeholders keeps the plain bytes, and with them the identity that text alone would give
-  // it.
+  // A block without placeholders is hashed as plain text, so it keeps the identity of the same text.
   if (first == last) return xxh3_64(&tokens_[start], block_size_ * sizeof(Token), salt_);
   return framed_hash(start, {first, last});
 }

@@ -1,5 +1,4 @@
-// A request's tokens cut into blocks, with the identity of every complete block. Hashing happens here and
-// nowhere else.
+// A request's tokens cut into blocks, with the identity of every complete block. All token hashing happens here.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +13,13 @@
 
 namespace understudy {
 
-// The salt of a request without salt and LoRA; the router starts from the same number.
+// Salt of a request without salt and LoRA; the router starts from the same number.
 inline constexpr std::uint64_t kBaseSaltHash = 1337;
 
-// The salt of a request: 1337 + h(lora, 0) + h(salt, 1), each term only when its string is not empty; wraps.
+// Salt of a request: 1337 + h(lora, 0) + h(salt, 1), each term only when its string is not empty; wraps.
 std::uint64_t salt_hash(std::string_view salt, std::string_view lora) noexcept;
 
-// `length` placeholder positions from `offset` on that stand for one multimodal object.
+// `length` placeholder positions from `offset` on for one multimodal object.
 struct MultimodalRun {
   std::uint64_t mm_hash = 0;
   std::uint64_t offset = 0;
@@ -36,28 +35,27 @@ struct BlockRange {
   std::size_t last = 0;
 };
 
-// Every call checks its arguments first and raises InvalidArgument with nothing changed. Not thread-safe; the
-// snapshots it hands out are. A span that is passed in must not point into the object's own tokens.
+// Every call checks its arguments first and throws InvalidArgument with nothing changed. Not thread-safe; its snapshots
+// are. A span argument must not point into the object's own tokens.
 class TokenBlocks {
  public:
   static constexpr std::uint64_t kMaxBlockSize = std::uint64_t{1} << 20;
   static constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 28;
 
-  // Runs may come in any order, must lie inside the tokens and not overlap; tokens under a run are not
-  // hashed.
+  // Runs may come in any order, must lie inside the tokens and not overlap; tokens under a run are not hashed.
   TokenBlocks(std::span<const Token> tokens, std::uint64_t block_size, std::uint64_t salt = kBaseSaltHash,
               std::span<const MultimodalRun> runs = {});
 
-  // Adds one token; the index of the block that it completed, if any.
+  // Adds one token; returns the index of the block that it completed, if any.
   std::optional<std::size_t> append(Token token);
-  // Adds tokens, with runs whose offsets count from the first of them; the blocks completed.
+  // Adds tokens, with runs whose offsets count from the first of them; returns the completed blocks.
   BlockRange extend(std::span<const Token> tokens, std::span<const MultimodalRun> runs = {});
-  // Adds `length` placeholders (token 0) of one multimodal object; the blocks completed.
+  // Adds `length` placeholders (token 0) of one multimodal object; returns the completed blocks.
   BlockRange push_run(std::uint64_t mm_hash, std::uint64_t length);
 
   // Keeps the first `length` tokens (all, when there are fewer) and trims the runs to them.
   void truncate(std::size_t length) noexcept;
-  // Drops the last `count` tokens. Raises InvalidArgument when there are fewer.
+  // Drops the last `count` tokens. Throws InvalidArgument when there are fewer.
   void unwind(std::size_t count);
   std::optional<Token> pop() noexcept;
 
@@ -68,11 +66,11 @@ class TokenBlocks {
   std::span<const MultimodalRun> runs() const noexcept { return runs_; }  // sorted by offset
 
   std::span<const Token> tokens() const noexcept { return tokens_; }
-  // Tokens [start, stop); empty when the range is reversed or not inside the sequence.
+  // Returns tokens [start, stop); empty when the range is reversed or not inside the sequence.
   std::span<const Token> tokens_at(std::size_t start, std::size_t stop) const noexcept;
-  std::span<const Token> partial_tokens() const noexcept;  // behind the last complete block
+  std::span<const Token> partial_tokens() const noexcept;  // after the last complete block
 
-  // Identities of the complete blocks: a view until the next change, or a snapshot that lasts (O(1)).
+  // Identities of the complete blocks: a view valid until the next change, or an O(1) snapshot that stays valid.
   std::span<const BlockIdentity> blocks() const noexcept { return blocks_.span(); }
   Identities identities() { return blocks_.snapshot().with_block_size(block_size_); }
 

@@ -9,7 +9,7 @@ using xxh3::kSecretWords;
 
 using Byte = unsigned char;
 
-// Known answers for derived secrets, which no Python call reaches.
+// Known answers for derived secrets, which Python cannot reach.
 constexpr std::uint64_t kKnownKey = 0x0123456789abcdef;
 static_assert(xxh3_64_pair_with_secret(kKnownKey, kKnownKey, 0) == 0x28761a69e54c4229);
 static_assert(xxh3_64_pair_with_secret(kKnownKey, kKnownKey, 1) == 0xeeedf6460fb2d1bb);
@@ -31,7 +31,7 @@ constexpr std::size_t kStripeBytes = 64;
 constexpr std::size_t kStripesPerRound = (kSecretBytes - kStripeBytes) / 8;
 constexpr std::size_t kRoundBytes = kStripeBytes * kStripesPerRound;
 
-// The secret as bytes, because several of its uses are not aligned to words.
+// The secret as bytes, because some uses are not aligned to words.
 constexpr auto kSecret = std::bit_cast<std::array<Byte, kSecretBytes>>(kSecretWords);
 
 inline std::uint64_t read64(const Byte* p) noexcept {
@@ -76,7 +76,7 @@ inline std::uint64_t mix16(const Byte* in, const Byte* secret, std::uint64_t see
   return fold_product(read64(in) ^ (read64(secret) + seed), read64(in + 8) ^ (read64(secret + 8) - seed));
 }
 
-// Pairs of 16 bytes from both ends towards the middle.
+// Mixes pairs of 16 bytes from both ends towards the middle.
 inline std::uint64_t hash_17_to_128(const Byte* in, std::size_t length, std::uint64_t seed) noexcept {
   std::uint64_t acc = length * kPrime64_1;
   for (std::size_t pair = 0; pair <= (length - 1) / 32; ++pair) {

@@ -1,4 +1,4 @@
-// XXH3-64 with seed, written from its public definition. Every hash in Understudy comes from here.
+// XXH3-64 with seed, written from its public definition. All hashes in Understudy use it.
 #pragma once
 
 #include <array>
@@ -56,8 +56,8 @@ constexpr Flip16 seeded_flip(std::uint64_t seed) noexcept {
   return {(kSecretWords[3] ^ kSecretWords[4]) + seed, (kSecretWords[5] ^ kSecretWords[6]) - seed};
 }
 
-// The flip of a whole secret derived from `seed` (+seed on even words, -seed on odd ones). Hashing with a
-// derived secret is not hashing with the seed: the two agree only for seed 0.
+// Flip of a secret derived from `seed` (+seed on even words, -seed on odd ones). Hashing with a derived secret equals
+// hashing with the seed only for seed 0.
 constexpr Flip16 secret_flip(std::uint64_t seed) noexcept {
   return {(kSecretWords[3] - seed) ^ (kSecretWords[4] + seed), (kSecretWords[5] - seed) ^ (kSecretWords[6] + seed)};
 }
@@ -69,8 +69,7 @@ constexpr std::uint64_t xxh3_64_pair(std::uint64_t first, std::uint64_t last, st
   return xxh3::hash_9_to_16(first, last, 16, xxh3::seeded_flip(seed));
 }
 
-// XXH3-64 of the same 16 bytes under the custom secret derived from `secret_seed`: the rows of a frequency
-// sketch.
+// XXH3-64 of the same 16 bytes under the secret derived from `secret_seed`: a row of a frequency sketch.
 constexpr std::uint64_t xxh3_64_pair_with_secret(std::uint64_t first, std::uint64_t last,
                                                  std::uint64_t secret_seed) noexcept {
   return xxh3::hash_9_to_16(first, last, 16, xxh3::secret_flip(secret_seed));

@@ -278,7 +278,7 @@ def test_an_index_agrees_with_the_engine_at_every_step_of_random_scenarios(manag
 @MANAGERS
 @pytest.mark.parametrize(
     ("blocks", "message"),
-    [(8, "is in the store alone"), (1000, "events tell of 0 hashes, the store holds 2")],
+    [(8, "is in the store alone"), (1000, "the events report 0 hashes, the store holds 2")],
     ids=["small", "large"],
 )
 def test_events_that_somebody_took_away_are_missed_at_the_end_of_the_step(

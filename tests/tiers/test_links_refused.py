@@ -98,12 +98,12 @@ def test_only_transfers_under_way_have_a_deadline() -> None:
     links = one_link()
     links.start(0, [0], 100)
     links.start(0, [0], 300)
-    with pytest.raises(InvalidArgument, match="transfer 2 is not under way"):
+    with pytest.raises(InvalidArgument, match="transfer 2 is not in flight"):
         links.deadline_ns(2)
     assert links.deadline_ns(0) == 200
     links.pop_due(250)
     assert links.deadline_ns(1) == 400
-    with pytest.raises(InvalidArgument, match="transfer 0 is not under way"):
+    with pytest.raises(InvalidArgument, match="transfer 0 is not in flight"):
         links.deadline_ns(0)
 
 

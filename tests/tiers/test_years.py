@@ -112,7 +112,7 @@ def test_an_estimate_of_many_that_share_a_slow_link_stays_a_time() -> None:
 
 # --- in a run ---------------------------------------------------------------------------------------------------------
 
-REFUSED = r"link .*g\d_to_g\d\S*: what is under way would take years"
+REFUSED = r"link .*g\d_to_g\d\S*: the transfers in flight would take years"
 DOWN = way(SLOW, INF)
 CROWDED: dict[str, tuple[int, int, dict[str, Any]]] = {  # blocks of the device and of a prompt, tiers
     "write-through": (500, 100, {"host": DOWN, "write_through": True}),
@@ -211,7 +211,7 @@ def test_a_load_that_is_refused_leaves_its_request_where_it_is() -> None:
         worker.cache(chain(tag, 256), 200)
     worker.engine.set_link_share(worker.now_ns, _core.Tier.G2, 0.5)
     request = worker.submit(chain(1, 256), 201 * BLOCK)
-    with pytest.raises(CapacityExhausted, match=r"link worker g2_to_g1: what is under way would take years"):
+    with pytest.raises(CapacityExhausted, match=r"link worker g2_to_g1: the transfers in flight would take years"):
         worker.play()
     assert worker.engine.parked == 1
     assert_told_every_time(lambda: worker.engine.advance(10**15), worker)

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/turn.hpp"
+#include "base/exclusive_call.hpp"
 #include "engine/announcer.hpp"
 #include "engine/block_backend.hpp"
 #include "engine/config.hpp"
@@ -92,7 +92,7 @@ class VllmEngine final : public Engine {
   // Loads the prefix that tiers below have, before anybody asks for it. True when something is on its way.
   bool prefetch(std::span<const BlockIdentity> blocks, std::int64_t now_ns);
   TierRun* own_run() noexcept { return own_run_.get(); }
-  Turns& turns() noexcept { return tiers_ ? tiers_->turns() : turns_; }
+  CallFlag& call_flag() noexcept { return tiers_ ? tiers_->call_flag() : call_flag_; }
 
   // ── Steps ──
   // InvalidArgument when the engine has come further than `now_ns`, or transfers have: nothing happens in their past.
@@ -313,7 +313,7 @@ class VllmEngine final : public Engine {
   void check_counts(bool whole) const;
 
   EngineConfig config_;
-  Turns turns_;
+  CallFlag call_flag_;
   StepTiming timing_;
   BlockStore store_;
   Announcer announcer_;
