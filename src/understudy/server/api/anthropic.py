@@ -25,6 +25,7 @@ def check_anthropic(body: dict[str, Any], schema: dict[str, Shape]) -> None:
     check_types(fields, schema)
     if not isinstance(body.get("system", ""), str | list | None):
         fields.note("string_type", "system", "must be a text or blocks", body["system"])
+    _check_tools(fields, body.get("tools"), body.get("tool_choice"))
     thinking = body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "enabled":
         budget = thinking.get("budget_tokens")
@@ -37,6 +38,7 @@ def check_anthropic(body: dict[str, Any], schema: dict[str, Shape]) -> None:
 
 
 _LEAST_THOUGHT = 1024
+_CHOICES = ("auto", "any", "tool", "none")
 
 
 def _check_turn(fields: Fields, where: str, message: Any) -> None:
@@ -49,6 +51,27 @@ def _check_turn(fields: Fields, where: str, message: Any) -> None:
     if not isinstance(message.get("content"), str | list):
         kind = "string_type" if "content" in message else "missing"
         fields.note(kind, f"{where}.content", "must be a text or blocks", message.get("content"))
+
+
+def _check_tools(fields: Fields, tools: Any, choice: Any) -> None:
+    """Note what is wrong inside tools and tool_choice; that they are objects is checked elsewhere."""
+    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if not isinstance(tool, dict):
+            continue
+        for field, type_, wanted in (("name", str, "string"), ("input_schema", dict, "dict")):
+            if not isinstance(tool.get(field), type_):
+                wrong = f"{wanted}_type" if field in tool else "missing"
+                fields.note(wrong, f"tools.{place}.{field}", f"must be a {wanted}", tool.get(field))
+    if not isinstance(choice, dict):
+        return
+    kind, name = choice.get("type"), choice.get("name")
+    if kind not in _CHOICES:
+        wrong = "literal_error" if "type" in choice else "missing"
+        fields.note(wrong, "tool_choice.type", f"must be one of {', '.join(_CHOICES)}", kind)
+    if not isinstance(name, str | None):
+        fields.note("string_type", "tool_choice.name", "must be a string", name)
+    elif kind == "tool" and not name:
+        fields.note("value_error", "tool_choice", "tool_choice.name is required when type is 'tool'", choice)
 
 
 def in_anthropics_words(error: ApiError) -> ApiError:
@@ -72,9 +95,9 @@ def tools_of(body: dict[str, Any]) -> dict[str, Any]:
     if not tools:
         return {}
     choice = body.get("tool_choice") or {"type": "auto"}
-    kind = choice.get("type", "auto")
-    named = {"type": "function", "function": {"name": choice.get("name", "")}}
-    functions = [{"name": tool.get("name", ""), "parameters": tool.get("input_schema", {})} for tool in tools]
+    kind = choice["type"]
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    functions = [{"name": tool["name"], "parameters": tool["input_schema"]} for tool in tools]
     return {
         "tools": [{"type": "function", "function": function} for function in functions],
         "tool_choice": {"any": "required", "tool": named}.get(kind, kind),

@@ -7,6 +7,7 @@ from typing import Any
 from understudy.server.api.errors import ApiError, bad_value
 
 MAX_SALT = 128
+NO_SUCH_TOOL = "The tool specified in `tool_choice` does not match any of the specified `tools`"
 
 
 def check_completion(body: dict[str, Any], max_prompts: int) -> None:
@@ -129,9 +130,7 @@ def _check_tools(body: dict[str, Any]) -> None:
         [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     )
     if not any(isinstance(one, dict) and one.get("name") == name for one in given):
-        raise bad_value(
-            "The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice"
-        )
+        raise bad_value(NO_SUCH_TOOL, "tool_choice")
 
 
 def check_salt(body: dict[str, Any]) -> None:

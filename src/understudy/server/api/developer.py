@@ -188,7 +188,7 @@ class Developer:
 
 def abort(worker: Worker, names: list[Any] | str) -> None:
     """End the requests of these names, a completion's with its place among the prompts; of others nothing is known."""
-    wanted = [names] if isinstance(names, str) else names
+    wanted = {names} if isinstance(names, str) else {name for name in names if isinstance(name, str)}
     worker.abort([one for one in worker.live() if one.name in wanted or f"{one.name}-0" in wanted])
 
 

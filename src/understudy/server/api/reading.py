@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy._core import TokenBlocks
-from understudy.server.api.before import check_chat, check_completion
+from understudy.server.api.before import NO_SUCH_TOOL, check_chat, check_completion
 from understudy.server.api.errors import ApiError, bad_value, no_such_model
 from understudy.server.api.fields import Fields
 from understudy.server.api.prompts import MAX_PROMPTS, chat_text, read_messages, read_prompts, tokens_of
@@ -164,4 +164,7 @@ class Reader:
         name = choice["function"]["name"]
         if not settings.tool_call_parser:
             raise ApiError(f"tool_choice of function {name!r} requires --tool-call-parser to be set")
-        return next(function for function in functions if function["name"] == name)
+        chosen = next((function for function in functions if function["name"] == name), None)
+        if chosen is None:
+            raise bad_value(NO_SUCH_TOOL, "tool_choice")
+        return chosen
