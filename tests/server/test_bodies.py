@@ -17,11 +17,15 @@ from understudy.errors import ConfigError
 from understudy.server.api.errors import Problem
 from understudy.server.flags.serving import read_serve
 from understudy.server.http import bodies
-from understudy.server.http.bodies import LARGE_BODY_BYTES, decode, is_deeper
+from understudy.server.http.bodies import LARGE_BODY_BYTES, MAX_CONTAINERS, decode, structure_error
 
 
 def nested(depth: int) -> bytes:
     return b"[" * depth + b"]" * depth
+
+
+def is_deeper(data: bytes, depth: int) -> bool:
+    return "levels" in structure_error(data, depth)
 
 
 def ask(body: bytes) -> bytes:
@@ -83,7 +87,7 @@ def test_depth_is_carried_over_the_slices_of_a_large_body(monkeypatch: pytest.Mo
         assert is_deeper(data, depth - 1)
 
 
-def test_what_is_too_deep_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_deep_or_has_too_many_lists_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(_: bytes) -> Any:
         raise AssertionError("decoded")
 
@@ -91,6 +95,15 @@ def test_what_is_too_deep_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("json.loads", never)
     for data in (nested(65), b"[" * 3_000_000, (nested(800) + b",") * 2000, b'{"a":' * 65):
         assert "64 levels" in decode(data, 64).error
+    for data in (b"[%b1]" % (b"[]," * 10**6), b"[%b1]" % ((nested(60) + b",") * 25_000)):
+        assert f"more than {MAX_CONTAINERS} lists and objects" in decode(data, 64).error
+
+
+def test_brackets_in_texts_are_no_lists() -> None:
+    data = b'["%b"]' % (b"[]" * (MAX_CONTAINERS + 1))
+    assert decode(data, 64).value == ["[]" * (MAX_CONTAINERS + 1)]
+    data = b"[%b1]" % (b"[]," * (MAX_CONTAINERS - 1))
+    assert len(decode(data, 64).value) == MAX_CONTAINERS
 
 
 @pytest.mark.parametrize("path", [C, "/abort_requests", "/collective_rpc", "/admin/config", "/tokenize"])
@@ -163,7 +176,7 @@ def test_a_large_body_is_decoded_once_and_not_in_the_loop(monkeypatch: pytest.Mo
         return real(data, *args, **named)
 
     monkeypatch.setattr("msgspec.json.decode", noted)
-    small, large = ask(b"1"), ask(b"[%b1]" % (b"[]," * LARGE_BODY_BYTES))
+    small, large = ask(b"1"), ask(b"[%b1]" % (b"123," * LARGE_BODY_BYTES))
 
     async def test(client: Client, _: object) -> None:
         threads.clear()
@@ -184,7 +197,7 @@ def test_requests_behind_a_large_one_wait_for_their_turn() -> None:
     async def main() -> None:
         async with serving() as (client, server):
             reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-            large = ask(b"[%b1]" % (b"[]," * LARGE_BODY_BYTES))
+            large = ask(b"[%b1]" % (b"123," * LARGE_BODY_BYTES))
             head = f"POST {C} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
             writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(large) + large)
             writer.write(b"GET /version HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
