@@ -51,11 +51,11 @@ def test_a_run_takes_numpys_integers() -> None:
             ["--num-gpu-blocks", "5000000000"],
             "--num-gpu-blocks must be at most 1,073,741,824, got 5,000,000,000",
         ),
-        (["--set", "load=5"], "load must be settings by name, got 5"),
+        (["--set", "load=5"], "load must be a mapping, got 5"),
         (["--set", "load.kind=x"], "load.kind must be one of open_loop, closed_loop, lockstep; got 'x'"),
         (["--kv-manager", "x"], "--kv-manager must be one of kvbm, native; got 'x'"),
         (["--set", "engine.block_size=many"], "engine.block_size must be a whole number, got 'many'"),
-        (["--set", "engine.timing=fast"], "engine.timing must be settings by name, got 'fast'"),
+        (["--set", "engine.timing=fast"], "engine.timing must be a mapping, got 'fast'"),
         (["--set", "engine.timing.kind=x"], "one of polynomial, constant, interpolated"),
         (["--set", "engine.timing={kind: constant, prefil_ms: 1}"], "engine.timing.prefil_ms is not known"),
         (
@@ -115,7 +115,7 @@ def test_what_fits_is_not_refused_and_what_does_not_is_with_an_estimate(
     monkeypatch.setattr(understudy.memory, "available_bytes", lambda: 10**10)
     require_memory("it", 8 * 10**9, "less")
     with pytest.raises(
-        ConfigError, match=r"it would take about 9\.5 GB of memory, and 10\.0 GB are free: less"
+        ConfigError, match=r"it would take about 9\.5 GB of memory, and 10\.0 GB are free; less"
     ):
         require_memory("it", 9_500_000_000, "less")
     monkeypatch.setattr(understudy.memory, "available_bytes", lambda: None)
@@ -147,7 +147,7 @@ def test_workers_that_meet_are_all_there_at_once(
 def test_files_that_a_control_group_keeps_at_hand_count_as_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(understudy.memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(understudy.memory, "_CGROUP", tmp_path)
     monkeypatch.setattr(understudy.memory, "_free_on_machine", lambda: 10**12)
     (tmp_path / "memory.max").write_text("8000000000\n")
     (tmp_path / "memory.current").write_text("7900000000\n")

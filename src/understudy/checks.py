@@ -1,4 +1,4 @@
-"""Settings and numbers from users: wrong ones are refused in one sentence that names them and says what is right."""
+"""Check settings and numbers from users; a ConfigError names the field and the valid values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _KINDS = {
     "float": "a number",
     "bool": "true or false",
     "str": "text",
-    "object": "settings by name",
+    "object": "a mapping",
     "array": "a list",
     "null": "null",
 }
 
 
 def whole_number(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
-    """`value` as an int (numpy's are taken too) from `least` to `most`, else ConfigError."""
+    """Return `value` as an int (numpy integers too) from `least` to `most`, else raise ConfigError."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -47,30 +47,30 @@ def whole_number(name: str, value: Any, least: int = 0, most: int | None = None)
 
 
 def read_settings(path: Path, what: str = "") -> dict[str, Any]:
-    """The JSON object that a file holds, else ConfigError names it."""
+    """Read the JSON object in a file. ConfigError names the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{what}{path}: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{what}{path}: expected settings by name at the top level")
+        raise ConfigError(f"{what}{path}: must be a JSON object at the top level")
     return content
 
 
 def port_number(name: str, value: Any, count: int = 1) -> int:
-    """`value` as a port (0: any free one) from which `count` ports can be numbered, else ConfigError."""
+    """Return `value` as the first of `count` consecutive ports (0: any free ones), else raise ConfigError."""
     port = whole_number(name, value, 0, 65535)
     if count > 65535:
-        raise ConfigError(f"{name}: there are 65,535 ports, too few for {count:,} in a row")
+        raise ConfigError(f"{name}: {count:,} consecutive ports are needed, and there are 65,535")
     if port and port + count - 1 > 65535:
         raise ConfigError(
-            f"{name} must be at most {65536 - count:,} for {count:,} ports in a row, got {port:,}"
+            f"{name} must be at most {65536 - count:,} for {count:,} consecutive ports, got {port:,}"
         )
     return port
 
 
 def plain_number(name: str, value: Any) -> float:
-    """`value` as Python's own int or float, with which a report can be written; else ConfigError."""
+    """Return `value` as a Python int or float, which a report can serialise; else raise ConfigError."""
     if type(value) is int or type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -79,7 +79,7 @@ def plain_number(name: str, value: Any) -> float:
 
 
 def positive_number(name: str, value: Any, *, or_zero: bool = False) -> float:
-    """`value` as `plain_number` if it is finite and above 0 (or 0 too), else ConfigError."""
+    """Return `value` as a finite number above 0 (or from 0), else raise ConfigError."""
     number = plain_number(name, value)
     if not math.isfinite(number) or number < 0 or (number == 0 and not or_zero):
         raise ConfigError(
@@ -89,25 +89,25 @@ def positive_number(name: str, value: Any, *, or_zero: bool = False) -> float:
 
 
 def read_as(kind: type[_T], settings: Any, where: str = "") -> _T:
-    """Settings by name as a struct of `kind`; `where` stands in front of their names.
+    """Convert a mapping of settings to a struct of `kind`; `where` prefixes their names in messages.
 
-    ConfigError names the setting at fault, with the choices that it has or what it must be.
+    ConfigError names the invalid setting and its valid values or type.
     """
     try:
         return msgspec.convert(settings, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_in_words(error, kind, settings, where)) from error
+        raise ConfigError(_describe(error, kind, settings, where)) from error
 
 
-def _in_words(error: msgspec.ValidationError, kind: type, settings: Any, where: str) -> str:
+def _describe(error: msgspec.ValidationError, kind: type, settings: Any, where: str) -> str:
     text = str(error)
     found = _PATH.search(text)
     path = found[1] if found else ""
     reason = text[: found.start()] if found else text
     if isinstance(error.__cause__, ConfigError):
-        return reason  # of our own: it names the setting
+        return reason  # a ConfigError of a struct's own check already names the setting
     name = f"{where}{path}" if where else path.lstrip(".")
-    value = _at(settings, path)
+    value = _value_at(settings, path)
     if choices := _choices(inspect.type_info(kind), path):
         return f"{name} must be one of {', '.join(choices)}; got {value!r}"
     if unknown := re.match(r"Object contains unknown field `(.*?)`", reason):
@@ -121,25 +121,25 @@ def _in_words(error: msgspec.ValidationError, kind: type, settings: Any, where: 
     return f"{name}: {reason}" if name else reason
 
 
-def _steps(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     return re.findall(r"[^.\[\]]+", path)
 
 
-def _at(settings: Any, path: str) -> Any:
-    for step in _steps(path):
+def _value_at(settings: Any, path: str) -> Any:
+    for key in _split_path(path):
         try:
-            settings = settings[int(step)] if isinstance(settings, list | tuple) else settings[step]
+            settings = settings[int(key)] if isinstance(settings, list | tuple) else settings[key]
         except (KeyError, IndexError, TypeError, ValueError):
             return settings
     return settings
 
 
 def _types(info: inspect.Type, path: str) -> list[inspect.Type]:
-    """What may stand at `path`; several where a union forks."""
-    here = [info]
-    for step in _steps(path):
-        here = [inner for outer in here for one in _members(outer) for inner in _inside(one, step)]
-    return [one for outer in here for one in _members(outer)]
+    """List the types that are valid at `path`; a union has several."""
+    types = [info]
+    for key in _split_path(path):
+        types = [inner for outer in types for one in _members(outer) for inner in _types_at_key(one, key)]
+    return [one for outer in types for one in _members(outer)]
 
 
 def _members(info: inspect.Type) -> list[inspect.Type]:
@@ -148,11 +148,11 @@ def _members(info: inspect.Type) -> list[inspect.Type]:
     return [info]
 
 
-def _inside(info: inspect.Type, step: str) -> list[inspect.Type]:
+def _types_at_key(info: inspect.Type, key: str) -> list[inspect.Type]:
     if isinstance(info, inspect.StructType):
-        if step == info.tag_field:
+        if key == info.tag_field:
             return [inspect.LiteralType((str(info.tag),))]
-        return [field.type for field in info.fields if field.encode_name == step]
+        return [field.type for field in info.fields if field.encode_name == key]
     if isinstance(info, inspect.ListType | inspect.VarTupleType):
         return [info.item_type]
     return []
@@ -167,7 +167,7 @@ def _choices(info: inspect.Type, path: str) -> list[str]:
 
 
 def _fields(info: inspect.Type, path: str, value: Any) -> list[str]:
-    """What `value` may hold there: of its own kind, where it names one."""
+    """List the field names that are valid at `path`; only those of its own kind if `value` names one."""
     structs = [one for one in _types(info, path) if isinstance(one, inspect.StructType)]
     own = [one for one in structs if isinstance(value, dict) and value.get(str(one.tag_field)) == one.tag]
     return [field.encode_name for one in own or structs for field in one.fields]

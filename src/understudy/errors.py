@@ -1,39 +1,39 @@
-"""Typed errors. Each says what is wrong, names the field or the request, and is raised before anything changes."""
+"""Error types. Messages name the field or the request; errors are raised before any state changes."""
 
 from __future__ import annotations
 
 
 class UnderstudyError(Exception):
-    """Base of every error that Understudy raises on purpose."""
+    """Base class of all errors that Understudy raises for invalid input or misuse."""
 
 
 class ConfigError(UnderstudyError, ValueError):
-    """A setting is unknown, contradictory or cannot be honoured; the message names the field."""
+    """A setting is unknown, contradictory or not supported; the message names the field."""
 
 
 class InvalidArgument(UnderstudyError, ValueError):
-    """A value, a length or an id that the call cannot take."""
+    """A value, a length or an id that the call does not accept."""
 
 
 class MalformedBatch(UnderstudyError, ValueError):
-    """Bytes that came over the wire are no batch of KV events. Nothing of them was applied."""
+    """Received bytes are not a batch of KV events; none of them was applied."""
 
 
 class WrongState(UnderstudyError):
-    """The object is not in the state that the call needs (for example a guard that was released)."""
+    """The object is not in the state that the call requires (for example, a guard that was released)."""
 
 
 class UnknownBlock(UnderstudyError, LookupError):
-    """A block id that the pool does not have."""
+    """A block id that is not in the pool."""
 
 
 class CapacityExhausted(UnderstudyError):
-    """Fewer blocks are available than were asked for. Nothing was taken."""
+    """Fewer blocks are available than requested; none was allocated."""
 
 
 class PolicyError(UnderstudyError):
-    """A policy or a router of yours broke its contract; the message says how."""
+    """A user-defined policy or router broke its contract; the message says how."""
 
 
 class InvariantViolated(UnderstudyError, AssertionError):
-    """A self-check found inconsistent state: a defect in Understudy, please report it."""
+    """A self-check found inconsistent state: a defect of Understudy; please report it."""

@@ -1,17 +1,17 @@
 """Token blocks and their hashes.
 
-A request's tokens are cut into blocks of `block_size`. Every complete block has
+A request's tokens are split into blocks of `block_size`. Every complete block has
 
 - a **local hash**: XXH3-64 of its tokens (little-endian u32), seeded with the request's salt hash;
 - a **sequence hash**: of itself and every block before it, so that equal hashes mean equal prefixes;
 - a **lineage hash** (PLH): 128 bits of position, sequence hash and a fragment of the parent's sequence hash,
-  carried as a Python int. It is what the block manager calls a block by.
+  as a Python int. The block manager identifies blocks by it.
 
-`TokenBlocks` computes them while tokens come and go. `Identities` is the immutable run of them that the block
-manager takes; it can also be built without tokens, from hashes that a trace or another process supplies.
-Hash 0 stands for "not known" and is refused as the hash of a block.
+`TokenBlocks` computes these hashes while tokens are appended and removed. `Identities` is an immutable sequence of
+them for the block manager; it can also be built without tokens, from hashes of a trace or another process.
+Hash 0 means "unknown" and is rejected as the hash of a block.
 
-Bad arguments raise `understudy.errors.InvalidArgument`, which names the argument, and change nothing.
+Invalid arguments raise `understudy.errors.InvalidArgument`, which names the argument, and change nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""YAML as settings are written in: a name once, 1e-3 is a number, and no number means another than it looks like."""
+"""Read YAML settings strictly: no repeated names, 1e-3 is a number, no octal or sexagesimal numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes the last of two equal names, and 1e-3 for text; here one is an error, the other a number."""
+    """Loader that rejects repeated names (YAML 1.1 takes the last) and reads 1e-3 as a number (YAML 1.1: text)."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
@@ -27,34 +27,34 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    """YAML 1.1 reads 017 as 15 and 1:30 as 90: neither is what anybody meant."""
+def _read_number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """Read a number; reject 017 and 1:30, which YAML 1.1 reads as 15 and 90."""
     text = node.value
     if ":" in text or re.match(r"[-+]?0[0-9_]+$", text):
         raise yaml.constructor.ConstructorError(
             None,
             None,
-            f"{text} is an octal or sexagesimal number: write it in decimal, or in quotes",
+            f"{text} is an octal or sexagesimal number; write it in decimal or in quotes",
             node.start_mark,
         )
     read = loader.construct_yaml_float if node.tag.endswith("float") else loader.construct_yaml_int
     return read(node)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _number)
-_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+_Loader.add_constructor("tag:yaml.org,2002:int", _read_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _read_number)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
 
 def parse(text: str) -> Any:
-    """The value that the text stands for. Raises yaml.YAMLError."""
+    """Parse YAML text. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
 
 
 def read_yaml(path: Path) -> Any:
-    """The value of a file, UTF-8 or UTF-16. ConfigError names the file and, where it can, the line."""
+    """Read a YAML file in UTF-8 or UTF-16. ConfigError names the file and, if known, the line."""
     try:
         data = path.read_bytes()
         utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))

@@ -38,7 +38,7 @@ def test_every_setting_of_the_engine_has_a_flag() -> None:
 
 def test_every_name_of_the_mockers_tiers_has_a_flag() -> None:
     elsewhere = {"kv_bytes_per_token", "offload_batch_size"}  # flags of tiers
-    settings_alone = {"native_host_offload"}  # holds settings by name
+    settings_alone = {"native_host_offload"}  # holds a mapping
     assert set(DYNAMO_NAMES) - elsewhere - settings_alone <= {flag.name for flag in MOCKER_NAMES}
 
 

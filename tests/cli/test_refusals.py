@@ -118,10 +118,13 @@ def refused(
         ("fleet --base-port -5", "--base-port must be at least 0"),
         (
             "fleet --base-port 65000 --workers 1000",
-            "--base-port must be at most 64,536 for 1,000 ports in a row, got 65,000",
+            "--base-port must be at most 64,536 for 1,000 consecutive ports, got 65,000",
         ),
-        ("fleet --workers 100000", "there are 65,535 ports, too few for 100,000 in a row"),
-        ("fleet --workers 100000 --base-port 0", "there are 65,535 ports, too few for 100,000 in a row"),
+        ("fleet --workers 100000", "100,000 consecutive ports are needed, and there are 65,535"),
+        (
+            "fleet --workers 100000 --base-port 0",
+            "100,000 consecutive ports are needed, and there are 65,535",
+        ),
         ("serve --workers 4", "several workers behind one address are `understudy fleet --workers N`"),
         ("serve --routing kv", "several workers behind one address are `understudy fleet --routing POLICY`"),
         ("router --port 99999", "--port must be at most 65,535"),
@@ -228,13 +231,13 @@ def refused(
         ("convert empty.csv o --format azure", "column TIMESTAMP is missing; the file is empty"),
         (
             "convert trace.jsonl o --format aiperf",
-            "metadata is missing: no record of AIPerf's; the file looks",
+            "metadata is missing; not a record of AIPerf; the file looks",
         ),
         ("convert trace.jsonl o --format openai", "looks like format mooncake (--format mooncake)"),
         ("compare report.json deep.json", "report.json is no report"),
         # what is called by its flag, though the setting has another name
         (f"replay {TRACE} --no-kv-events", "--no-kv-events is for routing kv, but routing is round_robin"),
-        (f"replay {TRACE} --keep-ids", "--keep-ids is no option of format mooncake; known are"),
+        (f"replay {TRACE} --keep-ids", "--keep-ids is not an option of format mooncake; known are"),
         (
             f"replay {ROOT}/examples/logs/sharegpt.json --format sharegpt",
             "has no timestamps: replay it closed loop (--concurrency N",

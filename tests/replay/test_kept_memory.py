@@ -9,7 +9,7 @@ import pytest
 import understudy.memory
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.memory import give_back, require_memory
+from understudy.memory import release_spare_memory, require_memory
 from understudy.run.offline import run_offline
 from understudy.tiers import TiersConfig
 from understudy.workload import Fixed, SyntheticSpec, Workload, synthesise
@@ -57,9 +57,9 @@ def test_runs_in_memory_of_others_give_what_they_give_in_memory_of_their_own() -
     cases = [(requests(40 + 30 * (i % 2), i), how) for i, how in enumerate(HOWS)]
     fresh = []
     for workload, how in cases:
-        give_back()
+        release_spare_memory()
         fresh.append(digests(workload, how))
-    assert give_back()
+    assert release_spare_memory()
     for order in (range(len(cases)), reversed(range(len(cases)))):
         for i in order:
             assert digests(*cases[i]) == fresh[i]
@@ -67,15 +67,15 @@ def test_runs_in_memory_of_others_give_what_they_give_in_memory_of_their_own() -
 
 def test_what_is_kept_goes_back_to_the_system_when_it_is_asked_for() -> None:
     digests(requests(20, 0), HOWS[2])
-    assert give_back()
-    assert not give_back()
+    assert release_spare_memory()
+    assert not release_spare_memory()
 
 
 def test_what_is_empty_for_the_better_part_is_not_kept() -> None:
-    give_back()
+    release_spare_memory()
     few = requests(1, 0)
     digests(few, {"workers": 2, "blocks": 200_000, "below": ("g2",)})
-    assert not give_back()
+    assert not release_spare_memory()
 
 
 def test_a_run_that_seems_not_to_fit_gets_the_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_what_is_no_scenario_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_scenario_has_no_trace_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     path = GOLDEN / "scenarios" / "single.json"
     assert main(["replay", str(path), "--format", "vllm-scenario", "--trace-block-size", "4"]) == 2
-    assert "--trace-block-size is no option of format vllm-scenario" in capsys.readouterr().err
+    assert "--trace-block-size is not an option of format vllm-scenario" in capsys.readouterr().err
 
 
 def test_a_scenario_s_order_of_equal_priorities_survives_sorting_but_not_a_trace(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_native_host_offload_is_a_write_through_host_tier() -> None:
         ({"offload_batch_size": 4}, "offload_batch_size needs a tier"),
         ({"kv_bytes_per_token": 4, "kv_cache_bytes_per_token": 5}, "two names of the same setting"),
         ({"native_host_offload": {"num_host_blocks": 1}, "num_g2_blocks": 1}, "two ways to describe tiers"),
-        ({"native_host_offload": 5}, "native_host_offload must hold settings by name"),
+        ({"native_host_offload": 5}, "native_host_offload must be a mapping"),
         ({"native_host_offload": {}}, "num_host_blocks is missing"),
         (
             {"native_host_offload": {"num_host_blocks": 1, "speed": 2}},

@@ -79,7 +79,7 @@ def test_concat_with_two_equal_names_is_refused() -> None:
 
 def test_concat_that_needs_too_many_token_numbers_is_refused() -> None:
     part = workload([4], hash_ids=[2**31])
-    with pytest.raises(InvalidArgument, match="must fit 32 bits"):
+    with pytest.raises(InvalidArgument, match="more than fit 32 bits"):
         concat([part, part])
 
 

@@ -40,7 +40,7 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
 
 def test_an_unknown_option_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="block_size is no option of format mooncake; known are trace_block"
+        ConfigError, match="block_size is not an option of format mooncake; known are trace_block"
     ):
         read_trace(trace_file(tmp_path), block_size=4)
 
@@ -68,11 +68,11 @@ def test_a_known_name_is_replaced_only_on_request() -> None:
     def other(path: Path) -> Workload:
         return workload([4])
 
-    with pytest.raises(ConfigError, match="'mooncake' is registered already"):
+    with pytest.raises(ConfigError, match="'mooncake' is already registered"):
         register_format("mooncake", other)
     register_format("mooncake", other, replace=True)
     assert len(read_trace("anything")) == 1
-    with pytest.raises(ConfigError, match="must not be empty"):
+    with pytest.raises(ConfigError, match="the name is empty"):
         register_format("", other)
 
 

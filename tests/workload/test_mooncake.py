@@ -135,7 +135,7 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         (row(timestamp=-1), "timestamp must be at least 0 ms"),
         (row(timestamp=1e13), "timestamp must be at least 0 ms and below 2^63 ns"),
         (row(timestamp=10**400), "timestamp"),
-        (row(timestamp=...), "timestamp is missing, though other first turns have one"),
+        (row(timestamp=...), "timestamp is missing, but other first turns have one"),
         (row(delay=5), "delay must be absent or 0 on a session's first turn, got 5"),
         (row(delay=-5), "delay must be at least 0 ms"),
         (row(priority=2**31), "priority must fit int32"),
@@ -256,7 +256,7 @@ def test_ids_above_32_and_63_bits_stay_distinct(tmp_path: Path) -> None:
 )
 def test_bulk_conversion_of_ids_agrees_with_the_plain_one(lists: list[list[int]], spaced: bool) -> None:
     text = [str(ids) if spaced else str(ids).replace(" ", "") for ids in lists]
-    fast = mooncake_rows._plain_id_lists([Raw(ids) for ids in text])
+    fast = mooncake_rows._read_plain_id_lists([Raw(ids) for ids in text])
     if any(value == 2**64 - 1 for ids in lists for value in ids):
         assert fast is None
     else:
@@ -280,7 +280,7 @@ def test_bulk_conversion_of_ids_agrees_with_the_plain_one(lists: list[list[int]]
     ],
 )
 def test_bulk_conversion_declines_what_is_not_a_plain_list(texts: list[str]) -> None:
-    assert mooncake_rows._plain_id_lists([Raw(text) for text in texts]) is None
+    assert mooncake_rows._read_plain_id_lists([Raw(text) for text in texts]) is None
 
 
 def test_milliseconds_may_be_fractions_and_are_rounded_once(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_delay_is_explicit_else_the_timestamp_difference_else_zero(tmp_path: P
 
 
 def test_a_later_turn_may_not_go_back_in_time(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:3: timestamp lies before .* in line 1"):
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:3: timestamp is earlier .* in line 1"):
         read(tmp_path, row(timestamp=5, session_id="a"), row(), row(timestamp=4, session_id="a"))
 
 

@@ -40,7 +40,7 @@ def test_a_log_of_each_format_is_replayed_converted_and_as_it_is(
     trace = tmp_path / "trace.jsonl"
     assert main(["convert", str(LOGS / name), str(trace), "--format", form]) == 0
     said = capsys.readouterr().err
-    assert ("unknowable" in said) == (form in ("vllm-bench", "aiperf", "azure", "burstgpt"))
+    assert ("prefix caching is unknown" in said) == (form in ("vllm-bench", "aiperf", "azure", "burstgpt"))
     assert "lighthouse" not in trace.read_text()
     assert main(["replay", str(trace), "--trace-block-size", size, "--digest", *load]) == 0
     converted = capsys.readouterr().out

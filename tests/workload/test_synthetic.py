@@ -112,7 +112,7 @@ def test_a_distribution_that_cannot_be_is_refused() -> None:
 
 
 def test_bounds_that_are_never_met_are_an_error_not_a_hang() -> None:
-    with pytest.raises(ConfigError, match=r"prompt_tokens: .* hardly ever falls into"):
+    with pytest.raises(ConfigError, match=r"prompt_tokens: .* rarely falls into"):
         synthesise(spec(prompt_tokens=Normal(10, 1, min=1_000)))
 
 

@@ -59,7 +59,7 @@ def test_columns_cannot_be_written_to() -> None:
     [
         ({"prompt_tokens": [4, 8]}, "prompt_tokens must have 3 entries, got 2"),
         ({"prompt_tokens": [[4, 8, 5]]}, "prompt_tokens must be one-dimensional"),
-        ({"prompt_tokens": [4.0, 8.0, 5.0]}, "prompt_tokens must hold integers, got float64"),
+        ({"prompt_tokens": [4.0, 8.0, 5.0]}, "prompt_tokens must contain integers, got float64"),
         ({"prompt_tokens": [4, 0, 5]}, r"prompt_tokens\[1\] must be at least 1, got 0"),
         ({"output_tokens": [4, 0, -5]}, r"output_tokens\[2\] must be at least 0, got -5"),
         ({"output_tokens": [2**31, 1, 1]}, r"output_tokens\[0\] must fit int32, got 2147483648"),
@@ -81,14 +81,14 @@ def test_columns_cannot_be_written_to() -> None:
         ({"request_ids": ["a", "b"]}, "request_ids must have 3 entries, got 2"),
         ({"request_ids": ["a", "b", "a"]}, r"request_ids\[2\] 'a' was already used by row 0"),
         ({"session_ids": ["a", "b", "c", "d"]}, "session_ids must have 3 entries, got 4"),
-        ({"output_token_ids": [1]}, "output_token_offsets and output_token_ids go together"),
+        ({"output_token_ids": [1]}, "output_token_offsets and output_token_ids need each other"),
         (
             {"output_token_ids": [1, 2], "output_token_offsets": [0, 0, 2, 2]},
             r"output_token_ids\[1\] must have one entry per output token, 3, got 2",
         ),
-        ({"output_in_next": [1, 0, 0]}, "output_in_next must hold booleans"),
+        ({"output_in_next": [1, 0, 0]}, "output_in_next must contain booleans"),
         ({"strict_priority": [0, 0, 2**32]}, r"strict_priority\[2\] must lie in"),
-        ({"policy_class": [0, 0, 0]}, "policy_class and policy_classes go together"),
+        ({"policy_class": [0, 0, 0]}, "policy_class and policy_classes need each other"),
         (
             {"policy_class": [0, -2, 0], "policy_classes": ("a",)},
             r"policy_class\[1\] must be −1 or an index below 1",
@@ -185,7 +185,7 @@ def test_scale_arrival_rate_refuses_times_that_doubles_would_blur() -> None:
 
 
 def test_slowing_down_past_64_bits_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stretches arrival_ns"):
+    with pytest.raises(ConfigError, match="moves arrival_ns"):
         workload([4], arrival_ns=[2**50]).scale_arrival_rate(1e-9)
 
 

@@ -70,7 +70,7 @@ def _host_tier(given: dict[str, Any]) -> list[dict[str, Any]]:
     if others:
         raise ConfigError(f"native_host_offload and {others[0]} are two ways to describe tiers; give one")
     if not isinstance(host, dict):
-        raise ConfigError(f"native_host_offload must hold settings by name, got {host!r}")
+        raise ConfigError(f"native_host_offload must be a mapping, got {host!r}")
     for name in host:
         if name not in _HOST:
             raise ConfigError(f"native_host_offload.{name} is not known; known are {', '.join(_HOST)}")

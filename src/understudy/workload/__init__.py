@@ -1,7 +1,7 @@
-"""Workloads: what a replay consumes, from trace files or made to order.
+"""Workloads: the requests of a replay, read from trace files or generated.
 
-`read_trace` reads a file, `synthesise` makes a workload from a `SyntheticSpec`, `write_mooncake` writes one;
-`OpenLoop`, `ClosedLoop` and `Lockstep` say how a replay plays it. Times inside are int64 nanoseconds.
+`read_trace` reads a file, `synthesise` generates a workload from a `SyntheticSpec`, `write_mooncake` writes one;
+`OpenLoop`, `ClosedLoop` and `Lockstep` set when requests are sent. Times are int64 nanoseconds.
 """
 
 from understudy.workload.arrivals import (

@@ -1,7 +1,6 @@
-"""How load arrives: the gaps between sessions (`Burst` … `Gamma`), and who sets the pace (`…Loop`).
+"""Arrival processes (`Burst` … `Gamma`: gaps between sessions) and load modes (`OpenLoop` … `Lockstep`).
 
-All are plain immutable data. A configuration file names them by `kind`, for example `{kind: poisson, qps:
-10}`.
+All are immutable data. A configuration file names them by `kind`, for example `{kind: poisson, qps: 10}`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Burst(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="burst"):
-    """Everything arrives at 0."""
+    """All sessions arrive at time 0."""
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):
@@ -62,7 +61,7 @@ ArrivalProcess = Burst | Constant | Poisson | Gamma
 
 
 class OpenLoop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="open_loop"):
-    """Requests come when the workload says, however busy the fleet is.
+    """Send requests at the workload's timestamps, however busy the fleet is.
 
     A first turn arrives at its timestamp, turn k a delay after turn k−1 completed. Timestamps are shifted so
     that the first is 0; timestamps and delays are divided by `arrival_rate_scale`.
@@ -82,11 +81,11 @@ class ClosedLoop(
     tag_field="kind",
     tag="closed_loop",
 ):
-    """At most `concurrency` sessions at a time, started in row order as slots come free; no timestamps.
+    """Run at most `concurrency` sessions at a time, in row order; ignore timestamps.
 
     A session keeps its slot through all its turns and think times (delays are kept). A request arrives when
-    it is dispatched, so waiting for a slot is not part of its latency. A slot is empty for `turnaround_ms` between two
-    sessions: what a client needs to see the end of one and to send the next.
+    it is dispatched, so waiting for a slot is not part of its latency. A slot stays empty for `turnaround_ms` between
+    two sessions: the time a client needs to receive the end of one and send the next.
     """
 
     concurrency: int
@@ -95,25 +94,25 @@ class ClosedLoop(
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "concurrency", whole_number("concurrency", self.concurrency, 1))
         if not 0 <= self.turnaround_ms < 1e9:
-            raise ConfigError(f"turnaround_ms must be finite and not negative, got {self.turnaround_ms}")
+            raise ConfigError(f"turnaround_ms must be a finite number from 0, got {self.turnaround_ms}")
 
 
 LOCKSTEP_NS = 1_000_000
-"""A step in lockstep."""
+"""Duration of a step in lockstep."""
 
 
 class Lockstep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lockstep"):
-    """Every worker takes a step every millisecond, busy or not, whatever its timing model says.
+    """Step every worker once per millisecond, busy or idle; ignore timing models.
 
-    A request arrives at its timestamp, before the step that begins then: millisecond s is step s. So are schedules
-    recorded.
+    A request arrives at its timestamp, before the step that begins then: millisecond s is step s, as in recorded
+    schedules.
     """
 
 
 def arrival_times_ns(process: ArrivalProcess, sessions: int, rng: np.random.Generator) -> Int64Column:
-    """Draw when each of `sessions` sessions begins: the first at 0, never falling, each rounded once.
+    """Sample the start times of `sessions` sessions: the first is 0, ascending, each rounded once.
 
-    Errors: ConfigError when the last would be past 2^63 ns.
+    Errors: ConfigError if the last is past 2^63 ns.
     """
     match process:
         case Burst():
@@ -121,15 +120,15 @@ def arrival_times_ns(process: ArrivalProcess, sessions: int, rng: np.random.Gene
         case Constant(qps=qps):
             times_s = np.arange(sessions) / qps
         case Poisson(qps=qps):
-            times_s = _after_gaps(rng.exponential(1 / qps, max(sessions - 1, 0)), sessions)
+            times_s = _sum_gaps(rng.exponential(1 / qps, max(sessions - 1, 0)), sessions)
         case Gamma(qps=qps, burstiness=shape):
-            times_s = _after_gaps(rng.gamma(shape, 1 / (qps * shape), max(sessions - 1, 0)), sessions)
+            times_s = _sum_gaps(rng.gamma(shape, 1 / (qps * shape), max(sessions - 1, 0)), sessions)
     if sessions and not times_s[-1] * 1e9 < 2**63:
-        raise ConfigError(f"qps {process.qps} puts the last of {sessions} sessions past 2^63 ns")
+        raise ConfigError(f"qps {process.qps} puts the last of {sessions} sessions past 2^63 ns; raise it")
     return np.rint(times_s * 1e9).astype(np.int64)
 
 
-def _after_gaps(gaps_s: NDArray[np.float64], sessions: int) -> NDArray[np.float64]:
+def _sum_gaps(gaps_s: NDArray[np.float64], sessions: int) -> NDArray[np.float64]:
     times_s = np.zeros(sessions)
     np.cumsum(gaps_s, out=times_s[1:])
     return times_s

@@ -21,7 +21,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class RowError(InvalidArgument):
-    """A value that a column cannot hold; says which `field`, which `row` (from 0) and the `reason`."""
+    """A value that does not fit its column; has the `field`, the `row` (from 0) and the `reason`."""
 
     def __init__(self, field: str, row: int, reason: str) -> None:
         super().__init__(f"{field}[{row}] {reason}")
@@ -31,12 +31,12 @@ class RowError(InvalidArgument):
 
 
 def first_row(bad: BoolColumn) -> int | None:
-    """Index of the first true entry, None when there is none."""
+    """Return the index of the first true entry; None if there is none."""
     return int(bad.argmax()) if bad.any() else None
 
 
 def column(field: str, values: ArrayLike, dtype: type[_Scalar], rows: int | None = None) -> NDArray[_Scalar]:
-    """Return `values` as a contiguous read-only array of `dtype`, without ever changing a value.
+    """Return `values` as a contiguous read-only array of `dtype`, with every value unchanged.
 
     Errors: InvalidArgument when it is not one-dimensional, not of integers (or bools), or not `rows` long;
     RowError on the first value that `dtype` cannot hold.
@@ -50,7 +50,7 @@ def column(field: str, values: ArrayLike, dtype: type[_Scalar], rows: int | None
     if array.dtype != wanted and len(array):
         if array.dtype.kind not in ("b" if wanted.kind == "b" else "iu"):
             kind = "booleans" if wanted.kind == "b" else "integers"
-            raise InvalidArgument(f"{field} must hold {kind}, got {array.dtype}")
+            raise InvalidArgument(f"{field} must contain {kind}, got {array.dtype}")
         if wanted.kind in "iu":
             limits = np.iinfo(wanted)
             bad = first_row((array < limits.min) | (array > limits.max))
@@ -69,7 +69,7 @@ def offsets_of(counts: NDArray[np.integer]) -> Int64Column:
 
 
 def check_offsets(field: str, offsets: Int64Column, values: int) -> None:
-    """Check that `offsets` start at 0, never fall and end at `values`."""
+    """Raise RowError unless `offsets` start at 0, ascend and end at `values`."""
     if offsets[0] != 0:
         raise RowError(field, 0, f"must be 0, got {offsets[0]}")
     bad = first_row(np.diff(offsets) < 0)
@@ -93,15 +93,15 @@ def ragged_positions(starts: Int64Column, counts: NDArray[np.integer]) -> Int64C
 def take_ragged(
     offsets: Int64Column, values: NDArray[_Scalar], rows: Int64Column
 ) -> tuple[Int64Column, NDArray[_Scalar]]:
-    """Return the CSR pair that holds only `rows`, in that order."""
+    """Return the CSR pair of only `rows`, in that order."""
     counts = np.diff(offsets)[rows]
     return offsets_of(counts), values[ragged_positions(offsets[:-1][rows], counts)]
 
 
 def intern_ids(ids: NDArray[np.integer]) -> UInt32Column:
-    """Rename ids to 0, 1, 2, … in order of first appearance.
+    """Renumber ids as 0, 1, 2, … in order of first appearance.
 
-    Errors: InvalidArgument when there are more than 2^32 distinct ones.
+    Errors: InvalidArgument if there are more than 2^32 distinct ids.
     """
     if not len(ids):
         return np.empty(0, np.uint32)
@@ -109,7 +109,7 @@ def intern_ids(ids: NDArray[np.integer]) -> UInt32Column:
         small = ids.astype(np.uint32)
         highest = np.maximum.accumulate(small)
         if bool((highest[1:] - highest[:-1] <= 1).all()):
-            return small  # already numbered so, as most published traces are
+            return small  # already numbered by first appearance, as most published traces are
     _, first_seen, inverse = np.unique(ids, return_index=True, return_inverse=True)
     if len(first_seen) > 2**32:
         raise InvalidArgument(f"hash_ids has {len(first_seen)} distinct ids, at most 2^32 are supported")

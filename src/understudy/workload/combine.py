@@ -1,4 +1,4 @@
-"""Workloads made of others: one after the other, or the same one many times."""
+"""Combine workloads: concatenate several, or repeat one."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _T = TypeVar("_T")
 
 
 def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> Workload:
-    """Put workloads one after the other, row by row; arrivals stay as they are (see `sorted_by_arrival`).
+    """Concatenate workloads row by row; arrivals stay as they are (see `sorted_by_arrival`).
 
-    With `shared_prefixes` equal hash ids mean equal content across the parts; without, each part's tokens
-    (exact outputs included) are moved to numbers of their own, so that no part can hit what another cached.
+    With `shared_prefixes` equal hash ids mean equal content across the parts; without, each part's token ids
+    (exact outputs included) are renumbered, so that no part can hit what another cached.
 
-    Errors: InvalidArgument when there is no part, when the parts differ in trace_block_size or in what they
-    carry (arrivals, names, queue_order), when two names are equal, or when the token numbers no longer fit 32 bits.
+    Errors: InvalidArgument if there is no part, if the parts differ in trace_block_size or in optional columns
+    (arrivals, names, queue_order), if two names are equal, or if the token ids do not fit 32 bits.
     """
     if not workloads:
         raise InvalidArgument("concat needs at least one workload")
-    size = _common("trace_block_size", [part.trace_block_size for part in workloads])
-    has_arrivals = _common("has_arrivals", [part.has_arrivals for part in workloads])
+    size = _require_equal("trace_block_size", [part.trace_block_size for part in workloads])
+    has_arrivals = _require_equal("has_arrivals", [part.has_arrivals for part in workloads])
     for name in ("request_ids", "session_ids", "queue_order"):
-        _common(f"presence of {name}", [getattr(part, name) is not None for part in workloads])
+        _require_equal(f"presence of {name}", [getattr(part, name) is not None for part in workloads])
     spaces = [0 if shared_prefixes else part.token_space for part in workloads]
     if sum(spaces) >= 2**32:
         raise InvalidArgument(
-            f"concat needs {sum(spaces)} token numbers, they must fit 32 bits: use shared_prefixes"
+            f"concat needs {sum(spaces)} token ids, more than fit 32 bits; use shared_prefixes"
         )
-    token_bases = _bases(spaces)
-    hash_bases = _bases([len(part.hash_ids) for part in workloads])
-    session_bases = _bases([part.sessions for part in workloads])
+    token_bases = _offsets(spaces)
+    hash_bases = _offsets([len(part.hash_ids) for part in workloads])
+    session_bases = _offsets([part.sessions for part in workloads])
     policy_class, policy_classes = _concat_named(
         [(part.policy_class, part.policy_classes, len(part)) for part in workloads]
     )
@@ -88,31 +88,31 @@ def concat(workloads: Sequence[Workload], *, shared_prefixes: bool = False) -> W
 
 
 def repeat(workload: Workload, times: int, *, gap_ns: int = 0, shared_prefixes: bool = False) -> Workload:
-    """Play the workload `times` times, each copy `gap_ns` after the last arrival of the one before.
+    """Repeat the workload `times` times, each copy `gap_ns` after the last arrival of the one before.
 
     Copies after the first append `#1`, `#2`, … to the names. `shared_prefixes` as in `concat`.
 
-    Errors: InvalidArgument when times < 1, gap_ns < 0, a gap is asked for without arrivals, or the last copy
-    would arrive past 2^63 ns.
+    Errors: InvalidArgument if times < 1, gap_ns < 0, a gap is given without arrivals, or the last copy
+    arrives past 2^63 ns.
     """
     if times < 1:
         raise InvalidArgument(f"times must be at least 1, got {times}")
     if gap_ns < 0:
         raise InvalidArgument(f"gap_ns must be at least 0, got {gap_ns}")
     if gap_ns and not workload.has_arrivals:
-        raise InvalidArgument("gap_ns has no meaning for a workload without arrivals")
+        raise InvalidArgument("gap_ns has no effect on a workload without arrivals; leave it out")
     last_ns = int(workload.arrival_ns.max(initial=0))
     period_ns = last_ns - (int(workload.arrival_ns.min()) if len(workload) else 0) + gap_ns
     if last_ns + period_ns * (times - 1) >= 2**63:
-        raise InvalidArgument(f"{times} copies of {period_ns} ns reach past 2^63 ns: call normalised() first")
+        raise InvalidArgument(f"{times} copies of {period_ns} ns reach past 2^63 ns; call normalised() first")
     return concat(
         [workload]
         + [
             replace(
                 workload,
                 arrival_ns=workload.arrival_ns + copy * period_ns,
-                request_ids=_suffixed(workload.request_ids, copy),
-                session_ids=_suffixed(workload.session_ids, copy),
+                request_ids=_append_suffix(workload.request_ids, copy),
+                session_ids=_append_suffix(workload.session_ids, copy),
             )
             for copy in range(1, times)
         ],
@@ -120,18 +120,18 @@ def repeat(workload: Workload, times: int, *, gap_ns: int = 0, shared_prefixes: 
     )
 
 
-def _common(what: str, values: list[_T]) -> _T:
+def _require_equal(what: str, values: list[_T]) -> _T:
     for part, value in enumerate(values):
         if value != values[0]:
             raise InvalidArgument(f"concat: {what} is {values[0]} in part 0 but {value} in part {part}")
     return values[0]
 
 
-def _bases(sizes: list[int]) -> list[int]:
+def _offsets(sizes: list[int]) -> list[int]:
     return list(accumulate(sizes[:-1], initial=0))
 
 
-def _suffixed(names: list[str] | None, copy: int) -> list[str] | None:
+def _append_suffix(names: list[str] | None, copy: int) -> list[str] | None:
     return None if names is None else [f"{name}#{copy}" for name in names]
 
 
@@ -217,7 +217,7 @@ def _concat_strict(workloads: Sequence[Workload]) -> Int64Column | None:
 def _concat_named(
     parts: Sequence[tuple[Int32Column | None, tuple[str, ...], int]],
 ) -> tuple[Int32Column | None, tuple[str, ...]]:
-    """Columns of indices into names of their own (None: −1 in so many rows) as one."""
+    """Concatenate index columns, each with its own names, into one column and one tuple of names."""
     names = tuple(dict.fromkeys(name for _, own, _ in parts for name in own))
     if not names:
         return None, ()
@@ -225,7 +225,7 @@ def _concat_named(
     for column, own, rows in parts:
         if column is None:
             columns.append(np.full(rows, -1, np.int32))
-        else:  # entry −1 of the lookup is its last, which stands for "none"
+        else:  # index −1 (no name) looks up the last entry, which is −1 again
             lookup = np.array([*(names.index(name) for name in own), -1], np.int32)
             columns.append(lookup[column])
     return np.concatenate(columns), names

@@ -1,4 +1,4 @@
-"""Traces with text: OpenAI-style request logs and ShareGPT. Text becomes hash ids here and goes no further."""
+"""Readers of traces with text: OpenAI-style request logs and ShareGPT. The text is reduced to hash ids."""
 
 from __future__ import annotations
 
@@ -23,18 +23,23 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCK = 16
 _TIMES = ("timestamp", "created", "created_at", "start_time", "time", "request_time")
-_EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # from here on: ns, µs, ms, s
+_EPOCHS = (
+    (1e17, 1),
+    (1e14, 10**3),
+    (1e11, 10**6),
+    (1e8, 10**9),
+)  # least value and ns per unit: ns, µs, ms, s
 
 
 def read_openai(
     path: Path, *, tokenizer: str | None = None, trace_block_size: int = DEFAULT_BLOCK, keep_ids: bool = False
 ) -> Workload:
-    """A request log, one JSON object a line: `messages` or `prompt`, `usage`, and a time, where they may be.
+    """Read a request log with one JSON object per line: `messages` or `prompt`, and optionally `usage` and a time.
 
-    Request and answer may stand in the object itself or under `request` (or `body`) and `response` (or
+    Request and answer may be in the object itself or under `request` (or `body`) and `response` (or
     `response.body`). Times are `timestamp`, `created`, `created_at`, `start_time`, `time` or `request_time`: ISO 8601,
     or a number since 1970 in s, ms, µs or ns by its size (small numbers: seconds). Lengths are those of `usage`, else
-    counted. Without a tokenizer, bytes are counted: as many a token as `usage` tells over the whole log, else four.
+    counted. Without a tokenizer, lengths are bytes divided by the log's bytes per token of `usage`, else by four.
 
     Errors: InvalidArgument `FILE:LINE: …`.
     """
@@ -54,30 +59,31 @@ def read_openai(
     if any(time is None for time in times) and not all(time is None for time in times):
         where = next(row.where for row in rows if row.time_ns is None)
         raise InvalidArgument(
-            f"{where}: has no time ({', '.join(_TIMES)}), though other rows have: give all or none"
+            f"{where}: has no time ({', '.join(_TIMES)}), but other rows have one; give all or none"
         )
-    timed = bool(times) and times[0] is not None
+    has_times = bool(times) and times[0] is not None
     first = min((time for time in times if time is not None), default=0)
     return Workload(
-        arrival_ns=np.array([(time or 0) - first if timed else 0 for time in times], np.int64),
+        arrival_ns=np.array([(time or 0) - first if has_times else 0 for time in times], np.int64),
         prompt_tokens=np.array(prompts, np.int64),
         output_tokens=np.array(outputs, np.int64),
         hash_offsets=np.cumsum([0, *map(len, ids)]),
         hash_ids=np.array([number for row in ids for number in row], np.uint32),
         trace_block_size=trace_block_size,
-        has_arrivals=timed or not rows,
+        has_arrivals=has_times or not rows,
         request_ids=_names(rows) if keep_ids else None,
-        notes=_notes(encoder, answers=False),
+        notes=_list_notes(encoder, answers=False),
     )
 
 
 def read_sharegpt(
     path: Path, *, tokenizer: str | None = None, trace_block_size: int = DEFAULT_BLOCK
 ) -> Workload:
-    """ShareGPT: a JSON list of `conversations` of `from` (human or gpt, user or assistant, system) and `value`.
+    """Read ShareGPT: a JSON list of `conversations` of `from` (human or gpt, user or assistant, system) and `value`.
 
-    A conversation is a session: each answer is a request whose prompt is all that came before it, and later prompts
-    quote earlier answers. There are no arrivals (closed loop). Conversations without an answer are left out, counted.
+    A conversation is a session: each answer is a request whose prompt is everything before it, so later prompts
+    contain earlier answers. There are no arrivals (closed loop). Conversations without an answer are left out; a note
+    has their number.
 
     Errors: InvalidArgument names the file and the conversation.
     """
@@ -106,7 +112,7 @@ def read_sharegpt(
         sessions += 1
     left_out = len(content) - sessions
     note = (
-        (f"{left_out:,} of {len(content):,} conversations are left out: without an answer",)
+        (f"{left_out:,} of {len(content):,} conversations have no answer and are left out",)
         if left_out
         else ()
     )
@@ -121,7 +127,7 @@ def read_sharegpt(
         session=np.array(columns["session"], np.int64),
         turn=np.array(columns["turn"], np.int64),
         output_in_next=np.array(columns["quoted"], np.bool_),
-        notes=(*_notes(encoder, answers=True), *note),
+        notes=(*_list_notes(encoder, answers=True), *note),
     )
 
 
@@ -146,7 +152,7 @@ class _Row:
         self.time_ns = self._time()
 
     def output_tokens(self, encoder: Encoder) -> int:
-        """Of `usage`, else counted in the answer, else what was asked for."""
+        """Return the output length from `usage`, else from the answer's text, else `max_tokens`."""
         if self._completion is not None:
             return self._completion
         choices = self._answer.get("choices") or []
@@ -158,12 +164,12 @@ class _Row:
         asked = self._count(self._body, "max_completion_tokens", "max_tokens")
         if asked is None:
             raise InvalidArgument(
-                f"{self.where}: how long was the answer? There is no usage, no answer and no max_tokens"
+                f"{self.where}: the output length is missing; give usage, an answer or max_tokens"
             )
         return asked
 
     def name(self) -> str | None:
-        """The request's own id."""
+        """Return the request id that the row contains."""
         for key in ("request_id", "id", "custom_id"):
             for holder in (self._record, self._answer):
                 if isinstance(holder.get(key), str):
@@ -209,7 +215,7 @@ def _message(message: Any, where: str) -> str:
 
 
 def _content(message: Any) -> str:
-    """The text of a message or a choice; what is no text (images, tool calls) stands for itself as JSON."""
+    """Return the text of a message or a choice, with images and tool calls as JSON."""
     content = message.get("content", message.get("text")) if isinstance(message, dict) else None
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     if isinstance(content, list):
@@ -225,7 +231,7 @@ def _content(message: Any) -> str:
 
 
 def _bytes_per_token(rows: list[_Row]) -> float:
-    """What the log itself tells, where every row has its usage."""
+    """Return the log's mean bytes per prompt token if every row has usage, else the default."""
     if rows and all(row.prompt_tokens for row in rows):
         return max(
             1.0, sum(len(row.prompt.encode()) for row in rows) / sum(row.prompt_tokens or 0 for row in rows)
@@ -238,32 +244,34 @@ def _names(rows: list[_Row]) -> list[str]:
 
 
 def _turns(entry: Any, where: str, encoder: Encoder) -> list[tuple[int, int, NDArray[np.uint32]]]:
-    """(prompt tokens, output tokens, units of the prompt) of each answer; a prompt is a prefix of the next one."""
+    """List (prompt tokens, output tokens, units of the prompt) per answer; a prompt is a prefix of the next one."""
     messages = entry.get("conversations", entry.get("messages")) if isinstance(entry, dict) else None
     if not isinstance(messages, list):
-        raise InvalidArgument(f"{where}: has no conversations")
+        raise InvalidArgument(f"{where}: conversations are missing")
     turns, text = [], np.empty(0, np.uint32)
     for message in messages:
-        who = message.get("from", message.get("role")) if isinstance(message, dict) else None
+        role = message.get("from", message.get("role")) if isinstance(message, dict) else None
         value = message.get("value", message.get("content")) if isinstance(message, dict) else None
-        if not isinstance(who, str) or not isinstance(value, str):
+        if not isinstance(role, str) or not isinstance(value, str):
             raise InvalidArgument(f"{where}: a message needs from and value")
-        answer = who in ("gpt", "assistant", "chatgpt", "bing", "bard")
-        if not answer:
-            text = np.concatenate([text, encoder.encode(f"\n<{who}>\n{value}")])
+        is_answer = role in ("gpt", "assistant", "chatgpt", "bing", "bard")
+        if not is_answer:
+            text = np.concatenate([text, encoder.encode(f"\n<{role}>\n{value}")])
             continue
         if not len(text):
-            continue  # an answer to nothing
+            continue  # an answer without a prompt
         after = np.concatenate([text, encoder.encode(value)])
         prompt = max(1, round(len(text) / encoder.units_per_token))
         output = max(1, round(len(after) / encoder.units_per_token) - prompt)
         turns.append((prompt, output, text))
         text = after
-    return _growing(turns)
+    return _drop_short_prompts(turns)
 
 
-def _growing(turns: list[tuple[int, int, NDArray[np.uint32]]]) -> list[tuple[int, int, NDArray[np.uint32]]]:
-    """Without turns whose prompt is too short to quote the one before, as after an answer without text."""
+def _drop_short_prompts(
+    turns: list[tuple[int, int, NDArray[np.uint32]]],
+) -> list[tuple[int, int, NDArray[np.uint32]]]:
+    """Drop turns whose prompt is too short to contain the turn before, as after an answer without text."""
     kept: list[tuple[int, int, NDArray[np.uint32]]] = []
     for turn in turns:
         if kept and turn[0] < kept[-1][0] + kept[-1][1]:
@@ -272,12 +280,12 @@ def _growing(turns: list[tuple[int, int, NDArray[np.uint32]]]) -> list[tuple[int
     return kept
 
 
-def _notes(encoder: Encoder, *, answers: bool) -> tuple[str, ...]:
+def _list_notes(encoder: Encoder, *, answers: bool) -> tuple[str, ...]:
     notes = []
     if encoder.units_per_token != 1:
         notes.append(
             f"lengths are approximate: {encoder.units_per_token:.3g} bytes count as a token (no tokenizer)"
         )
     if not answers:
-        notes.append("what an answer leaves in the cache is met again only as part of a later prompt")
+        notes.append("generated tokens count as cached only if a later prompt in the log repeats them")
     return tuple(notes)

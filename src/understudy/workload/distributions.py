@@ -1,4 +1,4 @@
-"""Distributions of lengths and times. A value out of bounds is drawn again: truncation, never a clamp."""
+"""Distributions of lengths and times, truncated: a sample out of bounds is sampled again, not clamped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_ROUNDS = 1_000
 
 
 class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="fixed"):
-    """Always the same value."""
+    """A constant."""
 
     value: float
 
@@ -28,7 +28,7 @@ class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
 
 
 class Normal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="normal"):
-    """Normal, truncated to [min, max]; without a `min`, to the least value that makes sense where it is used.
+    """Normal, truncated to [min, max]; a missing `min` is the least valid value of the field.
 
     `mean` and `std` are those before truncation.
     """
@@ -45,7 +45,7 @@ class Normal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
     """Lognormal, given by the mean and standard deviation of the value itself (not of its logarithm).
 
-    Truncated as `Normal` is.
+    Truncated like `Normal`.
     """
 
     mean: float
@@ -63,7 +63,7 @@ Distribution = Fixed | Normal | LogNormal
 
 
 def check_distribution(field: str, distribution: Distribution, least: int, *, whole: bool) -> None:
-    """Raise ConfigError unless it can yield (whole) values of at least `least`."""
+    """Raise ConfigError unless the distribution can yield (whole) values of at least `least`."""
     if isinstance(distribution, Fixed):
         if distribution.value < least or (whole and distribution.value != int(distribution.value)):
             kind = "a whole number" if whole else "a number"
@@ -77,16 +77,16 @@ def check_distribution(field: str, distribution: Distribution, least: int, *, wh
 def draw_whole(
     field: str, distribution: Distribution, count: int, rng: np.random.Generator, least: int
 ) -> Int64Column:
-    """Draw `count` whole numbers; a value that rounds to outside the bounds is drawn again."""
+    """Sample `count` whole numbers; resample values that round to outside the bounds."""
     return _draw(field, distribution, count, rng, least, whole=True).astype(np.int64)
 
 
 def draw(
     field: str, distribution: Distribution, count: int, rng: np.random.Generator, least: int
 ) -> NDArray[np.float64]:
-    """Draw `count` values within the bounds.
+    """Sample `count` values within the bounds.
 
-    Errors: ConfigError when values within them are so rare that drawing again does not help.
+    Errors: ConfigError if 1,000 rounds of resampling leave values out of bounds.
     """
     return _draw(field, distribution, count, rng, least, whole=False)
 
@@ -110,7 +110,7 @@ def _draw(
         missing = missing[~good]
         if not len(missing):
             return values
-    raise ConfigError(f"{field}: {distribution} hardly ever falls into [{low}, {high}]: widen the bounds")
+    raise ConfigError(f"{field}: {distribution} rarely falls into [{low}, {high}]; widen the bounds")
 
 
 def _sample(distribution: Normal | LogNormal, count: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -1,4 +1,7 @@
-"""Workloads whose prompts are soon needed again: fan-outs of one context, and quick turns. A stale view hurts them."""
+"""Workloads that reuse prefixes within seconds: fan-outs of one context, and conversations with short pauses.
+
+A router whose view of the caches is late misses many of their hits.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _NS_PER_MS = 1_000_000
 
 
 class FanOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contexts of `context_tokens` tokens, each asked `children` questions that follow each other by `gap_ms`.
+    """Contexts of `context_tokens` tokens, each with `children` questions sent `gap_ms` apart.
 
     Contexts appear at random times, `context_interval_ms` apart on average; a question adds `question_tokens` (least,
     most) of its own.
@@ -30,7 +33,7 @@ class FanOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int = 0
 
     def build(self) -> Workload:
-        """The workload; the same settings give the same one."""
+        """Build the workload; equal settings give equal workloads."""
         least, most = _pair("question_tokens", self.question_tokens, 1)
         _check_counts(
             self, "contexts", "children", "context_tokens", "output_tokens", "gap_ms", "trace_block_size"
@@ -47,7 +50,7 @@ class FanOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class QuickTurns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations of `turns` requests at fixed times, `think_ms` (least, most) apart; each repeats all before it.
+    """Conversations of `turns` requests at fixed times, `think_ms` (least, most) apart, with growing prompts.
 
     They begin at random times, `session_interval_ms` apart on average, with `first_tokens`, and grow by `turn_tokens`.
     """
@@ -63,7 +66,7 @@ class QuickTurns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int = 0
 
     def build(self) -> Workload:
-        """The workload; the same settings give the same one."""
+        """Build the workload; equal settings give equal workloads."""
         least, most = _pair("think_ms", self.think_ms, 0)
         _check_counts(
             self, "sessions", "turns", "first_tokens", "turn_tokens", "output_tokens", "trace_block_size"
@@ -108,7 +111,7 @@ def _build(
     output_tokens: int,
     block: int,
 ) -> Workload:
-    """Requests in the order of time. Full blocks inside the first `shared_tokens` are their family's, others new."""
+    """Build requests in arrival order; a family shares the full blocks of its first `shared_tokens` tokens."""
     order = np.argsort(arrival_ms, axis=None, kind="stable")
     prompts, family = prompts.reshape(-1)[order], family.reshape(-1)[order]
     blocks = -(-prompts // block)

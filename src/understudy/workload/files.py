@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STDIN = "-"
-"""As the name of a trace: standard input."""
+"""Name of a trace that means standard input."""
 
 _GZIP = b"\x1f\x8b"
 
 
 @contextmanager
 def open_trace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a trace for reading UTF-8, whatever its name: gzip, a byte order mark and UTF-16 are known by their bytes.
+    """Open a trace as a stream of UTF-8; detect gzip, a byte order mark and UTF-16 from its first bytes.
 
-    Errors: InvalidArgument, naming the file, when it cannot be opened, read, decompressed or decoded.
+    Errors: InvalidArgument, naming the file, if it cannot be opened, read, decompressed or decoded.
     """
     try:
         with ExitStack() as stack:
             if os.fspath(path) == STDIN:
-                raw = _peekable(sys.stdin.buffer)
+                raw = _make_peekable(sys.stdin.buffer)
             else:
                 raw = stack.enter_context(open_reporting(Path(path)))
             if Path(path).suffix == ".gz" or raw.peek(2).startswith(_GZIP):
-                raw = _peekable(stack.enter_context(gzip.GzipFile(fileobj=raw)))
-            yield _utf8(raw)
+                raw = _make_peekable(stack.enter_context(gzip.GzipFile(fileobj=raw)))
+            yield _convert_to_utf8(raw)
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         raise InvalidArgument(f"cannot read trace {path}: {error}") from error
 
 
 @contextmanager
 def create_trace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Create or replace a trace, as `outputs.create` does. The same content gives the same bytes, gzipped or not.
+    """Create or replace a trace with `outputs.create`; equal content gives equal bytes, gzipped or not.
 
-    Errors: InvalidArgument, naming the file, when it cannot be written.
+    Errors: InvalidArgument, naming the file, if it cannot be written.
     """
     with create(path) as raw:
         if Path(path).suffix == ".gz":
@@ -58,14 +58,14 @@ def create_trace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield raw
 
 
-def _peekable(raw: IO[bytes] | gzip.GzipFile) -> io.BufferedReader:
+def _make_peekable(raw: IO[bytes] | gzip.GzipFile) -> io.BufferedReader:
     if isinstance(raw, io.BufferedReader):
         return raw
     return io.BufferedReader(cast("io.RawIOBase", raw))
 
 
-def _utf8(raw: io.BufferedReader) -> IO[bytes]:
-    """The same text as UTF-8 without a mark. What begins with JSON or a letter has no zero byte in UTF-8."""
+def _convert_to_utf8(raw: io.BufferedReader) -> IO[bytes]:
+    """Convert a stream to UTF-8 without a byte order mark; a zero among its first bytes means UTF-16."""
     start = raw.peek(4)
     if start.startswith(codecs.BOM_UTF8):
         raw.read(len(codecs.BOM_UTF8))

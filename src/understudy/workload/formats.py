@@ -1,4 +1,4 @@
-"""Trace formats by name. A format is a callable that reads one file; users may add their own.
+"""Registry of trace formats. A format is a callable that reads one file; users may register their own.
 
 A reader raises InvalidArgument, with the line, for a bad row; `files.open_trace` opens plain and gzipped
 files.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError, InvalidArgument
 from understudy.workload.conversations import read_openai, read_sharegpt
-from understudy.workload.growing import read_applied_compute, read_mooncake_delta
+from understudy.workload.delta import read_applied_compute, read_mooncake_delta
 from understudy.workload.guess import guess_format
 from understudy.workload.lengths import read_aiperf, read_azure, read_burstgpt, read_vllm_bench
 from understudy.workload.mooncake import read_mooncake
@@ -42,13 +42,13 @@ def register_format(name: str, reader: TraceReader, *, replace: bool = False) ->
     Errors: ConfigError when the name is empty, or known and `replace` is false.
     """
     if not name:
-        raise ConfigError("format: the name must not be empty")
+        raise ConfigError("format: the name is empty; give one")
     if not callable(reader):
         raise ConfigError(
             f"format {name!r}: the reader must be a function from a path to a Workload, got {reader!r}"
         )
     if name in _readers and not replace:
-        raise ConfigError(f"format {name!r} is registered already: pass replace=True to replace it")
+        raise ConfigError(f"format {name!r} is already registered; pass replace=True to replace it")
     _readers[name] = reader
 
 
@@ -59,7 +59,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
     row or a file that cannot be read.
     """
     if not isinstance(path, str | PathLike):
-        raise ConfigError(f"path must be that of a trace, got {path!r}")
+        raise ConfigError(f"path must be the path of a trace, got {path!r}")
     if format not in _readers:
         raise ConfigError(f"format {format!r} is unknown; known are {', '.join(trace_formats())}")
     reader = _readers[format]
@@ -69,12 +69,12 @@ def read_trace(path: str | os.PathLike[str], format: str = "mooncake", **options
         for option in options:
             if option not in known:
                 choices = ", ".join(known) or "none"
-                raise ConfigError(f"{option} is no option of format {format}; known are {choices}")
+                raise ConfigError(f"{option} is not an option of format {format}; known are {choices}")
     try:
         workload = reader(Path(path), **options)
     except InvalidArgument as error:
         likely = guess_format(Path(path))
-        if likely is None or format.startswith(likely):  # mooncake-delta has mooncake's rows
+        if likely is None or format.startswith(likely):  # mooncake-delta looks like mooncake
             raise
         raise InvalidArgument(f"{error}; the file looks like format {likely} (--format {likely})") from error
     if not isinstance(workload, Workload):

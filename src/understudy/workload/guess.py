@@ -1,4 +1,4 @@
-"""Which format a file seems to have, for whoever named another."""
+"""Guess the format of a trace file, for the error message when the given format does not fit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MARKS = (
     ("azure", r"^TIMESTAMP,"),
     ("burstgpt", r"^Timestamp,.*Request tokens"),
 )
-"""What the start of a file of that format has, the surest first."""
+"""Pattern at the start of a file of each format, the most specific first."""
 
 
 def guess_format(path: Path) -> str | None:
-    """The format whose mark the file bears; None where none is plain, or standard input was read."""
+    """Return the format whose pattern the file matches; None without a match, or for standard input."""
     if str(path) == STDIN:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Identities of a row's blocks, as a fleet sees them."""
+"""Block identities of a workload's rows, as engines compute them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def row_identities(workload: Workload, row: int, block_size: int, count: int) -> Identities:
-    """The first `count` blocks of prompt and output; blocks of unknown output belong to the request alone."""
+    """Return the identities of the first `count` blocks of prompt and output; unknown output is unique."""
     prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
     quoted = workload.output_in_next is not None and bool(workload.output_in_next[row])
     known = None if quoted else workload.known_output_tokens(row)

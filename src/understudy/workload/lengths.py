@@ -1,7 +1,7 @@
-"""Traces that tell lengths and arrivals only: Azure's and BurstGPT's CSVs, and detailed results of benchmarks.
+"""Readers of traces with lengths and arrivals only: Azure's and BurstGPT's CSVs, and detailed benchmark results.
 
-Such a trace has no content: no two prompts share a block, and what prefix caching would bring is unknowable. The
-workload says so in its notes.
+Such a trace has no content: no two prompts share a block, so the benefit of prefix caching is unknown. The workload's
+notes say so.
 """
 
 from __future__ import annotations
@@ -25,43 +25,50 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NO_CONTENT = (
-    "the trace has only lengths and arrivals: prompts share nothing, what prefix caching brings is unknowable"
+    "the trace has no prompts, only lengths and arrivals, so the benefit of prefix caching is unknown"
 )
 _BLOCK = 16
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?")
 
 
 def read_azure(path: Path) -> Workload:
-    """Azure LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`. Rows without a prompt are left out.
+    """Read an Azure LLM inference trace: `TIMESTAMP,ContextTokens,GeneratedTokens`; drop rows without a prompt.
 
     Errors: InvalidArgument `FILE:LINE: …`.
     """
     rows = [
-        (timestamp_ns(text["TIMESTAMP"], where), *_tokens(text, where, "ContextTokens", "GeneratedTokens"))
-        for where, text in _csv(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
+        (
+            timestamp_ns(text["TIMESTAMP"], where),
+            *_read_tokens(text, where, "ContextTokens", "GeneratedTokens"),
+        )
+        for where, text in _read_csv(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
     ]
-    return _lengths(rows, lambda prompt, _: prompt > 0, "rows without a prompt")
+    return _build_workload(rows, lambda prompt, _: prompt > 0, "rows without a prompt")
 
 
 def read_burstgpt(path: Path) -> Workload:
-    """BurstGPT: `Timestamp` (s), `Request tokens`, `Response tokens`. Failed requests (no response) are left out.
+    """Read BurstGPT: `Timestamp` (s), `Request tokens`, `Response tokens`; drop requests without a response.
 
     Errors: InvalidArgument `FILE:LINE: …`.
     """
     rows = []
-    for where, text in _csv(path, ("Timestamp", "Request tokens", "Response tokens")):
+    for where, text in _read_csv(path, ("Timestamp", "Request tokens", "Response tokens")):
         rows.append(
-            (_seconds(text["Timestamp"], where), *_tokens(text, where, "Request tokens", "Response tokens"))
+            (
+                _parse_seconds(text["Timestamp"], where),
+                *_read_tokens(text, where, "Request tokens", "Response tokens"),
+            )
         )
-    return _lengths(
+    return _build_workload(
         rows, lambda prompt, output: prompt > 0 and output > 0, "failed requests (without a response)"
     )
 
 
 def read_vllm_bench(path: Path) -> Workload:
-    """The result of `vllm bench serve --save-result --save-detailed`: input_lens, output_lens and start_times.
+    """Read a result of `vllm bench serve --save-result --save-detailed`: input_lens, output_lens, start_times.
 
-    Without start_times the workload has no arrivals and runs closed loop. Failed requests are left out, counted.
+    Without start_times the workload has no arrivals and runs closed loop. Failed requests are dropped; a note has
+    their number.
     Errors: InvalidArgument names the file and the key.
     """
     result = json_file(path)
@@ -69,7 +76,7 @@ def read_vllm_bench(path: Path) -> Workload:
         raise InvalidArgument(f"{path}: expected one result, an object with input_lens and output_lens")
     for key in ("input_lens", "output_lens"):
         if not isinstance(result.get(key), list):
-            raise InvalidArgument(f"{path}: {key} is missing: run the benchmark with --save-detailed")
+            raise InvalidArgument(f"{path}: {key} is missing; run the benchmark with --save-detailed")
     prompts, outputs, starts = result["input_lens"], result["output_lens"], result.get("start_times")
     if not isinstance(starts, list | None):
         raise InvalidArgument(f"{path}: start_times must be a list of seconds")
@@ -84,7 +91,7 @@ def read_vllm_bench(path: Path) -> Workload:
         tokens = token_count(prompt, "input_lens", where), token_count(output, "output_lens", where)
         start = 0 if starts is None else time_ns(starts[number], "start_times", where)
         rows.append((start, tokens[0], 0 if error else tokens[1]))
-    return _lengths(
+    return _build_workload(
         rows,
         lambda prompt, output: prompt > 0 and output > 0,
         "failed requests",
@@ -93,7 +100,7 @@ def read_vllm_bench(path: Path) -> Workload:
 
 
 def read_aiperf(path: Path) -> Workload:
-    """AIPerf's `profile_export.jsonl`: a record a request. Records with an error, and of the warm-up, are left out.
+    """Read AIPerf's `profile_export.jsonl`, one record per request; drop failed and warm-up requests.
 
     Errors: InvalidArgument `FILE:LINE: …`.
     """
@@ -111,17 +118,17 @@ def read_aiperf(path: Path) -> Workload:
             start = time_ns(meta["request_start_ns"], "request_start_ns", where, scale=1)
             rows.append((start, lengths[0], lengths[1]))
         except KeyError as error:
-            raise InvalidArgument(f"{where}: {error.args[0]} is missing: no record of AIPerf's") from error
+            raise InvalidArgument(f"{where}: {error.args[0]} is missing; not a record of AIPerf") from error
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidArgument(
-                f"{where}: no record of AIPerf's: metadata has request_start_ns, metrics a value for "
-                f"input_sequence_length and output_sequence_length ({error})"
+                f"{where}: not a record of AIPerf ({error}); it needs request_start_ns in metadata, and in metrics a "
+                "value for input_sequence_length and output_sequence_length"
             ) from error
-    return _lengths(rows, lambda prompt, _: prompt > 0, "failed requests")
+    return _build_workload(rows, lambda prompt, _: prompt > 0, "failed requests")
 
 
 def timestamp_ns(text: str, where: str) -> int:
-    """A date and time, with up to nine digits of a second, as exact nanoseconds; UTC unless it says otherwise."""
+    """Parse a date and time with up to nine digits of a second into exact nanoseconds; UTC without a zone."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
         raise InvalidArgument(f"{where}: {text!r} is not a time such as 2023-11-16 18:15:46.6805900")
@@ -135,9 +142,9 @@ def timestamp_ns(text: str, where: str) -> int:
 
 
 def time_ns(value: Any, name: str, where: str, scale: int = 10**9) -> int:
-    """`value` times `scale`, rounded once: a double has no room for a date in nanoseconds.
+    """Return `value` times `scale` in nanoseconds, rounded once; a double cannot represent dates in ns.
 
-    InvalidArgument unless it is a number from 0 that nanoseconds of 64 bits can tell.
+    InvalidArgument unless it is a number from 0 that fits 63 bits in nanoseconds.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value * scale < 2**63:
         raise InvalidArgument(f"{where}: {name} must be a time as a number from 0, got {value!r}")
@@ -146,17 +153,17 @@ def time_ns(value: Any, name: str, where: str, scale: int = 10**9) -> int:
 
 
 def token_count(value: Any, name: str, where: str) -> int:
-    """`value`, if it is a number of tokens, else InvalidArgument."""
+    """Check that `value` is a number of tokens and return it; else InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
         raise InvalidArgument(f"{where}: {name} must be a whole number from 0 to 2^31−1, got {value!r}")
     return value
 
 
-def _lengths(
-    rows: Sequence[tuple[int, int, int]], kept: Any, what: str, *, has_arrivals: bool = True
+def _build_workload(
+    rows: Sequence[tuple[int, int, int]], is_kept: Any, dropped_rows: str, *, has_arrivals: bool = True
 ) -> Workload:
-    """A workload of (time in ns, prompt, output), without those that are not `kept`."""
-    good = [row for row in rows if kept(row[1], row[2])]
+    """Build a workload from (time in ns, prompt, output); drop rows for which `is_kept` is false."""
+    good = [row for row in rows if is_kept(row[1], row[2])]
     first = min((row[0] for row in good), default=0)
     prompts = np.array([row[1] for row in good], np.int64)
     offsets, ids = unique_ids(prompts, _BLOCK)
@@ -169,19 +176,22 @@ def _lengths(
         hash_ids=ids,
         trace_block_size=_BLOCK,
         has_arrivals=has_arrivals,
-        notes=(NO_CONTENT, *((f"{dropped:,} of {len(rows):,} are left out: {what}",) if dropped else ())),
+        notes=(
+            NO_CONTENT,
+            *((f"{dropped:,} of {len(rows):,} are left out: {dropped_rows}",) if dropped else ()),
+        ),
     )
 
 
-def _csv(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+def _read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
     with open_trace(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
         rows = csv.DictReader(text)
         try:
             found = rows.fieldnames or ()
             for name in columns:
                 if name not in found:
-                    there = f"there are {', '.join(found)[:200]}" if found else "the file is empty"
-                    raise InvalidArgument(f"{path}: column {name} is missing; {there}")
+                    present = f"there are {', '.join(found)[:200]}" if found else "the file is empty"
+                    raise InvalidArgument(f"{path}: column {name} is missing; {present}")
             for row in rows:
                 where = f"{path}:{rows.line_num}"
                 for name in columns:
@@ -192,7 +202,7 @@ def _csv(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, 
             raise InvalidArgument(f"{path}:{rows.line_num}: {error}") from error
 
 
-def _tokens(row: dict[str, str], where: str, *names: str) -> tuple[int, int]:
+def _read_tokens(row: dict[str, str], where: str, *names: str) -> tuple[int, int]:
     values = []
     for name in names:
         try:
@@ -204,7 +214,7 @@ def _tokens(row: dict[str, str], where: str, *names: str) -> tuple[int, int]:
     return prompt, output
 
 
-def _seconds(text: str, where: str) -> int:
+def _parse_seconds(text: str, where: str) -> int:
     try:
         value = float(text)
     except ValueError:
@@ -213,7 +223,7 @@ def _seconds(text: str, where: str) -> int:
 
 
 def json_file(path: Path) -> Any:
-    """The one value of a JSON file. InvalidArgument names the file."""
+    """Return the value of a JSON file. InvalidArgument names the file."""
     with open_trace(path) as file:
         data = file.read()
     try:
@@ -223,7 +233,7 @@ def json_file(path: Path) -> Any:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """(FILE:LINE, value) of every line that is not blank. InvalidArgument names file and line."""
+    """Yield (FILE:LINE, value) for every line that is not blank. InvalidArgument names file and line."""
     with open_trace(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

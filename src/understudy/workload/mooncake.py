@@ -1,19 +1,18 @@
-"""Mooncake JSONL: one request per line, its prompt described by the hash ids of its blocks.
+"""Reader of Mooncake JSONL: one request per line, with a hash id per block of its prompt.
 
 Keys: `output_length` (or `output_tokens`) and `hash_ids` are required; `input_length` (or `input_tokens`),
 `timestamp` (or `created_time`, ms), `delay` (or `delay_ms`, ms), `session_id`, `request_id`,
 `output_token_ids`, `accepted_drafts`, `max_tokens`, `priority`, `strict_priority`, `policy_class`,
-`lora` (the name of an adapter) are optional; so is our own
-`output_in_next_turn` (the next turn's prompt is this prompt, this output, and more). null means absent. Any
-other key is an error.
+`lora` (the name of an adapter) are optional; so is `output_in_next_turn`, an extension of Understudy (the next
+turn's prompt is this prompt, this output, and more). null means absent. Any other key is an error.
 
 Rules: rows with the same `session_id` are the turns of one session, in file order; a row without is its own
-session. Either every first turn has a timestamp or none has (then the workload can only run closed loop). A
+session. Either every first turn has a timestamp, or none (then the workload can only run closed loop). A
 first turn has no delay; a later turn waits for its explicit delay, else for the difference of its timestamp
 and that of the turn before, else not at all. Times are rounded once, to whole nanoseconds. A missing
-`input_length` means that the prompt fills its blocks. `output_length` is what the model says before it ends;
-`max_tokens` is the request's limit, which may cut it (a missing one is no limit). `accepted_drafts` says, for a run
-with speculation, how many drafts are accepted in the step whose first output has number p: entry p modulo its length.
+`input_length` means that the prompt fills its blocks. `output_length` is the number of tokens the model generates;
+`max_tokens` is the request's limit, which may cut them (a missing one is no limit). `accepted_drafts` is, for runs with
+speculation, the number of drafts accepted in the step whose first output has number p: entry p modulo its length.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ DEFAULT_TRACE_BLOCK_SIZE = 512
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
-# How the file calls the columns.
+# Keys in the file whose column is named differently.
 _KEYS = {
     "prompt_tokens": "input_length",
     "output_tokens": "output_length",
@@ -83,7 +82,7 @@ def read_mooncake(
 def read_with_lines(
     path: str | os.PathLike[str], trace_block_size: int, clamp_input_length: bool, drop_surplus_hash_ids: bool
 ) -> tuple[Workload, Int64Column]:
-    """As `read_mooncake`, with the line of each row."""
+    """Read like `read_mooncake`; also return the line number of each row."""
     trace_block_size = whole_number("trace_block_size", trace_block_size, 1)
     with open_trace(path) as file:
         chunks = list(read_chunks(file, str(path)))
@@ -95,7 +94,7 @@ def read_with_lines(
 
 
 class _Trace:
-    """The joined chunks of one file, on their way to a workload."""
+    """Columns of one file while they are converted to a workload."""
 
     def __init__(self, name: str, chunks: Sequence[TraceChunk]) -> None:
         self._name = name
@@ -106,7 +105,7 @@ class _Trace:
         self._ids = _join([chunk.hash_ids for chunk in chunks], np.uint64)
 
     def fit_prompts(self, block_size: int, clamp: bool, drop_surplus: bool) -> tuple[int, int]:
-        """Make prompt lengths and numbers of hash ids agree; return how many were clamped and dropped."""
+        """Match prompt lengths and numbers of hash ids; return the numbers of clamped prompts and dropped ids."""
         capacity = self._counts * block_size
         prompt = np.where(self._prompt < 0, capacity, self._prompt)
         too_long = prompt > capacity
@@ -114,8 +113,8 @@ class _Trace:
         if row is not None and not clamp:
             self._fail(
                 row,
-                f"input_length {prompt[row]} exceeds {self._counts[row]} hash_ids of {block_size} tokens: is "
-                "trace_block_size right? clamp_input_length (--clamp-input-length) shortens such prompts",
+                f"input_length {prompt[row]} exceeds {self._counts[row]} hash_ids of {block_size} tokens; check "
+                "trace_block_size, or shorten such prompts with clamp_input_length (--clamp-input-length)",
             )
         self._prompt = np.minimum(prompt, capacity)
         counts = -(-self._prompt // block_size)
@@ -126,8 +125,8 @@ class _Trace:
                 self._fail(
                     row,
                     f"input_length {prompt[row]} needs {counts[row]} hash_ids of {block_size} tokens, got "
-                    f"{self._counts[row]}: is trace_block_size right (--trace-block-size; 16 for converted logs)? "
-                    "drop_surplus_hash_ids (--drop-surplus-hash-ids) forgets the rest",
+                    f"{self._counts[row]}; check trace_block_size (--trace-block-size; 16 for converted logs), or drop "
+                    "the rest with drop_surplus_hash_ids (--drop-surplus-hash-ids)",
                 )
             self._ids = self._ids[ragged_positions(offsets_of(self._counts)[:-1], counts)]
             self._counts = counts
@@ -155,10 +154,13 @@ class _Trace:
             turns[session] += 1
         for row, name in enumerate(names):
             if name is None and self._default_name(row) in known:
-                self._fail(row, f"has no session_id, and its own name {self._default_name(row)!r} is taken")
+                self._fail(
+                    row,
+                    f"session_id is missing, and the default {self._default_name(row)!r} is taken; give one",
+                )
 
     def find_times(self) -> None:
-        """Arrivals of the sessions and delays of the later turns."""
+        """Compute the arrivals of sessions and the delays of later turns."""
         timestamp_ms = _join([chunk.timestamp_ms for chunk in self._chunks], np.float64)
         delay_ms = _join([chunk.delay_ms for chunk in self._chunks], np.float64)
         has_timestamp, has_delay = ~np.isnan(timestamp_ms), ~np.isnan(delay_ms)
@@ -170,7 +172,7 @@ class _Trace:
         self._has_arrivals = bool(has_timestamp[first].any()) or not len(first)
         row = first_row(first & ~has_timestamp)
         if row is not None and self._has_arrivals:
-            self._fail(row, "timestamp is missing, though other first turns have one: give all or none")
+            self._fail(row, "timestamp is missing, but other first turns have one; give all or none")
         self._arrival_ns = time_ns[first][self._session]
 
         self._delay_ns = milliseconds_to_ns(delay_ms)
@@ -183,17 +185,17 @@ class _Trace:
         if bad is not None:
             self._fail(
                 int(later[bad]),
-                "timestamp gives no delay, since the turn before has no timestamp: give a delay",
+                "timestamp gives no delay, because the turn before has no timestamp; give a delay",
             )
         difference_ns = time_ns[later] - time_ns[before]
         bad = first_row(difference_ns < 0)
         if bad is not None:
             line = self.lines[before[bad]]
-            self._fail(int(later[bad]), f"timestamp lies before that of the turn before, in line {line}")
+            self._fail(int(later[bad]), f"timestamp is earlier than that of the turn before, in line {line}")
         self._delay_ns[later] = difference_ns
 
     def workload(self, block_size: int, clamped: int, dropped: int) -> Workload:
-        """Build the workload; what it refuses is reported with the line."""
+        """Build the workload; report an invalid value with its line."""
         output = _join([chunk.output_length for chunk in self._chunks], np.int64)
         priority = self._ints("priority")
         output_offsets, output_ids = self._output_tokens()

@@ -62,7 +62,7 @@ _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 @dataclass(frozen=True, eq=False)
 class TraceChunk:
-    """Consecutive rows of a trace; a column that no row has is None."""
+    """Consecutive rows of a trace as columns; None for a column that no row has."""
 
     lines: Int64Column
     """Line number of each row, from 1."""
@@ -91,7 +91,7 @@ class TraceChunk:
 
 
 def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
-    """Yield the rows of `file`, in order; `name` stands in front of errors.
+    """Yield the rows of `file` in order, in chunks; error messages start with `name`.
 
     Errors: InvalidArgument `NAME:LINE: …` for a row that cannot be decoded or lacks a required key.
     """
@@ -104,7 +104,7 @@ def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
             continue
         lines = b"".join((rest, memoryview(data)[:cut]))
         rest = data[cut:]
-        if (plain := _plain_chunk(lines, line)) is not None:
+        if (plain := _read_plain_chunk(lines, line)) is not None:
             yield plain
             line += len(plain.lines)
             continue
@@ -117,8 +117,8 @@ def read_chunks(file: IO[bytes], name: str) -> Iterator[TraceChunk]:
         yield decoding.columns()
 
 
-def _plain_chunk(lines: bytes, first_line: int) -> TraceChunk | None:
-    """Read rows with the usual keys and nothing unusual in them; None when there is any other row."""
+def _read_plain_chunk(lines: bytes, first_line: int) -> TraceChunk | None:
+    """Read rows that have only the usual keys and plain values; return None if any row differs."""
     columns = read_plain_rows(lines)
     if columns is None:
         return None
@@ -145,7 +145,7 @@ def _plain_chunk(lines: bytes, first_line: int) -> TraceChunk | None:
 
 
 class _Decoding:
-    """One chunk of whole lines on its way into columns."""
+    """Decode one chunk of whole lines into columns."""
 
     def __init__(self, data: bytes, first_line: int, name: str) -> None:
         self._data = data
@@ -157,13 +157,13 @@ class _Decoding:
         except _DECODE_ERRORS:
             self._explain_undecodable()
         self._lines = self._line_numbers()
-        self._refuse_repeated_keys()
+        self._reject_repeated_keys()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def columns(self) -> TraceChunk:
-        """Convert the rows; raises on the first key that has a bad value."""
+        """Convert the rows; raise InvalidArgument on the first invalid value."""
         hash_counts, hash_ids = self._id_lists("hash_ids", self._raws("hash_ids"))
         output_counts: Int64Column | None = None
         output_ids: NDArray[np.uint64] | None = None
@@ -206,8 +206,11 @@ class _Decoding:
             self._explain_undecodable()
         return np.array(lines, np.int64)
 
-    def _refuse_repeated_keys(self) -> None:
-        """JSON takes the last of two equal keys. Line by line only where the number of keys is suspicious."""
+    def _reject_repeated_keys(self) -> None:
+        """Raise InvalidArgument for a repeated key, of which JSON decoders take the last.
+
+        Lines are parsed one by one only if the chunk's number of keys differs from the number of values.
+        """
         given = sum(
             value is not None and value is not _ABSENT for row in self._rows for value in _VALUES(row)
         )
@@ -215,9 +218,9 @@ class _Decoding:
             return
         for line, text in self._texts():
             if text.strip(_WHITESPACE):
-                json.loads(text, object_pairs_hook=partial(self._unrepeated, line))
+                json.loads(text, object_pairs_hook=partial(self._check_unique, line))
 
-    def _unrepeated(self, line: int, pairs: list[tuple[str, Any]]) -> None:
+    def _check_unique(self, line: int, pairs: list[tuple[str, Any]]) -> None:
         keys = [key for key, _ in pairs]
         for key in keys:
             if keys.count(key) > 1:
@@ -233,9 +236,9 @@ class _Decoding:
             try:
                 _ROWS.decode(text)
             except _DECODE_ERRORS as error:
-                raise InvalidArgument(f"{self._name}:{line}: {_in_our_words(error)}") from None
+                raise InvalidArgument(f"{self._name}:{line}: {_describe(error)}") from None
         raise InvariantViolated(
-            f"{self._name}: the lines from {self._first_line} on decode alone, not together"
+            f"{self._name}: the lines from {self._first_line} on decode one by one, but not together"
         )
 
     def _fail(self, row: int, reason: str) -> NoReturn:
@@ -245,7 +248,7 @@ class _Decoding:
         return list(map(attrgetter(key), self._rows))
 
     def _values(self, key: str, alias: str | None = None) -> list[Any] | None:
-        """Values of one key, or of its other name; None when no row has either."""
+        """Return the values of a key or its alias; None if no row has either."""
         values: list[Any] | None = list(map(attrgetter(key), self._rows))
         if values is not None and values.count(None) == len(values):
             values = None
@@ -256,7 +259,7 @@ class _Decoding:
             if value is None:
                 values[row] = other
             elif other is not None:
-                self._fail(row, f"has both {key} and {alias}: give one")
+                self._fail(row, f"has both {key} and {alias}; give one")
         return values
 
     def _required_ints(self, key: str, alias: str) -> Int64Column:
@@ -315,9 +318,9 @@ class _Decoding:
     def _id_lists(
         self, key: str, raws: Sequence[msgspec.Raw], *, required: bool = True
     ) -> tuple[Int64Column, NDArray[np.uint64]]:
-        fast = _plain_id_lists(raws)
-        if fast is not None:
-            return fast
+        plain = _read_plain_id_lists(raws)
+        if plain is not None:
+            return plain
         lists: list[list[int]] = []
         for row, raw in enumerate(raws):
             if raw is _ABSENT or bytes(raw) == b"null":
@@ -328,7 +331,7 @@ class _Decoding:
             try:
                 ids = _ID_LIST.decode(raw)
             except _DECODE_ERRORS as error:
-                self._fail(row, _in_our_words(error, key))
+                self._fail(row, _describe(error, key))
             if required and not ids:
                 self._fail(row, f"{key} must not be empty")
             for value in ids:
@@ -339,8 +342,8 @@ class _Decoding:
         return counts, np.array([value for ids in lists for value in ids], np.uint64)
 
 
-def _plain_id_lists(raws: Sequence[msgspec.Raw]) -> tuple[Int64Column, NDArray[np.uint64]] | None:
-    """Convert lists of plain non-negative integers, none empty, in bulk; None when they are anything else."""
+def _read_plain_id_lists(raws: Sequence[msgspec.Raw]) -> tuple[Int64Column, NDArray[np.uint64]] | None:
+    """Convert non-empty lists of plain non-negative integers in bulk; return None for any other content."""
     text = b",".join(raws)
     characters = np.frombuffer(text, np.uint8)
     digit = characters - np.uint8(ord("0")) < 10
@@ -349,18 +352,20 @@ def _plain_id_lists(raws: Sequence[msgspec.Raw]) -> tuple[Int64Column, NDArray[n
     starts = np.flatnonzero(opening)
     if known != len(text) or len(starts) != len(raws) or starts[0] != 0 or not digit[starts + 1].all():
         return None
-    if not (closing[starts[1:] - 2].all() and comma[starts[1:] - 1].all()):  # lists within lists
+    if not (closing[starts[1:] - 2].all() and comma[starts[1:] - 1].all()):  # nested lists
         return None
-    # Every id but the last is followed by a comma; the one between two lists belongs to the first of them.
+    # Every id but the last is followed by a comma; the comma between two lists counts for the first list.
     commas = np.flatnonzero(comma)
     bounds = np.append(np.searchsorted(commas, starts), len(commas) + 1)
     ids = np.fromstring(text.replace(b"[", b" ").replace(b"]", b" "), np.uint64, sep=",")
-    if len(ids) != len(commas) + 1 or ids.max() == 2**64 - 1:  # 2^64−1 also stands for anything above
+    if (
+        len(ids) != len(commas) + 1 or ids.max() == 2**64 - 1
+    ):  # fromstring returns 2^64−1 for larger numbers too
         return None
     return np.diff(bounds), ids
 
 
-def _in_our_words(error: Exception, key: str | None = None) -> str:
+def _describe(error: Exception, key: str | None = None) -> str:
     text = str(error)
     if unknown := re.match(r"Object contains unknown field `(.*?)`", text):
         return f"unknown key {unknown[1]!r}; known are {', '.join(_Row.__struct_fields__)}"

@@ -1,4 +1,4 @@
-"""What prefix caching could bring: the hits of a cache that forgets nothing, and of LRU caches of every size."""
+"""Upper bounds on prefix-cache hits: an unlimited cache, and one LRU cache of every size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def unlimited_hit_tokens(
     workload: Workload, block_size: int, worker: Int32Column | None = None
 ) -> Int64Column:
-    """Prompt tokens of each row, in whole blocks, that an earlier row's prompt had as its beginning too.
+    """Count the prompt tokens of each row, in whole blocks, that are a prefix of an earlier row's prompt.
 
-    Rows follow each other as they arrive; every request finds all prompts before it, or those that went to its own
-    `worker`. Outputs are not counted, so that sessions that quote their answers may find more; and so may prompts that
-    part within a block of the trace.
+    Rows are taken in arrival order; a request can hit the prompts of all earlier requests, or of those on its own
+    `worker`. Outputs are not counted, so sessions that repeat their answers may hit more; so may prompts that differ
+    first inside a block of the trace.
     """
     order = workload.arrival_order() if workload.has_arrivals else None
     rows = np.arange(len(workload)) if order is None else order
@@ -31,36 +31,36 @@ def unlimited_hit_tokens(
     prompt = workload.prompt_tokens[rows].astype(np.int64)
     size = workload.trace_block_size
     shared = np.zeros(len(rows), np.int64)
-    live = np.flatnonzero(
-        counts > 0
-    )  # places in the order of arrival whose prompt goes on, and was shared so far
+    # Rows, as indices in arrival order, that have more blocks and whose prefix another row shares so far.
+    live = np.flatnonzero(counts > 0)
     prefix = np.zeros(len(live), np.int64)
-    for apart in (workload.adapter, worker):  # under another adapter, or elsewhere, nothing is alike
-        if apart is not None:
-            prefix = np.unique(prefix << 32 | apart[rows[live]].astype(np.int64) + 1, return_inverse=True)[1]
+    for partition in (workload.adapter, worker):  # other adapters and other workers share no blocks
+        if partition is not None:
+            prefix = np.unique(
+                prefix << 32 | partition[rows[live]].astype(np.int64) + 1, return_inverse=True
+            )[1]
     position = 0
     while len(live):
         ids = workload.hash_ids[starts[live] + position].astype(np.int64)
-        # A block is known by its id, by all before it and, if it is not full, by its length.
+        # A block is identified by its id, its prefix and, if it is not full, its length.
         known = np.unique((prefix << 32) | ids, return_inverse=True)[1].astype(np.int64)
         used = np.minimum(prompt[live] - position * size, size)
         _, first, number = np.unique(known * (size + 1) + used, return_index=True, return_inverse=True)
         seen = first[number] < np.arange(len(live))
         shared[live[seen]] = position + 1
-        # Alone with its prefix, a row finds nothing more and shows nothing to others.
+        # A row whose prefix no other row has neither hits nor serves further hits.
         several = np.bincount(number)[number] > 1
         position += 1
         keep = several & (counts[live] > position)
         live, prefix = live[keep], number[keep]
     hits = np.empty(len(rows), np.int64)
-    hits[rows] = (
-        np.minimum(shared * size, prompt - 1) // block_size * block_size
-    )  # one token is always computed
+    # At least one token of a prompt is always computed.
+    hits[rows] = np.minimum(shared * size, prompt - 1) // block_size * block_size
     return hits
 
 
 def unlimited_hit_ratio(workload: Workload, block_size: int, worker: Int32Column | None = None) -> float:
-    """The same as a share of all prompt tokens."""
+    """Return `unlimited_hit_tokens` as a share of all prompt tokens."""
     return int(unlimited_hit_tokens(workload, block_size, worker).sum()) / max(
         workload.total_prompt_tokens, 1
     )
@@ -68,35 +68,35 @@ def unlimited_hit_ratio(workload: Workload, block_size: int, worker: Int32Column
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HitCurve:
-    """Hit ratio against cache size, for one LRU cache that serves the requests in order, one after the other."""
+    """Hit ratio by cache size, for one LRU cache that serves the requests one at a time in arrival order."""
 
     depths: Int64Column
-    """Of every block that was found, ascending: the smallest cache, in blocks, that has it."""
+    """Smallest cache, in blocks, that would hit each reused block; ascending."""
     block_size: int
     prompt_tokens: int
     smallest_blocks: int
-    """What the largest request needs: no smaller cache can serve it."""
+    """Blocks of the largest request; a smaller cache cannot serve it."""
     distinct_blocks: int
-    """What a cache without limits holds at the end."""
+    """Blocks of an unlimited cache at the end."""
 
     def hit_ratio(self, blocks: int) -> float:
-        """Share of prompt tokens that a cache of `blocks` finds."""
+        """Return the share of prompt tokens that hit in a cache of `blocks`."""
         found = int(np.searchsorted(self.depths, blocks, side="right"))
         return found * self.block_size / max(self.prompt_tokens, 1)
 
     @property
     def unlimited_hit_ratio(self) -> float:
-        """Share of prompt tokens that a cache without limits finds."""
+        """Share of prompt tokens that hit in an unlimited cache."""
         return self.hit_ratio(self.distinct_blocks)
 
 
 def hit_curve(workload: Workload, block_size: int) -> HitCurve:
-    """One pass over the requests as they arrive, each served whole before the next, outputs included.
+    """Compute the hit curve in one pass over the requests in arrival order, outputs included.
 
-    That is what one vLLM engine finds when it runs one request at a time, to within one block of size (the last,
-    partly filled block of a request is forgotten first, but takes a place while it runs), and one more for each prompt
-    of whole blocks that is all there: its last block is computed again, and of two copies the engine uses the older.
-    Requests that overlap, and workers that each see a part, find less or more.
+    The curve equals one vLLM engine that runs one request at a time, to within one block of cache size (a request's
+    last, partly filled block occupies a place while it runs), plus one block for each fully cached prompt of whole
+    blocks: its last block is computed again, and the engine keeps using the older copy. Overlapping requests, and
+    several workers that each see a part, hit less or more.
     """
     order = workload.arrival_order() if workload.has_arrivals else None
     stack = ReuseStack()
@@ -105,7 +105,7 @@ def hit_curve(workload: Workload, block_size: int) -> HitCurve:
         prompt, output = int(workload.prompt_tokens[row]), int(workload.output_tokens[row])
         if workload.max_tokens is not None and workload.max_tokens[row] >= 0:
             output = min(output, int(workload.max_tokens[row]))
-        computed = prompt + max(output - 1, 0)  # of the last token nothing is kept
+        computed = prompt + max(output - 1, 0)  # the last token's KV is never computed
         known = prompt if workload.known_output_tokens(row) is None else computed
         identities = row_identities(workload, row, block_size, min(known, computed) // block_size)
         stack.serve(identities, (prompt - 1) // block_size, computed // block_size)

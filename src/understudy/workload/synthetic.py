@@ -1,4 +1,4 @@
-"""Synthetic workloads from a small specification; the same specification gives the same workload."""
+"""Generate synthetic workloads from a specification; equal specifications give equal workloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SystemPrompts(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="system_prompts"
 ):
-    """Each session begins with one of `groups` system prompts of `tokens` tokens, before its own text."""
+    """Start each session with one of `groups` system prompts of `tokens` tokens."""
 
     groups: int
     tokens: int
@@ -34,7 +34,7 @@ class SystemPrompts(
 class SharedRatio(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="shared_ratio"
 ):
-    """Of a first prompt's full trace blocks, round(`ratio`·blocks) are those of one of `groups` groups."""
+    """Share round(`ratio`·blocks) of a first prompt's full trace blocks within one of `groups` groups."""
 
     groups: int
     ratio: float
@@ -50,20 +50,18 @@ class SharedRatio(
 
 
 class SyntheticSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `synthesise` makes. Lengths are in tokens; a default `min` of a distribution is 1 token or 0 ms.
+    """Specification for `synthesise`. Lengths are in tokens; a default `min` of a distribution is 1 token or 0 ms.
 
-    A session's conversation is one stream of tokens. The first prompt is the system prompt, if any, and
-    `prompt_tokens` of new text; the prompt of turn k is all of turn k−1 (prompt and output) and
-    `followup_tokens` of new text. The stream's blocks have hash ids of their own, beginning with the shared
-    ones of the session's group, and every prompt of the session is described by the first of them: the ids of
-    turn k extend those of turn k−1, the block in which prompt k−1 ended included.
+    A session is one stream of tokens. The first prompt is the system prompt, if any, plus `prompt_tokens` of new
+    text; the prompt of turn k is turn k−1 (prompt and output) plus `followup_tokens` of new text. The stream's blocks
+    have unique hash ids, after the shared ones of the session's group, and each prompt of the session has the first of
+    them: the ids of turn k extend those of turn k−1, including the block in which prompt k−1 ended.
 
-    What can hit, therefore: in another session of the group, the shared blocks (only full trace blocks are
-    shared); in the same session, every engine block that lies within the previous prompt, at any engine block
-    size. With `outputs_recur` the engine is told to generate the very tokens that the next prompt quotes
-    (`output_in_next`), so blocks within the previous prompt *and output* hit as well, as far as the engine
-    computed them (it never computes the last sampled token). Without, outputs are unique to their request and
-    the chain of hits ends with the last engine block that lies wholly within the previous prompt.
+    Hits between sessions of a group: the shared blocks (only full trace blocks are shared). Hits within a session:
+    every engine block inside the previous prompt, at any engine block size. With `outputs_recur` the engine generates
+    exactly the tokens that the next prompt repeats (`output_in_next`), so blocks inside the previous prompt *and
+    output* hit too, as far as the engine computed them (it never computes the last sampled token). Without it, outputs
+    are unique to their request.
     """
 
     sessions: int
@@ -73,19 +71,19 @@ class SyntheticSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     output_tokens: Distribution
     """Output of each turn."""
     arrivals: ArrivalProcess = Burst()
-    """When sessions begin; qps counts sessions."""
+    """Arrival process of sessions; qps is sessions per second."""
     turns: Distribution = Fixed(1)
     """Turns per session."""
     followup_tokens: Distribution | None = None
-    """New text of later turns; required when there may be several."""
+    """New text of later turns; required if sessions may have several turns."""
     think_time_ms: Distribution = Fixed(0)
     """Pause between the end of a turn and the next one."""
     prefixes: SystemPrompts | SharedRatio | None = None
-    """What sessions share; a session's group is drawn at random."""
+    """Prefixes that sessions share; a session's group is random."""
     outputs_recur: bool = True
-    """Whether later prompts quote exactly what the engine generated."""
+    """Whether later prompts repeat exactly the tokens that the engine generated."""
     trace_block_size: int = 64
-    """Granularity of identity in tokens."""
+    """Tokens per hash id."""
     content_seed: int = 42
     """Seed of lengths, turns and groups."""
     arrival_seed: int = 42
@@ -103,18 +101,18 @@ class SyntheticSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.followup_tokens is not None:
             check_distribution("followup_tokens", self.followup_tokens, 1, whole=True)
         elif self.turns != Fixed(1):
-            raise ConfigError("followup_tokens is required when sessions may have several turns")
+            raise ConfigError("followup_tokens is required if sessions may have several turns; give it")
         if isinstance(self.prefixes, SystemPrompts) and self.prefixes.tokens % self.trace_block_size:
             raise ConfigError(
-                f"prefixes.tokens must be a multiple of trace_block_size, since only full blocks are shared, "
+                f"prefixes.tokens must be a multiple of trace_block_size, because only full blocks are shared, "
                 f"got {self.prefixes.tokens} and {self.trace_block_size}"
             )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SyntheticSpec:
-        """Build from plain data, as a YAML file holds it; distributions and arrivals are named by `kind`.
+        """Build a specification from plain data, as in a YAML file; `kind` names distributions and arrivals.
 
-        Errors: ConfigError naming the field, for an unknown key, kind or value.
+        Errors: ConfigError, naming the field, for an unknown key, kind or value.
         """
         try:
             return msgspec.convert(dict(config), cls)
@@ -123,13 +121,13 @@ class SyntheticSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def synthesise(spec: SyntheticSpec) -> Workload:
-    """Make the workload: sessions in order of arrival, the turns of a session next to each other.
+    """Generate the workload: sessions in arrival order, the turns of a session next to each other.
 
-    Every quantity is drawn from a stream of its own, so that changing one distribution leaves the others'
-    values. Errors: ConfigError when a distribution cannot be drawn or a prompt outgrows 2^31 tokens.
+    Every quantity has its own random stream, so changing one distribution leaves the values of the others.
+    Errors: ConfigError if a distribution cannot be sampled or a prompt exceeds 2^31 tokens.
     """
     if not isinstance(spec, SyntheticSpec):
-        raise ConfigError(f"synthesise makes a workload of a SyntheticSpec, got {spec!r}")
+        raise ConfigError(f"spec must be a SyntheticSpec, got {spec!r}")
     turns = draw_whole("turns", spec.turns, spec.sessions, _rng(spec.content_seed, 0), 1)
     session = np.repeat(np.arange(spec.sessions), turns)
     first_row = offsets_of(turns)[:-1]
@@ -140,7 +138,7 @@ def synthesise(spec: SyntheticSpec) -> Workload:
     prompt = _prompt_lengths(spec, session, turn, first_row, output)
     if rows and prompt.max() >= 2**31:
         raise ConfigError(
-            f"a prompt grows to {prompt.max()} tokens, past 2^31: use fewer turns or shorter lengths"
+            f"a prompt has {prompt.max()} tokens, past 2^31; use fewer turns or shorter lengths"
         )
     hash_offsets = offsets_of(-(-prompt // spec.trace_block_size))
     last = turn == (turns - 1)[session]
@@ -169,7 +167,7 @@ def _rng(seed: int, stream: int) -> np.random.Generator:
 def _prompt_lengths(
     spec: SyntheticSpec, session: Int64Column, turn: Int64Column, first_row: Int64Column, output: Int64Column
 ) -> Int64Column:
-    """Prompt of turn k = everything before it in the session, and its own new text."""
+    """Compute prompt lengths: everything before a turn in its session, plus its new text."""
     rng = _rng(spec.content_seed, 1)
     grows_by = np.zeros(len(session), np.int64)
     grows_by[first_row] = draw_whole("prompt_tokens", spec.prompt_tokens, spec.sessions, rng, 1)
@@ -193,7 +191,7 @@ def _stream_blocks(
     first_row: Int64Column,
     hash_offsets: Int64Column,
 ) -> Int64Column:
-    """Name the blocks of each prompt: position in the session's stream, or in its group's prefix."""
+    """Number the blocks of each prompt by position in the session's stream or in its group's prefix."""
     size = spec.trace_block_size
     blocks = np.diff(hash_offsets)
     position = ragged_positions(np.zeros(len(blocks), np.int64), blocks)

@@ -1,4 +1,4 @@
-"""Milliseconds, as people and traces write them, to the int64 nanoseconds that everything else uses."""
+"""Convert milliseconds, as in traces and settings, to int64 nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def milliseconds_to_ns(times_ms: NDArray[np.float64]) -> Int64Column:
-    """Round each time once, half to even. Whole and fractional part apart, so that large times lose nothing.
+    """Convert each time to nanoseconds, rounded once, half to even; NaN becomes 0.
 
-    NaN becomes 0; times must lie below 2^63 ns.
+    The whole and fractional parts are converted separately, so large times stay exact. Times must be below 2^63 ns.
     """
     times_ms = np.nan_to_num(times_ms)
     whole = np.floor(times_ms)

@@ -1,4 +1,4 @@
-"""The invariants of a workload, checked once when it is made."""
+"""Check the invariants of a workload, once when it is constructed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_workload(workload: Workload) -> None:
             lambda row: f"must be at least 1 (or −1: none), got {limit[row]}",
         )
     if (workload.accepted_draft_offsets is None) != (workload.accepted_drafts is None):
-        raise InvalidArgument("accepted_draft_offsets and accepted_drafts go together: give both or none")
+        raise InvalidArgument("accepted_draft_offsets and accepted_drafts need each other; give both or none")
     if workload.accepted_draft_offsets is not None and workload.accepted_drafts is not None:
         check_offsets(
             "accepted_draft_offsets", workload.accepted_draft_offsets, len(workload.accepted_drafts)
@@ -53,7 +53,7 @@ def check_workload(workload: Workload) -> None:
 
 
 def next_turn_rows(session: Int32Column) -> Int64Column:
-    """Row of the next entry with the same session, −1 where there is none."""
+    """Return the row of the session's next turn for each row; −1 for last turns."""
     following = np.full(len(session), -1, np.int64)
     order = np.argsort(session, kind="stable")
     same = session[order[1:]] == session[order[:-1]]
@@ -63,7 +63,7 @@ def next_turn_rows(session: Int32Column) -> Int64Column:
 
 
 def check_names(field: str, names: list[str] | None, count: int) -> None:
-    """Check that there are `count` names and that no two are equal."""
+    """Raise unless there are `count` names and no two are equal."""
     if names is None:
         return
     if len(names) != count:
@@ -150,7 +150,7 @@ def _check_sessions(workload: Workload) -> None:
 def _check_outputs(workload: Workload) -> None:
     offsets, ids = workload.output_token_offsets, workload.output_token_ids
     if (offsets is None) != (ids is None):
-        raise InvalidArgument("output_token_offsets and output_token_ids go together: give both or none")
+        raise InvalidArgument("output_token_offsets and output_token_ids need each other; give both or none")
     in_next = workload.output_in_next
     if offsets is not None and ids is not None:
         check_offsets("output_token_offsets", offsets, len(ids))
@@ -171,7 +171,7 @@ def _check_outputs(workload: Workload) -> None:
 
 
 def _check_continuations(workload: Workload, rows: Int64Column) -> None:
-    """The next prompt must hold this prompt and this output, block for block."""
+    """Check that each next prompt begins with this prompt and has room for this output."""
     following = workload.next_turn[rows]
     bad = first_row(following < 0)
     if bad is not None:
@@ -212,7 +212,7 @@ def _check_router_columns(workload: Workload) -> None:
 
 def _check_named(name: str, column: Int32Column | None, plural: str, names: tuple[str, ...]) -> None:
     if (column is None) != (not names):
-        raise InvalidArgument(f"{name} and {plural} go together: give both or none")
+        raise InvalidArgument(f"{name} and {plural} need each other; give both or none")
     check_names(plural, list(names), len(names))
     if column is not None:
         _fail_first(

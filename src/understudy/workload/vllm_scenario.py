@@ -1,4 +1,4 @@
-"""A conformance scenario as a workload: its tokens are its content, its steps are milliseconds."""
+"""Reader of conformance scenarios as workloads: one hash id per token, one millisecond per step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def read_vllm_scenario(path: Path) -> Workload:
-    """Read scenarios/NAME.json; replay it in lockstep, with the settings that the scenario itself names.
+    """Read scenarios/NAME.json; replay it in lockstep, with the scenario's own settings.
 
-    Errors: InvalidArgument, naming the file and the field, for what is no scenario.
+    Errors: InvalidArgument, naming the file and the field, if it is not a scenario.
     """
     from understudy.engines.scenario import OUTPUT_BASE, OUTPUT_STRIDE, read_scenario
 
     scenario = read_scenario(path)
     if scenario.aborts:
-        raise InvalidArgument(f"{path}: a replay has no aborts; `understudy conformance` plays them")
+        raise InvalidArgument(f"{path}: aborts are not supported by replays; use `understudy conformance`")
     requests = scenario.requests
     lengths = [r.max_tokens if r.eos_at is None else r.eos_at for r in requests]
     prompts = [request.prompt_tokens() for request in requests]

@@ -1,4 +1,4 @@
-"""A workload: the requests that a replay consumes, as columns."""
+"""`Workload`: the requests of a replay, as columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from understudy.workload.validation import check_workload, next_turn_rows
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-# Marks "not given"; recognised by identity, never by content.
+# Sentinels for "not given", compared by identity.
 _ABSENT_INT32: Int32Column = np.empty(0, np.int32)
 _ABSENT_INT64: Int64Column = np.empty(0, np.int64)
 
@@ -39,21 +39,20 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 class Workload:
     """Requests as columns: row i of each describes request i. Arrays are read-only; transformations copy.
 
-    Sessions: every request is a turn of a session. Session indices count in order of first appearance and the
-    turns of a session stand in row order, so a single-turn workload has session = 0, 1, 2, … and turn = 0. A
-    first turn arrives at `arrival_ns`; turn k becomes ready `delay_ns` after turn k−1 completed. A later turn
-    carries the `arrival_ns` of its session's first turn.
+    Sessions: every request is a turn of a session. Sessions are numbered by first appearance and the turns of a
+    session are in row order, so a single-turn workload has session = 0, 1, 2, … and turn = 0. A first turn arrives
+    at `arrival_ns`; turn k becomes ready `delay_ns` after turn k−1 completed. A later turn has the `arrival_ns` of
+    its session's first turn.
 
     Content: token p of a prompt is `hash_ids[hash_offsets[i] + p // trace_block_size]`: equal ids at equal
     positions are equal tokens. A row has exactly as many ids as its prompt has blocks; the last may be partly
-    used. Ids are small (interned by the readers), not necessarily without gaps.
+    used. Readers number the ids from 0; gaps are allowed.
 
-    Output tokens of row i are the exact `output_token_ids` when the row has them; the tokens that the next
-    turn's prompt has at their positions when `output_in_next[i]`; else unique to the request. A row has at
-    most one of both.
+    Output tokens of row i are the exact `output_token_ids` if the row has them; the tokens at their positions in the
+    next turn's prompt if `output_in_next[i]`; else unique to the request. A row has at most one of the first two.
 
-    The constructor takes anything array-like and raises InvalidArgument or RowError, naming field and row,
-    before an inconsistent workload exists.
+    The constructor accepts array-likes and raises InvalidArgument or RowError, naming field and row, for
+    inconsistent columns.
     """
 
     arrival_ns: Int64Column
@@ -61,16 +60,16 @@ class Workload:
     prompt_tokens: Int32Column
     """Prompt length in tokens, ≥ 1."""
     output_tokens: Int32Column
-    """Tokens that the model gives before it ends, ≥ 0; `max_tokens` may cut them."""
+    """Tokens that the model generates, ≥ 0; `max_tokens` may cut them."""
     hash_offsets: Int64Column
     """CSR offsets into `hash_ids`, one more than there are requests."""
     hash_ids: UInt32Column
-    """Content of the prompts, one id for `trace_block_size` tokens."""
+    """Content of the prompts, one id per `trace_block_size` tokens."""
     trace_block_size: int
-    """Tokens that one hash id stands for, ≥ 1; independent of an engine's block size."""
+    """Tokens per hash id, ≥ 1; independent of an engine's block size."""
 
     has_arrivals: bool = True
-    """False when the source had no timestamps: such a workload can only run closed loop."""
+    """False if the source had no timestamps; such a workload can only run closed loop."""
     session: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
     """Session index; default: each request its own."""
     turn: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
@@ -78,21 +77,21 @@ class Workload:
     delay_ns: Int64Column = field(default_factory=lambda: _ABSENT_INT64)
     """Think time after the previous turn completed; 0 for a first turn and by default."""
     priority: Int32Column = field(default_factory=lambda: _ABSENT_INT32)
-    """Handed to the engine as it is; default 0."""
+    """Scheduling priority, passed to the engine; default 0."""
     max_tokens: Int32Column | None = None
-    """Limit of the output, where a request has one that is not its length: ≥ 1, or −1 for none."""
+    """Limit of the output length: ≥ 1, or −1 for none."""
     output_token_offsets: Int64Column | None = None
     """CSR offsets into `output_token_ids`; a row has either none or exactly `output_tokens`."""
     output_token_ids: UInt32Column | None = None
-    """Exact output tokens, where the source has them."""
+    """Exact output tokens, if the source has them."""
     accepted_draft_offsets: Int64Column | None = None
-    """CSR offsets into `accepted_drafts`; a row without any goes by rates."""
+    """CSR offsets into `accepted_drafts`; a row without any uses the acceptance rates."""
     accepted_drafts: UInt32Column | None = None
     """With speculation: drafts accepted in the step whose first output has number p, at p modulo the row's count."""
     output_in_next: BoolColumn | None = None
-    """Where true, the next turn's prompt is this prompt, this output, and more."""
+    """If true, the next turn's prompt is this prompt, this output, and more."""
     queue_order: Int64Column | None = None
-    """Order of requests of equal priority in a queue by priority (equal: by name), where the source has its own."""
+    """Order of requests of equal priority in a priority queue (ties: by name), if the source defines one."""
     strict_priority: Int64Column | None = None
     """Router tier (0 … 2^32−1)."""
     policy_class: Int32Column | None = None
@@ -104,15 +103,15 @@ class Workload:
     adapters: tuple[str, ...] = ()
     """Names of LoRA adapters: equal prompts under different ones share no block."""
     request_ids: list[str] | None = None
-    """Unique names of the requests, where the source has them."""
+    """Unique names of the requests, if the source has them."""
     session_ids: list[str] | None = None
-    """Unique names of the sessions, where the source has them."""
+    """Unique names of the sessions, if the source has them."""
     clamped_prompts: int = 0
-    """How many prompts the reader shortened to the length that their hash ids cover (it was told to)."""
+    """Number of prompts that the reader shortened to their hash ids (`clamp_input_length`)."""
     dropped_hash_ids: int = 0
-    """How many hash ids past the end of their prompt the reader dropped (it was told to)."""
+    """Number of hash ids past the end of their prompt that the reader dropped (`drop_surplus_hash_ids`)."""
     notes: tuple[str, ...] = ()
-    """What the source cannot tell, in sentences; a report repeats them."""
+    """Sentences on what the source lacks; a report repeats them."""
 
     def __post_init__(self) -> None:
         if isinstance(self.trace_block_size, bool) or not isinstance(self.trace_block_size, int):
@@ -173,7 +172,7 @@ class Workload:
 
     @property
     def cut_output_tokens(self) -> Int32Column:
-        """What limits leave of the output lengths."""
+        """Output lengths after applying `max_tokens`."""
         if self.max_tokens is None:
             return self.output_tokens
         return np.where(
@@ -182,7 +181,7 @@ class Workload:
 
     @property
     def token_space(self) -> int:
-        """One more than the largest token that a prompt or an exact output can hold; 0 when there is none."""
+        """Largest token id of prompts and exact outputs plus one; 0 without any."""
         largest = [
             int(ids.max()) for ids in (self.hash_ids, self.output_token_ids) if ids is not None and len(ids)
         ]
@@ -190,7 +189,7 @@ class Workload:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of its requests, whatever file and format they came from."""
+        """Hash of the requests, independent of the file and format they came from."""
         value = self.trace_block_size
         for each in fields(self):
             content = getattr(self, each.name)
@@ -205,11 +204,11 @@ class Workload:
         return next_turn_rows(self.session)
 
     def prompt_hash_ids(self, row: int) -> UInt32Column:
-        """Hash ids of one prompt, as a view."""
+        """Return the hash ids of one prompt, as a view."""
         return self.hash_ids[self.hash_offsets[row] : self.hash_offsets[row + 1]]
 
     def known_output_tokens(self, row: int) -> UInt32Column | None:
-        """Output tokens of `row` as the class describes them, None when they are the request's own."""
+        """Return the known output tokens of `row`; None if they are unique to the request."""
         length = int(self.output_tokens[row])
         if self.output_token_ids is not None and self.output_token_offsets is not None:
             begin, end = self.output_token_offsets[row], self.output_token_offsets[row + 1]
@@ -221,7 +220,7 @@ class Workload:
         return self.prompt_hash_ids(int(self.next_turn[row]))[positions // self.trace_block_size]
 
     def limited(self, max_tokens: int) -> Workload:
-        """Give every request that has no limit of its own this one.
+        """Set `max_tokens` on every request without a limit.
 
         Errors: ConfigError unless it is at least 1.
         """
@@ -238,8 +237,7 @@ class Workload:
     def scale_arrival_rate(self, ratio: float) -> Workload:
         """Divide arrivals and delays by `ratio`, each rounded once to a whole nanosecond (half to even).
 
-        Errors: ConfigError unless `ratio` is finite and above 0, or when a time is or becomes too large to be
-        exact.
+        Errors: ConfigError unless `ratio` is finite and above 0, or if a time is or becomes too large to be exact.
         """
         if not (math.isfinite(ratio) and ratio > 0):
             raise ConfigError(f"arrival_rate_scale must be a finite number above 0, got {ratio}")
@@ -249,32 +247,32 @@ class Workload:
         return replace(self, arrival_ns=arrival_ns, delay_ns=_divide("delay_ns", self.delay_ns, ratio))
 
     def sorted_by_arrival(self) -> Workload:
-        """Order the rows by arrival; equal arrivals, hence the turns of a session, keep their order.
+        """Sort the rows by arrival; rows with equal arrivals, such as turns of a session, keep their order.
 
-        Errors: InvalidArgument when the workload has no arrivals.
+        Errors: InvalidArgument if the workload has no arrivals.
         """
         order = self.arrival_order()
         return self if order is None else self.take(order)
 
     def arrival_order(self) -> Int64Column | None:
-        """The rows as `sorted_by_arrival` orders them; None when they stand so already. Errors as there."""
+        """Return the row order of `sorted_by_arrival`; None if the rows are already sorted. Errors as there."""
         if not self.has_arrivals:
-            raise InvalidArgument("the workload has no arrivals to sort by: run it closed loop as it is")
+            raise InvalidArgument("the workload has no arrivals to sort by; run it closed loop")
         if bool((self.arrival_ns[1:] >= self.arrival_ns[:-1]).all()):
             return None
         return np.argsort(self.arrival_ns, kind="stable")
 
     def head(self, requests: int) -> Workload:
-        """Keep the first `requests` rows (all of them when there are fewer)."""
+        """Keep the first `requests` rows (all rows if there are fewer)."""
         if requests < 0:
             raise InvalidArgument(f"requests must be at least 0, got {requests}")
         return self.take(np.arange(min(requests, len(self))))
 
     def take(self, rows: ArrayLike) -> Workload:
-        """Keep these rows, in this order; sessions are numbered anew, hash ids keep their numbers.
+        """Keep these rows, in this order; sessions are renumbered, hash ids are not.
 
-        Errors: InvalidArgument for a row that does not exist, or rows that leave a session without an earlier
-        turn, out of order, or twice.
+        Errors: InvalidArgument for a row that does not exist or is repeated, or for a session whose turns would be
+        incomplete or out of order.
         """
         index = column("rows", rows, np.int64)
         if len(index) and not (index.min() >= 0 and index.max() < len(self)):
@@ -289,9 +287,7 @@ class Workload:
         if draft_offsets is not None and drafts is not None:
             draft_offsets, drafts = take_ragged(draft_offsets, drafts, index)
         output_in_next = _pick(self.output_in_next, index)
-        if (
-            output_in_next is not None
-        ):  # a turn whose successor is gone has an output that nobody can meet again
+        if output_in_next is not None:  # a turn whose next turn was dropped has an unknown output
             output_in_next = output_in_next & (next_turn_rows(session) >= 0)
         session_ids = self.session_ids
         if session_ids is not None:
@@ -337,5 +333,5 @@ def _divide(name: str, times_ns: Int64Column, ratio: float) -> Int64Column:
             f"arrival_rate_scale: {name} reaches {longest} ns, past 2^53; call normalised() first"
         )
     if longest / ratio >= 2**63:
-        raise ConfigError(f"arrival_rate_scale {ratio} stretches {name} past 2^63 ns")
+        raise ConfigError(f"arrival_rate_scale {ratio} moves {name} past 2^63 ns; raise it")
     return np.rint(times_ns / ratio).astype(np.int64)

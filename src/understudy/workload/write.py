@@ -22,18 +22,17 @@ _ROWS_AT_ONCE = 10_000
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
-    """Write `workload` in row order, gzipped when the name ends in `.gz`; equal workloads give equal bytes.
+    """Write `workload` in row order, gzipped if the name ends in `.gz`; equal workloads give equal bytes.
 
-    Reading it back with the same trace_block_size gives the same columns, but for names: readers number hash
-    ids by first appearance (where the workload has exact outputs and another numbering, both are renumbered
-    here, so that equal tokens stay equal), and a multi-turn session without a name is written as
-    `session_<index>`.
+    Reading it back with the same trace_block_size gives equal columns, except for names: readers number hash
+    ids by first appearance (a workload with exact outputs and another numbering is renumbered here, so that equal
+    tokens stay equal), and a multi-turn session without a name is written as `session_<index>`.
 
-    Errors: InvalidArgument, before anything is written, when a time cannot be told exactly in milliseconds;
-    or when the file cannot be written.
+    Errors: InvalidArgument, before anything is written, if a time is not exact in milliseconds; or if the file
+    cannot be written.
     """
     if workload.queue_order is not None:
-        raise InvalidArgument("queue_order cannot be told in a Mooncake trace")
+        raise InvalidArgument("queue_order cannot be written in a Mooncake trace")
     rows = _Rows(workload)
     encoder = msgspec.json.Encoder()
     with create_trace(path) as file:
@@ -48,11 +47,11 @@ class _Rows:
         self._workload = workload
         self._timestamp_ms = _milliseconds("arrival_ns", workload.arrival_ns)
         self._delay_ms = _milliseconds("delay_ns", workload.delay_ns)
-        self._hash_ids, self._output_ids = _numbered_by_appearance(workload)
+        self._hash_ids, self._output_ids = _number_by_appearance(workload)
         self._turns = np.bincount(workload.session, minlength=1)
 
     def row(self, row: int) -> dict[str, Any]:
-        """Return the row as the file has it, without the keys that say nothing."""
+        """Return the row as in the file, without keys that have their default."""
         w = self._workload
         first = w.turn[row] == 0
         session = int(w.session[row])
@@ -93,7 +92,7 @@ class _Rows:
         return result
 
 
-def _numbered_by_appearance(workload: Workload) -> tuple[UInt32Column, UInt32Column | None]:
+def _number_by_appearance(workload: Workload) -> tuple[UInt32Column, UInt32Column | None]:
     hash_ids, outputs = workload.hash_ids, workload.output_token_ids
     if outputs is None or np.array_equal(intern_ids(hash_ids), hash_ids):
         return hash_ids, outputs
@@ -106,6 +105,6 @@ def _milliseconds(field: str, times_ns: Int64Column) -> list[int | float]:
     bad = first_row(milliseconds_to_ns(times_ms) != times_ns)
     if bad is not None:
         raise InvalidArgument(
-            f"{field}[{bad}] = {times_ns[bad]} has no exact value in milliseconds: call normalised() first"
+            f"{field}[{bad}] = {times_ns[bad]} has no exact value in milliseconds; call normalised() first"
         )
     return [int(time_ms) if time_ms == int(time_ms) else time_ms for time_ms in times_ms.tolist()]

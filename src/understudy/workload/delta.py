@@ -1,7 +1,7 @@
-"""Traces whose rows tell what is new: a prompt is all that came before it in its session, answers too, and more.
+"""Readers of traces whose rows contain only the new part of each prompt.
 
-`mooncake-delta` has Mooncake's rows, with only the new part of a prompt in each; `applied-compute` has a whole session
-in a row: lengths of answers, of what tools said, and how long they took.
+A prompt is everything before it in its session, answers included, plus the new part. `mooncake-delta` has Mooncake's
+rows; `applied-compute` has one session per row: lengths of answers and tool outputs, and the latency of tools.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from understudy.workload.columns import BoolColumn
 
 BLOCK = 16
-"""Tokens of one hash id of the workloads that are made: deltas and answers end anywhere."""
-MOST_TOKENS = 10_000_000
-"""Of one session: more is a mistake in the file."""
+"""Tokens per hash id of the resulting workload; small, because deltas and answers end anywhere."""
+MAX_SESSION_TOKENS = 10_000_000
+"""Limit of one session; a longer one is taken for a mistake in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn adds: runs of equal tokens (name and length), then an answer; after a wait."""
+    """One turn of a session: a delay, runs of equal tokens (name and length), then an answer."""
 
     delta: list[tuple[int, int]]
     output_tokens: int
@@ -43,17 +43,15 @@ class Turn:
 def read_mooncake_delta(
     path: Path, *, trace_block_size: int = DEFAULT_TRACE_BLOCK_SIZE, clamp_input_length: bool = False
 ) -> Workload:
-    """Mooncake's rows (`session_id`, `hash_ids`, …) whose prompts are only what is new in their turn.
+    """Read Mooncake's rows (`session_id`, `hash_ids`, …) with only the new part of each turn's prompt.
 
     Errors: InvalidArgument `FILE:LINE: …` for a bad row; ConfigError for a bad option.
     """
     rows, lines = read_with_lines(path, trace_block_size, clamp_input_length, drop_surplus_hash_ids=False)
-    for key, said in _beyond_a_delta(rows):
-        row = None if said is None else first_row(said)
+    for key, given in _unsupported_keys(rows):
+        row = None if given is None else first_row(given)
         if row is not None:
-            raise InvalidArgument(
-                f"{path}:{lines[row]}: mooncake-delta has no {key}: prompts hold what came before them"
-            )
+            raise InvalidArgument(f"{path}:{lines[row]}: {key} is not supported by mooncake-delta; remove it")
     sessions: list[list[Turn]] = [[] for _ in range(rows.sessions)]
     for row in range(len(rows)):
         prompt, size = int(rows.prompt_tokens[row]), rows.trace_block_size
@@ -64,12 +62,12 @@ def read_mooncake_delta(
         )
     arrivals = rows.arrival_ns[rows.turn == 0] if rows.has_arrivals else None
     in_file_order = np.argsort(np.lexsort((rows.turn, rows.session)))
-    workload = grown(sessions, arrivals).take(in_file_order)
+    workload = build_workload(sessions, arrivals).take(in_file_order)
     return replace(workload, request_ids=rows.request_ids, session_ids=rows.session_ids)
 
 
-def _beyond_a_delta(rows: Workload) -> Iterator[tuple[str, BoolColumn | None]]:
-    """Keys of Mooncake's rows that a delta has no use for, and the rows that say something by them."""
+def _unsupported_keys(rows: Workload) -> Iterator[tuple[str, BoolColumn | None]]:
+    """Yield the keys of Mooncake's rows that mooncake-delta rejects, with the rows that have them."""
 
     def is_given(index: NDArray[Any] | None, absent: int) -> BoolColumn | None:
         return None if index is None else index != absent
@@ -88,25 +86,26 @@ def _beyond_a_delta(rows: Workload) -> Iterator[tuple[str, BoolColumn | None]]:
 
 
 def read_applied_compute(path: Path) -> Workload:
-    """A session a line: `input_prompt_length`, then for each of `num_turns` an `assistant_response_length`, a
-    `tool_call_output_length` and a `tool_call_latency` (s), then `final_assistant_response_length`.
+    """Read agent sessions, one per line, from the applied-compute format.
 
-    A session of n turns makes n + 1 requests. There are no arrivals (closed loop), and sessions share nothing.
+    A line has `input_prompt_length`, then for each of `num_turns` an `assistant_response_length`, a
+    `tool_call_output_length` and a `tool_call_latency` (s), then `final_assistant_response_length`. A session of n
+    turns becomes n + 1 requests. There are no arrivals (closed loop), and sessions share no prefix.
     Errors: InvalidArgument `FILE:LINE: …`.
     """
     sessions = []
-    names = iter(range(2**62))
+    run_names = iter(range(2**62))
     for where, record in json_lines(path):
-        turns = _whole(record, "num_turns", where)
+        turns = _read_count(record, "num_turns", where)
         lists = {
-            name: _list(record, name, turns, where)
+            name: _read_list(record, name, turns, where)
             for name in ("assistant_response_length", "tool_call_output_length", "tool_call_latency")
         }
         answers = [
             token_count(one, "assistant_response_length", where) for one in lists["assistant_response_length"]
         ]
-        answers.append(_whole(record, "final_assistant_response_length", where))
-        added = [_whole(record, "input_prompt_length", where)]
+        answers.append(_read_count(record, "final_assistant_response_length", where))
+        added = [_read_count(record, "input_prompt_length", where)]
         added += [
             token_count(one, "tool_call_output_length", where) for one in lists["tool_call_output_length"]
         ]
@@ -115,21 +114,21 @@ def read_applied_compute(path: Path) -> Workload:
             raise InvalidArgument(f"{where}: input_prompt_length must be at least 1, got 0")
         sessions.append(
             [
-                Turn([(next(names), length)] if length else [], answer, wait)
+                Turn([(next(run_names), length)] if length else [], answer, wait)
                 for length, answer, wait in zip(added, answers, waits, strict=True)
             ]
         )
-    return grown(sessions, None)
+    return build_workload(sessions, None)
 
 
-def grown(sessions: list[list[Turn]], arrivals_ns: NDArray[np.int64] | None) -> Workload:
-    """The workload of such sessions, one after the other; prompts quote all answers before them."""
+def build_workload(sessions: list[list[Turn]], arrivals_ns: NDArray[np.int64] | None) -> Workload:
+    """Build a workload, session by session, whose prompts contain all earlier turns of their session."""
     columns: dict[str, list[Any]] = {
         name: [] for name in ("arrival", "prompt", "output", "session", "turn", "delay", "quoted")
     }
     ids: list[list[int]] = []
     numbers: dict[bytes, int] = {}
-    answers = iter(range(-1, -(2**62), -1))  # an answer's tokens are its own
+    answers = iter(range(-1, -(2**62), -1))  # no two answers share tokens
     for session, turns in enumerate(sessions):
         runs: list[tuple[int, int]] = []
         prompts = []
@@ -147,9 +146,11 @@ def grown(sessions: list[list[Turn]], arrivals_ns: NDArray[np.int64] | None) -> 
             columns["quoted"].append(place + 1 < len(turns) and turn.output_tokens > 0)
             runs.append((next(answers), turn.output_tokens))
             tokens += turn.output_tokens
-        if tokens > MOST_TOKENS:
-            raise InvalidArgument(f"session {session} grows to {tokens:,} tokens, past {MOST_TOKENS:,}")
-        whole = _ids(runs, prompts[-1], numbers)
+        if tokens > MAX_SESSION_TOKENS:
+            raise InvalidArgument(
+                f"session {session} has {tokens:,} tokens; at most {MAX_SESSION_TOKENS:,} are supported"
+            )
+        whole = _number_blocks(runs, prompts[-1], numbers)
         ids += [whole[: -(-prompt // BLOCK)] for prompt in prompts]
     return Workload(
         arrival_ns=np.array(columns["arrival"], np.int64),
@@ -166,8 +167,8 @@ def grown(sessions: list[list[Turn]], arrivals_ns: NDArray[np.int64] | None) -> 
     )
 
 
-def _ids(runs: Iterable[tuple[int, int]], tokens: int, numbers: dict[bytes, int]) -> list[int]:
-    """A number for the content of each block of the first `tokens` tokens; equal content has equal numbers."""
+def _number_blocks(runs: Iterable[tuple[int, int]], tokens: int, numbers: dict[bytes, int]) -> list[int]:
+    """Number the blocks of the first `tokens` tokens; blocks of equal content have equal numbers."""
     runs = list(runs)
     content = np.repeat([name for name, _ in runs], [length for _, length in runs])[:tokens].astype(np.int64)
     return [
@@ -176,13 +177,13 @@ def _ids(runs: Iterable[tuple[int, int]], tokens: int, numbers: dict[bytes, int]
     ]
 
 
-def _whole(record: Any, name: str, where: str) -> int:
+def _read_count(record: Any, name: str, where: str) -> int:
     if not isinstance(record, dict) or name not in record:
         raise InvalidArgument(f"{where}: {name} is missing")
     return token_count(record[name], name, where)
 
 
-def _list(record: Any, name: str, length: int, where: str) -> list[Any]:
+def _read_list(record: Any, name: str, length: int, where: str) -> list[Any]:
     value = record.get(name)
     if not isinstance(value, list) or len(value) != length:
         raise InvalidArgument(
