@@ -11,6 +11,7 @@ import pytest
 
 from server.client import Client
 from server.router_scene import C
+from understudy.cli import main
 from understudy.server.proxy.service import RouterService, RouterSettings
 from understudy.server.proxy.upstream import Upstream, UpstreamError
 from understudy.server.proxy.workers import WorkerAddress
@@ -388,3 +389,17 @@ def test_a_malformed_chunk_breaks_its_answer_off(size: bytes) -> None:
             upstream.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--first-byte-timeout-s=-1", "--stall-timeout-s=nan", "--stall-timeout-s=-1"),
+        *("--max-request-body-size-mb=0", "--max-request-body-depth=0"),
+    ],
+)
+def test_limits_of_the_router_that_are_none_are_refused(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["router", flag]) == 2
+    assert flag.partition("=")[0] in capsys.readouterr().err

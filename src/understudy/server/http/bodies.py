@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -52,7 +52,7 @@ def decode(data: bytes, max_depth: int) -> Decoded:
     if too_much:
         return Decoded(error=too_much)
     try:
-        with _no_collections():
+        with _no_collections() if len(data) > LARGE_BODY_BYTES else nullcontext():
             return Decoded(msgspec.json.decode(data))
     except RecursionError:
         return Decoded(error=_too_deep(max_depth))
@@ -87,14 +87,14 @@ def _no_collections() -> Iterator[None]:
 
 def structure_error(data: bytes, max_depth: int) -> str:
     """Say what of a body is too much by its brackets outside of strings; empty if nothing. Linear."""
+    if data.count(b"[") + data.count(b"{") <= min(max_depth, MAX_CONTAINERS):
+        return ""  # most bodies, whatever their encoding
     encoding = json.detect_encoding(data)
     if not encoding.startswith("utf-8"):
         data = data.decode(encoding, "replace").encode()
     if b"\\" in data:  # escaped quotes end no string
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = data.translate(None, _OTHERS)
-    if marks.count(b"[") + marks.count(b"{") <= min(max_depth, MAX_CONTAINERS):
-        return ""
     containers, depth, in_string = 0, 0, 0
     for start in range(0, len(marks), _SLICE):
         part = np.frombuffer(marks, np.uint8, min(_SLICE, len(marks) - start), start)
