@@ -84,7 +84,7 @@ def test_no_type_of_a_field_is_an_error_inside_the_server(path: str, parser: str
 
     async def main() -> None:
         given: dict[str, Any] = {"enable_auto_tool_choice": parser is not None, "tool_call_parser": parser}
-        async with serving(enable_scale_out=True, latency_ms=(0.0, 0.0), speedup=100.0, **given) as (
+        async with serving(enable_scale_out=True, latency_ms=(0.0, 0.0), clock_speed=100.0, **given) as (
             client,
             _,
         ):
