@@ -94,14 +94,14 @@ def test_a_publisher_is_heard_recorded_and_verified(
     [
         (["emit", "TRACE"], "either --out PATH or --bind ADDRESS"),
         (["emit", "TRACE", "--out", "x", "--replay-bind", "tcp://*:0"], "--replay-bind needs --bind"),
-        (["emit", "TRACE", "--out", "x", "--dialect", "nobody-1"], "name a producer and its version"),
+        (["emit", "TRACE", "--out", "x", "--dialect", "nobody-1"], "give a producer and its version"),
         (
             ["emit", "TRACE", "--out", "x", "--clock-speed", "-1"],
             "--clock-speed must be a finite number from 0",
         ),
         (["verify", "nowhere.jsonl", "--stream", "raw"], "cannot read nowhere.jsonl"),
         (["verify", "TRACE", "--stream", "raw"], "line 1: not a captured message"),
-        (["tap", "nonsense"], "endpoint 'nonsense' is not known"),
+        (["tap", "nonsense"], "endpoint: 'nonsense' is not known"),
         *(
             (["emit", "TRACE", "--out", "x", flag, "0"], f"{flag} needs --bind; --out writes")
             for flag in ("--clock-speed", "--wait-s", "--linger-s")

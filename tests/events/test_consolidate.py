@@ -105,8 +105,8 @@ def test_the_raw_stream_of_a_run_becomes_its_consolidated_one(manager: dict[str,
     for worker in range(2):
         batch, _ = run.kv._result.events(worker).rows()
         truth = Consolidator()
-        blocks = flat(truth.apply(EventColumns.of(batch, "raw")))
-        assert blocks == flat(EventColumns.of(batch, "consolidated"))
+        blocks = flat(truth.apply(EventColumns.from_batch(batch, "raw")))
+        assert blocks == flat(EventColumns.from_batch(batch, "consolidated"))
         assert {kind for kind, *_ in blocks} == {STORED, REMOVED}
         copies += truth.distance.second_copies
     assert (copies > 0) == (manager == {})
@@ -134,7 +134,7 @@ def test_the_truth_of_a_store_that_keeps_copies(steps: list[tuple[int, int, int]
     batch = manager.store.drain_events()
     for guard in held:
         guard.release()
-    raw, consolidated = EventColumns.of(batch, "raw"), EventColumns.of(batch, "consolidated")
+    raw, consolidated = EventColumns.from_batch(batch, "raw"), EventColumns.from_batch(batch, "consolidated")
     whole = flat(Consolidator().apply(raw))
     assert whole == flat(consolidated)
     truth = Consolidator()

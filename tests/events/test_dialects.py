@@ -57,11 +57,11 @@ def test_a_version_finds_its_rules(name: str, stored: int, removed: int, arrays:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("trtllm-1.0", "name a producer and its version"),
-        ("vllm-0.8.5", r"they begin with 0\.9\.0"),
-        ("sglang-0.4.6.post4", r"they begin with 0\.4\.6\.post5"),
+        ("trtllm-1.0", "give a producer and its version"),
+        ("vllm-0.8.5", r"choose at least 0\.9\.0"),
+        ("sglang-0.4.6.post4", r"choose at least 0\.4\.6\.post5"),
         ("vllm-main", "'main' is not a version of vllm"),
-        ("", "name a producer"),
+        ("", "give a producer"),
     ],
 )
 def test_what_has_no_dialect_is_refused_with_the_remedy(name: str, message: str) -> None:
@@ -92,8 +92,8 @@ def test_the_known_dialects_differ_from_their_neighbours() -> None:
 def test_tiers_have_the_names_of_the_release(name: str, media: list[str | None]) -> None:
     rules = dialect(name)
     assert [rules.media.get(tier) for tier in (Tier.G1, Tier.G2, Tier.G3, Tier.G4)] == media
-    assert rules.speaks_of(Tier.G1)
-    assert rules.speaks_of(Tier.G2) == (media[1] is not None)
+    assert rules.publishes_tier(Tier.G1)
+    assert rules.publishes_tier(Tier.G2) == (media[1] is not None)
 
 
 def test_replay_answers_carry_the_topic_since_it_came() -> None:

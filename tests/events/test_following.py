@@ -134,7 +134,7 @@ def test_a_ring_that_has_wrapped_is_made_good_by_a_dump() -> None:
 
 def test_a_publisher_that_cannot_dump_leaves_a_view_without_ghosts(monkeypatch: pytest.MonkeyPatch) -> None:
     with publisher(buffer_steps=4) as source:
-        monkeypatch.setattr(source, "_dumped", list)  # as vLLM: nothing is so far, here is the end
+        monkeypatch.setattr(source, "_encode_dump", list)  # as vLLM: nothing is so far, here is the end
         view = follow(source)
         with view.subscriber:
             joined(source, view)
@@ -363,7 +363,7 @@ def test_a_rank_has_an_address_of_its_own(endpoint: str, rank: int, address: str
 @pytest.mark.parametrize(
     ("endpoint", "rank", "message"),
     [
-        ("tcp://*:65535", 1, "past 65535"),
+        ("tcp://*:65535", 1, "exceeds 65535"),
         ("tcp://host", 0, "tcp://HOST:PORT"),
         ("udp://*:1", 0, "tcp://HOST:PORT"),
         ("tcp://*:1", -1, "rank must be at least 0"),

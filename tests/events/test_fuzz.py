@@ -15,7 +15,7 @@ from events.following import removed, stored
 from events.test_verify import stream as good_stream
 from understudy._core import read_wire
 from understudy.errors import MalformedBatch
-from understudy.events.consolidate import Consolidator, columns_of
+from understudy.events.consolidate import Consolidator, to_event_columns
 from understudy.events.dialects import known_dialects
 from understudy.events.translate import from_wire
 from understudy.events.verify import Verifier
@@ -116,7 +116,7 @@ def mutated(source: random.Random, payload: bytes) -> bytes:
 def read_everything(payload: bytes, truth: Consolidator) -> tuple[bool, int]:
     """Both readers, and what stands behind them; (readable, bad events) as they say."""
     native = read_wire([payload])
-    columns = columns_of(native)
+    columns = to_event_columns(native)
     columns.check()
     truth.apply(columns).check()
     try:
@@ -203,7 +203,7 @@ def test_both_readers_agree_on_what_is_a_batch() -> None:
 def test_hashes_that_collide_are_told_by_the_kit() -> None:
     messages = good_stream()
     verifier = Verifier("raw")
-    assert not [breach for frames in messages for breach in verifier.feed(frames)]
+    assert not [breach for frames in messages for breach in verifier.check_message(frames)]
     source = random.Random(5)
     for _ in range(300):
         at = source.randrange(len(messages))
@@ -211,5 +211,5 @@ def test_hashes_that_collide_are_told_by_the_kit() -> None:
         verifier = Verifier("raw")
         changed: list[Any] = [*messages[:at], [topic, sequence.to_bytes(8, "big"), mutated(source, payload)]]
         for frames in [*changed, *messages[at + 1 :]]:
-            verifier.feed(frames)
+            verifier.check_message(frames)
         assert verifier.messages == len(messages)

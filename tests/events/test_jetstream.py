@@ -13,7 +13,7 @@ import pytest
 
 from events.following import PlainView, removed, stored
 from understudy.errors import ConfigError
-from understudy.events.jetstream import JetStreamPublisher, JetStreamSubscriber, subject_of
+from understudy.events.jetstream import JetStreamPublisher, JetStreamSubscriber, build_subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ def test_what_the_server_has_dropped_leaves_a_partial_view(server: str) -> None:
 def test_what_cannot_be_is_refused() -> None:
     for worker in ("", "a.b", "a b", "*", ">"):
         with pytest.raises(ConfigError, match="cannot be part of a subject"):
-            subject_of(worker)
+            build_subject(worker)
     with pytest.raises(ConfigError, match="cannot connect to NATS"):
         asyncio.run(_open_nowhere())
 

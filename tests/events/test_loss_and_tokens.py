@@ -36,7 +36,7 @@ def test_token_ids_that_do_not_fit_the_block_size_are_refused_and_the_batch_is_k
     prompt = TokenBlocks(range(1, 9), BLOCK_SIZE)
     manager.allocate(2).register(prompt.identities, prompt.tokens).release()
     batch = manager.store.drain_events()
-    with pytest.raises(InvalidArgument, match="block_size 16"):
+    with pytest.raises(InvalidArgument, match="block_size: 16"):
         decode(batch, dp_rank=0, block_size=16, stream="raw")
     assert len(decode(batch, dp_rank=0, block_size=BLOCK_SIZE, stream="raw")) == 1
 

@@ -29,7 +29,7 @@ def test_a_prompts_blocks_have_the_tokens_that_its_ids_stand_for(size: int) -> N
     run = run_offline(workload, VllmConfig(block_size=size, num_gpu_blocks=100), events=True)
     assert run.kv is not None
     told: dict[int, Any] = {}
-    for _, event in TokenSource(workload, size).spoken(run.kv.events(0, "consolidated")):
+    for _, event in TokenSource(workload, size).add_tokens(run.kv.events(0, "consolidated")):
         if isinstance(event, Stored):
             told |= {block.sequence_hash: (block, event) for block in event.blocks}
     plain = [event for _, event in run.kv.events(0, "consolidated") if isinstance(event, Stored)]
@@ -62,7 +62,7 @@ def test_a_trace_of_tokens_is_told_with_its_own() -> None:
     assert run.kv is not None
     told = {
         (block.token_ids, block.local_hash)
-        for _, event in TokenSource(workload, 8).spoken(run.kv.events(0, "consolidated"))
+        for _, event in TokenSource(workload, 8).add_tokens(run.kv.events(0, "consolidated"))
         if isinstance(event, Stored)
         for block in event.blocks
     }
@@ -77,7 +77,7 @@ def test_a_trace_of_tokens_is_told_with_its_own() -> None:
 def test_blocks_of_outputs_have_tokens_of_their_own() -> None:
     run = run_offline(crowd(), VllmConfig(block_size=16, num_gpu_blocks=100), events=True)
     assert run.kv is not None
-    events = list(TokenSource(crowd(), 16).spoken(run.kv.events(0, "raw")))
+    events = list(TokenSource(crowd(), 16).add_tokens(run.kv.events(0, "raw")))
     blocks = {
         block.sequence_hash: block
         for _, event in events
@@ -85,7 +85,7 @@ def test_blocks_of_outputs_have_tokens_of_their_own() -> None:
         for block in event.blocks
     }
     assert all(block.token_ids is not None and len(block.token_ids) == 16 for block in blocks.values())
-    again = list(TokenSource(crowd(), 16).spoken(run.kv.events(0, "raw")))
+    again = list(TokenSource(crowd(), 16).add_tokens(run.kv.events(0, "raw")))
     assert events == again
     assert [time_ns for time_ns, _ in events] == sorted(time_ns for time_ns, _ in events)
     assert all(a <= b for a, b in pairwise(time_ns for time_ns, _ in events))

@@ -72,7 +72,7 @@ def test_a_table_has_the_rows_and_both_streams(calls: list[Any], moments: list[i
             wanted[name] += values
     assert rows_of(rows) == wanted
     for raw in (True, False):
-        columns = EventColumns.of(rows, "raw" if raw else "consolidated")
+        columns = EventColumns.from_batch(rows, "raw" if raw else "consolidated")
         heads = table.heads(raw)
         for name in ("kinds", "tiers", "parents", "offsets"):
             assert heads[name].tolist() == getattr(columns, name).tolist()

@@ -12,7 +12,7 @@ from events.following import SIZE, removed, stored
 from replay.building import single_turns
 from understudy.engines.config import VllmConfig
 from understudy.events.dialects import dialect, known_dialects
-from understudy.events.emit import wire_batches
+from understudy.events.emit import merge_wire_batches
 from understudy.events.verify import RULES, Verifier
 from understudy.events.wire import AllBlocksCleared, BlockStored, WireBatch, encode_batch, live_frames
 from understudy.run.offline import run_offline
@@ -132,7 +132,7 @@ SECOND = ("a block is stored twice", "stored_twice", with_events(1, stored(2, pa
 
 def breaches(messages: list[Message], kind: Stream = "raw", **options: Any) -> list[str]:
     verifier = Verifier(kind, dialect=RULES_OF, **options)
-    found = [breach for frames in messages for breach in verifier.feed(frames)]
+    found = [breach for frames in messages for breach in verifier.check_message(frames)]
     assert verifier.messages == len(messages)
     for breach in found:
         assert breach.rule in RULES
@@ -192,8 +192,8 @@ def test_what_a_replay_emits_keeps_every_rule_in_every_dialect(rules: Any, kind:
     assert run.kv is not None
     publishers: list[Any] = [run.kv.events(worker, kind) for worker in range(2)]
     verifiers = [Verifier(kind, dialect=rules) for _ in range(2)]
-    for time_ns, worker, events in wire_batches(publishers, rules, block_size=16):
+    for time_ns, worker, events in merge_wire_batches(publishers, rules, block_size=16):
         payload = encode_batch(WireBatch(time_ns / 1e9, events, worker), rules)
-        found = verifiers[worker].feed(live_frames(b"", verifiers[worker].messages, payload))
+        found = verifiers[worker].check_message(live_frames(b"", verifiers[worker].messages, payload))
         assert [str(breach) for breach in found] == []
     assert all(verifier.blocks > 50 for verifier in verifiers)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from understudy._core import read_wire, salt_hash, xxh3_64
 from understudy.errors import InvalidArgument, MalformedBatch
 from understudy.events.columns import CLEARED, REMOVED, STORED
-from understudy.events.consolidate import columns_of
+from understudy.events.consolidate import to_event_columns
 from understudy.events.dialects import TIER_OF_MEDIUM, Dialect, known_dialects
 from understudy.events.events import Cleared, Removed, Stored
 from understudy.events.translate import from_wire
@@ -76,7 +76,7 @@ def compare(payload: bytes) -> None:
     read = read_wire([payload])
     assert not read.malformed
     rows, bad, ignored = expected(payload)
-    columns_of(read).check()
+    to_event_columns(read).check()
     assert (rows_of(read), read.bad_events, read.ignored_events) == (rows, bad, ignored)
 
 

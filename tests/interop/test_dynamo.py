@@ -12,7 +12,7 @@ from dynamo._core import RadixTree, SelectionService, compute_block_hash_for_seq
 
 from interop.fleet import SIZE, WORKERS, Worker, prompts
 from understudy.events import Dialect, Removed, Stored, known_dialects
-from understudy.events.dynamo import dynamo_event
+from understudy.events.dynamo import encode_dynamo_event
 from understudy.events.publisher import Publisher
 from understudy.router import PrefixIndex
 from understudy.tokens import TokenBlocks
@@ -38,7 +38,7 @@ def test_its_radix_tree_fed_with_our_events_finds_what_the_workers_hold() -> Non
     for turn, prompt in enumerate(said):
         chosen = source.randrange(WORKERS)
         for event in workers[chosen].serve(prompt):
-            tree.apply_event(chosen, dynamo_event(event))
+            tree.apply_event(chosen, encode_dynamo_event(event))
             removed += isinstance(event, Removed)
             hashes = [block.sequence_hash for block in event.blocks]
             (index.store if isinstance(event, Stored) else index.remove)(chosen, hashes)

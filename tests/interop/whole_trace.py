@@ -17,7 +17,7 @@ from dynamo._core import RadixTree
 
 from understudy.engines.config import VllmConfig
 from understudy.events import Stored
-from understudy.events.dynamo import dynamo_event
+from understudy.events.dynamo import encode_dynamo_event
 from understudy.router import PrefixIndex
 from understudy.run.offline import run_offline
 from understudy.workload import read_trace
@@ -50,7 +50,7 @@ def main() -> int:
     for row in range(len(workload)):
         while waiting is not None and waiting[0] <= workload.arrival_ns[row]:
             _, worker, event = waiting
-            tree.apply_event(worker, dynamo_event(event))
+            tree.apply_event(worker, encode_dynamo_event(event))
             change = index.store if isinstance(event, Stored) else index.remove
             change(worker, [block.sequence_hash for block in event.blocks])
             events += 1

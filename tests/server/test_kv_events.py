@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from understudy.events.events import SpokenEvent
+    from understudy.events.events import PublishedEvent
 
 C = "/v1/completions"
 RUN = list(range(1000, 1048))
@@ -275,7 +275,7 @@ class Tiered:
         self.said: list[tuple[int, tuple[int, ...] | None]] = []
         monkeypatch.setattr(self.sender._publisher, "publish_events", self._hear)
 
-    def _hear(self, events: Iterable[SpokenEvent], **_: object) -> None:
+    def _hear(self, events: Iterable[PublishedEvent], **_: object) -> None:
         for event in events:
             if isinstance(event, Stored):
                 self.said += [(int(event.tier), block.token_ids) for block in event.blocks]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from server.client import Client, Reply
-    from understudy.events.events import SpokenEvent
+    from understudy.events.events import PublishedEvent
     from understudy.server.server import Server
 
 C = "/v1/completions"
@@ -236,7 +236,7 @@ def test_readers_of_events_know_what_kept_requests_hold() -> None:
         core, (sender,) = server.worker.cores[0], server.worker.senders
         there: set[int] = set()
 
-        def hear(events: Iterable[SpokenEvent], **_: object) -> None:
+        def hear(events: Iterable[PublishedEvent], **_: object) -> None:
             for event in events:
                 if isinstance(event, Stored):
                     there.update(block.sequence_hash for block in event.blocks)
@@ -279,7 +279,7 @@ def test_readers_of_events_know_what_lies_below_the_device_after_a_reset() -> No
             there: dict[Tier, set[int]] = {Tier.G1: set(), Tier.G2: set()}
             unheard: set[int] = set()  # blocks that left and had never come
 
-            def hear(events: Iterable[SpokenEvent], **_: object) -> None:
+            def hear(events: Iterable[PublishedEvent], **_: object) -> None:
                 for event in events:
                     if isinstance(event, Stored):
                         there[event.tier] |= {block.sequence_hash for block in event.blocks}

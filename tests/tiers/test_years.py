@@ -211,7 +211,9 @@ def test_a_load_that_is_refused_leaves_its_request_where_it_is() -> None:
         worker.cache(chain(tag, 256), 200)
     worker.engine.set_link_share(worker.now_ns, _core.Tier.G2, 0.5)
     request = worker.submit(chain(1, 256), 201 * BLOCK)
-    with pytest.raises(CapacityExhausted, match=r"link worker g2_to_g1: the transfers in flight would take years"):
+    with pytest.raises(
+        CapacityExhausted, match=r"link worker g2_to_g1: the transfers in flight would take years"
+    ):
         worker.play()
     assert worker.engine.parked == 1
     assert_told_every_time(lambda: worker.engine.advance(10**15), worker)

@@ -117,8 +117,6 @@ def test_a_whole_trace_is_no_delta(tmp_path: Path) -> None:
         delta("b", [1], 3, timestamp=0, input_length=512, output_in_next_turn=True),
         delta("b", [1, 2], 3, delay=1),
     ]
-    with pytest.raises(
-        InvalidArgument, match=r"trace\.jsonl:2: output_in_next_turn is not supported"
-    ):
+    with pytest.raises(InvalidArgument, match=r"trace\.jsonl:2: output_in_next_turn is not supported"):
         read_trace(lines(tmp_path, *turns), "mooncake-delta")
     assert len(read_trace(lines(tmp_path, turns[0]), "mooncake-delta")) == 1  # false says nothing

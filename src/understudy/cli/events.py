@@ -159,7 +159,7 @@ def _emit(args: argparse.Namespace) -> int:
     from understudy.cli.trace_flags import scenario_settings
     from understudy.errors import ConfigError
     from understudy.events.dialects import dialect
-    from understudy.events.emit import wire_batches
+    from understudy.events.emit import merge_wire_batches
     from understudy.events.endpoints import rank_endpoint
     from understudy.events.synthesize import TokenSource
     from understudy.run.offline import run_offline
@@ -215,8 +215,8 @@ def _emit(args: argparse.Namespace) -> int:
         streams: list[Any] = [played.kv.events(worker, args.stream) for worker in range(settings.workers)]
         if args.synthesize_tokens:
             source = TokenSource(workload, settings.engine.block_size)
-            streams = [source.spoken(events) for events in streams]
-        batches = wire_batches(streams, rules, block_size=settings.engine.block_size)
+            streams = [source.add_tokens(events) for events in streams]
+        batches = merge_wire_batches(streams, rules, block_size=settings.engine.block_size)
         sent = (
             _publish(args, publishers, batches)
             if publishers
@@ -281,7 +281,7 @@ def _tap(args: argparse.Namespace) -> int:
     from understudy.errors import ConfigError, MalformedBatch
     from understudy.events.capture import write_message
     from understudy.events.translate import from_wire
-    from understudy.events.verify import spoken_line
+    from understudy.events.verify import format_event
     from understudy.events.wire import decode_batch, parse_frames
 
     if args.record is not None and is_stdout(args.record):
@@ -308,7 +308,7 @@ def _tap(args: argparse.Namespace) -> int:
                     print(msgspec.json.encode(line | msgspec.to_builtins(event)).decode(), flush=True)
                     continue
                 try:
-                    text = spoken_line(from_wire(event))
+                    text = format_event(from_wire(event))
                 except MalformedBatch as error:
                     text = f"contradicts itself: {error}"
                 print(f"{sequence} {batch.ts:.6f}{rank} {text}", flush=True)
@@ -341,7 +341,7 @@ def _verify(args: argparse.Namespace) -> int:
                 verifier = verifiers[name] = Verifier(
                     args.stream, dialect=rules, rank=args.rank, from_start=not args.joined_late
                 )
-            for breach in verifier.feed(frames):
+            for breach in verifier.check_message(frames):
                 breaches += 1
                 if breaches <= args.max_breaches:
                     print(f"{name}: {breach}" if name else breach, flush=True)

@@ -67,7 +67,7 @@ def receive_messages(args: argparse.Namespace, endpoint: str) -> Iterator[list[b
             client = ReplayClient(
                 sockets.context, args.replay, Counters(), timeout_ms=3000, max_messages=10_000_000
             )
-            answer = client.since(0)
+            answer = client.fetch_since(0)
             if answer is None:
                 raise ConfigError(
                     f"--replay: {args.replay} did not answer; check the address or leave it out"

@@ -1,8 +1,8 @@
-"""KV events: what a worker says about its blocks, how it is said in every release, and how it travels.
+"""KV events: reports of stored and removed blocks, their wire formats by release, and their transports.
 
-A store writes one row per block that came or went; `decode` turns drained rows into events, `EventColumns` holds many
-of them without an object a block, `dialect` knows the words of every release, and `Publisher` and `Subscriber` carry
-them over ZMQ (imported from their modules, which need pyzmq loaded).
+A store writes one row per stored or removed block. `decode` turns drained rows into events; `EventColumns` keeps many
+events without one object per block; `dialect` describes the wire format of a release; `Publisher` and `Subscriber`
+transport events over ZMQ (import them from their modules, which need pyzmq).
 """
 
 from understudy._core import EventBatch
@@ -14,9 +14,9 @@ from understudy.events.events import (
     Cleared,
     EventsLost,
     KvEvent,
+    PublishedEvent,
     Removed,
     RemovedBlock,
-    SpokenEvent,
     Stored,
     StoredBlock,
     Stream,
@@ -30,10 +30,10 @@ __all__ = [
     "EventColumns",
     "EventsLost",
     "KvEvent",
+    "PublishedEvent",
     "RawDistance",
     "Removed",
     "RemovedBlock",
-    "SpokenEvent",
     "Stored",
     "StoredBlock",
     "Stream",

@@ -1,4 +1,4 @@
-"""Messages in a file: a JSON line each, with its time, topic, sequence number and payload in hexadecimal."""
+"""CapturedMessage messages in a file: one JSON line each, with topic, sequence number and payload in hexadecimal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import IO
 
 
-class Captured(msgspec.Struct, frozen=True):
-    """A message as it was heard. `publisher` names who said it, where a file holds several."""
+class CapturedMessage(msgspec.Struct, frozen=True):
+    """A received message. `publisher` names its sender in files with messages of several publishers."""
 
     topic: str
     sequence: int
@@ -26,19 +26,19 @@ class Captured(msgspec.Struct, frozen=True):
 
     @property
     def frames(self) -> list[bytes]:
-        """As a subscriber received them."""
+        """Frames as a subscriber received them."""
         return live_frames(bytes.fromhex(self.topic), self.sequence, bytes.fromhex(self.payload))
 
 
 def write_message(file: IO[bytes], frames: Sequence[bytes], publisher: str = "") -> None:
-    """Append a message. MalformedBatch when the frames are none."""
+    """Append a message. MalformedBatch when the frames are not a message."""
     topic, sequence, payload = parse_frames(frames)
-    file.write(msgspec.json.encode(Captured(topic.hex(), sequence, payload.hex(), publisher)) + b"\n")
+    file.write(msgspec.json.encode(CapturedMessage(topic.hex(), sequence, payload.hex(), publisher)) + b"\n")
 
 
-def read_messages(path: str | PathLike[str]) -> Iterator[Captured]:
-    """The messages of a file, in order. InvalidArgument names the line that is none."""
-    decoder = msgspec.json.Decoder(Captured)
+def read_messages(path: str | PathLike[str]) -> Iterator[CapturedMessage]:
+    """Yield the messages of a file in order. InvalidArgument names the first line that is not a message."""
+    decoder = msgspec.json.Decoder(CapturedMessage)
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, 1):

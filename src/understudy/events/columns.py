@@ -1,4 +1,4 @@
-"""Events of one publisher as columns: what travels between a reader, a file and an index without an object a block."""
+"""Events of one publisher as columns, passed between a reader, a file and an index without one object per block."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ I64 = npt.NDArray[np.int64]
 
 
 class EventColumns(msgspec.Struct, frozen=True, eq=False):
-    """Events in order, one publisher (a worker and its DP rank), a row an event and its blocks behind `offsets`.
+    """Ordered events of one publisher (a worker's DP rank): one row per event, blocks located by `offsets`.
 
     Event `i` is `kinds[i]` (0 stored, 1 removed, 2 cleared) on tier `tiers[i]` (1 to 4; 0, all of them, when cleared)
-    and speaks of blocks `offsets[i]` to `offsets[i + 1]` of `sequence_hashes` and `local_hashes`. The blocks of a
-    Stored continue each other, and the first of them continues `parents[i]` (0: a root, or not known). `local_hashes`
-    has 0 where no one said it, and for every block of a Removed. A Cleared has no blocks: the publisher holds nothing
-    any more. Arrays are contiguous; `check` holds them to all that.
+    and covers blocks `offsets[i]` to `offsets[i + 1]` of `sequence_hashes` and `local_hashes`. In a Stored, each block
+    is the parent of the next, and `parents[i]` is the parent of the first (0: none, or unknown). `local_hashes` is 0
+    where unknown and in every Removed. A Cleared has no blocks: the publisher's cache is empty. Arrays are contiguous;
+    `check` verifies all of this.
     """
 
     kinds: U8
@@ -43,18 +43,18 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def empty(cls) -> EventColumns:
-        """No events."""
+        """Return columns without events."""
         none, hashes = np.zeros(0, np.uint8), np.zeros(0, np.uint64)
         return cls(none, none, hashes, np.zeros(1, np.int64), hashes, hashes)
 
     @classmethod
-    def of(cls, batch: EventBatch, stream: Stream) -> EventColumns:
-        """The events that `decode` makes of a store's drained rows, without making them."""
+    def from_batch(cls, batch: EventBatch, stream: Stream) -> EventColumns:
+        """Convert a store's drained rows; equal to the events of `decode`, without creating event objects."""
         return cls(*batch.event_columns(stream == "raw"))
 
     @classmethod
     def concatenate(cls, parts: Sequence[EventColumns]) -> EventColumns:
-        """The events of `parts`, one after the other."""
+        """Concatenate the events of `parts` in order."""
         if not parts:
             return cls.empty()
         if len(parts) == 1:
@@ -79,11 +79,11 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all events."""
+        """Number of blocks over all events."""
         return len(self.sequence_hashes)
 
     def slice(self, start: int, stop: int) -> EventColumns:
-        """Events `start` to `stop`, sharing memory where that is possible."""
+        """Return events `start` to `stop`, sharing memory where possible."""
         first, last = int(self.offsets[start]), int(self.offsets[stop])
         return EventColumns(
             self.kinds[start:stop],
@@ -95,7 +95,7 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
         )
 
     def check(self) -> None:
-        """InvalidArgument when a column contradicts the others; names it."""
+        """Raise InvalidArgument that names the first column that contradicts the others."""
         events, blocks = len(self.kinds), len(self.sequence_hashes)
         for name, kind, length in (
             ("kinds", np.uint8, events),
@@ -114,13 +114,13 @@ class EventColumns(msgspec.Struct, frozen=True, eq=False):
             raise InvalidArgument("kinds must be 0 (stored), 1 (removed) or 2 (cleared)")
         cleared = self.kinds == CLEARED
         if ((self.tiers < 1) | (self.tiers > 4))[~cleared].any():
-            raise InvalidArgument("tiers must be from 1 to 4; 0 is for cleared events")
+            raise InvalidArgument("tiers must be from 1 to 4; 0 is only for cleared events")
         if np.diff(self.offsets)[cleared].any():
-            raise InvalidArgument("a cleared event has no blocks")
+            raise InvalidArgument("offsets: a cleared event has blocks; it must have none")
 
 
-def cleared() -> EventColumns:
-    """One Cleared: whatever was known of the publisher is void."""
+def build_cleared() -> EventColumns:
+    """Build one Cleared event, which invalidates all known blocks of the publisher."""
     none = np.zeros(0, np.uint64)
     return EventColumns(
         np.array([CLEARED], np.uint8),

@@ -1,4 +1,4 @@
-"""From a raw stream, which tells of every copy of a block, to the truth; and how far the two are apart."""
+"""Convert a raw stream, which reports every copy of a block, to a consolidated one; measure their difference."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ MAX_BLOCKS = 1 << 26
 
 
 class Consolidator:
-    """Makes any raw stream of one publisher the consolidated one.
+    """Convert a raw stream of one publisher to the consolidated stream.
 
-    vLLM announces every copy of a block that it computes twice, and every copy that it drops. Here a block is Stored
-    with its first copy on a tier and Removed with its last, whatever the stream repeats. It needs nothing but the
-    stream, from its beginning or from a Cleared. Blocks beyond `max_blocks` are dropped and counted.
+    vLLM publishes every copy of a block that it computes twice, and every copy that it drops. Here a block is Stored
+    with its first copy on a tier and Removed with its last. The stream must start at its beginning or at a Cleared.
+    Blocks beyond `max_blocks` are dropped and counted.
 
-    With `by_content`, blocks are told under the sequence hash of their local hashes, instead of the engine's own,
-    which nobody else can compute (vLLM's is a SHA-256 of its own making): the name under which a router looks for a
-    prompt. It needs streams with token ids; a block without them, or behind one that is not known, is dropped and
-    counted as `unnamed`. One caller at a time: a second thread gets WrongState.
+    With `by_content`, blocks are named by the sequence hash of their local hashes, which a router can compute for a
+    prompt, instead of the engine's own hash (vLLM's is an internal SHA-256). It needs token ids in the stream; blocks
+    without them, or with an unknown parent, are dropped and counted as `unnamed`. One caller at a time: a second thread
+    gets WrongState.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS, *, by_content: bool = False) -> None:
         self._copies = _core.Consolidator(max_blocks, by_content)
 
     def apply(self, events: EventColumns) -> EventColumns:
-        """What these events, which follow those before, change in truth. InvalidArgument if they are no columns."""
+        """Return the consolidated changes of the next events. InvalidArgument when the columns are not valid."""
         out = self._copies.apply(
             events.kinds,
             events.tiers,
@@ -37,20 +37,20 @@ class Consolidator:
             events.sequence_hashes,
             events.local_hashes,
         )
-        return columns_of(out)
+        return to_event_columns(out)
 
     @property
     def distance(self) -> RawDistance:
-        """How far a reader that takes every Removed at its word is from the truth, so far."""
+        """Difference so far between the consolidated blocks and a reader that applies every raw Removed."""
         return self._copies.distance
 
     def __len__(self) -> int:
-        """Blocks that are there, a hash on a tier counting once."""
+        """Number of stored blocks; each hash counts once per tier."""
         return len(self._copies)
 
 
-def columns_of(native: _core.WireColumns) -> EventColumns:
-    """The events among what the core read."""
+def to_event_columns(native: _core.WireColumns) -> EventColumns:
+    """Convert the event columns that the core decoded."""
     return EventColumns(
         native.kinds,
         native.tiers,

@@ -1,4 +1,4 @@
-"""What went wrong on a stream, counted, and said once rather than ten thousand times."""
+"""Counters of a stream's messages and faults, with rate-limited log lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ log = logging.getLogger("understudy.events")
 
 
 class Counters(msgspec.Struct):
-    """What a reader met. The first group is the good news."""
+    """Counts of a reader. The first group counts successes, the second faults."""
 
     messages: int = 0
     events: int = 0
@@ -19,17 +19,17 @@ class Counters(msgspec.Struct):
     dumped_messages: int = 0
 
     bad_frames: int = 0  # not three frames, no sequence number, or another topic
-    malformed_batches: int = 0  # a payload that is no batch
-    bad_events: int = 0  # events that could not be read, in batches that could
-    ignored_events: int = 0  # of another cache group, another owner or another place
-    duplicates: int = 0  # messages that were there already
-    gaps: int = 0  # times that messages were missing
-    restarts: int = 0  # times that a publisher began anew
-    conflicts: int = 0  # times that two publishers spoke under one name
-    partial_views: int = 0  # times that what was missed could not be asked for
+    malformed_batches: int = 0  # payloads that are not a batch
+    bad_events: int = 0  # unreadable events in readable batches
+    ignored_events: int = 0  # events of another cache group, owner or locality
+    duplicates: int = 0  # messages that were received before
+    gaps: int = 0  # times that sequence numbers were missing
+    restarts: int = 0  # times that a publisher restarted
+    conflicts: int = 0  # times that two publishers used one name
+    partial_views: int = 0  # times that missed messages could not be replayed
 
     def note(self, name: str, reason: str, *, times: int = 1) -> None:
-        """Count, and write a log line: for the first ten, then for every power of ten."""
+        """Add `times` to a counter; log the first ten times, then each power of ten."""
         before = getattr(self, name)
         setattr(self, name, before + times)
         if before < 10 or len(str(before)) < len(str(before + times)):

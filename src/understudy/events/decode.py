@@ -1,4 +1,4 @@
-"""From the rows that a store's event ring holds, one per block, to events."""
+"""Decode the rows of a store's event ring, one per block, into events."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) 
     """Group the rows of a drained batch into events, in the order in which they happened.
 
     Stored rows that continue each other (parent, position and tier) become one `Stored`; Removed rows on one tier
-    that follow each other become one `Removed`. An event never spans two calls to the store, so that the stream does
-    not depend on when it is drained (only a drain's `limit` may cut one in two). Its id is that of its first row:
-    ids rise strictly over all tiers, though not by one. A batch that lost rows starts with `EventsLost`.
+    that follow each other become one `Removed`. An event never spans two calls to the store, so the stream does
+    not depend on when it is drained (only a drain's `limit` may split one). Its id is that of its first row:
+    ids rise strictly over all tiers, but not by one. A batch that lost rows starts with `EventsLost`.
 
-    `stream="raw"` tells of every copy of a block, as vLLM does; `"consolidated"` of the first copy to arrive on a
+    `stream="raw"` reports every copy of a block, as vLLM does; `"consolidated"` the first copy to arrive on a
     tier and the last one to leave. They differ only under the duplicate policy `keep`.
 
     `dp_rank` and `block_size` are the store's. InvalidArgument when the token ids do not fit `block_size`, or when
@@ -64,7 +64,7 @@ def decode(batch: EventBatch, *, dp_rank: int, block_size: int, stream: Stream) 
 
 
 def _bounds(batch: EventBatch, rows: npt.NDArray[np.intp]) -> list[int]:
-    """Where the events begin among `rows`, and the end of the last."""
+    """Return the index in `rows` where each event begins, and the end of the last."""
     if len(rows) == 0:
         return []
     before, after = rows[:-1], rows[1:]
@@ -80,14 +80,14 @@ def _bounds(batch: EventBatch, rows: npt.NDArray[np.intp]) -> list[int]:
 
 
 def _token_ids(batch: EventBatch, block_size: int) -> dict[int, tuple[int, ...]]:
-    """Token ids by row of the batch; empty when the store keeps none."""
+    """Return token ids by row of the batch; empty when the store keeps none."""
     flat = batch.token_ids
     if len(flat) == 0:
         return {}
     rows = np.flatnonzero(batch.kinds == _STORED).tolist()
     if len(flat) != len(rows) * block_size:
         raise InvalidArgument(
-            f"block_size {block_size} does not fit {len(flat)} token ids of {len(rows)} stored blocks; "
+            f"block_size: {block_size} does not fit {len(flat)} token ids of {len(rows)} stored blocks; "
             "give the block size of the store"
         )
     return dict(zip(rows, map(tuple, flat.reshape(-1, block_size).tolist()), strict=True))

@@ -1,4 +1,4 @@
-"""What each release of an engine says on the wire, as data: a release is a set of rules, found by its version."""
+"""Wire formats of KV events by engine release: a table of rules, selected by version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Producer: TypeAlias = Literal["vllm", "sglang"]
 Version: TypeAlias = tuple[int, int, int, int]  # major, minor, patch, post
 
-# A field by the release that brought it, and the events that carry it. `always` is written even when it is None;
+# A field with its first release and the events that have it. `always` is written even when it is None;
 # the others are left out of a map (an array has a place for every field).
 _Field: TypeAlias = tuple[Version, str, bool, bool, bool]  # since, name, on stored, on removed, always
 
@@ -48,7 +48,7 @@ _SGLANG: tuple[_Field, ...] = (
     ((0, 5, 22, 0), "lora_name", True, False, False),
 )
 
-# What a tier is called, by release; a tier without a name is one that such an engine does not speak of.
+# Tier names by release; an engine publishes no events for a tier without a name.
 _VLLM_MEDIA: tuple[tuple[Version, dict[Tier, str]], ...] = (
     ((0, 0, 0, 0), {}),
     ((0, 10, 2, 0), {Tier.G1: "GPU", Tier.G2: "CPU"}),
@@ -61,7 +61,7 @@ _SGLANG_MEDIA: tuple[tuple[Version, dict[Tier, str]], ...] = (
     ((0, 5, 11, 0), {Tier.G1: "GPU", Tier.G2: "CPU_PINNED", Tier.G3: "DISK", Tier.G4: "EXTERNAL"}),
 )
 
-# Every name that any producer gives a tier. A reader knows them all: a stream may come through a relay of another age.
+# All tier names of all producers. A reader accepts each, because a relay may be of another release.
 TIER_OF_MEDIUM: dict[str | None, Tier] = {
     None: Tier.G1,
     "GPU": Tier.G1,
@@ -80,13 +80,13 @@ LAST: dict[Producer, str] = {"vllm": "0.32.0", "sglang": "0.5.23"}
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """How one release writes events, batches and frames.
+    """Wire format of one release: its events, batches and frames.
 
-    `stored_fields` and `removed_fields` stand in the order of the wire; those in `always` are written to a map even
+    `stored_fields` and `removed_fields` are in wire order; those in `always` are written to a map even
     when they are None. `array_events`: an event is an array without names, else a map. `salt_element`: a salted store
-    carries a map with its salt behind its last element. `has_rank`: a batch ends with its data-parallel rank, and a
-    rank's port is that far above the first. `signed_hashes`: hashes are int64. `replay_topic`: replies of the replay
-    socket carry the topic. `media`: what tiers are called (empty: only the GPU is spoken of, without a name).
+    carries a map with its salt after its last element. `has_rank`: a batch ends with its data-parallel rank, and a
+    rank's port is the first port plus the rank. `signed_hashes`: hashes are int64. `replay_topic`: replies of the
+    replay socket carry the topic. `media`: tier names (empty: only GPU events, without a tier name).
     """
 
     producer: Producer
@@ -103,31 +103,31 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As `dialect` reads it."""
+        """Name that `dialect` accepts, e.g. "vllm-0.24.0"."""
         return f"{self.producer}-{self.version}"
 
-    def speaks_of(self, tier: Tier) -> bool:
-        """Whether such an engine tells of blocks on that tier."""
+    def publishes_tier(self, tier: Tier) -> bool:
+        """Return whether such an engine publishes events of blocks on that tier."""
         return tier in self.media or tier == Tier.G1
 
 
 def dialect(name: str) -> Dialect:
-    """The dialect of a release: "vllm-0.24.0", "sglang-0.5.20"; "vllm" alone is the newest that is known.
+    """Return the dialect of a release: "vllm-0.24.0", "sglang-0.5.20"; "vllm" alone is the newest known one.
 
-    Rules hold from the release that brought them, so any version has a dialect; one newer than all that are known
-    gets the newest rules. ConfigError for another producer, a version that is none, or one before events began.
+    A rule applies from its first release on, so every version has a dialect; versions newer than all known ones get
+    the newest rules. ConfigError for another producer, an invalid version, or one without KV events.
     """
     found = re.fullmatch(r"(vllm|sglang)(?:[-_: =@]+(.+))?", name.strip().lower())
     if found is None:
         raise ConfigError(
-            f"dialect {name!r} is not known: name a producer and its version, as in vllm-0.24.0 or sglang-0.5.20"
+            f"dialect: {name!r} is not known; give a producer and its version, as in vllm-0.24.0 or sglang-0.5.20"
         )
     producer: Producer = "vllm" if found[1] == "vllm" else "sglang"
     return _dialect(producer, found[2] or LAST[producer])
 
 
 def known_dialects() -> Iterator[Dialect]:
-    """One of each: the first release of every set of rules, oldest first, vLLM before SGLang."""
+    """Yield the first release of every set of rules, oldest first, vLLM before SGLang."""
     vllm = (
         {since for since, *_ in _VLLM} | {since for since, _ in _VLLM_MEDIA} | {(0, 9, 1, 0), (0, 24, 0, 0)}
     )
@@ -145,7 +145,7 @@ def _dialect(producer: Producer, text: str) -> Dialect:
     if version < FIRST[producer]:
         major, minor, patch, post = FIRST[producer]
         raise ConfigError(
-            f"{producer} {text} sends no KV events: they begin with {major}.{minor}.{patch}"
+            f"dialect: {producer} {text} sends no KV events; choose at least {major}.{minor}.{patch}"
             + (f".post{post}" if post else "")
         )
     vllm = producer == "vllm"
@@ -167,11 +167,11 @@ def _dialect(producer: Producer, text: str) -> Dialect:
 
 
 def _version(producer: Producer, text: str) -> Version:
-    """A pre-release or a local build counts as the release that it leads to."""
+    """Parse a version; a pre-release or local build counts as its release."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.\d+)*(?:\.?post(\d+))?(?!\d)", text)
     if found is None:
         raise ConfigError(
-            f"{text!r} is not a version of {producer}; write it as in {producer}-{LAST[producer]}"
+            f"dialect: {text!r} is not a version of {producer}; write it as in {producer}-{LAST[producer]}"
         )
     major, minor, patch, post = found.groups()
     return int(major), int(minor), int(patch or 0), int(post or 0)

@@ -1,4 +1,4 @@
-"""Our events as Dynamo's router takes them in process: `RadixTree.apply_event(worker, dynamo_event(event))`."""
+"""Events for Dynamo's in-process router: `RadixTree.apply_event(worker, encode_dynamo_event(event))`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 from understudy.events.events import Cleared, Removed
 
 if TYPE_CHECKING:
-    from understudy.events.events import SpokenEvent
+    from understudy.events.events import PublishedEvent
 
 _encoder = msgspec.json.Encoder()
 
 
-def dynamo_event(event: SpokenEvent) -> bytes:
-    """The JSON of one event. A local hash that nobody told is 0 there, and matches nothing."""
+def encode_dynamo_event(event: PublishedEvent) -> bytes:
+    """Encode one event as Dynamo's JSON. An unknown local hash becomes 0, which matches no block."""
     data: Any
     if isinstance(event, Cleared):
         data = "cleared"

@@ -1,4 +1,4 @@
-"""What the engines of a run would have sent: its events as messages of a dialect, publisher by publisher."""
+"""Convert the events of a run to the batches that engines of a dialect would send."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from understudy.events.wire import WireEvent
 
 
-def wire_batches(
+def merge_wire_batches(
     publishers: list[Iterable[tuple[int, Stored | Removed]]], dialect: Dialect, *, block_size: int
 ) -> Iterator[tuple[int, int, list[WireEvent]]]:
-    """(time in ns, publisher, events) by time: what became visible together goes in one batch, as an engine sends it.
+    """Yield (time in ns, publisher, events) by time; events of one publisher and time form one batch.
 
-    What such an engine does not speak of is left out, and so is a batch that has nothing else.
+    Events that such an engine does not publish are left out, and so are batches without any other.
     """
-    streams = [_steps(index, events) for index, events in enumerate(publishers)]
+    streams = [_group_by_time(index, events) for index, events in enumerate(publishers)]
     for time_ns, publisher, events in heapq.merge(*streams, key=itemgetter(0, 1)):
-        spoken = (to_wire(event, dialect, block_size=block_size) for event in events)
-        if told := [event for event in spoken if event is not None]:
-            yield time_ns, publisher, told
+        converted = (to_wire(event, dialect, block_size=block_size) for event in events)
+        if published := [event for event in converted if event is not None]:
+            yield time_ns, publisher, published
 
 
-def _steps(
+def _group_by_time(
     publisher: int, events: Iterable[tuple[int, Stored | Removed]]
 ) -> Iterator[tuple[int, int, list[Stored | Removed]]]:
     for time_ns, group in groupby(events, key=itemgetter(0)):

@@ -1,4 +1,4 @@
-"""KV events: what a worker says about the blocks that it holds."""
+"""KV events: reports of blocks that a worker stored or removed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class StoredBlock(msgspec.Struct, frozen=True, gc=False):
     """
 
     sequence_hash: int
-    local_hash: int | None  # None when the store was not told it
-    position: int  # index of the block in its prompt; -1 when a message from elsewhere does not tell
+    local_hash: int | None  # None when the store does not know it
+    position: int  # index of the block in its prompt; -1 when a received message does not contain it
     generation: int
-    token_ids: tuple[int, ...] | None  # None unless the store was asked to keep them
+    token_ids: tuple[int, ...] | None  # None unless the store keeps them
 
 
 class RemovedBlock(msgspec.Struct, frozen=True, gc=False):
@@ -35,8 +35,8 @@ class RemovedBlock(msgspec.Struct, frozen=True, gc=False):
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
     """A run of blocks appeared on a tier, each the child of the one before it.
 
-    `parent_hash` is the sequence hash of the block in front of the first one: None at position 0, and also further
-    down when the store was not told it. `group` is the cache group of a model with several kinds of attention;
+    `parent_hash` is the sequence hash of the block before the first one: None at position 0, or when the store does
+    not know it. `group` is the cache group of a model with several kinds of attention;
     adapter, salt and session are those of the request that the blocks were computed for.
     """
 
@@ -62,21 +62,21 @@ class Removed(msgspec.Struct, frozen=True, tag="removed"):
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
-    """The worker holds nothing any more, on any tier."""
+    """The worker removed all blocks on all tiers."""
 
     event_id: int
     dp_rank: int
 
 
 class EventsLost(msgspec.Struct, frozen=True, tag="events_lost"):
-    """A bounded ring overflowed: `count` blocks' worth of events, older than what follows, are gone.
+    """A bounded ring overflowed: `count` rows, older than the following events, are lost.
 
-    A view built from the stream is no longer exact; rebuild it.
+    A view built from the stream is not exact; rebuild it.
     """
 
     count: int
     dp_rank: int
 
 
-KvEvent: TypeAlias = Stored | Removed | EventsLost  # what a store tells
-SpokenEvent: TypeAlias = Stored | Removed | Cleared  # what travels between processes
+KvEvent: TypeAlias = Stored | Removed | EventsLost  # events that a store reports
+PublishedEvent: TypeAlias = Stored | Removed | Cleared  # events that processes exchange

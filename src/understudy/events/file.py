@@ -1,9 +1,9 @@
-"""Events of a run in a file of columns: an .npz, as numpy reads it, a fraction of the size of lines of JSON.
+"""Events of a run in a columnar .npz file, a fraction of the size of JSON lines.
 
-By publisher `n` there are `n/kinds`, `tiers`, `parents`, `offsets` and `sequence_hashes` as `EventColumns` has them,
-`time_ns` of every event, and `stored_local_hashes` of the blocks of Stored events alone. Positions and generations come
-in runs: from block `run_offsets[i]` on they count from `run_positions[i]` and `run_generations[i]`, up in a Stored and
-down in a Removed, which takes blocks from the last to the first.
+Publisher `n` has `n/kinds`, `tiers`, `parents`, `offsets` and `sequence_hashes` as in `EventColumns`, `time_ns` per
+event, and `stored_local_hashes` for the blocks of Stored events only. Positions and generations are stored in runs:
+from block `run_offsets[i]` on they count from `run_positions[i]` and `run_generations[i]`, up in a Stored and down in
+a Removed, which lists blocks from the last to the first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HEADS = (
 
 
 class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
-    """The events of one publisher, with what an index has no use for."""
+    """Events of one publisher, with times, positions and generations."""
 
     columns: EventColumns
     time_ns: npt.NDArray[np.int64]  # of every event: the end of its step
@@ -55,7 +55,7 @@ class PublisherEvents(msgspec.Struct, frozen=True, eq=False):
         return len(self.columns)
 
     def __iter__(self) -> Iterator[tuple[int, Stored | Removed]]:
-        """(time in ns, event), as the lines of JSON tell them; ids count from 0."""
+        """Yield (time in ns, event) as in the JSON lines; ids count from 0."""
         columns = self.columns
         hashes, local = columns.sequence_hashes.tolist(), columns.local_hashes.tolist()
         positions, generations = self.positions.tolist(), self.generations.tolist()
@@ -84,15 +84,15 @@ def write_columns(
         _write(archive, "stream", [np.array(stream)])
         _write(archive, "block_size", [np.array(block_size)])
         _write(archive, "publishers", [np.array(list(publishers), np.str_)])
-        for number, told in enumerate(publishers.values()):
-            for name, column in told.heads(raw).items():
+        for number, table in enumerate(publishers.values()):
+            for name, column in table.heads(raw).items():
                 _write(archive, f"{number}/{name}", [column])
-            _write(archive, f"{number}/sequence_hashes", told.sequence_hashes(raw))
-            _write(archive, f"{number}/stored_local_hashes", told.stored_local_hashes(raw))
+            _write(archive, f"{number}/sequence_hashes", table.sequence_hashes(raw))
+            _write(archive, f"{number}/stored_local_hashes", table.stored_local_hashes(raw))
 
 
 def _write(archive: zipfile.ZipFile, name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
-    """One array, of which there are `parts`, as `numpy.savez` writes it, but without putting them together before."""
+    """Write the concatenation of `parts` as one array in `numpy.savez` format, without copying them."""
     first = parts[0] if parts else np.zeros(0, np.uint64)
     header = np.lib.format.header_data_from_array_1_0(first)
     if first.ndim:
@@ -104,7 +104,7 @@ def _write(archive: zipfile.ZipFile, name: str, parts: Sequence[npt.NDArray[Any]
 
 
 class EventFile(msgspec.Struct, frozen=True, eq=False):
-    """A file of events, read."""
+    """Content of a file of events."""
 
     stream: str
     block_size: int
@@ -112,25 +112,27 @@ class EventFile(msgspec.Struct, frozen=True, eq=False):
 
 
 def read_columns(path: str | PathLike[str]) -> EventFile:
-    """Read what `write_columns` wrote. InvalidArgument when the file is none, or its columns contradict each other."""
+    """Read a file of `write_columns`. InvalidArgument when it is not one, or its columns contradict each other."""
     try:
         with np.load(path, allow_pickle=False) as found:
             arrays: dict[str, Any] = {name: found[name] for name in found.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise InvalidArgument(f"{path} is no file of KV events: {error}") from error
+        raise InvalidArgument(f"{path}: not a file of KV events ({error})") from error
     try:
         if int(arrays["format"]) != FORMAT:
-            raise InvalidArgument(f"{path} has format {int(arrays['format'])}; this version reads {FORMAT}")
+            raise InvalidArgument(
+                f"{path}: format {int(arrays['format'])} is not supported; write it again in format {FORMAT}"
+            )
         names = arrays["publishers"].tolist()
-        publishers = {name: _publisher(arrays, number) for number, name in enumerate(names)}
+        publishers = {name: _read_publisher(arrays, number) for number, name in enumerate(names)}
         return EventFile(str(arrays["stream"]), int(arrays["block_size"]), publishers)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise
-        raise InvalidArgument(f"{path} is no file of KV events: {error!r}") from error
+        raise InvalidArgument(f"{path}: not a file of KV events ({error!r})") from error
 
 
-def _publisher(arrays: dict[str, Any], number: int) -> PublisherEvents:
+def _read_publisher(arrays: dict[str, Any], number: int) -> PublisherEvents:
     def part(name: str) -> Any:
         return arrays[f"{number}/{name}"]
 
@@ -144,8 +146,8 @@ def _publisher(arrays: dict[str, Any], number: int) -> PublisherEvents:
     if len(time_ns) != len(kinds) or runs[0] != 0 or runs[-1] != len(hashes):
         raise InvalidArgument("time_ns and run_offsets must cover every event and every block")
     lengths = np.diff(runs)
-    behind = np.arange(len(hashes)) - np.repeat(runs[:-1], lengths)
-    behind[~stored] *= -1
-    positions = np.repeat(run_positions, lengths) + behind
-    generations = np.repeat(run_generations, lengths).astype(np.int64) + behind
+    distance = np.arange(len(hashes)) - np.repeat(runs[:-1], lengths)
+    distance[~stored] *= -1
+    positions = np.repeat(run_positions, lengths) + distance
+    generations = np.repeat(run_generations, lengths).astype(np.int64) + distance
     return PublisherEvents(columns, time_ns, positions.astype(np.uint32), generations.astype(np.uint64))

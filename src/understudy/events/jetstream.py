@@ -1,7 +1,8 @@
-"""KV events through NATS JetStream, for fleets past one machine: the same payloads, kept by the server (`[nats]`).
+"""KV events through NATS JetStream, for fleets on several machines; needs the extra `nats`.
 
-Every publisher has a subject, `kv.events.WORKER.RANK`. Its messages bear a sequence number and its epoch, which is
-another one after a restart; the server keeps the last `keep` of them for those who come late.
+Every publisher has a subject, `kv.events.WORKER.RANK`. Payloads are those of ZMQ. Each message carries a sequence
+number and the publisher's epoch, which changes at a restart. The server keeps the last `keep` messages per subject for
+late subscribers.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 
 from understudy._core import read_wire
 from understudy.errors import ConfigError
-from understudy.events.columns import EventColumns, cleared
-from understudy.events.consolidate import columns_of
+from understudy.events.columns import EventColumns, build_cleared
+from understudy.events.consolidate import to_event_columns
 from understudy.events.counters import Counters
 from understudy.events.dialects import Dialect, dialect
 from understudy.events.subscriber import Update
@@ -25,7 +26,7 @@ from understudy.events.wire import WireBatch, encode_batch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from understudy.events.events import SpokenEvent
+    from understudy.events.events import PublishedEvent
     from understudy.events.subscriber import State
     from understudy.events.wire import WireEvent
 
@@ -33,21 +34,21 @@ STREAM = "KV_EVENTS"
 SEQUENCE, EPOCH = "Kv-Sequence", "Kv-Epoch"
 
 
-def subject_of(worker: int | str, rank: int = 0) -> str:
-    """Where a worker's rank publishes. ConfigError when its name cannot be part of a subject."""
+def build_subject(worker: int | str, rank: int = 0) -> str:
+    """Build the subject of a worker's rank. ConfigError when its name cannot be part of a subject."""
     name = str(worker)
     if not name or any(mark in name for mark in " .*>\t\r\n"):
-        raise ConfigError(f"worker {name!r} cannot be part of a subject: no spaces, dots, * or >")
+        raise ConfigError(f"worker: {name!r} cannot be part of a subject; use no spaces, dots, * or >")
     return f"kv.events.{name}.{rank}"
 
 
 async def connect(servers: str | list[str]) -> Any:
-    """A connection to NATS. ConfigError when there is none, or without the extra `nats`."""
+    """Connect to NATS. ConfigError when that fails, or without the extra `nats`."""
     try:
         import nats
         import nats.errors
     except ImportError as error:
-        raise ConfigError("NATS needs its client: pip install 'understudy[nats]'") from error
+        raise ConfigError("nats: the client is not installed; pip install 'understudy[nats]'") from error
     try:
         return await nats.connect(
             servers, connect_timeout=5, max_reconnect_attempts=5, reconnect_time_wait=0.1
@@ -57,7 +58,7 @@ async def connect(servers: str | list[str]) -> Any:
 
 
 class JetStreamPublisher:
-    """Publishes one worker's rank. Make it with `open`; `close` when done."""
+    """Publish the events of one worker's rank. Create it with `open`; `close` when done."""
 
     def __init__(self, client: Any, worker: int | str, rank: int, rules: Dialect) -> None:
         self.dialect = rules
@@ -65,7 +66,7 @@ class JetStreamPublisher:
         self.next_sequence = 0
         self._client = client
         self._stream = client.jetstream()
-        self._subject = subject_of(worker, rank)
+        self._subject = build_subject(worker, rank)
         self._epoch = os.urandom(8).hex()
 
     @classmethod
@@ -78,11 +79,11 @@ class JetStreamPublisher:
         dialect: str | Dialect = "vllm",
         keep: int = 10_000,
     ) -> Self:
-        """Connect, and see to the stream. ConfigError when that is not possible."""
+        """Connect and create the stream. ConfigError when that fails."""
         from nats.js.api import DiscardPolicy
         from nats.js.errors import BadRequestError
 
-        made = cls(await connect(servers), worker, rank, _rules(dialect))
+        made = cls(await connect(servers), worker, rank, _resolve_dialect(dialect))
         try:
             await made._stream.add_stream(
                 name=STREAM, subjects=["kv.events.>"], max_msgs_per_subject=keep, discard=DiscardPolicy.OLD
@@ -93,7 +94,7 @@ class JetStreamPublisher:
         return made
 
     async def publish(self, events: Sequence[WireEvent], *, ts: float | None = None) -> int:
-        """Send a batch, and wait until the server has it; its sequence number."""
+        """Send a batch, wait for the server's acknowledgement, and return its sequence number."""
         batch = WireBatch(time.time() if ts is None else ts, list(events), self.rank)
         payload = encode_batch(batch, self.dialect)
         sequence = self.next_sequence
@@ -102,22 +103,22 @@ class JetStreamPublisher:
         self.next_sequence += 1
         return sequence
 
-    async def publish_events(self, events: Iterable[SpokenEvent], *, block_size: int) -> int | None:
-        """As `publish`, in our own words. None, and nothing sent, when such an engine would not speak of them."""
-        spoken = [to_wire(event, self.dialect, block_size=block_size) for event in events]
-        told = [event for event in spoken if event is not None]
-        return await self.publish(told) if told else None
+    async def publish_events(self, events: Iterable[PublishedEvent], *, block_size: int) -> int | None:
+        """Convert and publish events. Return None, with nothing sent, when the dialect publishes none of them."""
+        converted = [to_wire(event, self.dialect, block_size=block_size) for event in events]
+        published = [event for event in converted if event is not None]
+        return await self.publish(published) if published else None
 
     async def close(self) -> None:
-        """Hand over what is on its way, and disconnect."""
+        """Flush pending messages and disconnect."""
         await self._client.drain()
 
 
 class JetStreamSubscriber:
-    """Follows one worker's rank from the oldest message that the server keeps. Make it with `open`.
+    """Follow one worker's rank from the oldest message that the server keeps. Create it with `open`.
 
-    The server delivers in order and fills gaps itself. What it has dropped is lost: a Cleared, and state `partial`.
-    Another epoch is another life of the worker: a Cleared.
+    The server delivers in order and fills gaps itself. Messages that it dropped are lost: a Cleared, and state
+    `partial`. A new epoch means that the worker restarted: a Cleared.
     """
 
     def __init__(self, client: Any, subject: str) -> None:
@@ -131,19 +132,19 @@ class JetStreamSubscriber:
 
     @classmethod
     async def open(cls, servers: str | list[str], worker: int | str, *, rank: int = 0) -> Self:
-        """Connect and subscribe. ConfigError when that is not possible."""
+        """Connect and subscribe. ConfigError when that fails."""
         from nats.js.errors import NotFoundError
 
-        made = cls(await connect(servers), subject_of(worker, rank))
+        made = cls(await connect(servers), build_subject(worker, rank))
         try:
             made._messages = await made._client.jetstream().subscribe(made.subject, ordered_consumer=True)
         except NotFoundError as error:
             await made.close()
-            raise ConfigError(f"NATS has no stream for {made.subject}: is there a publisher?") from error
+            raise ConfigError(f"NATS has no stream for {made.subject}; start its publisher first") from error
         return made
 
     async def poll(self, timeout_ms: int = 100, *, max_messages: int = 4096) -> Update | None:
-        """What came, waiting for it up to `timeout_ms`; None when nothing did."""
+        """Return received events, waiting up to `timeout_ms` for the first; None when there are none."""
         import nats.errors
 
         parts: list[EventColumns] = []
@@ -155,11 +156,11 @@ class JetStreamSubscriber:
                 message = await self._messages.next_msg(timeout=timeout)
             except nats.errors.TimeoutError:
                 break
-            timeout = 0.001  # what has come already
-            if self._meet(message.headers or {}):
+            timeout = 0.001  # only messages that are already here
+            if self._check_headers(message.headers or {}):
                 self._read(run, parts, stamps)
                 run = []
-                parts.append(cleared())
+                parts.append(build_cleared())
             run.append(message.data)
         self._read(run, parts, stamps)
         return Update(EventColumns.concatenate(parts), np.concatenate(stamps)) if parts else None
@@ -168,16 +169,18 @@ class JetStreamSubscriber:
         """Stop following."""
         await self._client.close()
 
-    def _meet(self, headers: dict[str, str]) -> bool:
-        """Note a message's place; whether what was known is void before it."""
+    def _check_headers(self, headers: dict[str, str]) -> bool:
+        """Record a message's epoch and sequence; return whether earlier events become invalid."""
         self.counters.messages += 1
         text, epoch = headers.get(SEQUENCE, ""), headers.get(EPOCH)
         sequence = int(text) if text.isdecimal() else self._next
         if not text.isdecimal() or epoch is None:
-            self.counters.note("bad_frames", f"{self.subject}: a message without a number or an epoch")
+            self.counters.note(
+                "bad_frames", f"{self.subject}: a message without a sequence number or an epoch"
+            )
         fresh = epoch != self._epoch
         if fresh and self._epoch is not None:
-            self.counters.note("restarts", f"{self.subject}: the publisher began anew")
+            self.counters.note("restarts", f"{self.subject}: the publisher restarted")
         void = (fresh and self._epoch is not None) or sequence != (0 if fresh else self._next)
         if sequence != (0 if fresh else self._next):
             self.counters.note("partial_views", f"{self.subject}: messages before {sequence} are lost")
@@ -193,18 +196,16 @@ class JetStreamSubscriber:
         read = read_wire(payloads)
         if read.malformed:
             self.counters.note(
-                "malformed_batches", f"{self.subject}: no batch of events", times=len(read.malformed)
+                "malformed_batches", f"{self.subject}: not a batch of events", times=len(read.malformed)
             )
         if read.bad_events:
-            self.counters.note(
-                "bad_events", f"{self.subject}: events that cannot be read", times=read.bad_events
-            )
+            self.counters.note("bad_events", f"{self.subject}: unreadable events", times=read.bad_events)
         self.counters.ignored_events += read.ignored_events
-        parts.append(columns_of(read))
+        parts.append(to_event_columns(read))
         stamps.append(read.ts)
         self.counters.events += len(parts[-1])
         self.counters.blocks += parts[-1].num_blocks
 
 
-def _rules(given: str | Dialect) -> Dialect:
+def _resolve_dialect(given: str | Dialect) -> Dialect:
     return given if isinstance(given, Dialect) else dialect(given)

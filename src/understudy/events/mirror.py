@@ -1,4 +1,4 @@
-"""What a publisher has said and not taken back: the blocks that a dump tells of."""
+"""Blocks that a publisher has stored and not removed: the content of a dump."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _Place: TypeAlias = tuple[str | None, int | None]  # medium and cache group
 
 
 class Mirror:
-    """The blocks of one publisher, kept from its own events; as large as what it holds."""
+    """Track the blocks of one publisher from its own events; memory grows with the number of blocks."""
 
     def __init__(self) -> None:
-        # By place and hash: the event that told of the block; of further copies, those that told of them.
+        # By place and hash: the event that stored the block, and those that stored further copies.
         self._blocks: dict[_Place, dict[Hash, BlockStored]] = {}
         self._copies: dict[tuple[_Place, Hash], list[BlockStored]] = {}
 
     def apply(self, events: Iterable[WireEvent]) -> None:
-        """Take note of what is published."""
+        """Apply published events in order."""
         for event in events:
             if isinstance(event, AllBlocksCleared):
                 self._blocks.clear()
@@ -57,21 +57,21 @@ class Mirror:
         return sum(map(len, self._blocks.values()))
 
     def dump(self) -> Iterator[BlockStored]:
-        """Every copy of every block, a block an event, parents before their children where they are there."""
+        """Yield one event per copy of every block, each parent before its children."""
         for place, here in self._blocks.items():
-            told: set[Hash] = set()
+            done: set[Hash] = set()
             for value in here:
                 line = [value]
-                while line[-1] not in told:  # up to the nearest ancestor that was told, or is not there
+                while line[-1] not in done:  # up to the nearest ancestor that was yielded, or is not stored
                     parent = _parent(here[line[-1]], line[-1])
                     if parent is None or parent not in here or parent in line:
                         break
                     line.append(parent)
                 for each in reversed(line):
-                    if each not in told:
-                        told.add(each)
+                    if each not in done:
+                        done.add(each)
                         copies = self._copies.get((place, each), [])
-                        yield from (_alone(event, each) for event in (here[each], *copies))
+                        yield from (_extract_block(event, each) for event in (here[each], *copies))
 
 
 def _parent(event: BlockStored, value: Hash) -> Hash | None:
@@ -79,8 +79,8 @@ def _parent(event: BlockStored, value: Hash) -> Hash | None:
     return event.block_hashes[index - 1] if index else event.parent_block_hash
 
 
-def _alone(event: BlockStored, value: Hash) -> BlockStored:
-    """The event that would have told of this block alone."""
+def _extract_block(event: BlockStored, value: Hash) -> BlockStored:
+    """Build the event that stores only this block of `event`."""
     index = event.block_hashes.index(value)
     size = event.block_size
     fits = len(event.token_ids) == size * len(event.block_hashes)

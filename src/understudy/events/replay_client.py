@@ -1,4 +1,4 @@
-"""Asking a publisher's replay socket for what was missed."""
+"""Requests to a publisher's replay socket for missed messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Messages: TypeAlias = list[tuple[int, bytes]]  # (sequence, payload)
 
 
 class ReplayClient:
-    """One question at a time, each with a time limit. A late answer to an old question is never taken for a new one."""
+    """Send one request at a time, each with a time limit; discard late answers to older requests."""
 
     def __init__(
         self,
@@ -36,21 +36,21 @@ class ReplayClient:
         self._max_messages = max_messages
         self._socket: zmq.Socket[bytes] | None = None
 
-    def since(self, sequence: int) -> Messages | None:
-        """Buffered messages from `sequence` on, in order; None when there was no whole answer."""
-        return self._ask(sequence)
+    def fetch_since(self, sequence: int) -> Messages | None:
+        """Fetch buffered messages from `sequence` on, in order; None when the answer is not complete."""
+        return self._request(sequence)
 
-    def dump(self) -> Messages | None:
-        """What the publisher holds, as of the sequence that all its messages bear. Empty: it cannot tell."""
-        return self._ask(DUMP)
+    def fetch_dump(self) -> Messages | None:
+        """Fetch the publisher's blocks; all messages carry the sequence of the dump. Empty: not supported."""
+        return self._request(DUMP)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close(linger=0)
             self._socket = None
 
-    def _ask(self, sequence: int) -> Messages | None:
+    def _request(self, sequence: int) -> Messages | None:
         if self._socket is None:
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.set_hwm(self._max_messages)
@@ -71,6 +71,8 @@ class ReplayClient:
             if number == -1:
                 return answer
             answer.append((number, payload))
-            deadline = max(deadline, time.monotonic() + self._timeout_ms / 1000)  # it is answering
-        self.close()  # what still comes belongs to this question
+            deadline = max(
+                deadline, time.monotonic() + self._timeout_ms / 1000
+            )  # more answers are on the way
+        self.close()  # discards later answers to this request
         return None

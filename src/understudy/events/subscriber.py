@@ -1,4 +1,4 @@
-"""Following one publisher over ZMQ: every message once and in order, or a fresh start that leaves no ghosts."""
+"""Follow one publisher over ZMQ: every message once and in order, or a restart that clears stale blocks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from understudy._core import read_wire
 from understudy.errors import ConfigError, MalformedBatch
-from understudy.events.columns import EventColumns, cleared
-from understudy.events.consolidate import columns_of
+from understudy.events.columns import EventColumns, build_cleared
+from understudy.events.consolidate import to_event_columns
 from understudy.events.counters import Counters
 from understudy.events.replay_client import ReplayClient
 from understudy.events.sockets import Sockets
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["waiting", "live", "partial", "conflict"]
 
-_CONFLICT_STEPS = 3  # so many steps back among the last messages: two publishers speak
+_CONFLICT_STEPS = 3  # so many decreases of the sequence among the last messages: two publishers are active
 _CONFLICT_WINDOW = 64
-_WATCH_S = 0.05  # between two looks at the connection
+_WATCH_S = 0.05  # between two checks of the connection
 _NOW = int(zmq.NOBLOCK)
 
 
 class Update(msgspec.Struct, frozen=True, eq=False):
-    """What the publisher said since the last call. Where a view must be built anew, the columns hold a Cleared."""
+    """Events since the last call. A Cleared in the columns means that a view must be rebuilt from there."""
 
     columns: EventColumns
-    ts: npt.NDArray[np.float64]  # seconds, of every message
+    ts: npt.NDArray[np.float64]  # seconds, one per message
 
 
 class Subscriber:
-    """Follows one publisher: a worker's rank.
+    """Follow one publisher: a worker's rank.
 
-    `poll` hands out what came, as columns. A gap is filled from the publisher's replay socket. Where its ring has
-    wrapped, a dump is asked for: a Cleared, then what the publisher holds now. A publisher that began anew is found by
-    a sequence that goes back, by a reconnect, and by a replayed message that differs from the one that was seen; its
-    old blocks are cleared first. Without a replay socket, or with one that cannot dump, a gap leads to a Cleared and
-    the state `partial`: what is known is true, but some blocks are not known. (So it is after a batch that nobody can
-    read, which may also have removed some.)
+    `poll` returns received events as columns. A gap is filled from the publisher's replay socket. Where its ring has
+    wrapped, a dump is requested: a Cleared, then the publisher's current blocks. A restart of the publisher is detected
+    by a sequence that decreases, by a reconnect, and by a replayed message that differs from the one received before;
+    its old blocks are cleared first. Without a replay socket, or with one that cannot dump, a gap leads to a Cleared
+    and the state `partial`: known blocks are right, but some blocks are unknown. (So it is after an unreadable batch,
+    which may also have removed some.)
 
-    `state`: `waiting` for the first message, `live`, `partial`, or `conflict` (two publishers under one name: nothing
-    is believed until one is silent). `counters` count, and every trouble has a log line. For one thread.
+    `state`: `waiting` for the first message, `live`, `partial`, or `conflict` (two publishers with one name: events are
+    ignored until one stops). `counters` count messages and faults; faults are logged. For one thread.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Subscriber:
         self.last_message_s: float | None = None  # on time.monotonic
         self._topic = None if topic is None else topic.encode()
         self._next: int | None = None
-        self._last_payload: bytes | None = None  # of message _next - 1, where it was seen
+        self._last_payload: bytes | None = None  # of message _next - 1, where it was received
         self._last_live = -1
-        self._steps_back: list[int] = []  # at which messages
+        self._steps_back: list[int] = []  # message counts at which the sequence decreased
         self._in_order = 0
         self._out: list[EventColumns] = []
         self._ts: list[npt.NDArray[np.float64]] = []
@@ -100,19 +100,20 @@ class Subscriber:
             self._client = ReplayClient(
                 self._sockets.context, replay, self.counters, timeout_ms=timeout_ms, max_messages=max_replayed
             )
-        self._was_cut = False
-        self._watch_at = 0.0
+        self._was_disconnected = False
+        self._next_check_s = 0.0
 
     # --- reading --------------------------------------------------------------------------------------
 
     def poll(
         self, timeout_ms: int = 100, *, gather_ms: float = 0.0, max_messages: int = 4096
     ) -> Update | None:
-        """What came, waiting for it up to `timeout_ms`; None when nothing did. Never more than `max_messages` at once,
-        but for what a replay or a dump brings. After the first message, wait `gather_ms` for more: a call costs about
-        as much as twenty messages.
+        """Return received events, waiting up to `timeout_ms` for the first; None when there are none.
+
+        Returns at most `max_messages` messages, plus those of a replay or a dump. After the first message, it waits
+        `gather_ms` for more: a call costs about as much as twenty messages.
         """
-        self._watch_connection()
+        self._check_connection()
         messages: Messages = []
         if self._sub.poll(timeout_ms):
             self._receive(messages, max_messages)
@@ -128,10 +129,10 @@ class Subscriber:
         self._out, self._ts = [], []
         return update
 
-    def catch_up(self) -> None:
-        """Before anything was heard: ask the replay socket, if there is one, what was said so far.
+    def request_history(self) -> None:
+        """Request earlier messages from the replay socket, if there is one and no message was received yet.
 
-        A follower that comes late need not wait for the next message; `poll` hands out what it learns.
+        A late subscriber then need not wait for the next message; `poll` returns the events.
         """
         if self._next is None and self._client is not None:
             self._start_anew(None, None)
@@ -156,13 +157,13 @@ class Subscriber:
             except zmq.Again:
                 return
             frames = [part.bytes]
-            while part.more:  # as `recv_multipart`, at half its cost
+            while part.more:  # `recv_multipart` costs twice as much
                 part = receive(_NOW, copy=False)
                 frames.append(part.bytes)
             try:
-                said, sequence, payload = parse_frames(frames)
-                if topic is not None and said != topic:
-                    raise MalformedBatch(f"topic {said!r} is not {topic!r}")
+                received_topic, sequence, payload = parse_frames(frames)
+                if topic is not None and received_topic != topic:
+                    raise MalformedBatch(f"topic {received_topic!r} is not {topic!r}")
                 if len(frames) != 3 or sequence < 0:
                     raise MalformedBatch("not a live message")
             except MalformedBatch as error:
@@ -170,33 +171,33 @@ class Subscriber:
             else:
                 messages.append((sequence, payload))
 
-    def _watch_connection(self) -> None:
-        """A publisher that was away may be another one, even if it says nothing."""
+    def _check_connection(self) -> None:
+        """Recover after a reconnect: the publisher may have restarted, even if it sends nothing."""
         now = time.monotonic()
-        if now < self._watch_at:
+        if now < self._next_check_s:
             return
-        self._watch_at = now + _WATCH_S
+        self._next_check_s = now + _WATCH_S
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_DISCONNECTED:
-                self._was_cut = True
-            elif self._was_cut:
-                self._was_cut = False
-                self._come_back()
+                self._was_disconnected = True
+            elif self._was_disconnected:
+                self._was_disconnected = False
+                self._on_reconnect()
 
-    def _come_back(self) -> None:
-        """The connection is there again. Who cannot ask whether the publisher is the one that it was starts anew."""
+    def _on_reconnect(self) -> None:
+        """Replay missed messages; without a replay socket, discard the known blocks."""
         if self._next is None:
             return
         if self._client is not None:
-            self._recover("the connection came back", doubtful=True)
+            self._recover("reconnected", may_have_restarted=True)
         else:
-            self._doubt()
+            self._discard_view()
 
-    def _doubt(self) -> None:
+    def _discard_view(self) -> None:
         self.counters.note(
             "partial_views",
-            f"{self.endpoint}: the connection came back, and nobody can tell what was said meanwhile",
+            f"{self.endpoint}: reconnected, and messages in between cannot be replayed",
         )
         self._clear()
         self._next, self._last_payload, self._last_live, self.state = None, None, -1, "partial"
@@ -214,11 +215,11 @@ class Subscriber:
                 continue
             self._apply(run)
             run = []
-            self._meet(sequence, payload)
+            self._handle_unexpected(sequence, payload)
         self._apply(run)
 
-    def _meet(self, sequence: int, payload: bytes) -> None:
-        """A message that is not the next one."""
+    def _handle_unexpected(self, sequence: int, payload: bytes) -> None:
+        """Handle a message that is not the next one: a start, gap, duplicate, restart or conflict."""
         back = sequence <= self._last_live
         self._in_order = 0 if back else self._in_order + 1
         last_live, self._last_live = self._last_live, sequence
@@ -234,19 +235,19 @@ class Subscriber:
             else:
                 self._start_anew(sequence, payload)
         elif back and sequence == last_live and sequence == self._next - 1 and payload == self._last_payload:
-            self.counters.note("duplicates", f"{self.endpoint}: message {sequence} came twice")
+            self.counters.note("duplicates", f"{self.endpoint}: message {sequence} was received twice")
         elif back:
             self.counters.note(
                 "restarts", f"{self.endpoint}: went from message {last_live} back to {sequence}"
             )
             self._start_anew(sequence, payload)
         elif sequence < self._next:
-            self.counters.duplicates += 1  # a replay has told it already
+            self.counters.duplicates += 1  # a replay contained it
         else:
             missing = sequence - self._next
             self.counters.note("gaps", f"{self.endpoint}: {missing} messages before {sequence} are missing")
-            self._recover(f"message {sequence} came")
-            if self._next == sequence:  # the replay ended in front of it
+            self._recover(f"message {sequence} was received")
+            if self._next == sequence:  # the replay ended just before it
                 self._begin(sequence, payload, self.state)
             elif self._next < sequence:
                 self._give_up(sequence, payload, "the replay ends before it")
@@ -257,23 +258,23 @@ class Subscriber:
         if len(self._steps_back) < _CONFLICT_STEPS:
             return False
         if self.state != "conflict":
-            self.counters.note("conflicts", f"{self.endpoint}: two publishers speak under one name")
+            self.counters.note("conflicts", f"{self.endpoint}: two publishers use one name")
             self._clear()
             self.state = "conflict"
         return True
 
     # --- recovery -------------------------------------------------------------------------------------
 
-    def _recover(self, why: str, *, doubtful: bool = False) -> None:
-        """Fill up from the last message on, which must come back as it was: else another publisher says it.
+    def _recover(self, why: str, *, may_have_restarted: bool = False) -> None:
+        """Replay from the last message on, which must be equal to the received one: else the publisher restarted.
 
-        `doubtful`: it may be another one, so that a last message that does not come back proves nothing.
+        With `may_have_restarted`, a replay without that last message is not proof of the same publisher.
         """
         assert self._next is not None
         if self._client is None:
             return
         start = max(0, self._next - 1)
-        answer = self._client.since(start)
+        answer = self._client.fetch_since(start)
         if answer is None:
             return
         first = answer[0] if answer else None
@@ -281,24 +282,22 @@ class Subscriber:
         if first is None or (
             first[0] == start and self._next > 0 and known is not None and first[1] != known
         ):
-            self.counters.note(
-                "restarts", f"{self.endpoint}: {why}, and the publisher is not the one that it was"
-            )
+            self.counters.note("restarts", f"{self.endpoint}: {why}, and the publisher has restarted")
             self._start_anew(None, None)
-        elif doubtful and (known is None or first[0] != start):
+        elif may_have_restarted and (known is None or first[0] != start):
             if not self._resync():
-                self._doubt()
+                self._discard_view()
         elif first[0] > self._next:
             self._resync()
         else:
             self._apply_replayed([(number, data) for number, data in answer if number >= self._next])
 
     def _start_anew(self, sequence: int | None, payload: bytes | None) -> None:
-        """Forget everything and learn what the publisher holds; `payload` is what was heard of it."""
+        """Clear all blocks and request the publisher's history; `payload` is its newest received message."""
         self._clear()
         self._steps_back = self._steps_back[-_CONFLICT_STEPS:]
         self._next, self._last_payload, self.state = 0, None, "live"
-        answer = self._client.since(0) if self._client is not None else None
+        answer = self._client.fetch_since(0) if self._client is not None else None
         if answer and answer[0][0] > 0:
             self._resync()
         elif answer:
@@ -309,19 +308,19 @@ class Subscriber:
         elif self._next == sequence:
             self._begin(sequence, payload, self.state)
         elif self._next < sequence:
-            self._give_up(sequence, payload, "nobody can tell what was before")
+            self._give_up(sequence, payload, "and cannot be replayed")
 
     def _resync(self) -> bool:
-        """The ring has wrapped: what the publisher holds now stands for what it said. False: it cannot tell."""
+        """Replace all blocks by a dump, after the ring has wrapped. Return False when dumps are not supported."""
         assert self._client is not None
-        dumped = self._client.dump()
+        dumped = self._client.fetch_dump()
         if not dumped:
-            return False  # the caller finds that the gap is still there
+            return False  # the caller handles the remaining gap
         self._clear()
         self.counters.dumped_messages += len(dumped)
         self._next, self._last_payload, self.state = dumped[-1][0] + 1, None, "live"
         self._apply([payload for _, payload in dumped])
-        since = self._client.since(self._next)
+        since = self._client.fetch_since(self._next)
         self._apply_replayed([each for each in since or [] if each[0] >= self._next])
         return True
 
@@ -329,14 +328,14 @@ class Subscriber:
         run: list[bytes] = []
         for number, payload in messages:
             if number != self._next:
-                break  # a hole in a replay: the next live message finds it
+                break  # a gap in a replay: the next live message detects it
             run.append(payload)
             self._next, self._last_payload = number + 1, payload
         self.counters.replayed_messages += len(run)
         self._apply(run)
 
     def _give_up(self, sequence: int, payload: bytes, reason: str) -> None:
-        """What was missed is lost: what is known from here on is true, but not all."""
+        """Accept the loss of earlier messages and continue in state `partial`."""
         self.counters.note("partial_views", f"{self.endpoint}: messages before {sequence} are lost, {reason}")
         self._clear()
         self._begin(sequence, payload, "partial")
@@ -345,10 +344,10 @@ class Subscriber:
         self._next, self._last_payload, self.state = sequence + 1, payload, state
         self._apply([payload])
 
-    # --- handing out ----------------------------------------------------------------------------------
+    # --- output ---------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        self._out.append(cleared())
+        self._out.append(build_cleared())
 
     def _apply(self, payloads: list[bytes]) -> None:
         if not payloads:
@@ -357,14 +356,14 @@ class Subscriber:
         counters = self.counters
         if read.malformed:
             counters.note(
-                "malformed_batches", f"{self.endpoint}: no batch of events", times=len(read.malformed)
+                "malformed_batches", f"{self.endpoint}: not a batch of events", times=len(read.malformed)
             )
             if self.state == "live":
-                self.state = "partial"  # nobody knows what it said
+                self.state = "partial"  # its changes are unknown
         if read.bad_events:
-            counters.note("bad_events", f"{self.endpoint}: events that cannot be read", times=read.bad_events)
+            counters.note("bad_events", f"{self.endpoint}: unreadable events", times=read.bad_events)
         counters.ignored_events += read.ignored_events
-        columns = columns_of(read)
+        columns = to_event_columns(read)
         counters.events += len(columns)
         counters.blocks += columns.num_blocks
         self._out.append(columns)

@@ -1,7 +1,7 @@
-"""Tokens for traces that have none: the same for the same ids, so that whoever hashes tokens finds what is shared.
+"""Synthesize token ids for traces without them; equal trace ids give equal tokens, so shared prefixes stay shared.
 
-A replay names a block by the runs of trace ids that it covers. Here a trace block's tokens are its id, over and over
-(as `Workload` defines content), and a block that only its request knows, of outputs, has tokens drawn from its hash.
+A replay names a block by the runs of trace ids that it covers. Here the tokens of a trace block are its id, repeated
+(as `Workload` defines content); a block of outputs, known only to its request, has tokens sampled from its hash.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class TokenSource:
-    """Tokens of the blocks of a replayed workload, by their local hash."""
+    """Look up or synthesize the tokens of a replayed workload's blocks by local hash."""
 
     def __init__(self, workload: Workload, block_size: int) -> None:
         self._size = block_size
-        self._runs: dict[int, tuple[tuple[int, int], ...]] = {}  # of (id, length), by local hash
+        self._runs: dict[int, tuple[tuple[int, int], ...]] = {}  # runs (id, length) by local hash
         if workload.trace_block_size % block_size == 0 and workload.output_token_ids is None:
-            for each in np.unique(workload.hash_ids).tolist():  # a block lies in one trace block
+            for each in np.unique(workload.hash_ids).tolist():  # each block is inside one trace block
                 self._add(((each, block_size),))
         else:
             for row in range(len(workload.arrival_ns)):
@@ -50,8 +50,8 @@ class TokenSource:
     def _add(self, runs: tuple[tuple[int, int], ...]) -> None:
         self._runs[xxh3_64(np.array(runs, np.uint64).tobytes(), salt_hash())] = runs
 
-    def tokens(self, local_hash: int) -> tuple[int, ...]:
-        """The tokens of the block of that local hash."""
+    def get_tokens(self, local_hash: int) -> tuple[int, ...]:
+        """Return the tokens of the block with that local hash."""
         runs = self._runs.get(local_hash)
         if runs is None:
             return tuple(
@@ -59,10 +59,10 @@ class TokenSource:
             )
         return tuple(each for each, length in runs for _ in range(length))
 
-    def spoken(
+    def add_tokens(
         self, events: Iterable[tuple[int, Stored | Removed]]
     ) -> Iterator[tuple[int, Stored | Removed]]:
-        """The same events, with the tokens of what was stored and the local hashes of those tokens."""
+        """Yield the events with token ids of stored blocks, and local hashes of those tokens."""
         known: dict[int, tuple[int, tuple[int, ...]]] = {}
         for time_ns, event in events:
             if not isinstance(event, Stored):
@@ -74,7 +74,7 @@ class TokenSource:
                     blocks.append(block)
                     continue
                 if block.local_hash not in known:
-                    tokens = self.tokens(block.local_hash)
+                    tokens = self.get_tokens(block.local_hash)
                     data = np.asarray(tokens, np.uint32).tobytes()
                     known[block.local_hash] = xxh3_64(data, salt_hash()), tokens
                 local, tokens = known[block.local_hash]

@@ -1,4 +1,4 @@
-"""Between what an engine says on the wire and what it means: our events, in any dialect, and back."""
+"""Convert events to and from the wire format of any dialect."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from understudy.events.dialects import Dialect
-    from understudy.events.events import SpokenEvent
+    from understudy.events.events import PublishedEvent
     from understudy.events.wire import Hash, WireEvent
 
 _NO_POSITIONS: dict[int, int] = {}
 _TWO_64 = 1 << 64
 
 
-def to_wire(event: SpokenEvent, dialect: Dialect, *, block_size: int) -> WireEvent | None:
-    """What an engine of that dialect would send; None where it would send nothing (a tier it does not speak of).
+def to_wire(event: PublishedEvent, dialect: Dialect, *, block_size: int) -> WireEvent | None:
+    """Convert an event to a dialect; None when such an engine does not publish events of that tier.
 
-    A name that the dialect has no field for is left out, as such an engine leaves it out.
+    Fields that the dialect does not have are left out.
     """
     if isinstance(event, Cleared):
         return AllBlocksCleared()
-    if not dialect.speaks_of(event.tier):
+    if not dialect.publishes_tier(event.tier):
         return None
     fields = dialect.stored_fields if isinstance(event, Stored) else dialect.removed_fields
     medium = dialect.media.get(event.tier)
     group = event.group or None if "group_idx" in fields else None
-    hashes: list[Hash] = [_spoken(block.sequence_hash, dialect) for block in event.blocks]
+    hashes: list[Hash] = [_encode_hash(block.sequence_hash, dialect) for block in event.blocks]
     if isinstance(event, Removed):
         return BlockRemoved(hashes, medium, group)
     parent = event.parent_hash
     tokens = [block.token_ids for block in event.blocks]
     stored = BlockStored(
         hashes,
-        None if parent is None else _spoken(parent, dialect),
+        None if parent is None else _encode_hash(parent, dialect),
         [] if None in tokens else [token for ids in tokens if ids is not None for token in ids],
         block_size,
         medium=medium,
@@ -62,27 +62,27 @@ def to_wire(event: SpokenEvent, dialect: Dialect, *, block_size: int) -> WireEve
 
 def from_wire(
     event: WireEvent, *, event_id: int = 0, dp_rank: int = 0, positions: Mapping[int, int] = _NO_POSITIONS
-) -> SpokenEvent:
-    """What an event of whichever dialect means. Hashes become unsigned 64-bit numbers, a digest its low 64 bits.
+) -> PublishedEvent:
+    """Convert an event of any dialect. Hashes become unsigned 64-bit numbers, a digest its low 64 bits.
 
-    `positions` knows the positions of blocks by sequence hash; where it does not know the parent, the position is -1.
+    `positions` maps sequence hashes to block positions; a block with an unknown parent has position -1.
     Local hashes are those of the token ids, under the event's adapter and salt; None without ids, or where a block
-    has more to it (an image). MalformedBatch when the event contradicts itself.
+    contains more than text (an image). MalformedBatch when the event contradicts itself.
     """
     if isinstance(event, AllBlocksCleared):
         return Cleared(event_id, dp_rank)
     if event.medium not in TIER_OF_MEDIUM:
-        raise MalformedBatch(f"medium {event.medium!r} is not known; known are {_known_media()}")
+        raise MalformedBatch(f"medium: {event.medium!r} is not known; known are {_list_media()}")
     tier = TIER_OF_MEDIUM[event.medium]
-    hashes = [_number(value) for value in event.block_hashes]
+    hashes = [_decode_hash(value) for value in event.block_hashes]
     group = event.group_idx or 0
     if isinstance(event, BlockRemoved):
         blocks = tuple(RemovedBlock(value, positions.get(value, -1), 0) for value in hashes)
         return Removed(event_id, blocks, tier, dp_rank, group)
-    parent = None if event.parent_block_hash is None else _number(event.parent_block_hash)
+    parent = None if event.parent_block_hash is None else _decode_hash(event.parent_block_hash)
     if len({*hashes, parent}) <= len(hashes):
         raise MalformedBatch("a stored event names a block twice, or as its own parent")
-    salt = event.cache_salt if event.cache_salt is not None else _salt_among(event)
+    salt = event.cache_salt if event.cache_salt is not None else _find_salt(event)
     first = 0 if parent is None else positions.get(parent, -2) + 1
     stored = map(
         StoredBlock,
@@ -90,39 +90,39 @@ def from_wire(
         _local_hashes(event, salt),
         range(first, first + len(hashes)) if first >= 0 else repeat(-1),
         repeat(0),
-        _ids_by_block(event),
+        _split_token_ids(event),
     )
     return Stored(
         event_id, parent, tuple(stored), tier, dp_rank, group, event.lora_name, salt, event.session_id
     )
 
 
-def _spoken(value: int, dialect: Dialect) -> int:
+def _encode_hash(value: int, dialect: Dialect) -> int:
     return value - _TWO_64 if dialect.signed_hashes and value >= _TWO_64 >> 1 else value
 
 
-def _number(value: Hash) -> int:
+def _decode_hash(value: Hash) -> int:
     number = int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value % _TWO_64
     if number == 0:
-        raise MalformedBatch("0 is no hash of a block")
+        raise MalformedBatch("block hash: 0 is not a hash")
     return number
 
 
 def _extra_keys(event: Stored) -> list[list[str] | None] | None:
-    """As vLLM lists them: the adapter with every block, the salt with the first block of the prompt."""
+    """List extra keys as vLLM does: the adapter with every block, the salt with the prompt's first block."""
     keys = [[event.lora] if event.lora else [] for _ in event.blocks]
     if event.salt and event.blocks and event.blocks[0].position == 0:
         keys[0] = [*keys[0], event.salt]
     return [each or None for each in keys] if any(keys) else None
 
 
-def _salt_among(event: BlockStored) -> str | None:
+def _find_salt(event: BlockStored) -> str | None:
     first = event.extra_keys[0] if event.extra_keys else None
     texts = [key for key in first if isinstance(key, str)] if isinstance(first, list) else []
     return next((key for key in reversed(texts) if key != event.lora_name), None)
 
 
-def _ids_by_block(event: BlockStored) -> list[tuple[int, ...] | None]:
+def _split_token_ids(event: BlockStored) -> list[tuple[int, ...] | None]:
     blocks, size = len(event.block_hashes), event.block_size
     if any(not 0 <= token < 1 << 32 for token in event.token_ids):
         raise MalformedBatch("a token id is not an unsigned 32-bit number")
@@ -135,16 +135,16 @@ def _ids_by_block(event: BlockStored) -> list[tuple[int, ...] | None]:
 
 def _local_hashes(event: BlockStored, salt: str | None) -> list[int | None]:
     seed = salt_hash(salt or "", event.lora_name or "")
-    plain = [
+    text_only = [
         keys is None or (isinstance(keys, list) and all(isinstance(key, str) for key in keys))
         for keys in event.extra_keys or []
     ]
-    plain += [True] * (len(event.block_hashes) - len(plain))
+    text_only += [True] * (len(event.block_hashes) - len(text_only))
     return [
-        xxh3_64(np.asarray(ids, np.uint32).tobytes(), seed) if ids is not None and alone else None
-        for ids, alone in zip(_ids_by_block(event), plain, strict=False)
+        xxh3_64(np.asarray(ids, np.uint32).tobytes(), seed) if ids is not None and hashable else None
+        for ids, hashable in zip(_split_token_ids(event), text_only, strict=False)
     ]
 
 
-def _known_media() -> str:
+def _list_media() -> str:
     return ", ".join(name for name in TIER_OF_MEDIUM if name is not None)

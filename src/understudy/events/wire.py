@@ -1,6 +1,6 @@
-"""KV events as engines send them: field by field in their own words, and the bytes of every dialect.
+"""KV events as engines send them: their fields, and the bytes of every dialect.
 
-Here nothing is interpreted: what was read can be written again byte for byte. `translate` gives it meaning.
+Nothing is interpreted here: decoded events can be encoded again byte for byte. `translate` interprets them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 Hash: TypeAlias = int | bytes  # unsigned, negative (int64) or a digest
 
-MAX_PAYLOAD_BYTES = 64 << 20  # of one batch; a longer one is refused before it is read
+MAX_PAYLOAD_BYTES = 64 << 20  # per batch; a longer one is refused unread
 
 
 class BlockStored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defaults=True, gc=False):
-    """Blocks appeared, each the child of the one before it; fields of all dialects, as they stand on the wire."""
+    """Blocks were stored, each the child of the one before it; fields of all dialects, as on the wire."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
@@ -43,7 +43,7 @@ class BlockStored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defa
 
 
 class BlockRemoved(msgspec.Struct, tag="BlockRemoved", tag_field="type", omit_defaults=True, gc=False):
-    """Blocks left."""
+    """Blocks were removed."""
 
     block_hashes: list[Hash]
     medium: str | None = None
@@ -53,14 +53,14 @@ class BlockRemoved(msgspec.Struct, tag="BlockRemoved", tag_field="type", omit_de
 
 
 class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"):
-    """The publisher holds nothing any more."""
+    """The publisher removed all blocks."""
 
 
 WireEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class BadEvent(msgspec.Struct, frozen=True):
-    """An event of a batch that could not be read; the others of its batch were."""
+    """An unreadable event of a batch whose other events were read."""
 
     index: int
     reason: str
@@ -68,7 +68,7 @@ class BadEvent(msgspec.Struct, frozen=True):
 
 
 class WireBatch(msgspec.Struct):
-    """What one message carries. `rank` is None where the dialect has none, or nobody set it."""
+    """Content of one message. `rank` is None where the dialect has none or the publisher did not set it."""
 
     ts: float
     events: list[WireEvent]
@@ -82,12 +82,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_event(event: WireEvent, dialect: Dialect) -> bytes:
-    """One event in a dialect. InvalidArgument when it says what the dialect has no field for."""
+    """Encode an event in a dialect. InvalidArgument when it has a field that the dialect does not have."""
     return _encoder.encode(_plain(event, dialect))
 
 
 def encode_batch(batch: WireBatch, dialect: Dialect) -> bytes:
-    """The payload of a message. InvalidArgument as `encode_event`; events that were bad are not written."""
+    """Encode the payload of a message, without unreadable events. InvalidArgument as in `encode_event`."""
     events = [_plain(event, dialect) for event in batch.events]
     return _encoder.encode([batch.ts, events, batch.rank] if dialect.has_rank else [batch.ts, events])
 
@@ -98,17 +98,17 @@ def _plain(event: WireEvent, dialect: Dialect) -> list[Any] | dict[str, Any]:
         return [tag] if dialect.array_events else {"type": tag}
     stored = isinstance(event, BlockStored)
     fields = dialect.stored_fields if stored else dialect.removed_fields
-    for name in _unsaid(type(event), fields):
+    for name in _list_missing_fields(type(event), fields):
         if getattr(event, name) is not None and not (name == "cache_salt" and dialect.salt_element):
             raise InvalidArgument(f"{dialect.name} has no {name} in a {tag}; leave it out")
     if not dialect.array_events:
         always = dialect.always
-        said: dict[str, Any] = {"type": tag}
+        encoded: dict[str, Any] = {"type": tag}
         for name in fields:
             value = getattr(event, name)
             if value is not None or name in always:
-                said[name] = value
-        return said
+                encoded[name] = value
+        return encoded
     elements = [tag, *(getattr(event, name) for name in fields)]
     if dialect.salt_element and isinstance(event, BlockStored) and event.cache_salt is not None:
         elements.append({"cache_salt": event.cache_salt})
@@ -116,8 +116,8 @@ def _plain(event: WireEvent, dialect: Dialect) -> list[Any] | dict[str, Any]:
 
 
 @cache
-def _unsaid(kind: type[BlockStored | BlockRemoved], fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Fields of an event that a dialect has no place for."""
+def _list_missing_fields(kind: type[BlockStored | BlockRemoved], fields: tuple[str, ...]) -> tuple[str, ...]:
+    """List the fields of an event that a dialect does not have."""
     return tuple(name for name in kind.__struct_fields__ if name not in fields)
 
 
@@ -125,7 +125,7 @@ def _unsaid(kind: type[BlockStored | BlockRemoved], fields: tuple[str, ...]) -> 
 
 
 class _ArrayStored(msgspec.Struct, array_like=True, tag="BlockStored"):
-    """Places of vLLM's array; SGLang's is its beginning, but for the map with a salt in the place of `lora_name`."""
+    """Elements of vLLM's array. SGLang's array is a prefix of it, with a map with a salt in place of `lora_name`."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -151,7 +151,7 @@ class _ArrayCleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
 
 
 class _MapStored(BlockStored, tag="BlockStored", tag_field="type", kw_only=True):
-    """With the fields that every producer writes required, so that half an event is a bad one."""
+    """A map event; fields that every producer writes are required, so an incomplete event is an error."""
 
     parent_block_hash: Hash | None
     token_ids: list[int]
@@ -167,30 +167,30 @@ _rank_decoder = msgspec.msgpack.Decoder(int | None)
 _array_decoder = msgspec.msgpack.Decoder(_ArrayStored | _ArrayRemoved | _ArrayCleared)
 _map_decoder = msgspec.msgpack.Decoder(_MapStored | BlockRemoved | AllBlocksCleared)
 
-# What msgspec raises on bytes that it cannot take; the last two on nesting without end and on text that is none.
+# Errors of msgspec on invalid bytes; the last two for deep nesting and for invalid UTF-8.
 _DECODE_ERRORS = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 def decode_event(data: bytes | memoryview | msgspec.Raw) -> WireEvent:
-    """One event of whichever dialect. MalformedBatch when it is none."""
+    """Decode an event of any dialect. MalformedBatch when it is not one."""
     view = memoryview(data)
     try:
         if len(view) and _is_map(view[0]):
             event = _map_decoder.decode(view)
-            return _of_map(event) if isinstance(event, _MapStored) else event
-        return _of_array(_array_decoder.decode(view))
+            return _from_map(event) if isinstance(event, _MapStored) else event
+        return _from_array(_array_decoder.decode(view))
     except _DECODE_ERRORS as error:
         raise MalformedBatch(f"not a KV event: {error}") from error
 
 
 def decode_batch(payload: bytes | memoryview) -> WireBatch:
-    """A message's payload, of whichever dialect. A bad event is set aside in `bad` and the others are read.
+    """Decode a message's payload of any dialect. Unreadable events go to `bad`; the others are read.
 
-    MalformedBatch when the payload is no array of a time, events and perhaps a rank, or longer than
+    MalformedBatch when the payload is not an array of a time, events and optionally a rank, or is longer than
     `MAX_PAYLOAD_BYTES`.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise MalformedBatch(f"a batch of {len(payload)} bytes: the most is {MAX_PAYLOAD_BYTES}")
+        raise MalformedBatch(f"a batch of {len(payload)} bytes exceeds the maximum of {MAX_PAYLOAD_BYTES}")
     try:
         parts = _batch_decoder.decode(payload)
         if len(parts) < 2:
@@ -213,11 +213,11 @@ def _is_map(first: int) -> bool:
     return first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
 
 
-def _of_map(event: _MapStored) -> BlockStored:
+def _from_map(event: _MapStored) -> BlockStored:
     return BlockStored(*[getattr(event, name) for name in _FIELDS])
 
 
-def _of_array(event: _ArrayStored | _ArrayRemoved | _ArrayCleared) -> WireEvent:
+def _from_array(event: _ArrayStored | _ArrayRemoved | _ArrayCleared) -> WireEvent:
     if isinstance(event, _ArrayCleared):
         return AllBlocksCleared()
     if isinstance(event, _ArrayRemoved):
@@ -232,31 +232,31 @@ def _of_array(event: _ArrayStored | _ArrayRemoved | _ArrayCleared) -> WireEvent:
 
 
 def sequence_bytes(sequence: int) -> bytes:
-    """A sequence number as the frame that carries it; -1 is the end of a replay."""
+    """Encode a sequence number as a frame; -1 is the end of a replay."""
     return sequence.to_bytes(8, "big", signed=sequence < 0)
 
 
-def sequence_of(frame: bytes) -> int:
-    """The number in a frame; -1 for the end of a replay. MalformedBatch unless it has eight bytes."""
+def parse_sequence(frame: bytes) -> int:
+    """Parse the sequence number in a frame; -1 is the end of a replay. MalformedBatch unless it has 8 bytes."""
     if len(frame) != 8:
         raise MalformedBatch(f"a sequence number has 8 bytes, this frame has {len(frame)}")
     return -1 if frame == b"\xff" * 8 else int.from_bytes(frame, "big")
 
 
 def live_frames(topic: bytes, sequence: int, payload: bytes) -> list[bytes]:
-    """What a subscriber receives."""
+    """Build the frames that a subscriber receives."""
     return [topic, sequence_bytes(sequence), payload]
 
 
 def replay_frames(dialect: Dialect, topic: bytes, sequence: int, payload: bytes) -> list[bytes]:
-    """What an answer of the replay socket holds behind the reader's identity; `sequence` -1, payload empty: its end."""
+    """Build a replay answer's frames after the reader's identity; `sequence` -1 and an empty payload end it."""
     if not dialect.replay_topic:
         return [b"", sequence_bytes(sequence), payload]
     return [b"", b"" if sequence < 0 else topic, sequence_bytes(sequence), payload]
 
 
 def parse_frames(frames: Sequence[bytes]) -> tuple[bytes, int, bytes]:
-    """(topic, sequence, payload) of a live message or of a replay's answer in either framing, read behind the identity.
+    """Parse (topic, sequence, payload) of a live message, or of a replay answer after the identity, in either framing.
 
     MalformedBatch when the frames are neither.
     """
@@ -266,4 +266,4 @@ def parse_frames(frames: Sequence[bytes]) -> tuple[bytes, int, bytes]:
         raise MalformedBatch(
             f"a message has a topic, a sequence number and a payload; this one has {len(frames)} frames"
         )
-    return frames[0], sequence_of(frames[1]), frames[2]
+    return frames[0], parse_sequence(frames[1]), frames[2]

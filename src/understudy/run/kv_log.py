@@ -163,7 +163,7 @@ class KvLog:
             return
 
         def spoken(events: Iterator[tuple[int, Stored | Removed]]) -> Iterator[tuple[int, Stored | Removed]]:
-            return events if tokens is None else tokens.spoken(events)
+            return events if tokens is None else tokens.add_tokens(events)
 
         workers = [
             _event_lines({"worker": worker}, spoken(self.events(worker, stream)))

@@ -11,7 +11,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.events.decode import decode
-from understudy.events.events import Cleared, Removed, SpokenEvent, Stored
+from understudy.events.events import Cleared, PublishedEvent, Removed, Stored
 from understudy.events.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class KvEventSender:
         if not len(batch) and not self._cleared:
             self.forget_some()
             return
-        spoken: list[SpokenEvent] = []
+        spoken: list[PublishedEvent] = []
         if self._cleared:
             spoken.append(Cleared(0, self._rank))
             self._cleared = False

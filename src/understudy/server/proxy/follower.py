@@ -118,7 +118,7 @@ class Follower:
         truth = Consolidator(by_content=True)
         seen: Any = None
         with subscriber:
-            subscriber.catch_up()
+            subscriber.request_history()
             while not self._stop.is_set():
                 update = subscriber.poll(100, gather_ms=1.0)
                 counters = msgspec.structs.asdict(subscriber.counters)
