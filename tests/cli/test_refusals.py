@@ -78,7 +78,7 @@ TOGETHER = [
     ),
     (
         "--routing kv --router-queue-policy lcfs",
-        "nobody waits without --router-queue-threshold; give it, or leave --router-queue-policy out",
+        "orders the router's queue, which needs --router-queue-threshold; give it, or leave --router-queue-policy out",
     ),
 ]
 
@@ -129,11 +129,17 @@ def refused(
         ("serve --routing kv", "several workers behind one address are `understudy fleet --routing POLICY`"),
         ("router --port 99999", "--port must be at most 65,535"),
         ("router --workers http://localhost:99999", "got 'http://localhost:99999': Port out of range"),
-        ("events tap tcp://localhost:99999", "port 99999 is past 65535"),
-        ("events tap nonsense", "endpoint 'nonsense' is not known: tcp://HOST:PORT"),
-        ("events verify tcp://localhost:99999 --stream raw", "port 99999 is past 65535"),
-        ("events emit trace.jsonl --bind nonsense", "endpoint 'nonsense' is not known"),
-        ("events emit trace.jsonl --bind tcp://*:65535 --workers 3", "port 65535 + rank 2 is past 65535"),
+        ("events tap tcp://localhost:99999", "port 99999 of tcp://localhost:99999 exceeds 65535"),
+        ("events tap nonsense", "endpoint: 'nonsense' is not known; write tcp://HOST:PORT"),
+        (
+            "events verify tcp://localhost:99999 --stream raw",
+            "port 99999 of tcp://localhost:99999 exceeds 65535",
+        ),
+        ("events emit trace.jsonl --bind nonsense", "endpoint: 'nonsense' is not known"),
+        (
+            "events emit trace.jsonl --bind tcp://*:65535 --workers 3",
+            "port 65535 + rank 2 of tcp://*:65535 exceeds 65535",
+        ),
         # numbers
         ("serve --time-to-first-token -5", "--time-to-first-token must be a finite number from 0, got -5"),
         ("serve --startup-duration -1", "--startup-duration must be a finite number from 0, got -1"),
@@ -179,7 +185,7 @@ def refused(
         (f"replay {TRACE} --vllm-version 0.22 --watermark 0.1", "--watermark is no setting of vLLM 0.22"),
         (
             f"replay {TRACE} --routing kv --router-queue-policy wspt",
-            "--router-queue-policy=wspt says who of those that wait goes first, and nobody waits without",
+            "--router-queue-policy=wspt orders the router's queue, which needs",
         ),
         (
             f"replay {TRACE} --quiet --gpu H100 --model Llama-3.1-8B --no-charge-first-token",
@@ -310,7 +316,7 @@ def refused(
         ),
         (
             'fleet --routing kv --router {"queue_policy":"lcfs"}',
-            "nobody waits without queue_threshold; give it, or leave queue_policy out",
+            "orders the router's queue, which needs queue_threshold; give it, or leave queue_policy out",
         ),
     ],
 )

@@ -65,10 +65,10 @@ class Engine:
 
     # What a replay client is answered.
 
-    def since(self, start: int) -> list[tuple[int, bytes]]:
+    def fetch_since(self, start: int) -> list[tuple[int, bytes]]:
         return [message for message in self.ring if message[0] >= start]
 
-    def dump(self) -> list[tuple[int, bytes]]:
+    def fetch_dump(self) -> list[tuple[int, bytes]]:
         if not self._dumps or self.sequence == 0:
             return []
         return [(self.sequence - 1, encode_batch(WireBatch(0.0, list(self.mirror.dump()), 0), DIALECT))]
@@ -91,7 +91,7 @@ class Follower:
     def hear(self, messages: list[tuple[int, bytes]]) -> None:
         if self.was_cut:
             self.was_cut = False
-            self.subscriber._come_back()
+            self.subscriber._on_reconnect()
         self.subscriber._take(messages)
         out, self.subscriber._out = self.subscriber._out, []
         for columns in out:

@@ -65,7 +65,7 @@ def test_a_choice_that_fails_is_the_answer_of_its_request_alone(
         assert str(fleet.routing.dispatcher.failure) == message
 
     run(test, 2, _Fails(answer, 1))
-    assert [record.getMessage() for record in caplog.records] == [f"{message} (told once)"]
+    assert [record.getMessage() for record in caplog.records] == [f"{message} (logged once)"]
 
 
 @pytest.mark.parametrize(("answer", "message"), FAILURES)
@@ -86,8 +86,8 @@ def test_a_router_that_fails_at_what_it_hears_harms_no_worker(caplog: pytest.Log
 
     run(test, 2, _Deaf())
     assert {record.getMessage() for record in caplog.records} == {
-        "the router's first_token() raised ValueError: first 1 (told once)",
-        "the router's observe() raised KeyError: 1 (told once)",
-        "the router's ended() raised ValueError: ended 1 (told once)",
+        "the router's first_token() raised ValueError: first 1 (logged once)",
+        "the router's observe() raised KeyError: 1 (logged once)",
+        "the router's ended() raised ValueError: ended 1 (logged once)",
     }
     assert len(caplog.records) == 3

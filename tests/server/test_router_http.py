@@ -75,7 +75,7 @@ def test_streams_are_passed_on_as_they_come() -> None:
             return not told.servers[0].worker.live()
 
         await told.until(idle)
-        assert told.service.dispatcher.counted.requests == [0]
+        assert told.service.dispatcher.outstanding.requests == [0]
         kv = told.service.dispatcher.kv
         assert kv is not None
         assert not kv.active_blocks.any()

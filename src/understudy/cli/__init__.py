@@ -147,9 +147,9 @@ def _run_verb(args: argparse.Namespace) -> int:
     try:
         return VERBS[args.verb].run(args)
     except Exception as error:
-        from understudy.router.load import failure_of_yours
+        from understudy.router.load import locate_user_failure
 
-        failure = failure_of_yours(error)
+        failure = locate_user_failure(error)
         if failure is None or os.environ.get(TRACEBACK):
             raise
         raise PolicyError(f"{failure} ({TRACEBACK}=1 shows the traceback)") from error

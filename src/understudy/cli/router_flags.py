@@ -125,7 +125,7 @@ def build_live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
     from understudy.checks import read_as
     from understudy.errors import ConfigError
     from understudy.router.kv import KvRouting
-    from understudy.router.load import is_place, load_router
+    from understudy.router.load import load_router, names_file_and_class
 
     if not isinstance(name, str):
         raise ConfigError(f"routing must be the name of a policy or FILE.py:CLASS, got {name!r}")
@@ -136,4 +136,4 @@ def build_live_policy(name: Any, settings: Any) -> str | KvRouting | Router:
         raise ConfigError(f"{', '.join(map(str, settings))} {verb} for --routing kv, not {name}")
     if name == "kv":
         return read_as(KvRouting, settings, "router")
-    return load_router(name) if is_place(name) else name
+    return load_router(name) if names_file_and_class(name) else name

@@ -1,7 +1,7 @@
-"""Routers: which worker gets a request.
+"""Routers, which choose a worker for each request.
 
-Simple ones go by their names; `KvRouting` chooses by caches and load; a `Router` of your own is an object with
-`choose(request, view)` and, if it wants KV events, `observe(batch)`. `PrefixIndex` is what a router knows of caches.
+Simple policies have names; `KvRouting` chooses by cached prefixes and load; a user-defined `Router` is an object with
+`choose(request, view)` and, to receive KV events, `observe(batch)`. `PrefixIndex` maps cached blocks to workers.
 """
 
 from understudy._core import FleetView, KvEventBatch, RouteRequest

@@ -1,4 +1,4 @@
-"""KV-aware routing: what it weighs, and why each request went where it went."""
+"""KV-aware routing: its settings, and a record of each decision."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from understudy.errors import ConfigError
 class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the KV-aware router, with Dynamo's names and defaults where it has them.
 
-    The cost of a worker is in blocks: `prefill_load_scale` times the prompt tokens before this request and its own,
-    less a credit for those that are cached there (`overlap_score_credit` a block on the device, less of it by
-    `overlap_score_credit_decay` on a worker with more to compute than others; the `_hit_weight`s below), plus the
-    blocks that decode there, plus `decode_active_request_weight` a request. The lowest cost wins; with a `temperature`,
-    others do too, the likelier the cheaper.
+    The cost of a worker is in blocks. It is `prefill_load_scale` times the queued prompt tokens and this request's own,
+    less a credit for cached ones (`overlap_score_credit` per block on the device, reduced by
+    `overlap_score_credit_decay` on a worker with more queued prefill than others; the `_hit_weight`s below), plus the
+    blocks of decoding requests, plus `decode_active_request_weight` per request. The lowest cost wins; with a
+    `temperature`, workers are sampled, with higher probability for lower cost.
     """
 
     overlap_score_credit: float = 1.0
@@ -33,34 +33,34 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     temperature: float = 0.0
 
     use_events: bool = True
-    """False: no KV events at all; what was sent to a worker is taken for cached there (approximate)."""
+    """False: use no KV events; prompts sent to a worker count as cached there (an approximation)."""
     event_delay_ms: float = 0.0
-    """From the step in which something happened to the router."""
+    """Delay from the end of the step to the router."""
     event_period_ms: float = 0.0
-    """Above 0: events come in bundles, at multiples of this time."""
+    """Above 0: events are delivered in batches, at multiples of this time."""
     event_loss: float = 0.0
-    """Share of deliveries (the events of a step each) that never arrive."""
+    """Share of deliveries (one per step) that are lost."""
     predict_ttl_ms: float = 0.0
-    """Above 0: what was sent to a worker counts as cached there for so long, beside what events say."""
+    """Above 0: prompts sent to a worker also count as cached there for this time, in addition to events."""
     approximate_ttl_ms: float = 120_000.0
-    """Without events: how long what was sent counts."""
+    """Without events: how long prompts sent to a worker count as cached there."""
     approximate_blocks: int = 0
-    """Above 0: without events, the newest so many blocks of a worker count, however old."""
+    """Above 0: without events, only this number of a worker's newest blocks count, without a time limit."""
 
     queue_threshold: float | None = None
-    """A request waits in the router while every worker has more than so many of its steps' tokens of prompts before it
-    (or while others wait); what is cached where is taken as of its arrival. None: nobody waits."""
+    """A request waits in the router while every worker has more queued prompt tokens than this many of its steps can
+    process, or while others wait. Overlap is computed once, when the request arrives. None: no queue."""
     queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
-    """Who goes first: the first that came, the last, or whoever has the fewest tokens to compute. A positive
-    `priority` counts as so many seconds, or as so many times the weight; a higher `strict_priority` before all."""
+    """Order of the queue: first come, last come, or fewest tokens to compute. A positive `priority` counts as that many
+    seconds, or as a factor of the weight; a higher `strict_priority` always goes first."""
 
     def __post_init__(self) -> None:
         if self.queue_policy not in ("fcfs", "lcfs", "wspt"):
             raise ConfigError(f"queue_policy must be one of fcfs, lcfs, wspt; got {self.queue_policy!r}")
         if self.queue_policy != "fcfs" and self.queue_threshold is None:
             raise ConfigError(
-                f"queue_policy={self.queue_policy} says who of those that wait goes first, and nobody waits without "
-                "queue_threshold; give it, or leave queue_policy out"
+                f"queue_policy={self.queue_policy} orders the router's queue, which needs queue_threshold; give "
+                "it, or leave queue_policy out"
             )
         for name in ("temperature", "event_delay_ms", "event_period_ms", "predict_ttl_ms", "queue_threshold"):
             if (value := getattr(self, name)) is not None:
@@ -69,9 +69,9 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def build(
         self, seed: int = 0, *, imposed: npt.NDArray[np.int32] | None = None, keep_decisions: bool = True
     ) -> KvRouter:
-        """A router of these settings; ties and losses follow the seed. ConfigError names what cannot be.
+        """Build a router with these settings; ties and losses depend on the seed. ConfigError names a wrong field.
 
-        `imposed` names a worker for each request of the workload, which it then takes: costs are computed all the same.
+        `imposed` gives a worker for each request of the workload, which is then chosen; costs are still computed.
         """
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -88,39 +88,39 @@ class KvRouting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class KvRouter(_core.KvRouter):
-    """The native router. It serves one run at a time, and keeps that run's decisions; make it by `KvRouting.build`."""
+    """The native router, for one run at a time; it keeps that run's decisions. Create it with `KvRouting.build`."""
 
     @property
     def decisions(self) -> Decisions:
-        """Of the last run, in the order in which they were made."""
+        """Decisions of the last run, in order."""
         return Decisions(**{name: getattr(self, name) for name in Decisions.__struct_fields__})
 
 
 class Decisions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Why each request went where it went, a row a decision."""
+    """Decisions of a run with their reasons, one row each."""
 
     rows: npt.NDArray[np.int64]
-    """Of the workload."""
+    """Rows of the workload."""
     time_ns: npt.NDArray[np.int64]
     worker: npt.NDArray[np.int32]
     cost: npt.NDArray[np.float64]
-    """Of the chosen worker, in blocks."""
+    """Cost of the chosen worker, in blocks."""
     overlap_blocks: npt.NDArray[np.int32]
-    """Leading blocks of the prompt that it was believed to hold on the device."""
+    """Leading prompt blocks that the router's index had for the chosen worker on the device."""
     lower_overlap_blocks: npt.NDArray[np.int32]
-    """Blocks behind those that it was believed to hold on slower tiers."""
+    """Following prompt blocks that it had on slower tiers."""
     best_overlap_blocks: npt.NDArray[np.int32]
-    """The longest that any worker was believed to hold."""
+    """Highest `overlap_blocks` of any worker."""
     true_overlap_blocks: npt.NDArray[np.int32]
-    """What the chosen worker really held on the device then."""
+    """Leading prompt blocks that the chosen worker actually had on the device."""
     best_true_overlap_blocks: npt.NDArray[np.int32]
-    """The longest that any worker really held."""
+    """Highest `true_overlap_blocks` of any worker."""
     cost_regret: npt.NDArray[np.float64]
-    """How much more the choice cost than the best one, in the eyes of a router that knows the truth."""
+    """Cost of the choice above the lowest cost, both computed from the actual caches."""
     ties: npt.NDArray[np.int32]
-    """Workers that had this cost; a seeded draw took one."""
+    """Workers with this cost; one was chosen by a seeded random draw."""
     waited_ns: npt.NDArray[np.int64]
-    """In the router, with a queue threshold."""
+    """Time in the router's queue, with a queue threshold."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -1,4 +1,4 @@
-"""Routers that are named by where they are: `FILE.py:CLASS`."""
+"""Load user-defined routers from `FILE.py:CLASS`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from understudy.router.router import Router
 
 _LOADED: dict[str, str] = {}
-"""Files of users' code, as a traceback names them, and as they were named to us."""
+"""Loaded user files: path in a traceback, and path as given."""
 
 
-def is_place(name: str) -> bool:
-    """Whether this names a class in a file, rather than a policy."""
+def names_file_and_class(name: str) -> bool:
+    """Return whether this is `FILE.py:CLASS` rather than the name of a policy."""
     return ".py:" in name
 
 
 def load_router(place: str) -> Router:
-    """A router of the class in the file. ConfigError says what is wrong with either."""
+    """Create a router of the class in the file. ConfigError when the file or class is not usable."""
     file, _, name = place.rpartition(":")
     path = Path(file)
     if not path.is_file():
@@ -33,7 +33,7 @@ def load_router(place: str) -> Router:
         raise ConfigError(f"--routing {place}: {file} is not Python")
     _LOADED[str(spec.origin)] = file
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # dataclasses and pickles look their module up
+    sys.modules.setdefault(spec.name, module)  # dataclasses and pickle look up the module
     try:
         spec.loader.exec_module(module)
         made = getattr(module, name, None)
@@ -43,18 +43,20 @@ def load_router(place: str) -> Router:
     except ConfigError:
         raise
     except Exception as error:  # the user's code
-        raise ConfigError(f"--routing {place}: {failure_of_yours(error) or in_a_line(error)}") from error
+        raise ConfigError(
+            f"--routing {place}: {locate_user_failure(error) or format_in_one_line(error)}"
+        ) from error
     return router
 
 
-def failure_of_yours(error: BaseException) -> str | None:
-    """File, line and error in one line, where it came out of a file that was loaded here; else None."""
+def locate_user_failure(error: BaseException) -> str | None:
+    """Format file, line and error in one line if the error was raised in a loaded user file; else None."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in _LOADED:
-            return f"{_LOADED[frame.filename]}:{frame.lineno}: {frame.name}: {in_a_line(error)}"
+            return f"{_LOADED[frame.filename]}:{frame.lineno}: {frame.name}: {format_in_one_line(error)}"
     return None
 
 
-def in_a_line(error: BaseException) -> str:
-    """Its kind and what it says."""
+def format_in_one_line(error: BaseException) -> str:
+    """Format an exception's type and message in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")

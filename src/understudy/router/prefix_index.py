@@ -1,4 +1,4 @@
-"""What a router knows of its workers' caches, built from their KV events alone."""
+"""Index of the workers' cached blocks, built only from their KV events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Applied", "IndexDump", "Matches", "PrefixIndex"]
 
 
 class IndexDump(msgspec.Struct, frozen=True, eq=False):
-    """What an index holds, a row for each block that a worker holds on a tier, in order."""
+    """Content of an index: one row per worker, tier and block, in order."""
 
     workers: npt.NDArray[np.uint64]
     dp_ranks: npt.NDArray[np.uint32]
@@ -32,12 +32,12 @@ class IndexDump(msgspec.Struct, frozen=True, eq=False):
 
 
 class PrefixIndex(_core.PrefixIndex):
-    """Which worker (and DP rank) holds which blocks on which tier.
+    """Index of which worker (and DP rank) has which blocks on which tier.
 
-    Blocks are sequence hashes, given as buffers. With `ttl_ms`, what was not told again for so long goes by itself;
-    with `max_worker_blocks`, the oldest of a worker's blocks go beyond that number: for views that no Removed ever
-    corrects. With `counts_copies` a block goes with its last copy: the raw stream of an engine that announces every
-    one becomes the truth. Any number of threads may ask while one tells.
+    Blocks are sequence hashes, given as buffers. With `ttl_ms`, a block expires unless it is stored again within that
+    time; with `max_worker_blocks`, a worker's oldest blocks beyond that number are dropped: both for views that
+    receive no Removed. With `counts_copies`, a block is removed with its last copy, which turns the raw stream of an
+    engine that reports every copy into the consolidated one. Any number of threads may read while one writes.
     """
 
     def apply(
@@ -49,9 +49,9 @@ class PrefixIndex(_core.PrefixIndex):
         stream: Stream = "consolidated",
         now_ms: float = 0,
     ) -> Applied:
-        """Take a batch of one worker's events, and say what became of it; the batch is not consumed.
+        """Apply a batch of one worker's events and return counts of the result; the batch is not consumed.
 
-        `stream` says how to read the rows of a store, which tell both streams; columns are one already.
+        `stream` selects how to read the rows of a store, which contain both streams; columns are of one stream.
         """
         if isinstance(events, _core.EventBatch):
             return self.apply_batch(worker, events, dp_rank=dp_rank, raw=stream == "raw", now_ms=now_ms)
@@ -66,7 +66,7 @@ class PrefixIndex(_core.PrefixIndex):
         )
 
     def dump(self, worker: int | None = None, dp_rank: int = 0) -> IndexDump:
-        """Everything that is held, or what one worker holds."""
+        """Return the blocks of all workers, or of one."""
         columns = self.dump_columns()
         if worker is not None:
             mine = (columns[0] == worker) & (columns[1] == dp_rank)
@@ -74,7 +74,7 @@ class PrefixIndex(_core.PrefixIndex):
         return IndexDump(*columns)
 
     def load(self, dump: IndexDump, *, now_ms: float = 0) -> None:
-        """Each worker of the dump holds what it says, and nothing else. Other workers stay as they are."""
+        """Replace the blocks of each worker in the dump. Other workers stay as they are."""
         if not len(dump.workers) == len(dump.dp_ranks) == len(dump.tiers) == len(dump.hashes):
             raise InvalidArgument("the columns of a dump must have the same length")
         if ((dump.tiers < min(Tier)) | (dump.tiers > max(Tier))).any():

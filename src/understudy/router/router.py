@@ -1,4 +1,4 @@
-"""Routers written in Python."""
+"""Interface of user-defined routers in Python."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ def _does_nothing(method: F) -> F:
 
 
 class Router(ABC):
-    """Sends each request of a fleet to a worker.
+    """Choose a worker for each request of a fleet.
 
-    A replay calls it in the order of time: `observe` with what has reached it by then, and `choose` when a request
-    arrives. An exception ends the replay and reaches its caller.
+    A replay makes calls in order of time: `observe` with events that have been delivered by then, and `choose` when a
+    request arrives. An exception ends the replay and is raised to its caller.
     """
 
     @abstractmethod
     def choose(self, request: RouteRequest, view: FleetView) -> int:
-        """The worker of the request, from 0 to `len(view) - 1`.
+        """Return the worker of the request, from 0 to `len(view) - 1`.
 
-        `view` is good for this call: what was sent to each worker and has not ended (`outstanding_requests`,
-        `outstanding_tokens`) costs nothing to read; `running`, `waiting` and `used_blocks` are the workers' own, as of
-        now, and make the replay play every worker up to this moment.
+        `view` is valid during this call only. Work sent to each worker that has not ended (`outstanding_requests`,
+        `outstanding_tokens`) is cheap to read; `running`, `waiting` and `used_blocks` are the workers' own current
+        counts, and make the replay advance every worker to this time.
         """
 
     @_does_nothing  # noqa: B027
     def observe(self, batch: KvEventBatch) -> None:
-        """Blocks were stored or removed in a step of `batch.worker`, or on a tier of pool `batch.pool` (None).
+        """Receive the blocks stored or removed in a step of `batch.worker`, or on a tier of pool `batch.pool` (None).
 
-        Only a router that overrides it is told; workers then keep events for it. `batch.events` has a row for each
-        block, as a `BlockManager` tells them.
+        Workers keep events only for a router that overrides this method. `batch.events` has one row per block, as in
+        a `BlockManager`'s events.
         """
 
     @_does_nothing  # noqa: B027
     def first_token(self, row: int) -> None:
-        """The request of this row has its first token. Told before `choose` is asked again."""
+        """Receive the row of a request that has its first token. Called before the next `choose`."""
 
     @_does_nothing  # noqa: B027
     def ended(self, row: int) -> None:
-        """The request of this row has ended, or was rejected where it was sent. Told before `choose` is asked again."""
+        """Receive the row of a request that ended or was rejected by its worker. Called before the next `choose`."""

@@ -11,7 +11,7 @@ from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
 from understudy.outputs import files_named
 from understudy.router.kv import KvRouting  # noqa: TC001  (msgspec reads the annotation)
-from understudy.router.load import is_place, load_router
+from understudy.router.load import load_router, names_file_and_class
 from understudy.run.layers import TIER_FIELDS, refuse_idle_weight, superseded, tiers_by_name
 from understudy.run.offline import Routing
 from understudy.run.pools import WorkerPool, check_pools
@@ -73,7 +73,9 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """What to give to a replay as its routing: a router of yours is made anew for each."""
         if self.router is not None:
             return self.router
-        return load_router(self.routing) if is_place(self.routing) else cast("Routing", self.routing)
+        return (
+            load_router(self.routing) if names_file_and_class(self.routing) else cast("Routing", self.routing)
+        )
 
     @classmethod
     def read(
@@ -234,7 +236,7 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
 def _check_routing(name: object) -> None:
     if name == "kv_router":
         raise ConfigError("routing kv_router is Dynamo's name for it; here it is kv")
-    if isinstance(name, str) and is_place(name):
+    if isinstance(name, str) and names_file_and_class(name):
         return
     if name not in _ROUTINGS:
         raise ConfigError(

@@ -12,7 +12,7 @@ import msgspec
 
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
-from understudy.router.dispatch import Asked, Decision
+from understudy.router.dispatch import Decision, LiveRouteRequest
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_body, read_json, whole_number
 from understudy.server.faults import FaultOrder, apply_order
@@ -31,7 +31,7 @@ SHOWN_DECISIONS = 24
 
 
 def in_numbers(
-    decision: Decision, asked: Asked, worker: int, path: str, why: str, load: int
+    decision: Decision, asked: LiveRouteRequest, worker: int, path: str, why: str, load: int
 ) -> dict[str, Any]:
     """A decision, as the page tells it."""
     return {
@@ -147,7 +147,7 @@ class FrontDoor:
 
         connection.on_close = lambda: self._dispatcher.ended(asked.row)
         try:
-            self._dispatcher.ask(asked, go)
+            self._dispatcher.dispatch(asked, go)
         except WrongState:  # the first one says what is wrong with it
             connection.on_close, connection.on_answered = None, told
             self.servers[0].app.handle(request, connection)
@@ -155,7 +155,7 @@ class FrontDoor:
             connection.on_close = None
             raise ApiError(str(error), status=500, kind="InternalServerError") from error
 
-    def _asked(self, request: Request) -> Asked:
+    def _asked(self, request: Request) -> LiveRouteRequest:
         """What the policy may know of a request. Who goes by loads alone gets a guess of its length."""
         tokens, blocks = len(request.body) // 5, self._no_blocks
         if self._dispatcher.wants_blocks:
@@ -166,7 +166,7 @@ class FrontDoor:
                 pass
         session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
         priority = whole_number(request.headers.get("x-vllm-priority", ""), 9)
-        return Asked(
+        return LiveRouteRequest(
             self._dispatcher.next_row(),
             self.servers[0].stage.clock.now_ns(),
             tokens,
@@ -178,7 +178,9 @@ class FrontDoor:
             None if session is None else xxh3_64(session.encode()),
         )
 
-    def _send(self, asked: Asked, decision: Decision, request: Request, connection: Connection) -> None:
+    def _send(
+        self, asked: LiveRouteRequest, decision: Decision, request: Request, connection: Connection
+    ) -> None:
         if connection.closed:
             self._dispatcher.ended(asked.row)
             return

@@ -18,7 +18,7 @@ from understudy.server.proxy.upstream import Upstream, UpstreamError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from understudy.router.dispatch import Asked, Decision, Dispatcher
+    from understudy.router.dispatch import Decision, Dispatcher, LiveRouteRequest
     from understudy.server.http import Connection, Request
     from understudy.server.proxy.workers import Rank, Workers
     from understudy.server.settings import ServerSettings
@@ -66,9 +66,9 @@ class SpreadDoor:
             raise ApiError(str(error), status=502, kind="Bad Gateway") from error
         return True
 
-    def routed(self, request: Request, asked: Asked, decision: Decision, rank: Rank) -> None:
+    def routed(self, request: Request, asked: LiveRouteRequest, decision: Decision, rank: Rank) -> None:
         """A request goes to a worker."""
-        worker, load = self._ranks.all.index(rank.worker), self._dispatcher.counted.requests[rank.number]
+        worker, load = self._ranks.all.index(rank.worker), self._dispatcher.outstanding.requests[rank.number]
         self._decisions.append(in_numbers(decision, asked, worker, request.path, self._routing, load))
 
     async def state(self) -> dict[str, Any]:

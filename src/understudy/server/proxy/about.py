@@ -116,6 +116,6 @@ class About:
             "rank": rank.rank,
             "up": rank.worker.up,
             **({"why_down": rank.worker.why_down} if rank.worker.why_down else {}),
-            "outstanding_requests": self._dispatcher.counted.requests[rank.number],
+            "outstanding_requests": self._dispatcher.outstanding.requests[rank.number],
             "view": rank.follower.described(),
         }

@@ -11,7 +11,7 @@ import msgspec
 
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
-from understudy.router.dispatch import Asked, Decision
+from understudy.router.dispatch import Decision, LiveRouteRequest
 from understudy.server.api.errors import ApiError, error_body
 from understudy.server.api.fields import read_json, whole_number
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
@@ -51,7 +51,7 @@ class OwnPaths(Protocol):
     async def answer(self, request: Request, connection: Connection) -> bool:
         """True when it has answered, or will."""
 
-    def routed(self, request: Request, asked: Asked, decision: Decision, rank: Rank) -> None:
+    def routed(self, request: Request, asked: LiveRouteRequest, decision: Decision, rank: Rank) -> None:
         """A request goes to an engine."""
 
 
@@ -164,7 +164,7 @@ class Proxy:
             assert task is not None
             connection.on_close = lambda task=task: task.cancel() and None
             try:
-                self._dispatcher.ask(asked, go)
+                self._dispatcher.dispatch(asked, go)
                 rank = self._workers.ranks[(await decided).worker]
                 rank.routed += 1
                 if self.own is not None:
@@ -185,7 +185,7 @@ class Proxy:
             self.counts["retried"] += 1
             asked = asked._replace(row=self._dispatcher.next_row())
 
-    async def _asked(self, request: Request) -> Asked:
+    async def _asked(self, request: Request) -> LiveRouteRequest:
         tokens, output, blocks = len(request.body) // 5, 0, self._no_blocks
         size = self._workers.block_size or 16
         if self._dispatcher.wants_blocks:
@@ -197,7 +197,7 @@ class Proxy:
                 tokens, output = len(prompt.tokens), prompt.output_tokens
                 blocks = prompt.blocks(size, up.adapters)
         session = request.headers.get("x-session-id") or request.headers.get("x-session-affinity")
-        return Asked(
+        return LiveRouteRequest(
             self._dispatcher.next_row(),
             time.monotonic_ns(),
             tokens,
@@ -209,7 +209,12 @@ class Proxy:
         )
 
     async def _send(
-        self, request: Request, connection: Connection, rank: Rank, asked: Asked, decision: Decision
+        self,
+        request: Request,
+        connection: Connection,
+        rank: Rank,
+        asked: LiveRouteRequest,
+        decision: Decision,
     ) -> bool:
         """Pass it on. False: the engine cannot be reached, and nothing has been said to it nor to the client."""
         headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
