@@ -128,7 +128,11 @@ def test_what_is_no_workload_is_refused(workload: Any) -> None:
         (VllmConfig, {"speedup_ratio": "2"}, "speedup_ratio must be a number, got '2'"),
         (VllmConfig, {"watermark": np.True_}, "watermark must be a number, got"),
         (VllmConfig, {"long_prefill_token_threshold": "x"}, "long_prefill_token_threshold must be a whole"),
-        (VllmConfig, {"eviction_policy": EvictionPolicy}, "must be a class of yours that makes an Evict"),
+        (
+            VllmConfig,
+            {"eviction_policy": EvictionPolicy},
+            "must be a user-defined subclass that makes an Evict",
+        ),
         (KvRouting, {"temperature": -1}, "temperature must be a finite number from 0, got -1"),
         (KvRouting, {"temperature": True}, "temperature must be a number, got True"),
         (KvRouting, {"queue_policy": "x"}, "queue_policy must be one of fcfs, lcfs, wspt; got 'x'"),

@@ -165,7 +165,7 @@ def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"quant": "int3"}, r"in\.csv:2: weight type 'int3' is not known"),
         ({"tp_size": "3"}, r"in\.csv:2: tensor_parallel_size=3 does not divide the 32 heads"),
         ({"isl": "many"}, r"in\.csv:2: isl must be a number, got 'many'"),
-        ({"conc": "0"}, r"in\.csv:2: conc must be a finite number above 0"),
+        ({"conc": "0"}, r"in\.csv:2: conc must be finite and above 0"),
         ({"osl": ""}, r"in\.csv:2: osl is empty"),
         ({"isl": " nan "}, r"in\.csv:2: isl is 'nan', which stands for nothing$"),
         ({"system": "N/A"}, r"in\.csv:2: system is 'N/A', which stands for nothing$"),

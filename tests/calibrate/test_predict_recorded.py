@@ -139,7 +139,7 @@ def test_recorded_steps_time_a_recorded_run(
         ),
         (
             ["--num-gpu-blocks", "100", "--model", "Llama-3.1-8B", "--gpu", "H100"],
-            "--gpu changes nothing beside --timing, which says how long steps take",
+            "--gpu has no effect with --timing and --num-gpu-blocks, which replace its times",
         ),
         (["--num-gpu-blocks", "0"], "--num-gpu-blocks must be at least 1, got 0"),
     ],

@@ -58,11 +58,11 @@ TOGETHER = [
     ),
     (
         "--gpu-bandwidth-gbps 9 --gpu-tflops 9 --model Llama-3.1-8B",
-        "needs --gpu-memory: it is on the data sheet",
+        "needs --gpu-memory; give both",
     ),
     (
         "--gpu H100 --gpu-bandwidth-gbps 9 --gpu-tflops 9 --model Llama-3.1-8B",
-        "--gpu and a data sheet (--gpu-bandwidth-gbps, --gpu-tflops) both say",
+        "--gpu and a data sheet (--gpu-bandwidth-gbps, --gpu-tflops) both define the GPU",
     ),
     (
         "--g3 100 --kv-bytes-per-token 100",
@@ -162,7 +162,7 @@ def refused(
         ("convert trace.jsonl o --trace-block-size 0", "--trace-block-size must be at least 1, got 0"),
         (f"replay {TRACE} --routing kv --router-temperature -1", "--router-temperature must be a finite"),
         (f"replay {TRACE} --slo-ttft-ms 0", "--slo-ttft-ms must be a positive number of milliseconds"),
-        (f"replay {TRACE} --g2-bytes 3x --model Llama-3.1-8B", "--g2-bytes: '3x' ends in no unit of bytes"),
+        (f"replay {TRACE} --g2-bytes 3x --model Llama-3.1-8B", "--g2-bytes: '3x' has an unknown unit"),
         ("serve --kv-cache-metrics --kv-cache-metrics-sample 7", "--kv-cache-metrics-sample is a share of"),
         ("serve --kv-cache-metrics-sample 0", "--kv-cache-metrics-sample is a share of blocks, above 0 and"),
         # what does nothing without another
@@ -250,7 +250,7 @@ def refused(
         ),
         (
             'serve m --tiers {"tiers":[{"tier":"g2","blocks":4096}]}',
-            "--tiers: g2 needs to know what a token weighs: give kv_bytes_per_token, or model: a name or the path of",
+            "--tiers: g2 needs the KV bytes per token; give kv_bytes_per_token, or model: a known name or the path of",
         ),
         (
             'serve m --tiers {"tiers":[{"tier":"g3","blocks":4096}]}',

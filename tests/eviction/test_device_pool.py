@@ -189,4 +189,4 @@ def test_the_report_says_when_steps_are_no_longer_those_of_the_engine(
         single_turns([64, 32]), VllmConfig(block_size=16, num_gpu_blocks=8, **settings)
     )
     notes = " ".join(report.run.get("notes", ()))
-    assert ("no longer step-exact" in notes) is not exact
+    assert ("not step-exact" in notes) is not exact

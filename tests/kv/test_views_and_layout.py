@@ -31,7 +31,7 @@ def test_a_view_has_exactly_the_pages_that_its_length_needs(page_size: int) -> N
             assert (pages - 1) * page_size + kv_view.last_page_len == seq_len
             assert 1 <= kv_view.last_page_len <= page_size
         for wrong in {pages - 1, pages + 1} - {-1}:
-            with pytest.raises(InvalidArgument, match=f"must name {pages} pages for seq_len={seq_len}"):
+            with pytest.raises(InvalidArgument, match=f"must have {pages} pages for seq_len={seq_len}"):
                 view(range(wrong), seq_len, page_size)
 
 

@@ -112,7 +112,7 @@ def test_the_language_part_of_a_model_that_sees_is_used(tmp_path: Path) -> None:
         ({"num_hidden_layers": ...}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers must be an int"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be an int of at least 1"),
-        ({"hidden_size": 4097}, "hidden_size is no multiple of num_attention_heads"),
+        ({"hidden_size": 4097}, "hidden_size is not a multiple of num_attention_heads"),
         ({"torch_dtype": ...}, "torch_dtype .or dtype. is missing"),
         ({"torch_dtype": "int3"}, "dtype 'int3' is not known"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim is missing"),
@@ -150,7 +150,7 @@ def test_a_file_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         ModelShape.find(str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="by name at the top level"):
+    with pytest.raises(ConfigError, match="a JSON object at the top level"):
         ModelShape.find(str(tmp_path))
 
 

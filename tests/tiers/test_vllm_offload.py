@@ -210,24 +210,27 @@ def test_links_without_limits_decide_as_a_worker_that_needs_no_steps(
     [
         (
             {"tiers": [{"tier": "g2", "blocks": 3}], "offload": {"blocks_per_chunk": 4}},
-            "smaller than a chunk",
+            "than a chunk",
         ),
         (
             {"tiers": [{"tier": "g2", "bytes": "1MiB"}], "offload": {"blocks_per_chunk": 8}},
-            "smaller than a chunk",
+            "than a chunk",
         ),
         (
             {"tiers": [{"tier": "g2", "blocks": 10}], "offload": {"blocks_per_chunk": 4}},
             "do not divide 10 blocks",
         ),
-        ({"tiers": [{"tier": "g2", "blocks": 9, "eviction": "fifo"}]}, "lru or arc, got 'fifo'"),
+        (
+            {"tiers": [{"tier": "g2", "blocks": 9, "eviction": "fifo"}]},
+            "lru or arc in offload mode vllm, got 'fifo'",
+        ),
         ({"tiers": [{"tier": "g2", "blocks": 9}, {"tier": "g3", "blocks": 9}]}, "g3 contradicts"),
         (
             {"tiers": [{"tier": "g2", "blocks": 9}], "offload": {"min_reuse": 2}},
             "min_reuse contradicts mode=vllm",
         ),
         ({"tiers": [{"tier": "g2", "blocks": 9}], "offload": {"blocks_per_chunk": 0}}, "at least 1"),
-        ({"tiers": [{"tier": "g2", "bytes": "64GiB"}], "kv_bytes_per_token": None}, "what a token weighs"),
+        ({"tiers": [{"tier": "g2", "bytes": "64GiB"}], "kv_bytes_per_token": None}, "KV bytes per token"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
@@ -240,9 +243,9 @@ def test_what_cannot_work_is_refused_by_name(settings: dict[str, Any], message: 
 
 def test_what_only_vllm_has_needs_its_mode() -> None:
     for offload in ({"blocks_per_chunk": 2}, {"offload_prompt_only": False}):
-        with pytest.raises(ConfigError, match="belongs to mode=vllm"):
+        with pytest.raises(ConfigError, match="needs mode=vllm"):
             TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 9}], "offload": offload})
-    with pytest.raises(ConfigError, match="arc is vLLM's; it needs offload mode vllm"):
+    with pytest.raises(ConfigError, match="arc needs offload mode vllm"):
         TiersConfig.from_dict({"tiers": [{"tier": "g2", "blocks": 9, "eviction": "arc"}]})
 
 
@@ -297,9 +300,9 @@ def test_the_flags_of_vllm_switch_it_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, None, {"kv_connector": "NixlConnector"}), "kv_connector 'NixlConnector' is not simulated"),
-        ((None, None, {"kv_connector": "OffloadingConnector"}), "must have cpu_bytes_to_use"),
-        ((4, "lmcache", None), "--kv-offloading-backend lmcache is not simulated"),
+        ((None, None, {"kv_connector": "NixlConnector"}), "kv_connector 'NixlConnector' is not supported"),
+        ((None, None, {"kv_connector": "OffloadingConnector"}), "needs cpu_bytes_to_use"),
+        ((4, "lmcache", None), "--kv-offloading-backend lmcache is not supported"),
         ((0, None, None), "must be positive"),
         (("much", None, None), "must be a number of GiB"),
         ((None, None, "{"), "is not JSON"),
@@ -309,9 +312,9 @@ def test_the_flags_of_vllm_switch_it_on() -> None:
         ),
         (
             (1, None, {"kv_connector_extra_config": {"store_threshold": 2}}),
-            "store_threshold is not simulated",
+            "store_threshold is not supported",
         ),
-        ((1, None, {"kv_connector_extra_config": {"disk": 2}}), "disk is not a setting"),
+        ((1, None, {"kv_connector_extra_config": {"disk": 2}}), "disk is not a supported setting"),
         ((1, None, {"kv_role": "kv_producer"}), "kv_role must be kv_both"),
     ],
 )

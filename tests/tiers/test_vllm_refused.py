@@ -34,7 +34,7 @@ def connector(name: str = "OffloadingConnector", **extra: Any) -> dict[str, Any]
 
 
 ASKED: dict[str, tuple[object, str]] = {
-    "another connector": (connector("NixlConnector"), "kv_connector 'NixlConnector' is not simulated"),
+    "another connector": (connector("NixlConnector"), "kv_connector 'NixlConnector' is not supported"),
     "no JSON": ('{"kv_connector": ', "--kv-transfer-config is not JSON"),
     "no object": ("[1, 2]", "--kv-transfer-config must be a JSON object"),
     "a strange key": ({**connector(cpu_bytes_to_use=1e9), "junk": 3}, "junk is not known"),
@@ -43,7 +43,7 @@ ASKED: dict[str, tuple[object, str]] = {
         {"kv_connector_extra_config": {"cpu_bytes_to_use": 1e9}},
         "cpu_bytes_to_use needs kv_connector: OffloadingConnector",
     ),
-    "no size": (connector(), "must have cpu_bytes_to_use"),
+    "no size": (connector(), "needs cpu_bytes_to_use"),
     "a host smaller than a chunk": (
         connector(cpu_bytes_to_use=8 << 20, blocks_per_chunk=8),
         "is smaller than a chunk: 8 blocks of 2,097,152 bytes take 16,777,216",
@@ -54,7 +54,7 @@ ASKED: dict[str, tuple[object, str]] = {
     ),
     "another order": (
         connector(cpu_bytes_to_use=1 << 30, eviction_policy="fifo"),
-        "eviction under offload mode vllm is lru or arc, got 'fifo'",
+        "eviction must be lru or arc in offload mode vllm, got 'fifo'",
     ),
     "no answer": (
         connector(cpu_bytes_to_use=1 << 30, offload_prompt_only="perhaps"),
@@ -151,9 +151,9 @@ def test_sizes_without_a_weight_of_a_token_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "trace.jsonl").write_text(ROW)
-    with pytest.raises(ConfigError, match="g2 needs to know what a token weighs"):
+    with pytest.raises(ConfigError, match="g2 needs the KV bytes per token"):
         refuse(["replay", str(tmp_path / "trace.jsonl"), "--kv-offloading-size", "4"], capsys)
-    with pytest.raises(ConfigError, match="g2 needs to know what a token weighs"):
+    with pytest.raises(ConfigError, match="g2 needs the KV bytes per token"):
         understudy.replay(tmp_path / "trace.jsonl", VllmConfig.from_dict({"kv_offloading_size": 4}))
     for start in (
         lambda: Server(read_serve(["my-model", "--kv-offloading-size", "4"]).settings),
@@ -164,9 +164,9 @@ def test_sizes_without_a_weight_of_a_token_are_refused(
 
 
 def test_another_backend_is_refused_where_there_is_something_to_offload_to() -> None:
-    with pytest.raises(ConfigError, match="--kv-offloading-backend lmcache is not simulated"):
+    with pytest.raises(ConfigError, match="--kv-offloading-backend lmcache is not supported"):
         read_serve(["Llama-3.1-8B", "--kv-offloading-size", "4", "--kv-offloading-backend", "lmcache"])
-    with pytest.raises(ConfigError, match="--kv-offloading-backend lmcache is not simulated"):
+    with pytest.raises(ConfigError, match="--kv-offloading-backend lmcache is not supported"):
         VllmConfig.from_dict({"kv_offloading_size": 4, "kv_offloading_backend": "lmcache"})
 
 
@@ -215,7 +215,7 @@ def test_the_settings_of_an_engine_may_hold_vllms_names() -> None:
 
 
 def test_two_measures_of_a_chunk_are_one_too_many() -> None:
-    with pytest.raises(ConfigError, match="both say how large a chunk is"):
+    with pytest.raises(ConfigError, match="both set the chunk size"):
         TiersConfig.from_dict({"offload": {"mode": "vllm", "chunk_tokens": 64, "blocks_per_chunk": 2}})
 
 

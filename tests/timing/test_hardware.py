@@ -95,8 +95,8 @@ def test_a_gpu_by_its_data_sheet_says_so() -> None:
 @pytest.mark.parametrize(
     ("gpu", "says"),
     [
-        ({"name": "H100", "tflops": 100.0, "bandwidth_gbps": 100.0}, "both say what GPU"),
-        ({"bandwidth_gbps": 100.0}, "belong together"),
+        ({"name": "H100", "tflops": 100.0, "bandwidth_gbps": 100.0}, "both define the GPU"),
+        ({"bandwidth_gbps": 100.0}, "need each other"),
         ({"bandwidth_gbps": 100.0, "tflops": 1.0}, "needs gpu.memory"),
         ({"memory": "80GiB"}, "memory and weights"),
     ],
@@ -184,7 +184,7 @@ def test_a_server_takes_op_tables_and_ranks_and_says_what_means_nothing_to_it(tm
         for flags in (["--expert-parallel-size", "4"], ["--enable-expert-parallel"], [])
     ]
     assert dealt[0] == dealt[1] != dealt[2]
-    with pytest.raises(ConfigError, match=r"deals experts out to 4 GPUs.*give one"):
+    with pytest.raises(ConfigError, match=r"makes 4 expert-parallel groups.*give one"):
         read_serve([*ranks, "--enable-expert-parallel", "--expert-parallel-size", "2"])
 
 

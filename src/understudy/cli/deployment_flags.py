@@ -124,7 +124,7 @@ def read_gpu(args: argparse.Namespace) -> GpuSettings:
 def read_deployment(args: argparse.Namespace) -> Deployment:
     """Build the deployment that the flags describe. ConfigError names the invalid flag."""
     gpu = read_gpu(args)
-    gpu.refuse_idle(None, has_blocks=args.num_gpu_blocks is not None, has_timing=False)
+    gpu.reject_unused_settings(None, has_blocks=args.num_gpu_blocks is not None, has_timing=False)
     return gpu.deployment(args.model, args.kv_dtype)
 
 

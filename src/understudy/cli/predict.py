@@ -174,7 +174,9 @@ def _build_gpu_times(args: argparse.Namespace) -> _Source:
     settings = read_as(GpuSettings, {**gpu, "front_end_ms": 0.0}, "gpu")
     timing: Timing = settings.timing(args.model, args.kv_dtype) if named is None else _build_timing(named)
     has_blocks, has_timing = args.num_gpu_blocks is not None, named is not None
-    deployment_flags.read_gpu(args).refuse_idle(timing, has_blocks=has_blocks, has_timing=has_timing)
+    deployment_flags.read_gpu(args).reject_unused_settings(
+        timing, has_blocks=has_blocks, has_timing=has_timing
+    )
     return _Source(timing, settings.deployment(args.model, args.kv_dtype))
 
 

@@ -1,4 +1,4 @@
-"""The block manager for people who embed it: blocks, guards, policies, and the KV of one request."""
+"""Embeddable KV block manager: blocks, guards, eviction policies, and the KV of one request."""
 
 from understudy._core import (
     BlockGuard,

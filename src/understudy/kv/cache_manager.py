@@ -1,4 +1,4 @@
-"""The KV cache of an engine: one pool of blocks that serves every request and every tensor-parallel rank."""
+"""`KvCacheManager`: the block pool of an engine, shared by all requests and tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class KvCacheManager:
-    """Pool, layout and admission. Logical only: block ids are page indices into buffers that the engine owns.
+    """Block pool, layout and admission checks. Block ids are page indices into buffers that the engine owns.
 
-    One block is padding for the rows that fill up a CUDA graph's batch; no request ever gets it. One manager decides
-    for all ranks, and every rank receives the same views.
+    One block is reserved for the padding rows of a CUDA graph's batch; no request gets it. One manager allocates for
+    all ranks, and every rank uses the same views.
     """
 
     def __init__(
@@ -63,22 +63,22 @@ class KvCacheManager:
 
     @property
     def padding_block(self) -> int:
-        """The block that padded rows write to. Stable for the manager's life."""
+        """Block that padding rows write to; constant for the manager's lifetime."""
         return self._padding_block
 
     @property
     def total_blocks(self) -> int:
-        """All blocks, padding included."""
+        """Number of blocks, including the padding block."""
         return self.blocks.num_blocks
 
     @property
     def max_request_blocks(self) -> int:
-        """The most that one request can ever hold."""
+        """Most blocks that one request can use."""
         return self.total_blocks - 1
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that a schedule can get now, cached ones included."""
+        """Blocks that can be allocated now, including cached blocks that would be evicted."""
         return self.blocks.available
 
     def request(
@@ -90,12 +90,12 @@ class KvCacheManager:
         lora: str = "",
         mm_runs: Sequence[tuple[int, int, int]] = (),
     ) -> RequestKv:
-        """A fresh request. It holds nothing until it matches a prefix or schedules a step.
+        """Create a request. It has no blocks until it matches a prefix or schedules a step.
 
-        WrongState once the manager is closed: the padding block is not its own any more.
+        WrongState after close(), which releases the padding block.
         """
         if self._padding.released:
-            raise WrongState("this KvCacheManager is closed; make requests before close()")
+            raise WrongState("this KvCacheManager is closed; create requests before close()")
         return RequestKv(
             self.blocks,
             prompt,
@@ -109,15 +109,15 @@ class KvCacheManager:
     # ── Admission ──
 
     def lifetime_blocks(self, prompt_tokens: int, max_output_tokens: int) -> int:
-        """Blocks that a request draws at its peak, at most; cache hits only ever make it fewer."""
+        """Return the most blocks that a request allocates; cache hits reduce the number."""
         return lifetime_blocks(prompt_tokens, max_output_tokens, self.layout.page_size)
 
     def can_ever_fit(self, prompt_tokens: int, max_output_tokens: int) -> bool:
-        """Whether the request fits into an empty pool. If not, reject it: it would wait for ever."""
+        """Whether the request fits into an empty pool; if not, reject it, because it would wait forever."""
         return self.lifetime_blocks(prompt_tokens, max_output_tokens) <= self.max_request_blocks
 
     def future_blocks(self, active: Iterable[RequestKv]) -> int:
-        """Blocks that the active requests may still draw before they end; a closed one draws none."""
+        """Return the most blocks that the active requests may still allocate; closed requests count 0."""
         return sum(
             self.lifetime_blocks(kv.prompt_tokens, kv.max_output_tokens) - kv.held_blocks
             for kv in active
@@ -125,12 +125,12 @@ class KvCacheManager:
         )
 
     def can_admit(self, prompt_tokens: int, max_output_tokens: int, active: Iterable[RequestKv]) -> bool:
-        """Whether the request can run to its end now, and every active one too, without running out of blocks."""
+        """Whether the request and all active ones can run to their ends without running out of blocks."""
         needed = self.lifetime_blocks(prompt_tokens, max_output_tokens)
         return needed <= self.available_blocks - self.future_blocks(active)
 
     def close(self) -> None:
-        """Give the padding block back. Idempotent; requests stay valid."""
+        """Release the padding block. Idempotent; requests stay valid."""
         self._padding.release()
 
     def __enter__(self) -> KvCacheManager:

@@ -1,4 +1,4 @@
-"""Whole numbers from callers: ints and numpy's, not bools, not floats."""
+"""Check whole-number arguments: Python and numpy integers are accepted, bools and floats are not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from understudy.errors import InvalidArgument, UnderstudyError
 
 
 def count(name: str, value: object, least: int = 0, error: type[UnderstudyError] = InvalidArgument) -> int:
-    """`value` as an int of at least `least`; otherwise `error`, naming the argument."""
+    """Return `value` as an int of at least `least`, else raise `error`, naming the argument."""
     if not isinstance(value, bool):
         try:
             number = operator.index(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How KV lies in memory, and how many blocks a budget of bytes buys. Pure arithmetic: no tensor library here."""
+"""`KvLayout`: the memory layout of KV pages, and the number of blocks that fit into a byte budget."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from understudy.kv.counts import count
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Geometry of one rank's KV buffer, page first: page, layer, K or V, row, head, dim.
+    """Layout of one rank's KV buffer, outermost first: page, layer, K or V, row, head, dim.
 
-    One page is one contiguous range, which is what a transfer wants. Lengths and strides count elements.
+    A page is contiguous, so one transfer copies it. Lengths and strides count elements.
     """
 
     page_size: int
@@ -48,11 +48,11 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token costs on this rank."""
+        """KV bytes per token on this rank."""
         return self.page_bytes // self.page_size
 
     def shard(self, tensor_parallel: int) -> KvLayout:
-        """The layout of one of `tensor_parallel` ranks, each with an equal share of the heads."""
+        """Return the layout of one of `tensor_parallel` ranks, each with an equal share of the heads."""
         if self.kv_heads % count("tensor_parallel", tensor_parallel, 1, ConfigError):
             raise ConfigError(f"tensor_parallel={tensor_parallel} does not divide kv_heads={self.kv_heads}")
         return KvLayout(
@@ -60,9 +60,9 @@ class KvLayout:
         )
 
     def block_budget(self, free_bytes: int | Sequence[int], utilization: float = 0.85) -> int:
-        """Blocks that fit into `utilization` of the free bytes; with several ranks, on the one with the least.
+        """Return the blocks that fit into `utilization` of the free bytes of the rank with the least.
 
-        Raises ConfigError when fewer than two fit: one is padding, so a request could never run.
+        ConfigError if fewer than two fit: one block is padding, so no request could run.
         """
         if not 0 < utilization <= 1:
             raise ConfigError(f"utilization must be in (0, 1], got {utilization}")
@@ -73,7 +73,7 @@ class KvLayout:
         blocks = int(min(ranks) * utilization) // self.page_bytes
         if blocks < 2:
             raise ConfigError(
-                f"free_bytes={min(ranks)} at utilization={utilization} holds {blocks} blocks of {self.page_bytes} "
+                f"free_bytes={min(ranks)} at utilization={utilization} fits {blocks} blocks of {self.page_bytes} "
                 "bytes; at least 2 are needed (one is padding)"
             )
         return blocks

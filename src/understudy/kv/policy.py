@@ -1,4 +1,4 @@
-"""Eviction policies written in Python."""
+"""Interface of eviction policies written in Python."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
 
 
 BUILT_IN_POLICIES = ("lineage", "lineage_fifo", "lru", "multi_lru", "fifo", "vllm", "vllm_append")
-"""By name, for the embeddable manager, every tier and the pool of a simulated device alike."""
+"""Names of the built-in policies, for the embeddable manager, all tiers and simulated devices."""
 
 
 def check_policy(field: str, policy: object) -> None:
-    """ConfigError unless `policy` is a built-in policy's name or makes an `EvictionPolicy` when it is called."""
+    """Raise ConfigError unless `policy` is a built-in name or a callable that returns an `EvictionPolicy`."""
     if isinstance(policy, str):
         if policy not in BUILT_IN_POLICIES:
             raise ConfigError(
-                f"{field} {policy!r} is not known; choose one of {', '.join(BUILT_IN_POLICIES)}, or pass a class that "
-                "makes an EvictionPolicy"
+                f"{field} {policy!r} is not known; choose one of {', '.join(BUILT_IN_POLICIES)}, or pass a subclass of "
+                "EvictionPolicy"
             )
     elif isabstract(policy):
         raise ConfigError(
-            f"{field} must be a class of yours that makes an EvictionPolicy, got {policy!r} itself"
+            f"{field} must be a user-defined subclass of EvictionPolicy, got the abstract {policy!r}"
         )
     elif not callable(policy):
         raise ConfigError(
-            f"{field} must be a name or a class that makes an EvictionPolicy (every worker gets one of its own), "
+            f"{field} must be a name or a subclass of EvictionPolicy (every worker creates its own object), "
             f"got {policy!r}"
         )
 
 
 class EvictionPolicy(ABC):
-    """Owns one order over all unreferenced blocks of a pool, cached or empty, and says which go next.
+    """Orders the unreferenced blocks of a pool, cached or empty, and selects the blocks to evict.
 
-    The manager calls it for every allocation, never while it holds its lock: first with what happened since the last
-    call, in order, then with `select` (again, if another thread took a selected block meanwhile). Calls never overlap,
-    but may come from any thread that allocates. An exception propagates to that caller and the allocation changes
-    nothing; news whose call raised are told again next time.
+    The manager calls it on every allocation, without holding its lock: first `on_freed` and `on_taken` with the changes
+    since the last call, in order, then `select` (again if another thread took a selected block meanwhile). Calls never
+    overlap, but may come from any thread that allocates. An exception propagates to that caller and the allocation
+    changes nothing; the call that raised is repeated next time.
     """
 
     @abstractmethod
     def on_freed(self, blocks: npt.NDArray[np.int32], lineage_hashes: list[int | None]) -> None:
-        """`blocks` became unreferenced, in this order. A lineage hash is given where the block is cached.
+        """Add `blocks`, which became unreferenced in this order; cached blocks have a lineage hash.
 
-        At first every block of the pool is freed, empty.
+        The first call has all blocks of the pool, empty.
         """
 
     @abstractmethod
     def on_taken(self, blocks: npt.NDArray[np.int32]) -> None:
-        """`blocks` left the order: handed out as selected, matched again, or emptied."""
+        """Remove `blocks` from the order: they were allocated, matched again, or reset."""
 
     @abstractmethod
     def select(self, count: int) -> Sequence[int] | npt.NDArray[np.integer]:
-        """Name `count` distinct blocks of the order to hand out next. `on_taken` follows for those that went."""
+        """Return `count` distinct blocks to evict next. `on_taken` follows for those that were allocated."""

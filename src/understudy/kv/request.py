@@ -1,4 +1,4 @@
-"""The KV of one request, as an engine's step sees it."""
+"""`RequestKv`: the KV blocks of one request, step by step."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from understudy.kv.view import KvView
 
 
 class RequestKv(_core.RequestKv):
-    """One request: idle → scheduled → idle, one step at a time.
+    """KV blocks of one request, whose state goes idle → scheduled → idle in every step.
 
-    Each step has three beats. *Schedule* (`schedule_prefill`, `schedule_decode`, `schedule_speculative`) takes exactly
-    the blocks that the step writes, all or none. *View* freezes pages and length for the forward pass. *Apply* commits
-    what the pass computed and registers the blocks whose rows are now all there; `revert` undoes the schedule instead.
-    While a decode runs, `view_ahead` shows the one behind it: an engine describes that one to the device meanwhile.
+    A step has three calls. *Schedule* (`schedule_prefill`, `schedule_decode`, `schedule_speculative`) allocates exactly
+    the blocks that the step writes, all or none. *View* returns the pages and the length for the forward pass. *Apply*
+    commits the computed tokens and registers the blocks that are now complete; `revert` rolls the schedule back
+    instead. While a decode runs, `view_ahead` returns the view of the next decode, so that the engine can prepare it.
 
-    `match_prefix` comes first, on a fresh or preempted request, and always leaves a token to compute. `preempt` gives
-    every block back and starts over with all tokens known so far as the prompt. `close` (or the end of a `with`)
-    returns every block in any state. Use from one thread at a time; a second one gets WrongState.
+    Call `match_prefix` first, on a new or preempted request; it always leaves at least one token to compute. `preempt`
+    releases all blocks and restarts with all tokens so far as the prompt. `close` (or the end of a `with`) releases all
+    blocks in any state. Use from one thread at a time; a second thread gets WrongState.
     """
 
     def view(self) -> KvView:
-        """Pages and length of the scheduled step. WrongState unless a step is scheduled."""
+        """Return the pages and length of the scheduled step. WrongState unless a step is scheduled."""
         return KvView.of_step(self.page_ids, self.view_length, self.block_size)
 
     def view_ahead(self) -> KvView | None:
-        """Pages and length of the decode behind the one that is scheduled, or None when the output ends before it.
+        """Return the view of the decode after the scheduled one; None if the output ends before it.
 
-        Takes the block that it writes, if that is another one; `schedule_decode` and `close` know of it. WrongState
-        unless a decode is scheduled, CapacityExhausted with nothing taken.
+        Allocates the block that the next decode writes, if it is a new one; `schedule_decode` uses and `close` releases
+        it. WrongState unless a decode is scheduled; CapacityExhausted if no block is free (nothing is allocated).
         """
         pages = self.schedule_ahead()
         return None if pages is None else KvView.of_step(pages, self.view_length + 1, self.block_size)

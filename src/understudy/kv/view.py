@@ -1,4 +1,4 @@
-"""What a forward pass reads and writes: an immutable list of pages and an exact length."""
+"""`KvView`: the pages and the length of a request for one forward pass, immutable."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MAX_PAGE = np.iinfo(np.int32).max
 class KvView:
     """Pages of one request, in position order, and its length *after* the step.
 
-    A kernel derives the length from the number of pages and the rows in the last one, so there is exactly one page for
-    every `page_size` tokens begun: the constructor insists. The array is read-only.
+    A kernel derives the length from the number of pages and the rows in the last one, so the constructor requires
+    ceil(seq_len / page_size) pages. The array is read-only.
     """
 
     page_ids: npt.NDArray[np.int32]
@@ -40,7 +40,7 @@ class KvView:
         expected = -(-self.seq_len // self.page_size)
         if given.ndim != 1 or len(given) != expected:
             raise InvalidArgument(
-                f"page_ids must name {expected} pages for seq_len={self.seq_len} at page_size={self.page_size}, "
+                f"page_ids must have {expected} pages for seq_len={self.seq_len} at page_size={self.page_size}, "
                 f"got shape {given.shape}"
             )
         if expected and given.dtype.kind not in "iu":
@@ -49,14 +49,16 @@ class KvView:
             raise InvalidArgument(
                 f"page_ids must be in 0..{_MAX_PAGE}, got {int(given.min())}..{int(given.max())}"
             )
-        # Over bytes, which nobody can make writable again.
+        # An array over bytes cannot be made writable again.
         object.__setattr__(self, "page_ids", np.frombuffer(given.astype(np.int32).tobytes(), np.int32))
 
     @classmethod
     def of_step(cls, page_ids: npt.NDArray[np.int32], seq_len: int, page_size: int) -> KvView:
-        """What a scheduled request says of itself, unchecked but for the one rule: a step makes one view a request."""
+        """Build the view of a scheduled request; checks only the number of pages, because steps are frequent."""
         if len(page_ids) != -(-seq_len // page_size):
-            raise InvalidArgument(f"{len(page_ids)} pages of {page_size} tokens for seq_len={seq_len}")
+            raise InvalidArgument(
+                f"page_ids: {len(page_ids)} pages of {page_size} tokens do not match seq_len={seq_len}"
+            )
         page_ids.flags.writeable = False
         view = object.__new__(cls)
         object.__setattr__(view, "page_ids", page_ids)
@@ -66,16 +68,16 @@ class KvView:
 
     @property
     def num_pages(self) -> int:
-        """Pages of the request."""
+        """Number of pages."""
         return len(self.page_ids)
 
     @property
     def last_page_len(self) -> int:
-        """Valid rows in the last page, 1..page_size; 0 when the view is empty."""
+        """Valid rows in the last page, 1..page_size; 0 if the view is empty."""
         return (self.seq_len - 1) % self.page_size + 1 if self.seq_len else 0
 
     def positions(self, chunk: int) -> npt.NDArray[np.int32]:
-        """Absolute positions of the last `chunk` tokens: the rows that this step writes."""
+        """Return the absolute positions of the last `chunk` tokens, the rows that this step writes."""
         if count("chunk", chunk) > self.seq_len:
             raise InvalidArgument(f"chunk must be in 0..{self.seq_len}, got {chunk}")
         return np.arange(self.seq_len - chunk, self.seq_len, dtype=np.int32)
@@ -100,7 +102,7 @@ class KvView:
 
 @dataclass(frozen=True, slots=True)
 class KvViewDesc:
-    """A view with what a kernel call needs besides: the layout and an opaque handle of the rank's buffer."""
+    """Arguments of a kernel call: a view, the layout and an opaque handle of the rank's buffer."""
 
     view: KvView
     layout: KvLayout

@@ -9,7 +9,7 @@ import msgspec
 from understudy.checks import whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
-from understudy.tiers.settings import WEIGHTS, TiersConfig
+from understudy.tiers.settings import KV_SIZE_FIELDS, TiersConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what a token weighs beside no tier, where nobody asks for it. ConfigError names the field."""
         if self.tiers is None or self.below().tiers:
             return
-        for name in WEIGHTS:
+        for name in KV_SIZE_FIELDS:
             if getattr(self.tiers, name) is not None:
                 raise ConfigError(
                     f"tiers: {name} says what a token weighs in a tier, and there is none; add one "

@@ -116,11 +116,11 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
             check_fitted_for(engine.timing, {"model": tiers.model, "kv_dtype": tiers.kv_dtype})
             if not tiers.tiers:
                 refuse_idle_weight(tiers, settings, none_on_purpose=any("tiers" in layer for layer in layers))
-            return msgspec.structs.replace(read, tiers=tiers.without_idle_weight())
+            return msgspec.structs.replace(read, tiers=tiers.drop_unused_kv_size())
         has_blocks = settings.get("num_gpu_blocks") is not None
         has_timing = any(settings.get(name) is not None for name in ("timing", "planner_profile_data"))
         if read.gpu.is_known:
-            read.gpu.refuse_idle(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+            read.gpu.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
         engine, notes = on_gpus(
             read.gpu, engine, tiers.model, tiers.kv_dtype, has_blocks=has_blocks, has_timing=has_timing
         )
@@ -133,7 +133,7 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
             workers = size
         together = read.gpu.steps_together(tiers.model, tiers.kv_dtype)
-        tiers = tiers.without_idle_weight()
+        tiers = tiers.drop_unused_kv_size()
         return msgspec.structs.replace(
             read, engine=engine, tiers=tiers, notes=notes, workers=workers, ranks=together
         )
@@ -227,7 +227,7 @@ def _read_pools(listed: object) -> tuple[WorkerPool, ...]:
         pool = WorkerPool(name=name, workers=settings.get("workers", 1), engine=engine, tiers=tiers)
         if not pool.below().tiers:
             refuse_idle_weight(pool.below(), given, none_on_purpose="tiers" in settings, or_gpu=False)
-            pool = msgspec.structs.replace(pool, tiers=None if tiers is None else tiers.without_idle_weight())
+            pool = msgspec.structs.replace(pool, tiers=None if tiers is None else tiers.drop_unused_kv_size())
         pools.append(pool)
     check_pools(pools)
     return tuple(pools)

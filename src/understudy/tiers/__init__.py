@@ -1,4 +1,4 @@
-"""What lies below the GPU: tiers of KV blocks, and the links over which blocks move."""
+"""KV tiers below the GPU and the links between them."""
 
 from understudy._core import Links, LinkUsage
 from understudy.tiers.dynamo import take_dynamo_names

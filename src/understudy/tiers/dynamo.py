@@ -1,4 +1,4 @@
-"""Tiers under the names that Dynamo's mocker gives them."""
+"""Read tier settings under the names of Dynamo's mocker."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ _LINKS = {
     "bandwidth_g4_to_g2_gbps": ("g4", "backend_up_gbps"),
 }
 _SWITCHES = {"g2": "num_g2_blocks", "g3": "num_g3_blocks", "g4": "enable_g4_storage"}
-_WEIGHTS = ("kv_bytes_per_token", "kv_cache_bytes_per_token")
+_KV_SIZES = ("kv_bytes_per_token", "kv_cache_bytes_per_token")
 _HOST = ("num_host_blocks", "d2h_bandwidth_gbps", "h2d_bandwidth_gbps")
-DYNAMO_NAMES = (*_SWITCHES.values(), *_LINKS, *_WEIGHTS, "offload_batch_size", "native_host_offload")
+DYNAMO_NAMES = (*_SWITCHES.values(), *_LINKS, *_KV_SIZES, "offload_batch_size", "native_host_offload")
 
 
 def take_dynamo_names(settings: dict[str, Any]) -> tuple[dict[str, Any], TiersConfig]:
-    """Split engine settings into those that remain and the tiers that Dynamo's names describe.
+    """Split engine settings into the other settings and the tiers under Dynamo's names.
 
-    Dynamo's rules hold: a number of blocks that is 0 or null is no tier, null is the default, g4 is unlimited, and the
-    bandwidths of g3 and g4 are shared by all workers. `native_host_offload` is a write-through g2 with LRU eviction.
-    A bandwidth of 0 is refused, and so is a setting of a tier that is not there.
+    Dynamo's rules apply: 0 or null blocks mean no tier, null means the default, g4 is unlimited, and all workers share
+    the bandwidths of g3 and g4. `native_host_offload` is a write-through g2 with LRU eviction. A bandwidth of 0, and a
+    setting of a missing tier, raise ConfigError.
     """
     rest = {name: value for name, value in settings.items() if name not in DYNAMO_NAMES}
     given = {name: settings[name] for name in DYNAMO_NAMES if settings.get(name) is not None}
-    weights = {name: given[name] for name in _WEIGHTS if name in given}
-    if len(set(weights.values())) > 1:
-        raise ConfigError(f"{' and '.join(weights)} are two names of the same setting and differ; give one")
-    tiers = _host_tier(given) if "native_host_offload" in given else _tiers(given)
+    sizes = {name: given[name] for name in _KV_SIZES if name in given}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(f"{' and '.join(sizes)} are two names of one setting and differ; give one")
+    tiers = _read_host_tier(given) if "native_host_offload" in given else _read_tiers(given)
     config: dict[str, Any] = {"tiers": tiers, "offload": {}}
-    if weights:
-        config["kv_bytes_per_token"] = next(iter(weights.values()))
+    if sizes:
+        config["kv_bytes_per_token"] = next(iter(sizes.values()))
     if "offload_batch_size" in given:
         if not tiers:
-            raise ConfigError("offload_batch_size needs a tier to offload to: set num_g2_blocks")
+            raise ConfigError("offload_batch_size needs a tier to offload to; set num_g2_blocks")
         config["offload"]["offload_batch_size"] = given["offload_batch_size"]
-    if tiers:  # the mocker copies what is evicted, but for its host tier
+    if tiers:  # the mocker offloads on eviction, except with native_host_offload
         config["offload"]["mode"] = "write_through" if "native_host_offload" in given else "evict"
     return rest, TiersConfig.from_dict(config)
 
 
-def _tiers(given: dict[str, Any]) -> list[dict[str, Any]]:
+def _read_tiers(given: dict[str, Any]) -> list[dict[str, Any]]:
     tiers: dict[str, dict[str, Any]] = {}
     for tier, switch in _SWITCHES.items():
         value = given.get(switch)
@@ -59,34 +59,34 @@ def _tiers(given: dict[str, Any]) -> list[dict[str, Any]]:
         if name not in given:
             continue
         if tier not in tiers:
-            raise ConfigError(f"{name} needs {_SWITCHES[tier]}, without which there is no such link")
-        tiers[tier]["link"][field] = _gbps(name, given[name])
+            raise ConfigError(f"{name} needs {_SWITCHES[tier]}; set it, or leave {name} out")
+        tiers[tier]["link"][field] = _check_bandwidth(name, given[name])
     return list(tiers.values())
 
 
-def _host_tier(given: dict[str, Any]) -> list[dict[str, Any]]:
+def _read_host_tier(given: dict[str, Any]) -> list[dict[str, Any]]:
     host = given["native_host_offload"]
     others = [name for name in (*_SWITCHES.values(), *_LINKS) if name in given]
     if others:
-        raise ConfigError(f"native_host_offload and {others[0]} are two ways to describe tiers; give one")
+        raise ConfigError(f"native_host_offload and {others[0]} both define tiers; give one")
     if not isinstance(host, dict):
         raise ConfigError(f"native_host_offload must be a mapping, got {host!r}")
     for name in host:
         if name not in _HOST:
             raise ConfigError(f"native_host_offload.{name} is not known; known are {', '.join(_HOST)}")
     link = {
-        field: _gbps(f"native_host_offload.{name}", host[name])
+        field: _check_bandwidth(f"native_host_offload.{name}", host[name])
         for name, field in (("d2h_bandwidth_gbps", "down_gbps"), ("h2d_bandwidth_gbps", "up_gbps"))
         if host.get(name) is not None
     }
     if host.get("num_host_blocks") is None:
         raise ConfigError(
-            "native_host_offload.num_host_blocks is missing: how many blocks does the host hold?"
+            "native_host_offload.num_host_blocks is missing; give the capacity of the host in blocks"
         )
     return [{"tier": "g2", "blocks": host["num_host_blocks"], "eviction": "lru", "link": link}]
 
 
-def _gbps(name: str, value: Any) -> float:
+def _check_bandwidth(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} must be a number, got {value!r}")
     return check_gbps(name, value)

@@ -1,4 +1,4 @@
-"""The GPUs of a worker: how many KV blocks fit on them, and how long steps take there."""
+"""`GpuSettings`: the GPUs of a worker, their step times and the number of KV blocks that fit on them."""
 
 from __future__ import annotations
 
@@ -20,106 +20,104 @@ from understudy.timing.sources import Aiconfigurator, MeasuredKernels
 
 
 class Blocks(NamedTuple):
-    """KV blocks of a worker, and how far they may be off."""
+    """Estimated KV blocks of a worker, and the uncertainty of the estimate."""
 
     blocks: int
     plus_minus: int
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """GPUs of a worker: by name, by their data sheet, or only what they hold. Sizes in bytes or as text ("80GiB")."""
+    """GPUs of a worker: by name, by data sheet, or only memory and weights. Sizes in bytes or as text ("80GiB")."""
 
     name: str | None = None
     """H100, H200, B200, A100, L40S, RTX 4090, RTX PRO 6000."""
     memory: int | str | None = None
     weights: int | str | None = None
-    """Of the whole model; each GPU holds its share."""
+    """Weights of the whole model; each GPU has its share."""
     bandwidth_gbps: float | None = None
-    """Of its memory, 10^9 bytes a second; with `tflops`, a GPU that is not known by name."""
+    """Memory bandwidth of a custom GPU, GB/s; needs `tflops`."""
     tflops: float | None = None
-    """Of dense bf16 products."""
+    """Peak of dense bf16 matrix products of a custom GPU, TFLOP/s."""
     link_gbps: float | None = None
-    """One direction of the link to the worker's other GPUs; as `memory`, in place of what a GPU known by name has."""
+    """Bandwidth per direction of the link to the worker's other GPUs, GB/s; overrides that of a known GPU."""
     weight_dtype: str | None = None
-    """bf16, fp8, int4, mxfp4 or nvfp4; the model's own unless told otherwise."""
+    """bf16, fp8, int4, mxfp4 or nvfp4 (default: the model's own)."""
     gpu_memory_utilization: float = 0.9
     overhead: int | str | None = None
-    """Of each GPU: activations, graphs."""
+    """Memory of each GPU for activations and graphs."""
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     """Ranks that share the experts of a model; each rank is a worker."""
     expert_parallel_size: int | None = None
-    """Groups that experts are dealt out to; 1 unless told otherwise."""
+    """Number of expert-parallel groups (default: 1)."""
     enable_expert_parallel: bool = False
-    """Deal them out to every GPU of every rank."""
+    """Place whole experts on the GPUs of all ranks instead of sharding each."""
     front_end_ms: float | None = None
-    """Between client and engine; that of the preset unless told otherwise, 0 for times in the engine."""
+    """Time between client and engine (default: the preset's); 0 for times measured in the engine."""
     op_tables: str | None = None
-    """A folder of measured kernels, which times come from instead of a preset."""
+    """Folder of measured kernel times to use instead of a preset."""
     extrapolate: bool = False
-    """Go on past the ends of op tables."""
+    """Extrapolate past the ends of op tables."""
     aiconfigurator: bool = False
-    """Times come from that package's database instead of a preset."""
+    """Use the times of the aiconfigurator package instead of a preset."""
 
     def __post_init__(self) -> None:
         sheet = (self.bandwidth_gbps, self.tflops)
         if self.name is not None and any(value is not None for value in sheet):
             raise ConfigError(
-                "gpu.name and a data sheet (gpu.bandwidth_gbps, gpu.tflops) both say what GPU it is; give one"
+                "gpu.name and a data sheet (gpu.bandwidth_gbps, gpu.tflops) both define the GPU; give one"
             )
         if (self.bandwidth_gbps is None) != (self.tflops is None):
-            raise ConfigError("gpu.bandwidth_gbps and gpu.tflops belong together: give both")
+            raise ConfigError("gpu.bandwidth_gbps and gpu.tflops need each other; give both")
         if self.bandwidth_gbps is not None and self.memory is None:
-            raise ConfigError(
-                "gpu.bandwidth_gbps needs gpu.memory (--gpu-memory): it is on the data sheet too"
-            )
+            raise ConfigError("gpu.bandwidth_gbps needs gpu.memory (--gpu-memory); give both")
         if not self.is_known:
             if self.memory is None or self.weights is None:
-                raise ConfigError("gpu needs a name, its data sheet, or memory and weights")
-            if idle := [name for name in _OF_STEPS if getattr(self, name) != _DEFAULTS[name]]:
+                raise ConfigError("gpu needs a name, a data sheet, or memory and weights; give one of them")
+            if unused := [name for name in _STEP_TIME_SETTINGS if getattr(self, name) != _DEFAULTS[name]]:
                 raise ConfigError(
-                    f"{idle[0]} says how long steps take, and from memory and weights alone only blocks follow; give "
-                    "gpu.name (--gpu) or a data sheet with it, or leave it out"
+                    f"{unused[0]} affects step times, and memory and weights alone give only the number of blocks; "
+                    "give gpu.name (--gpu) or a data sheet too, or leave it out"
                 )
         if self.extrapolate and self.op_tables is None:
-            raise ConfigError("--extrapolate is for op tables: give their folder as --timing")
+            raise ConfigError("--extrapolate is for op tables; give their folder as --timing")
         if self.op_tables is not None and self.aiconfigurator:
-            raise ConfigError("gpu.op_tables and gpu.aiconfigurator both say where times come from; give one")
+            raise ConfigError("gpu.op_tables and gpu.aiconfigurator both set the source of times; give one")
         if self.aiconfigurator and self.link_gbps is not None:
             raise ConfigError(
-                "gpu.link_gbps means nothing to aiconfigurator, which has links of its own; leave it out"
+                "gpu.link_gbps has no effect on aiconfigurator, which has its own link times; leave it out"
             )
         if self.enable_expert_parallel and self.expert_parallel_size not in (None, self.num_gpus):
             raise ConfigError(
-                f"enable_expert_parallel deals experts out to {self.num_gpus} GPUs, and "
-                f"expert_parallel_size={self.expert_parallel_size} to others; give one"
+                f"enable_expert_parallel makes {self.num_gpus} expert-parallel groups, and "
+                f"expert_parallel_size={self.expert_parallel_size} another number; give one"
             )
 
     @property
     def is_known(self) -> bool:
-        """Whether the time of a step follows from it."""
+        """Whether the GPU is known well enough to compute step times."""
         return self.name is not None or self.bandwidth_gbps is not None
 
     @property
     def num_gpus(self) -> int:
-        """Of all ranks."""
+        """Number of GPUs of all ranks."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     def timing(self, model: str | None, kv_dtype: str | None) -> Physical | MeasuredKernels | Aiconfigurator:
-        """Step times of this model on these GPUs. Raises ConfigError, naming the field."""
+        """Build the step times of `model` on these GPUs. ConfigError names the field."""
         deployed = self.deployment(model, kv_dtype)
         found = preset(deployed.model, deployed.gpu, deployed.weights, deployed.kv)
-        outside = found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms
+        front_end_ms = found.efficiencies.front_end_ms if self.front_end_ms is None else self.front_end_ms
         if self.op_tables is not None:
             return MeasuredKernels(
                 folder=self.op_tables,
                 deployment=deployed,
                 efficiencies=found.efficiencies,
                 extrapolate=self.extrapolate,
-                front_end_ms=outside,
+                front_end_ms=front_end_ms,
             )
         if self.aiconfigurator:
-            return Aiconfigurator(deployment=deployed, front_end_ms=outside)
+            return Aiconfigurator(deployment=deployed, front_end_ms=front_end_ms)
         gpus = deployed.parallel.tensor * deployed.parallel.data
         linked = "" if self.name is None or self.link_gbps is None else f" (links of {self.link_gbps:g} GB/s)"
         detail = (
@@ -129,40 +127,40 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Physical(
             coefficients=deployed.coefficients(found.efficiencies),
             origin=Origin(source="preset" if self.name is not None else "data sheet", detail=detail),
-            front_end_ms=outside,
+            front_end_ms=front_end_ms,
         )
 
     def check_timing(self, timing: object, model: str | None, kv_dtype: str | None) -> None:
-        """Refuse times that were fitted to another deployment. Raises ConfigError, naming what differs."""
+        """Raise ConfigError, naming the difference, if `timing` was fitted to another deployment."""
         asked = {"model": model, "kv_dtype": kv_dtype, "tensor_parallel_size": self.tensor_parallel_size}
         check_fitted_for(timing, facts_of(self.deployment(model, kv_dtype)) if self.is_known else asked)
 
-    def refuse_idle(self, timing: object, *, has_blocks: bool, has_timing: bool) -> None:
-        """Refuse what changes nothing beside an engine that was told its blocks, or `timing`. ConfigError names it."""
+    def reject_unused_settings(self, timing: object, *, has_blocks: bool, has_timing: bool) -> None:
+        """Raise ConfigError for settings without effect on an engine whose blocks or `timing` are given."""
         if has_blocks:
             for name in ("memory", "weights", "overhead", "gpu_memory_utilization"):
-                on_the_sheet = name == "memory" and self.name is None
-                if getattr(self, name) != _DEFAULTS[name] and not on_the_sheet:
+                is_on_data_sheet = name == "memory" and self.name is None
+                if getattr(self, name) != _DEFAULTS[name] and not is_on_data_sheet:
                     raise ConfigError(
-                        f"{name if name.startswith('gpu') else f'gpu.{name}'} says how many blocks a worker has, and "
-                        "num_gpu_blocks (--num-gpu-blocks) does too; give one"
+                        f"{name if name.startswith('gpu') else f'gpu.{name}'} and num_gpu_blocks (--num-gpu-blocks) "
+                        "both set the number of blocks; give one"
                     )
         if has_timing:
             for name, field in (("front_end_ms", self.front_end_ms), ("gpu.link_gbps", self.link_gbps)):
                 if field is not None and (self.name is not None or name == "front_end_ms"):
                     raise ConfigError(
-                        f"{name} belongs to times that follow from the GPU, and engine.timing (--timing) gives others; "
+                        f"{name} has no effect with engine.timing (--timing), which replaces the GPU's times; "
                         "leave it out"
                     )
-        fitted = getattr(timing, "fitted_for", None) is not None  # then it is compared
-        if has_blocks and has_timing and not fitted and self.data_parallel_size == 1:
+        is_fitted = getattr(timing, "fitted_for", None) is not None  # then the GPU is compared with the file
+        if has_blocks and has_timing and not is_fitted and self.data_parallel_size == 1:
             raise ConfigError(
-                "gpu changes nothing beside engine.timing (--timing), which says how long steps take, and "
-                "num_gpu_blocks (--num-gpu-blocks), which says how many blocks there are; leave it out, or one of them"
+                "gpu has no effect with engine.timing (--timing) and num_gpu_blocks (--num-gpu-blocks), which replace "
+                "its times and its blocks; leave out one of the three"
             )
 
     def steps_together(self, model: str | None, kv_dtype: str | None) -> bool:
-        """Whether data-parallel ranks wait for each other in every step: those that share experts do."""
+        """Whether data-parallel ranks wait for each other in every step, because they share experts."""
         return self.is_known and self.deployment(model, kv_dtype).steps_together
 
     def num_blocks(
@@ -174,11 +172,9 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         step_tokens: int | None = None,
         sequences: int | None = None,
     ) -> Blocks:
-        """Blocks of a worker with this model, and how far they may be off. Raises ConfigError, naming the field."""
+        """Estimate the KV blocks of a worker with `model`. ConfigError names the field."""
         if model is None:
-            raise ConfigError(
-                "gpu needs model, to know what a token weighs: a name or the path of a config.json"
-            )
+            raise ConfigError("gpu needs model; give a known name or the path of a config.json")
         if not self.is_known:
             assert self.memory is not None
             assert self.weights is not None
@@ -206,15 +202,13 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Blocks(blocks, round(blocks * BLOCKS_PLUS_MINUS))
 
     def deployment(self, model: str | None, kv_dtype: str | None) -> Deployment:
-        """The model on these GPUs. Raises ConfigError, naming the field."""
+        """Build the deployment of `model` on these GPUs. ConfigError names the field."""
         if model is None:
-            raise ConfigError(
-                "gpu needs model, to know what a step computes: a name or the path of a config.json"
-            )
+            raise ConfigError("gpu needs model; give a known name or the path of a config.json")
         shape = Architecture.find(model)
         return Deployment(
             model=shape,
-            gpu=self._gpu(),
+            gpu=self._find_gpu(),
             weights=shape.weights if self.weight_dtype in (None, "auto") else str(self.weight_dtype),
             kv="bf16" if kv_dtype in (None, "auto") else str(kv_dtype),
             parallel=Parallelism(
@@ -224,14 +218,14 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ),
         )
 
-    def _gpu(self) -> Gpu:
+    def _find_gpu(self) -> Gpu:
         if self.name is not None:
-            found, said = find_gpu(self.name), {}
+            found, overrides = find_gpu(self.name), {}
             if self.link_gbps is not None:
-                said["link_gbps"] = self.link_gbps
+                overrides["link_gbps"] = self.link_gbps
             if self.memory is not None:
-                said["memory_gb"] = parse_bytes("gpu.memory", self.memory) / 1e9
-            return msgspec.structs.replace(found, **said) if said else found
+                overrides["memory_gb"] = parse_bytes("gpu.memory", self.memory) / 1e9
+            return msgspec.structs.replace(found, **overrides) if overrides else found
         assert self.bandwidth_gbps is not None
         assert self.tflops is not None
         assert self.memory is not None
@@ -244,8 +238,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(GpuSettings)}
-_OF_STEPS = (
+_STEP_TIME_SETTINGS = (
     *("link_gbps", "weight_dtype", "data_parallel_size", "expert_parallel_size", "enable_expert_parallel"),
     *("front_end_ms", "op_tables", "aiconfigurator"),
 )
-"""Settings that blocks do not depend on."""
+"""Settings that affect step times, but not the number of blocks."""

@@ -1,4 +1,4 @@
-"""What a token of a model weighs in the KV cache, and how many blocks a GPU has room for."""
+"""`ModelShape`: the KV bytes per token of a model, and the number of blocks that fit on a GPU."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The part of a model that decides the size of its KV cache.
+    """The dimensions of a model that set the size of its KV cache.
 
-    With latent attention (MLA) a token has one latent vector a layer, `latent_dim`, and no heads; otherwise keys and
-    values of `kv_heads` times `head_dim`.
+    With latent attention (MLA) a token has one latent vector of `latent_dim` per layer and no heads; otherwise keys
+    and values of `kv_heads` times `head_dim`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ModelShape:
 
     @classmethod
     def find(cls, model: str) -> ModelShape:
-        """A model by name, or from the path of a `config.json` or of the folder that holds one."""
+        """Find a model by name, or read the `config.json` at a path or in a folder."""
         path = Path(model)
         if path.is_dir():
             return cls.from_config(path / "config.json")
@@ -60,13 +60,13 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, path: Path) -> ModelShape:
-        """Read a Hugging Face `config.json`. ConfigError names the file and the key at fault."""
-        return _read(str(path), read_settings(path, "model "))
+        """Read a Hugging Face `config.json`. ConfigError names the file and the invalid key."""
+        return _read_config(str(path), read_settings(path, "model "))
 
     def bytes_per_token(self, *, kv_dtype: str | None = None, tensor_parallel: int = 1) -> int:
-        """Bytes of one token in the KV cache of one of `tensor_parallel` GPUs.
+        """Return the KV bytes per token on one of `tensor_parallel` GPUs.
 
-        Heads are divided among GPUs, and repeated when there are more GPUs than heads; a latent is whole on each.
+        Heads are divided among GPUs, and replicated if there are more GPUs than heads; a latent is whole on each.
         """
         width = dtype_bytes(self.dtype if kv_dtype in (None, "auto") else str(kv_dtype))
         gpus = count("tensor_parallel", tensor_parallel, 1, ConfigError)
@@ -90,12 +90,14 @@ class ModelShape:
         kv_dtype: str | None = None,
         tensor_parallel: int = 1,
     ) -> int:
-        """Blocks that fit beside the weights: memory times utilisation, less the weights' share and `overhead`
-        (activations, graphs) of one GPU, in blocks. `weights` is the size of the whole model.
+        """Return the blocks that fit on one GPU next to the weights.
+
+        Memory times utilisation, less one GPU's share of `weights` (of the whole model) and `overhead` (activations,
+        graphs), divided by the bytes per block.
         """
         if not 0 < gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
-        # The decimal that was written, not the binary fraction next to it.
+        # Compute with the exact decimal, not with its binary approximation.
         usable = int(parse_bytes("gpu_memory", gpu_memory) * Fraction(str(gpu_memory_utilization)))
         spent = -(
             -parse_bytes("weights", weights) // count("tensor_parallel", tensor_parallel, 1, ConfigError)
@@ -107,25 +109,25 @@ class ModelShape:
         )
         if usable - spent < block_bytes:
             raise ConfigError(
-                f"gpu_memory: {self.name} takes {spent} of {usable} usable bytes of a GPU and leaves no room for a "
-                f"block of {block_bytes}; use more memory, a higher gpu_memory_utilization or more tensor_parallel"
+                f"gpu_memory: {self.name} takes {spent} of {usable} usable bytes of a GPU, and a block of "
+                f"{block_bytes} does not fit; use more memory, a higher gpu_memory_utilization or more tensor_parallel"
             )
         return (usable - spent) // block_bytes
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of an element of the KV cache; ConfigError for a type that is not known."""
+    """Return the bytes per element of a data type. ConfigError for an unknown type."""
     name = dtype.removeprefix("torch.").lower()
     if name not in DTYPE_BYTES:
         raise ConfigError(f"dtype {dtype!r} is not known; known are {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[name]
 
 
-def _read(where: str, config: dict[str, Any]) -> ModelShape:
-    text = config.get("text_config")  # of a model that also sees or hears
+def _read_config(where: str, config: dict[str, Any]) -> ModelShape:
+    text = config.get("text_config")  # multimodal models have their language model here
     if isinstance(text, dict):
         config = {"torch_dtype": config.get("torch_dtype"), "dtype": config.get("dtype"), **text}
-    _refuse_uneven(where, config)
+    _reject_mixed_layers(where, config)
 
     def number(key: str) -> int:
         if config.get(key) is None:
@@ -143,16 +145,16 @@ def _read(where: str, config: dict[str, Any]) -> ModelShape:
     if config.get("head_dim") is not None:
         head_dim = number("head_dim")
     else:
-        head_dim, odd = divmod(number("hidden_size"), heads)
-        if odd:
+        head_dim, remainder = divmod(number("hidden_size"), heads)
+        if remainder:
             raise ConfigError(
-                f"model {where}: head_dim is missing, and hidden_size is no multiple of num_attention_heads"
+                f"model {where}: head_dim is missing, and hidden_size is not a multiple of num_attention_heads"
             )
     return ModelShape(where, layers, kv_heads, head_dim, dtype)
 
 
-def _refuse_uneven(where: str, config: dict[str, Any]) -> None:
-    """Where layers differ, or keep a state of fixed size, a token has no one weight."""
+def _reject_mixed_layers(where: str, config: dict[str, Any]) -> None:
+    """Raise ConfigError if the KV bytes per token are not constant, because layers differ or keep other state."""
     kinds = set(config.get("layer_types") or config.get("layers_block_type") or ())
     windowed = bool(config.get("use_sliding_window")) and config.get("sliding_window") is not None
     first_window = config.get("max_window_layers")
@@ -169,7 +171,9 @@ def _refuse_uneven(where: str, config: dict[str, Any]) -> None:
         reason = "it has an encoder and a decoder"
     else:
         return
-    raise ConfigError(f"model {where}: a token has no one size, because {reason}; give kv_bytes_per_token")
+    raise ConfigError(
+        f"model {where}: the KV bytes per token are not constant, because {reason}; give kv_bytes_per_token"
+    )
 
 
 MODELS = {
@@ -178,11 +182,11 @@ MODELS = {
         *(
             ModelShape(model.name, model.num_layers, model.kv_heads, model.head_dim)
             for model in known_models.MODELS.values()
-            if not model.window_layers  # there, a token has no one weight
+            if not model.window_layers  # with windows, the KV bytes per token are not constant
         ),
         ModelShape("DeepSeek-V3", 61, 0, 0, latent_dim=512 + 64),
         ModelShape("DeepSeek-R1", 61, 0, 0, latent_dim=512 + 64),
     )
 }
-"""Common models by the name of their repository, without its owner and without endings such as -Instruct."""
+"""Known models by repository name, without the owner and suffixes such as -Instruct."""
 _LATENT = {name_key(name): name for name, shape in MODELS.items() if shape.latent_dim}

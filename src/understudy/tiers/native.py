@@ -1,4 +1,4 @@
-"""A plan in the core's form."""
+"""Convert a tier plan to the core's configuration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
-    """The tiers of one run. `max_blocks`, what its workload can ever fill, is the capacity of an unlimited tier.
+    """Build the core's tier configuration for one run.
 
-    No tier takes memory for more than that, however large it is.
-
-    An offload policy is made here, so a plan serves many runs. ConfigError names what cannot work.
+    `max_blocks` is the most blocks that the workload can fill: the capacity of an unlimited tier, and the limit of the
+    memory that any tier takes. Each call creates its own offload policy, so one plan serves many runs. ConfigError
+    names an invalid setting.
     """
     tiers = {tier.tier: tier for tier in plan.tiers}
     host = tiers[Tier.G2]
@@ -27,47 +27,46 @@ def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
     return TierConfig(
         bytes_per_block=plan.block_bytes,
         g2_blocks=plan.host_blocks(max_blocks),
-        g2_policy="lru"
-        if host.eviction == "arc"
-        else host.eviction,  # vLLM's own is not the store's business
-        host=_way(host.down[0], host.up[0]),
+        # arc exists in mode vllm only, where the store's policy is not used.
+        g2_policy="lru" if host.eviction == "arc" else host.eviction,
+        host=_build_way(host.down[0], host.up[0]),
         offload_concurrency=host.offload_concurrency,
         demand_first=offload.demand_first,
         write_through=offload.mode != "evict",
         exclusive=offload.placement == "exclusive",
         min_reuse=offload.min_reuse,
-        offload_filter=_policy(offload.filter),
+        offload_filter=_create_policy(offload.filter),
         offload_batch_size=offload.offload_batch_size,
         onboard_preempted=offload.onboard_preempted,
         recompute_fallback=offload.recompute_fallback,
         onboard_failure_rate=offload.onboard_failure_rate,
         seed=seed,
-        g3=_shared(tiers.get(Tier.G3), max_blocks),
-        g4=_shared(tiers.get(Tier.G4), max_blocks),
+        g3=_build_shared_tier(tiers.get(Tier.G3), max_blocks),
+        g4=_build_shared_tier(tiers.get(Tier.G4), max_blocks),
         most_blocks=slots_for(None, max_blocks),
     )
 
 
 def slots_for(blocks: int | None, max_blocks: int) -> int:
-    """As many slots as a tier of `blocks` (none: without a limit) needs: a block that is loaded may have two."""
-    most = 2 * max_blocks + 64
-    return most if blocks is None else min(blocks, most)
+    """Return the slots of a tier of `blocks` (None: unlimited); a block that is being loaded may use two."""
+    limit = 2 * max_blocks + 64
+    return limit if blocks is None else min(blocks, limit)
 
 
-def _shared(tier: PlannedTier | None, max_blocks: int) -> SharedTierConfig | None:
+def _build_shared_tier(tier: PlannedTier | None, max_blocks: int) -> SharedTierConfig | None:
     if tier is None:
         return None
     return SharedTierConfig(
         num_blocks=_capacity(tier, max_blocks),
         policy=tier.eviction,
-        worker=_way(_own(tier.down), _own(tier.up)),
-        backend=_way(tier.down[-1], tier.up[-1]),
+        worker=_build_way(_worker_link(tier.down), _worker_link(tier.up)),
+        backend=_build_way(tier.down[-1], tier.up[-1]),
         offload_concurrency=tier.offload_concurrency,
     )
 
 
-def _own(path: tuple[PlannedLink, ...]) -> PlannedLink:
-    """The worker's link of a path to a shared tier: unlimited and free where the path is the backend's alone."""
+def _worker_link(path: tuple[PlannedLink, ...]) -> PlannedLink:
+    """Return the worker's link of a path to a shared tier; unlimited if the path has only the backend's."""
     return path[0] if len(path) == 2 else PlannedLink(path[0].name, math.inf, 0, False, None, None)
 
 
@@ -75,7 +74,7 @@ def _capacity(tier: PlannedTier, max_blocks: int) -> int:
     return max(max_blocks, 1) if tier.blocks is None else tier.blocks
 
 
-def _way(down: PlannedLink, up: PlannedLink) -> WayConfig:
+def _build_way(down: PlannedLink, up: PlannedLink) -> WayConfig:
     return WayConfig(
         down_gbps=down.bandwidth_gbps,
         up_gbps=up.bandwidth_gbps,
@@ -85,11 +84,11 @@ def _way(down: PlannedLink, up: PlannedLink) -> WayConfig:
     )
 
 
-def _policy(make: object) -> OffloadPolicy | None:
-    if make is None:
+def _create_policy(factory: object) -> OffloadPolicy | None:
+    if factory is None:
         return None
-    assert callable(make)
-    policy = make()
+    assert callable(factory)
+    policy = factory()
     if not isinstance(policy, OffloadPolicy):
-        raise ConfigError(f"offload.filter made {policy!r}, which has no select(lineages, reuse)")
+        raise ConfigError(f"offload.filter returned {policy!r}, which has no select(lineages, reuse)")
     return policy

@@ -1,4 +1,4 @@
-"""What a run's tiers come to: blocks, bytes and links, with nothing left to look up."""
+"""`TierPlan`: tier settings resolved to blocks, bytes and links."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 _WORKER_GBPS = {"g2": 14.0, "g3": math.inf, "g4": math.inf}
 _BACKEND_GBPS = {"g3": 7.0, "g4": 4.0}
 _MAX_BLOCKS = 2**30
-_MAX_BLOCK_BYTES = 2**38  # of one transfer
+_MAX_BLOCK_BYTES = 2**38
 _PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedLink:
-    """One link of a path; each worker has one, unless it is `shared` by the run."""
+    """One link of a path; each worker has its own, unless all workers share it (`shared`)."""
 
     name: str
     bandwidth_gbps: float
     fixed_ns: int
     shared: bool
     duplex: str | None
-    """The cap over both directions, by name."""
+    """Name of the limit on both directions together; None without one."""
     duplex_gbps: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTier:
-    """A tier with its capacity in blocks (None: unlimited) and the paths of one or two links down to it and back up."""
+    """A tier: its capacity in blocks (None: unlimited) and the paths, of one or two links, down to it and up."""
 
     tier: Tier
     blocks: int | None
@@ -63,35 +63,33 @@ class TierPlan:
 
     @classmethod
     def of(cls, config: TiersConfig, block_size: int) -> TierPlan | None:
-        """Resolve the settings for blocks of `block_size` tokens; None where there are no tiers. Raises ConfigError."""
+        """Resolve settings for blocks of `block_size` tokens; None without tiers. ConfigError names the setting."""
         if not config.tiers:
             if config.offload != OffloadSettings():
-                raise ConfigError(
-                    "offload says how blocks go to tiers, and there is none; add a g2 tier (--g2)"
-                )
+                raise ConfigError("offload needs a tier; add a g2 tier (--g2)")
             return None
         per_token = _bytes_per_token(config)
         block_bytes = per_token * block_size
         if block_bytes > _MAX_BLOCK_BYTES:
             raise ConfigError(
-                f"kv_bytes_per_token is too large: a block of {block_size} tokens of {per_token:,} bytes would have "
-                f"more than {_MAX_BLOCK_BYTES:,} bytes"
+                f"kv_bytes_per_token is too large: a block of {block_size} tokens of {per_token:,} bytes has more than "
+                f"{_MAX_BLOCK_BYTES:,} bytes; check the value"
             )
         tiers = sorted(config.tiers, key=lambda tier: tier.tier)
-        offload = _in_blocks(config.offload, block_size)
+        offload = _convert_chunks_to_blocks(config.offload, block_size)
         chunk = offload.blocks_per_chunk if offload.mode == "vllm" else None
-        planned = tuple(_planned(tier, block_bytes, chunk) for tier in tiers)
+        planned = tuple(_plan_tier(tier, block_bytes, chunk) for tier in tiers)
         return cls(per_token, block_bytes, planned, offload)
 
     def host_blocks(self, max_blocks: int) -> int:
-        """Blocks of a worker's host: whole chunks; without a limit, room for `max_blocks`."""
+        """Return the blocks of a worker's host tier, in whole chunks; `max_blocks` if it is unlimited."""
         host = next(tier for tier in self.tiers if tier.tier is Tier.G2)
         chunk = self.offload.blocks_per_chunk
         return max(-(-max_blocks // chunk), 1) * chunk if host.blocks is None else host.blocks
 
 
-def _in_blocks(offload: OffloadSettings, block_size: int) -> OffloadSettings:
-    """The same with chunks counted in blocks."""
+def _convert_chunks_to_blocks(offload: OffloadSettings, block_size: int) -> OffloadSettings:
+    """Replace `chunk_tokens` by `blocks_per_chunk`."""
     tokens = offload.chunk_tokens
     if tokens is None:
         return offload
@@ -108,26 +106,28 @@ def _bytes_per_token(config: TiersConfig) -> int:
         return config.kv_bytes_per_token
     if config.model is None:
         raise ConfigError(
-            f"{config.tiers[0].tier} needs to know what a token weighs: give kv_bytes_per_token "
-            "(--kv-bytes-per-token), or model (--model): a name or the path of a config.json"
+            f"{config.tiers[0].tier} needs the KV bytes per token; give kv_bytes_per_token (--kv-bytes-per-token), or "
+            "model (--model): a known name or the path of a config.json"
         )
     return ModelShape.find(config.model).bytes_per_token(kv_dtype=config.kv_dtype)
 
 
-def _planned(settings: TierSettings, block_bytes: int, chunk: int | None) -> PlannedTier:
+def _plan_tier(settings: TierSettings, block_bytes: int, chunk: int | None) -> PlannedTier:
     shared = settings.tier != "g2"
     return PlannedTier(
         tier=Tier[settings.tier.upper()],
-        blocks=_blocks(settings, block_bytes) if chunk is None else _chunked(settings, block_bytes, chunk),
+        blocks=_count_blocks(settings, block_bytes)
+        if chunk is None
+        else _count_chunked_blocks(settings, block_bytes, chunk),
         eviction=settings.eviction,
         shared=shared,
-        down=_path(settings, "down"),
-        up=_path(settings, "up"),
+        down=_plan_path(settings, "down"),
+        up=_plan_path(settings, "up"),
         offload_concurrency=settings.link.offload_concurrency,
     )
 
 
-def _blocks(settings: TierSettings, block_bytes: int) -> int | None:
+def _count_blocks(settings: TierSettings, block_bytes: int) -> int | None:
     if settings.blocks == "unlimited":
         return None
     if settings.blocks is not None:
@@ -137,17 +137,17 @@ def _blocks(settings: TierSettings, block_bytes: int) -> int | None:
         blocks = settings.bytes // block_bytes
         if blocks < 1:
             raise ConfigError(
-                f"{settings.tier}: bytes={settings.bytes} holds no block of {block_bytes} bytes; make it larger"
+                f"{settings.tier}: bytes={settings.bytes} is less than a block of {block_bytes} bytes; make it larger"
             )
     if blocks > _MAX_BLOCKS:
         raise ConfigError(
-            f"{settings.tier}: {blocks} blocks are too many; for no limit say blocks: unlimited"
+            f"{settings.tier}: {blocks} blocks exceed {_MAX_BLOCKS}; for no limit give blocks: unlimited"
         )
     return blocks
 
 
-def _chunked(settings: TierSettings, block_bytes: int, chunk: int) -> int | None:
-    """Blocks of a host that vLLM keeps in chunks of so many; each begins on a page."""
+def _count_chunked_blocks(settings: TierSettings, block_bytes: int, chunk: int) -> int | None:
+    """Return the blocks of a host that stores chunks of `chunk` blocks, each starting on a memory page."""
     if isinstance(settings.bytes, int):
         page = -(-block_bytes * chunk // _PAGE) * _PAGE
         if settings.bytes < page:
@@ -156,9 +156,11 @@ def _chunked(settings: TierSettings, block_bytes: int, chunk: int) -> int | None
                 f"{page:,}; make it larger"
             )
         settings = msgspec.structs.replace(settings, blocks=settings.bytes // page * chunk, bytes=None)
-    blocks = _blocks(settings, block_bytes)
+    blocks = _count_blocks(settings, block_bytes)
     if blocks is not None and blocks < chunk:
-        raise ConfigError(f"g2: {blocks} blocks are smaller than a chunk of {chunk} (blocks_per_chunk)")
+        raise ConfigError(
+            f"g2: {blocks} blocks are fewer than a chunk of {chunk} (blocks_per_chunk); make it larger"
+        )
     if blocks is not None and blocks % chunk:
         raise ConfigError(
             f"g2: chunks of {chunk} blocks (blocks_per_chunk) do not divide {blocks} blocks; give a multiple"
@@ -166,8 +168,8 @@ def _chunked(settings: TierSettings, block_bytes: int, chunk: int) -> int | None
     return blocks
 
 
-def _path(settings: TierSettings, direction: str) -> tuple[PlannedLink, ...]:
-    """The worker's link and the backend's, where each exists. Fixed costs and latency are charged once."""
+def _plan_path(settings: TierSettings, direction: str) -> tuple[PlannedLink, ...]:
+    """Return the worker's link, the backend's, or both; fixed costs and latency are charged once."""
     above, tier = ("g1" if settings.tier == "g2" else "g2"), settings.tier
     ends = (above, tier) if direction == "down" else (tier, above)
     name = "_to_".join(ends)
@@ -185,13 +187,13 @@ def _path(settings: TierSettings, direction: str) -> tuple[PlannedLink, ...]:
     if tier == "g2":
         return (worker,)
     given = getattr(link, f"backend_{direction}_gbps")
-    limited = not math.isinf(worker.bandwidth_gbps) or worker.duplex is not None
+    is_limited = not math.isinf(worker.bandwidth_gbps) or worker.duplex is not None
     backend = PlannedLink(
         name=f"{name}_backend",
         bandwidth_gbps=_BACKEND_GBPS[tier] if given is None else given,
-        fixed_ns=0 if limited else fixed_ns,
+        fixed_ns=0 if is_limited else fixed_ns,
         shared=True,
         duplex=None if link.backend_duplex_gbps is None else f"{above}_{tier}_backend",
         duplex_gbps=None if link.backend_duplex_gbps is None else float(link.backend_duplex_gbps),
     )
-    return (worker, backend) if limited else (backend,)
+    return (worker, backend) if is_limited else (backend,)

@@ -1,4 +1,4 @@
-"""Offload policies written in Python."""
+"""Interface of offload policies written in Python."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class OffloadPolicy(Protocol):
-    """Says which blocks are worth a copy from the GPU to the host.
+    """Selects the blocks to copy from the GPU to the host.
 
-    A run makes one object and asks it once a batch: what an eviction takes, or what a step has completed under
-    write-through, less what the host has (or is about to have) and what `min_reuse` rules out. All workers ask the same
-    object. With threads their calls may overlap and come in no fixed order, so a policy that remembers what it was
-    asked belongs on one thread. An exception ends the run and propagates.
+    A run creates one object for all workers and calls it once per batch: the evicted blocks, or the blocks that a step
+    completed under write-through, without those that the host has or is receiving and those below `min_reuse`. With
+    threads, calls may overlap and their order varies, so use a policy with state on one thread. An exception ends the
+    run and propagates.
     """
 
     def select(self, lineages: list[int], reuse: npt.NDArray[np.uint32]) -> Sequence[bool]:
-        """For each block, whether to copy it: as many truth values as there are `lineages`, else PolicyError.
+        """Return for each block whether to copy it, one bool per entry of `lineages`, else PolicyError.
 
-        `lineages` are lineage hashes (128 bits) in the order of the batch; `reuse` counts the hits that each block had
-        on the GPU since it came there.
+        `lineages` are the lineage hashes (128 bits) of the batch; `reuse` counts the hits of each block on the GPU
+        since it was stored there.
         """

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them."""
+"""Parse sizes in bytes, such as 512GiB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = {
 
 
 def parse_bytes(name: str, value: int | str) -> int:
-    """A whole number of bytes from an int or from text such as "512GiB" (2^30) or "64GB" (10^9), exactly.
+    """Return the exact number of bytes of an int or of text such as "512GiB" (2^30) or "64GB" (10^9).
 
     ConfigError names the setting `name`.
     """
@@ -27,10 +27,10 @@ def parse_bytes(name: str, value: int | str) -> int:
         number, unit = match.groups()
         if unit not in _UNITS:
             known = ", ".join(unit for unit in _UNITS if unit)
-            raise ConfigError(f"{name}: {value!r} ends in no unit of bytes; known are {known}")
+            raise ConfigError(f"{name}: {value!r} has an unknown unit; known are {known}")
         size = Fraction(number) * _UNITS[unit]
         if size.denominator != 1:
-            raise ConfigError(f"{name}: {value!r} is not a whole number of bytes")
+            raise ConfigError(f"{name}: {value!r} is not a whole number of bytes; round it")
         value = int(size)
     if isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} must be at least one byte, got {value}")

@@ -1,4 +1,4 @@
-"""vLLM's flags for its native host offload, as settings of tiers."""
+"""Convert vLLM's flags of its native host offload to tier settings."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from understudy.errors import ConfigError
 
 CONNECTOR = "OffloadingConnector"
 VLLM_NAMES = ("kv_offloading_size", "kv_offloading_backend", "kv_transfer_config")
-"""As settings of an engine; as flags with dashes."""
+"""Names as engine settings; the flags have dashes."""
 _SPEC = "CPUOffloadingSpec"
 _TRANSFER = ("kv_connector", "kv_role", "kv_connector_extra_config", "engine_id", "kv_buffer_device")
 _EXTRA = ("cpu_bytes_to_use", "blocks_per_chunk", "block_size", "eviction_policy", "offload_prompt_only")
 
 
 def take_vllm_names(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Split engine settings into those that remain and the offload that vLLM's names ask for; None: nothing."""
+    """Split engine settings into the other settings and the offload under vLLM's names (None without any)."""
     rest = {name: value for name, value in settings.items() if name not in VLLM_NAMES}
     return rest, offload_settings(*(settings.get(name) for name in VLLM_NAMES))
 
 
 def offload_settings(size_gib: object, backend: object, transfer: object) -> dict[str, Any] | None:
-    """What `--kv-offloading-size` (GiB), `--kv-offloading-backend` and `--kv-transfer-config` ask for; None: nothing.
+    """Convert `--kv-offloading-size` (GiB), `--kv-offloading-backend` and `--kv-transfer-config` to settings.
 
-    The answer has `tiers` (the g2 tier's settings) and `offload`. ConfigError names a connector, or a setting of it,
-    that is not known here.
+    The result has `tiers` (settings of g2) and `offload`; None if no offload is requested. ConfigError names an
+    unknown connector or setting.
     """
-    given = _read(transfer)
-    extra = _extra(given)
+    given = _read_transfer_config(transfer)
+    extra = _read_extra_config(given)
     if size_gib is None and given.get("kv_connector") is None:
         if extra:
             raise ConfigError(f"--kv-transfer-config: {next(iter(extra))} needs kv_connector: {CONNECTOR}")
-        return None  # as in vLLM, whatever the backend
+        return None  # as in vLLM, which ignores the backend then
     if backend not in (None, "native"):
-        raise ConfigError(f"--kv-offloading-backend {backend} is not simulated; native is")
+        raise ConfigError(f"--kv-offloading-backend {backend} is not supported; use native")
     if size_gib is not None:
         if "cpu_bytes_to_use" in extra:
             raise ConfigError(
-                "--kv-offloading-size and cpu_bytes_to_use both say how large the host is; give one"
+                "--kv-offloading-size and cpu_bytes_to_use both set the host capacity; give one"
             )
-        extra["cpu_bytes_to_use"] = _bytes(size_gib)
+        extra["cpu_bytes_to_use"] = _parse_gib(size_gib)
     if "cpu_bytes_to_use" not in extra:
         raise ConfigError(
-            "--kv-transfer-config: kv_connector_extra_config must have cpu_bytes_to_use, or give --kv-offloading-size"
+            "--kv-transfer-config: kv_connector_extra_config needs cpu_bytes_to_use; give it or --kv-offloading-size"
         )
     tier: dict[str, Any] = {"tier": "g2", "bytes": _whole(extra, "cpu_bytes_to_use")}
     if "eviction_policy" in extra:
         tier["eviction"] = extra["eviction_policy"]
-    offload = {"mode": "vllm", **_chunk(extra)}
+    offload = {"mode": "vllm", **_read_chunk_size(extra)}
     if "offload_prompt_only" in extra:
         if not isinstance(extra["offload_prompt_only"], bool):
             raise ConfigError(
@@ -60,7 +60,7 @@ def offload_settings(size_gib: object, backend: object, transfer: object) -> dic
     return {"tiers": [tier], "offload": offload}
 
 
-def _bytes(size_gib: object) -> int:
+def _parse_gib(size_gib: object) -> int:
     try:
         size = math.nan if isinstance(size_gib, bool) else float(size_gib)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -70,7 +70,7 @@ def _bytes(size_gib: object) -> int:
     return int(size * (1 << 30))
 
 
-def _read(transfer: object) -> dict[str, Any]:
+def _read_transfer_config(transfer: object) -> dict[str, Any]:
     if transfer is None:
         return {}
     if isinstance(transfer, str):
@@ -83,12 +83,12 @@ def _read(transfer: object) -> dict[str, Any]:
     return transfer
 
 
-def _extra(transfer: dict[str, Any]) -> dict[str, Any]:
-    """The connector's own settings, if it is the one that is known."""
+def _read_extra_config(transfer: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of vLLM's OffloadingConnector; ConfigError for another connector."""
     connector = transfer.get("kv_connector") or CONNECTOR
     if connector != CONNECTOR:
         raise ConfigError(
-            f"--kv-transfer-config: kv_connector {connector!r} is not simulated; {CONNECTOR} is"
+            f"--kv-transfer-config: kv_connector {connector!r} is not supported; use {CONNECTOR}"
         )
     if transfer.get("kv_role", "kv_both") != "kv_both":
         raise ConfigError(
@@ -102,16 +102,14 @@ def _extra(transfer: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("--kv-transfer-config: kv_connector_extra_config must be a JSON object")
     extra = dict(given)
     if extra.pop("spec_name", _SPEC) != _SPEC:
-        raise ConfigError(
-            f"--kv-transfer-config: spec_name must be {_SPEC}: host memory is the tier that is simulated"
-        )
+        raise ConfigError(f"--kv-transfer-config: spec_name must be {_SPEC}; only host memory is supported")
     if extra.get("store_threshold") is not None and _whole(extra, "store_threshold", least=0) > 1:
-        raise ConfigError("--kv-transfer-config: store_threshold is not simulated; leave it out")
+        raise ConfigError("--kv-transfer-config: store_threshold is not supported; leave it out")
     extra.pop("store_threshold", None)
     for name in extra:
         if name not in _EXTRA:
             raise ConfigError(
-                f"--kv-transfer-config: {name} is not a setting of {CONNECTOR} that is simulated; known are "
+                f"--kv-transfer-config: {name} is not a supported setting of {CONNECTOR}; known are "
                 f"{', '.join(_EXTRA)}"
             )
     return extra
@@ -127,12 +125,12 @@ def _whole(extra: dict[str, Any], name: str, least: int = 1) -> int:
     return int(value)
 
 
-def _chunk(extra: dict[str, Any]) -> dict[str, Any]:
-    """How large a chunk is: blocks, or tokens (vLLM's `block_size` of the connector)."""
+def _read_chunk_size(extra: dict[str, Any]) -> dict[str, Any]:
+    """Return the chunk size in blocks, or in tokens if the connector's `block_size` is given."""
     if "block_size" not in extra:
         return {"blocks_per_chunk": _whole(extra, "blocks_per_chunk") if "blocks_per_chunk" in extra else 1}
     if "blocks_per_chunk" in extra:
         raise ConfigError(
-            "--kv-transfer-config: blocks_per_chunk and block_size both say how large a chunk is; give one"
+            "--kv-transfer-config: blocks_per_chunk and block_size both set the chunk size; give one"
         )
     return {"chunk_tokens": _whole(extra, "block_size")}

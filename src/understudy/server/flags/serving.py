@@ -338,7 +338,7 @@ def _engine(values: dict[str, Any], max_model_len: int, model: str) -> VllmConfi
     there = read_as(GpuSettings, gpu, "gpu")
     # These two are accepted, and told to be idle.
     ours = msgspec.structs.replace(there, gpu_memory_utilization=0.9, front_end_ms=None)
-    ours.refuse_idle(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
+    ours.reject_unused_settings(engine.timing, has_blocks=has_blocks, has_timing=has_timing)
     kv = None if dtype is None else str(dtype)
     return on_gpus(there, engine, model, kv, has_blocks=has_blocks, has_timing=has_timing)[0]
 
