@@ -24,5 +24,5 @@ def date_lines() -> bytes:
     global _date_cache
     now = int(time.time())
     if _date_cache[0] != now:
-        _date_cache = (now, f"date: {formatdate(now, usegmt=True)}\r\nserver: uvicorn\r\n".encode())
+        _date_cache = (now, f"date: {formatdate(now, usegmt=True)}\r\nserver: understudy\r\n".encode())
     return _date_cache[1]
