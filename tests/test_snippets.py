@@ -138,7 +138,8 @@ def test_a_command_that_is_wrong_fails(folder: Path, monkeypatch: pytest.MonkeyP
         "understudy router --workers http://gpu1:8001 --port 99999",
         "understudy qwen3 bench",
         "make no_such_target",
-        'curl localhost:8000/admin/fault -d \'{"kind": "faint"}\'',
+        'curl localhost:8000/admin/fault --json \'{"kind": "faint"}\'',
+        'curl localhost:8000/admin/fault -d \'{"kind": "none"}\'',
         "no-such-program",
     ):
         ((program, *words),) = commands("sh", block, folder)
@@ -167,8 +168,10 @@ def _run(program: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         assert set(words) <= set(targets), line
     elif program == "curl":
-        body = json.loads(words[words.index("-d") + 1])
-        if words[0].endswith("/admin/fault"):
+        given = [words[place + 1] for place, word in enumerate(words) if word in ("-d", "--json")]
+        body = json.loads(given[0]) if given else None
+        if words[0].endswith("/admin/fault") and given:
+            assert "--json" in words, line
             try:
                 FaultOrder.read(body)
             except ApiError as error:

@@ -51,7 +51,12 @@ class Client:
         self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None
     ) -> Reply:
         data = b"" if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
-        named = {"host": "test", "connection": "close", "content-type": "application/json", **(headers or {})}
+        named = {
+            "host": "localhost",
+            "connection": "close",
+            "content-type": "application/json",
+            **(headers or {}),
+        }
         head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
         return await self.raw(
             f"{method} {path} HTTP/1.1\r\n{head}content-length: {len(data)}\r\n\r\n".encode() + data

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "live" / "vllm-0.32.0-answers.js
 
 
 async def ask(client: Client, row: dict[str, Any]) -> Reply:
-    given = {"host": "test", "connection": "close"}
+    given = {"host": "localhost", "connection": "close"}
     data = b""
     if "raw" in row or "body" in row:
         given["content-type"] = "application/json"

@@ -210,7 +210,7 @@ def test_requests_behind_a_large_one_wait_for_their_turn() -> None:
             await writer.drain()
             writer.close()  # a client that goes away meanwhile is not answered
             assert (await client.get("/health")).status == 200
-            while server.app.load or server.worker.live():
+            while server.app.answering or server.worker.live():
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())

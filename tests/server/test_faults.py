@@ -163,7 +163,7 @@ def test_a_fleet_over_processes_has_the_page_and_takes_orders_for_all_its_worker
 async def watch(port: int) -> None:
     """The page's stream tells the state at once, and again."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /fleet/events HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /fleet/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     for _ in range(2):
         line = await reader.readuntil(b"\n\n")

@@ -160,10 +160,10 @@ def test_the_page_and_its_stream_show_the_fleet() -> None:
     async def test(client: Client, fleet: Fleet) -> None:
         page = await client.get("/")
         assert page.headers["content-type"].startswith("text/html")
-        assert b"EventSource" in page.body
+        assert b"/fleet/events" in page.body
         assert b"http://" not in page.body.replace(b"http://www.w3.org", b"")  # works offline
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(b"GET /fleet/events HTTP/1.1\r\nhost: t\r\n\r\n")
+        writer.write(b"GET /fleet/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b"data: ")
         state = msgspec.json.decode((await reader.readuntil(b"\n")).strip())
         assert len(state["workers"]["running"]) == 2
@@ -208,7 +208,7 @@ def test_a_killed_worker_loses_its_requests_with_an_error_and_goes_on() -> None:
         plain = asyncio.create_task(client.post(C, long))
         stream = asyncio.create_task(client.post(C, {**long, "stream": True}))
         await asyncio.sleep(0.15)
-        told = await client.post("/admin/fault", {"kind": "kill"})
+        told = await client.post("/admin/fault", {"kind": "kill", "workers": [0]})
         assert told.json["lost_requests"] == 2
         assert ((await plain).status, (await plain).json["error"]["type"]) == (500, "InternalServerError")
         *_, error, done = (await stream).events

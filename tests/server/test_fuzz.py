@@ -24,7 +24,7 @@ def fuzz(count: int, seed: int, *, developers: bool = False) -> None:
             assert not server.app.endpoints.in_flight
             assert server.worker.live() == []
             assert server.worker.cores[0].engine.pool[1] == 0
-            assert server.app.load == 0
+            assert not server.app.answering
             assert (await client.get("/health")).status == 200
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ examples:
   understudy fleet my-model --workers 200 --base-port 9000 --max-num-seqs 64
   understudy fleet Llama-3.1-8B --gpu H100 --workers 20  times and blocks of a known model on a GPU
   understudy fleet --fleet-config fleet.yaml             pools of different engines
-  curl localhost:8000/admin/fault -d '{"kind": "kill", "workers": [3]}'
+  curl localhost:8000/admin/fault --json '{"kind": "kill", "workers": [3]}'
 
 flags of the fleet:
   --workers N             number of workers (default: 4)
@@ -29,6 +29,7 @@ flags of the fleet:
   --router JSON           settings of kv: '{"queue_threshold": 2, "queue_policy": "wspt", "predict_ttl_ms": 2000}'
   --fleet-config FILE     YAML: routing, router, base_port, port, pools: [{workers: 8, flags: {max-num-seqs: 64}}]
 All flags of `understudy serve` configure the workers: --gpu NAME, --timing FILE, --clock-speed X, --tiers JSON, ...
+--api-key and --admin-host also protect the control routes of the front door (/fleet/..., /admin/...).
 """
 
 
@@ -153,5 +154,6 @@ def read_fleet(arguments: list[str]) -> tuple[FleetSettings, int]:
             values.get("router") or content.get("router") or {},
         ),
         seed=plan.settings.seed,
+        admin_hosts=plan.settings.admin_hosts,
     )
     return settings, values.get("processes", 1)

@@ -17,8 +17,8 @@ examples:
   understudy router --workers http://gpu1:8000,http://gpu2:8000 --router '{"predict_ttl_ms": 2000}'
   curl localhost:8080/v1/completions -H 'content-type: application/json' -d '{"model": "m", "prompt": "hello"}'
   curl localhost:8080/dump                                                     engines and the state of their KV views
-  curl localhost:8080/query -d '{"token_ids": [1, 2, 3]}'                      cached blocks of a prompt per engine
-  curl localhost:8080/register -d '{"url": "http://gpu3:8000"}'
+  curl localhost:8080/query --json '{"token_ids": [1, 2, 3]}'                  cached blocks of a prompt per engine
+  curl localhost:8080/register --json '{"url": "http://gpu3:8000"}'
 
 A worker is URL, URL=EVENTS or URL=EVENTS+REPLAY; without EVENTS, the router asks the engine (/kv_event_sources).
 """
@@ -52,6 +52,21 @@ def add_parser(verbs: Verbs) -> None:
     )
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     verb.add_argument("--port", type=int, default=8080, help="port to listen on (default: 8080)")
+    verb.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help="keys, one of which /v1/... and control routes need; the first is sent to engines with the router's own "
+        "requests (default: VLLM_API_KEY)",
+    )
+    verb.add_argument(
+        "--admin-host",
+        nargs="+",
+        default=(),
+        metavar="NETWORK",
+        help="addresses or networks, besides loopback, whose clients may call control routes (/register, /dump, ...) "
+        "when no key is set",
+    )
     verb.add_argument(
         "--block-size", type=int, metavar="N", help="tokens per KV block of the engines (default: ask them)"
     )
@@ -118,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
     from understudy.checks import port_number, positive_number, whole_number
     from understudy.cli.router_flags import build_live_policy, read_seed
     from understudy.errors import ConfigError
+    from understudy.server.flags.serving import read_api_keys
     from understudy.server.http import address_of
     from understudy.server.proxy.service import RouterService, RouterSettings
     from understudy.server.proxy.workers import WorkerAddress
@@ -148,6 +164,8 @@ def run(args: argparse.Namespace) -> int:
         max_body_depth=whole_number("--max-request-body-depth", args.max_request_body_depth, 1),
         awaits_workers=True,
         seed=read_seed(args.seed, policy),
+        api_keys=read_api_keys(args.api_key),
+        admin_hosts=tuple(args.admin_host),
     )
 
     async def serve() -> None:

@@ -41,6 +41,8 @@ flags of understudy:
   --time-to-first-token MS, --inter-token-latency MS    constant times instead of a timing model
   --startup-duration S    answer 503 for the first S seconds
   --metrics vllm|sglang, --old-metric-names, --dev-mode
+  --admin-host NETWORK ...  addresses or networks, besides loopback, whose clients may call control routes (/admin/...,
+                          /fleet/..., those of --dev-mode) when no --api-key is set; with one, they need the key
   --engine vllm|qwen3     simulated (default), or Qwen3 in PyTorch, which also takes --device, --backend,
                           --random-weights SEED, --dtype, --gpu-memory-utilization and --enforce-eager
 """

@@ -1,4 +1,4 @@
-"""One server: which path is answered how, and who may ask."""
+"""One server: its routes and how each is answered."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from understudy.server.access import Access, RouteClass, Unauthorized, route_class
 from understudy.server.api.adapters import PREFIX
 from understudy.server.api.described import Html
 from understudy.server.api.developer import Later
@@ -18,7 +19,7 @@ from understudy.server.api.endpoints import Endpoints
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_json
 from understudy.server.api.routes import Routes, no_such_response
-from understudy.server.faults import FaultOrder, Faults, apply_order
+from understudy.server.faults import FaultOrder, Faults, active_faults, apply_order
 from understudy.server.knobs import Knobs
 from understudy.server.metrics.families import CONTENT_TYPE, OLD_CONTENT_TYPE, only
 from understudy.server.metrics.others import add_adapters
@@ -31,13 +32,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("understudy.server")
 
-_OWN = ("/health", "/load")
 _VARY = b"vary: Origin\r\n"
 _VARY_PREFLIGHT = (
     b"vary: Origin, Access-Control-Request-Method, Access-Control-Request-Headers, "
     b"Access-Control-Request-Private-Network\r\n"
 )
-_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"
 
 
@@ -51,11 +50,26 @@ class App:
         self.max_body_depth = worker.settings.max_body_depth
         self.endpoints = Endpoints(worker)
         self.routes = Routes(worker, self.endpoints)
+        self.own: dict[str, Callable[[Request, Connection], None]] = {
+            "/metrics": self._metrics,
+            "/health": self._health,
+            "/health/ready": self._health,
+            "/load": self._load,
+            "/admin/config": self._config,
+            "/admin/fault": self._fault,
+        }
+        self.access = Access(
+            keys=self.settings.api_keys,
+            admin_hosts=self.settings.admin_hosts,
+            origins=self.settings.allowed_origins,
+            host=self.settings.host,
+        )
         self.tell_port(worker.settings.port)
         self.ready_at_s = time.monotonic() + worker.settings.startup_duration_s
         self.draining = False
         self._said_dead = False
-        self.load = 0
+        self.answering: set[Connection] = set()
+        """Connections whose requests have not been answered in full."""
         self.before: list[Callable[[Request, Connection], bool]] = []
         """Asked first, in order; one that answers itself returns True."""
         self.faults = Faults(self)
@@ -83,10 +97,10 @@ class App:
         began = time.monotonic()
         method, size = request.method, len(request.body)
         http = self.worker.http
-        self.load += 1
+        self.answering.add(connection)
 
         def answered(status: int, sent: int) -> None:
-            self.load -= 1
+            self.answering.discard(connection)
             http.answered(method, status, time.monotonic() - began, size, sent)
 
         connection.on_answered = answered
@@ -122,10 +136,11 @@ class App:
         origin = request.headers.get("origin")
         if origin is not None and self._cors(request, connection, origin):
             return
-        if not self._allowed(request):
+        try:
+            self.access.check(self.class_of(request.path), request, connection)
+        except Unauthorized:
             connection.extra_headers = connection.extra_headers.replace(_VARY, b"")
-            connection.respond(401, b'{"error":"Unauthorized"}')
-            return
+            raise
         for first in self.before:
             if first(request, connection):
                 return
@@ -140,22 +155,27 @@ class App:
         except Exception as error:
             answer_error(error, connection)
 
+    def class_of(self, path: str) -> RouteClass:
+        """Classify a path. A path without a route is public: it gets vLLM's 404."""
+        kind = route_class(path)
+        if kind is not RouteClass.CONTROL or path.startswith("/admin/"):
+            return kind
+        tables, bare = (self.own, self.routes.plain, self.routes.generators), path.rstrip("/")
+        return kind if any(bare in table for table in tables) else RouteClass.PUBLIC
+
     def _by_path(self, request: Request, connection: Connection) -> None:
-        path = request.path
-        if path == "/metrics" or path.startswith("/metrics/"):
-            self._metrics(request, connection)
+        own = self.own.get("/metrics" if request.path.startswith("/metrics/") else request.path)
+        if own is not None:
+            own(request, connection)
+        else:
+            self._route(request, connection)
+
+    def _load(self, request: Request, connection: Connection) -> None:
+        if request.method != "GET":
+            self._wrong_method(connection, "GET")
             return
-        if path == "/health" or path == "/health/ready":
-            self._health(request, connection)
-            return
-        if path == "/load":
-            if request.method != "GET":
-                self._wrong_method(connection, "GET")
-                return
-            load = self.load - 1 if self.settings.enable_server_load_tracking else 0
-            connection.respond(200, msgspec.json.encode({"server_load": load}))
-            return
-        self._route(request, connection)
+        load = len(self.answering) - 1 if self.settings.enable_server_load_tracking else 0
+        connection.respond(200, msgspec.json.encode({"server_load": load}))
 
     def _route(self, request: Request, connection: Connection) -> None:
         generators = self.routes.generators
@@ -173,9 +193,6 @@ class App:
             if self.settings.enable_log_requests:
                 log.info("%s %s", request.path, body.get("request_id", ""))
             generators[request.path](body, request, connection)
-            return
-        if request.path.startswith("/admin/"):
-            self._admin(request, connection)
             return
         plain = self.routes.plain.get(request.path)
         if plain is None:
@@ -222,7 +239,7 @@ class App:
             return
         bare = request.path.rstrip("/")
         if bare != request.path and (
-            bare in self.routes.plain or bare in self.routes.generators or bare in _OWN
+            bare in self.routes.plain or bare in self.routes.generators or bare in ("/health", "/load")
         ):
             where = f"{self.worker.settings.scheme}://{request.headers.get('host', 'localhost')}{bare}"
             if request.query:
@@ -232,20 +249,19 @@ class App:
             return
         connection.respond(404, b'{"detail":"Not Found"}')
 
-    def _admin(self, request: Request, connection: Connection) -> None:
-        """Orders for this worker alone."""
-        if request.path == "/admin/config":
-            status, reply = self.knobs.answer(request)
-            connection.respond(status, encode(reply))
-            return
-        if request.path != "/admin/fault":
-            connection.respond(404, b'{"detail":"Not Found"}')
-            return
-        if request.method != "POST":
-            self._wrong_method(connection, "POST")
-            return
-        order = FaultOrder.read(read_json(request))
-        connection.respond(200, encode(apply_order(order, [self])))
+    def _config(self, request: Request, connection: Connection) -> None:
+        status, reply = self.knobs.answer(request)
+        connection.respond(status, encode(reply))
+
+    def _fault(self, request: Request, connection: Connection) -> None:
+        """List the faults of this worker, or order one."""
+        if request.method == "GET":
+            connection.respond(200, encode(active_faults([self])))
+        elif request.method == "POST":
+            order = FaultOrder.read(read_json(request))
+            connection.respond(200, encode(apply_order(order, [self])))
+        else:
+            self._wrong_method(connection, "GET, POST")
 
     def _metrics(self, request: Request, connection: Connection) -> None:
         """The page; below it and by other methods too, older, and by name where some are asked for."""
@@ -265,13 +281,6 @@ class App:
 
     def _wrong_method(self, connection: Connection, allowed: str) -> None:
         connection.respond(405, b'{"detail":"Method Not Allowed"}', headers=f"allow: {allowed}\r\n".encode())
-
-    def _allowed(self, request: Request) -> bool:
-        keys = self.settings.api_keys
-        if not keys or request.method == "OPTIONS" or not request.path.startswith(_GUARDED):
-            return True
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and key in keys
 
     def _cors(self, request: Request, connection: Connection, origin: str) -> bool:
         """Cross-origin: answer a preflight (True), or mark the answer to come."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -48,8 +48,9 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `reject`: answer `status` instead; `delay`: answer `delay_ms` later; `drop`: cut the connection `after_ms`; `slow`:
     all that is sent to the client arrives `delay_ms` later, as over a slow line; `slow_link`: the links to and from a
     `tier` (g2, g3, g4) are `factor` times as slow, for what is under way too; `kill`: the engine dies and restarts with
-    nothing cached; `stop_events`, `resume_events`, `lose_events` (`count` batches); `none`: end what was ordered.
-    `rate` is the share of requests that it happens to, by `seed`.
+    nothing cached, at once or after `duration_s`; `stop_events`, `resume_events`, `lose_events` (`count` batches);
+    `none`: end all faults. `rate` is the share of requests that it happens to, by `seed`. A fault ends `duration_s`
+    (seconds of real time) after it began; without, when another order ends it.
     """
 
     kind: Literal[
@@ -73,6 +74,7 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tier: Literal["g2", "g3", "g4"] = "g2"
     factor: float = 10.0
     seed: int = 0
+    duration_s: float | None = None
 
     @classmethod
     def read(cls, value: Any) -> FaultOrder:
@@ -92,10 +94,14 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name, time_ms in (("delay_ms", order.delay_ms), ("after_ms", order.after_ms)):
             if not (math.isfinite(time_ms) and time_ms >= 0):
                 raise _wrong(name, f"must be a finite number from 0, got {time_ms:g}")
+        if order.duration_s is not None and not (math.isfinite(order.duration_s) and order.duration_s > 0):
+            raise _wrong("duration_s", f"must be a finite number above 0, got {order.duration_s:g}")
         if order.count < 1:
             raise _wrong("count", f"must be at least 1, got {order.count}")
         if not 1 <= order.factor <= MAX_FACTOR:
             raise _wrong("factor", f"must be from 1 to {MAX_FACTOR}, got {order.factor:g}")
+        if order.kind == "kill" and order.workers is None:
+            raise _wrong("workers", "must name the workers to kill, as [0]")
         if order.workers is not None and not order.workers:
             raise _wrong("workers", "names nobody; leave it out for all of them")
         if len(order.workers or ()) != len(set(order.workers or ())):
@@ -103,15 +109,15 @@ class FaultOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return order
 
 
-_OF_REQUESTS = ("rate", "seed")
+_OF_REQUESTS = ("rate", "seed", "duration_s")
 _FIELDS: dict[str, tuple[str, ...]] = {
     "reject": ("status", *_OF_REQUESTS),
     "delay": ("delay_ms", *_OF_REQUESTS),
     "drop": ("after_ms", *_OF_REQUESTS),
     "slow": ("delay_ms", *_OF_REQUESTS),
-    "slow_link": ("tier", "factor"),
-    "kill": (),
-    "stop_events": (),
+    "slow_link": ("tier", "factor", "duration_s"),
+    "kill": ("duration_s",),
+    "stop_events": ("duration_s",),
     "resume_events": (),
     "lose_events": ("count",),
     "none": (),
@@ -123,21 +129,89 @@ def _wrong(name: str, why: str) -> ApiError:
     return ApiError(f"{name} {why}", param=name)
 
 
+class ActiveFault(NamedTuple):
+    """A fault that lasts until it is ended."""
+
+    order: FaultOrder
+    timer: asyncio.TimerHandle | None
+
+
 class Faults:
-    """The faults of one worker's door; asked before every request that generates."""
+    """The faults of one worker. `before` is called before every request that generates."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._order: FaultOrder | None = None
+        self._active: dict[str, ActiveFault] = {}
+        """By what they affect: requests, events, the engine, or one link."""
         self._draw = random.Random(0)
         self.failure_rate = 0.0
         self.failure_types: tuple[str, ...] = tuple(FAILURES)
         app.before.append(self.before)
 
-    def set(self, order: FaultOrder | None) -> None:
-        """From now on."""
-        self._order = order
-        self._draw = random.Random(0 if order is None else order.seed + self._app.worker.index)
+    def carry_out(self, order: FaultOrder) -> int:
+        """Begin or end a fault. Returns the number of lost requests."""
+        worker, lost = self._app.worker, 0
+        if order.kind == "kill":
+            self._end("engine")
+            lost = worker.kill()
+            if order.duration_s is not None:
+                self._begin("engine", order)
+        elif order.kind == "lose_events":
+            for sender in worker.senders:
+                sender.lose += order.count
+        elif order.kind == "resume_events":
+            self._end("events")
+        elif order.kind == "stop_events":
+            self._begin("events", order)
+        elif order.kind == "slow_link":
+            self._begin(f"link {order.tier}", order)
+        elif order.kind == "none":
+            for what in tuple(self._active):
+                self._end(what)
+            for sender in worker.senders:
+                sender.lose = 0
+        else:
+            self._begin("requests", order)
+        return lost
+
+    def active(self) -> list[dict[str, Any]]:
+        """Describe the faults that have not ended, with the seconds that are left of each (None: no end)."""
+        now_s = asyncio.get_running_loop().time()
+        rows: list[dict[str, Any]] = []
+        for order, timer in self._active.values():
+            fields = {name: getattr(order, name) for name in _FIELDS[order.kind]}
+            left_s = None if timer is None else round(max(timer.when() - now_s, 0.0), 3)
+            rows.append({"kind": order.kind, **fields, "left_s": left_s})
+        if lose := max((sender.lose for sender in self._app.worker.senders), default=0):
+            rows.append({"kind": "lose_events", "count": lose, "left_s": None})
+        return rows
+
+    def _begin(self, what: str, order: FaultOrder) -> None:
+        self._end(what)
+        timer = None
+        if order.duration_s is not None:
+            timer = asyncio.get_running_loop().call_later(order.duration_s, self._end, what)
+        self._active[what] = ActiveFault(order, timer)
+        if what == "requests":
+            self._draw = random.Random(order.seed + self._app.worker.index)
+        else:
+            self._apply(what, order, on=True)
+
+    def _end(self, what: str) -> None:
+        order, timer = self._active.pop(what, (None, None))
+        if timer is not None:
+            timer.cancel()
+        if order is not None and what != "requests":
+            self._apply(what, order, on=False)
+
+    def _apply(self, what: str, order: FaultOrder, *, on: bool) -> None:
+        if what == "engine":
+            self._app.dead = on
+        elif what == "events":
+            for sender in self._app.worker.senders:
+                sender.stopped = on
+        else:
+            self._app.worker.slow_links(order.tier, order.factor if on else 1.0)
 
     def before(self, request: Request, connection: Connection) -> bool:
         """True when the request was answered, or will be."""
@@ -156,9 +230,10 @@ class Faults:
                 status, error_body(status, f"{phrase} (a failure on purpose: {kind})", name, param)
             )
             return True
-        order = self._order
-        if order is None or self._draw.random() >= order.rate:
+        fault = self._active.get("requests")
+        if fault is None or self._draw.random() >= fault.order.rate:
             return False
+        order = fault.order
         loop = asyncio.get_running_loop()
         if order.kind == "reject":
             self._refuse(connection, order.status)
@@ -200,22 +275,12 @@ def _has_limit(settings: ServerSettings, tier: str) -> bool:
 def apply_order(order: FaultOrder, apps: list[App]) -> dict[str, Any]:
     """Carry an order out on some workers, or all. ApiError when it cannot be; nothing has happened then."""
     chosen = chosen_workers(order, [app.settings for app in apps])
-    lost = 0
-    for index in chosen:
-        app = apps[index]
-        worker = app.worker
-        if order.kind == "kill":
-            lost += worker.kill()
-        elif order.kind in ("stop_events", "resume_events", "lose_events"):
-            for sender in worker.senders:
-                if order.kind == "lose_events":
-                    sender.lose += order.count
-                else:
-                    sender.stopped = order.kind == "stop_events"
-        elif order.kind == "slow_link":
-            worker.slow_links(order.tier, order.factor)
-        else:
-            if order.kind == "none":
-                worker.restore_links()
-            app.faults.set(None if order.kind == "none" else order)
+    lost = sum(apps[index].faults.carry_out(order) for index in chosen)
     return {"fault": order.kind, "workers": chosen, "lost_requests": lost}
+
+
+def active_faults(apps: list[App]) -> dict[str, Any]:
+    """List the faults that have not ended, worker by worker."""
+    return {
+        "faults": [{"worker": index, **row} for index, app in enumerate(apps) for row in app.faults.active()]
+    }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.errors import ConfigError
+from understudy.server.api.errors import SHUTTING_DOWN
 from understudy.server.api.texts import TokenTexts
 from understudy.server.app import App
 from understudy.server.clock import WallClock
@@ -154,10 +155,12 @@ class Server:
             while left_s > 0 and (self.app.endpoints.in_flight or self.stage.outbox.sending):
                 await asyncio.sleep(0.02)
                 left_s -= 0.02
-        finally:  # also when nobody wants to wait any longer
+        finally:  # also when a second signal ends the wait
             for generation in list(self.app.endpoints.in_flight):
-                generation.connection.drop()
-        await asyncio.sleep(0)
+                generation.shut_down()
+            for connection in tuple(self.app.answering):
+                connection.end_early(503, SHUTTING_DOWN)
+        await self.stage.outbox.leave()
         self.worker.close()
 
     @property

@@ -45,6 +45,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     uds: str | None = None
     """A path at which to listen, instead of host and port."""
     api_keys: tuple[str, ...] = ()
+    admin_hosts: tuple[str, ...] = ()
+    """Addresses and networks whose clients may call control routes; without a key only."""
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     max_body_depth: int = MAX_BODY_DEPTH

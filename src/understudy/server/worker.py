@@ -66,7 +66,6 @@ class Worker:
         self._adapter_numbers: dict[str, int] = {}
         self.worst_s = 0.0
         """How late a token of its was delivered at most, since somebody looked and set it to 0."""
-        self._slowed: set[str] = set()
         capacity = settings.engine.num_gpu_blocks * settings.engine.block_size
         if settings.max_model_len > capacity:
             raise ConfigError(
@@ -270,7 +269,6 @@ class Worker:
     def slow_links(self, tier: str, factor: float) -> None:
         """The links to and from a tier are so many times as slow from now on. A shared tier's are everybody's."""
         wanted, share = Tier[tier.upper()], 1 / factor
-        self._slowed.add(tier)
         for core in self.cores:
 
             def slow(now_ns: int, core: EngineCore = core) -> None:
@@ -278,12 +276,6 @@ class Worker:
 
             self.driver.do(core, slow)
         self.driver.nudge()
-
-    def restore_links(self) -> None:
-        """All links are as fast as before."""
-        for tier in sorted(self._slowed):
-            self.slow_links(tier, 1.0)
-        self._slowed.clear()
 
     def close(self) -> None:
         """Let go of what others could want, such as addresses."""

@@ -44,6 +44,10 @@ def error_body(status: int, message: str, kind: str, param: str | None = None) -
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
+SHUTTING_DOWN = error_body(503, "the server is shutting down", "Service Unavailable")
+"""The body for requests that a server does not answer in full because it stops."""
+
+
 def answer_error(error: Exception, connection: Connection) -> None:
     """What is wrong, to the client; what nobody foresaw to the log, too."""
     connection.on_close = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from understudy.server.api.errors import ApiError, error_body
+from understudy.server.api.errors import SHUTTING_DOWN, ApiError, error_body
 from understudy.server.core import LiveRequest
 
 if TYPE_CHECKING:
@@ -300,12 +300,15 @@ class Generation:
         if not self._gone:
             self._fail("broken")
 
+    def shut_down(self) -> None:
+        """End the answer with an error, because the server stops."""
+        self.client_gone()
+        self.connection.end_early(503, SHUTTING_DOWN)
+        self._tell("failed")
+
     def _fail(self, how: str) -> None:
         """It gets no more from the engine: an error, in the stream if it has begun."""
-        self._gone = True
-        for choice in self.choices:
-            if choice.request is not None and not choice.done:
-                self.worker.driver.cancel(choice.request)
+        self.client_gone()
         text = _FAILURES.get(how, "the request was aborted by the engine")
         body = error_body(500, text, "InternalServerError")
         if self.started:

@@ -11,6 +11,7 @@ import msgspec
 from understudy.checks import port_number, positive_number, read_as, whole_number
 from understudy.engines.config import VllmConfig
 from understudy.errors import ConfigError
+from understudy.server.access import admin_networks
 from understudy.server.flags.grammar import CommandLine, Flag, read_command_line, vllm_flags
 from understudy.server.flags.tiers import check_tiers, offload_below, read_tiers
 from understudy.server.knobs import LATENCIES, check_latency
@@ -35,6 +36,7 @@ OURS = (
     Flag(["--max-request-body-size-mb"], "float"),
     Flag(["--max-request-body-depth"], "int"),
     Flag(["--dev-mode", "--no-dev-mode"], "bool"),
+    Flag(["--admin-host"], "str", many=True),
     Flag(["--time-to-first-token"], "float"),
     Flag(["--inter-token-latency"], "float"),
     Flag(["--time-to-first-token-std-dev"], "float"),
@@ -120,6 +122,7 @@ _HANDLED = frozenset(
             "served-model-name",
             "max-model-len",
             "api-key",
+            "admin-host",
             "allowed-origins",
             "lora-modules",
             "kv-events-config",
@@ -212,8 +215,9 @@ def settings_of(line: CommandLine) -> ServerSettings:
     length = values.get("max-model-len")
     context = length if isinstance(length, int) else known_context(given["model"])
     given["max_model_len"] = ServerSettings().max_model_len if context is None else context
-    keys = values.get("api-key") or ([os.environ["VLLM_API_KEY"]] if os.environ.get("VLLM_API_KEY") else [])
-    given["api_keys"] = tuple(map(str, keys))
+    given["api_keys"] = read_api_keys(values.get("api-key"))
+    given["admin_hosts"] = tuple(map(str, values.get("admin-host") or ()))
+    admin_networks(given["admin_hosts"], given["api_keys"])
     if isinstance(values.get("allowed-origins"), list):
         given["allowed_origins"] = tuple(map(str, values["allowed-origins"]))
     given["lora_modules"] = tuple(_lora(module) for module in values.get("lora-modules") or ())
@@ -287,6 +291,14 @@ def settings_of(line: CommandLine) -> ServerSettings:
         return msgspec.convert(given, ServerSettings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
+
+
+def read_api_keys(given: list[Any] | None) -> tuple[str, ...]:
+    """Return the keys of `--api-key`; without the flag, that of VLLM_API_KEY. ConfigError for an empty one."""
+    keys = given or ([os.environ["VLLM_API_KEY"]] if os.environ.get("VLLM_API_KEY") else [])
+    if not all(map(str, keys)):
+        raise ConfigError("--api-key: is empty; give a key, or leave the flag out")
+    return tuple(map(str, keys))
 
 
 def _strays(values: dict[str, Any], latency_ms: tuple[float, float] | None) -> tuple[float, float]:

@@ -10,6 +10,8 @@ import msgspec
 from understudy._core import TierRun
 from understudy.errors import ConfigError
 from understudy.memory import LIVE_BYTES, require_memory
+from understudy.server.access import Access
+from understudy.server.api.errors import SHUTTING_DOWN
 from understudy.server.fleet.front import FrontDoor
 from understudy.server.fleet.routing import FleetRouting
 from understudy.server.http import address_of, listen
@@ -30,8 +32,22 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     """Of the front door."""
+    door_host: str | None = None
+    """Address of the front door; None: `host`, that of the workers."""
+    admin_hosts: tuple[str, ...] = ()
+    """Addresses and networks whose clients may call the door's control routes; without a key only."""
     routing: str | KvRouting | Router = "round_robin"
     seed: int = 0
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Keys for the door's control routes: those of all pools."""
+        return tuple(dict.fromkeys(key for _, pool in self.pools for key in pool.api_keys))
+
+    def access(self) -> Access:
+        """Build the checks of the front door."""
+        origins = self.pools[0][1].allowed_origins
+        return Access(keys=self.api_keys, admin_hosts=self.admin_hosts, origins=origins, host=self.host)
 
 
 class Fleet:
@@ -59,7 +75,7 @@ class Fleet:
                 server = self._server(pool, len(self.servers), run)
                 self.servers.append(server)
                 self.routing.add(server, len(self.servers) - 1)
-        self.door = FrontDoor(self.servers, self.routing, name_of(settings.routing))
+        self.door = FrontDoor(self.servers, self.routing, name_of(settings.routing), settings.access())
         self._listening: asyncio.Server | None = None
         self.port = settings.port
 
@@ -95,7 +111,7 @@ class Fleet:
             self._listening = await listen(
                 self.door,
                 self.stage.outbox,
-                self.settings.host,
+                self.settings.door_host or self.settings.host,
                 self.settings.port,
                 self.servers[0].tls,
             )
@@ -111,7 +127,11 @@ class Fleet:
             self._listening.close()
             self._listening = None
         self.door.close()
-        await asyncio.gather(*(server.stop() for server in self.servers))
+        try:
+            await asyncio.gather(*(server.stop() for server in self.servers))
+        finally:  # requests that wait for a worker
+            self.stage.outbox.end_all(503, SHUTTING_DOWN)
+        await self.stage.outbox.leave()
 
 
 def name_of(policy: str | KvRouting | Router) -> str:

@@ -13,14 +13,17 @@ import msgspec
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
 from understudy.router.dispatch import Decision, LiveRouteRequest
+from understudy.server.access import Access, route_class
 from understudy.server.api.errors import ApiError, answer_error, error_body
 from understudy.server.api.fields import read_body, read_json, whole_number
-from understudy.server.faults import FaultOrder, apply_order
+from understudy.server.faults import FaultOrder, active_faults, apply_order
 from understudy.server.metrics import Registry
 from understudy.server.metrics.families import CONTENT_TYPE
 from understudy.server.metrics.process import HttpMetrics, add_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from understudy.server.fleet.routing import FleetRouting
     from understudy.server.http import Connection, Request
     from understudy.server.server import Server
@@ -54,8 +57,9 @@ def in_numbers(
 class FrontDoor:
     """Answers on the fleet's own port."""
 
-    def __init__(self, servers: list[Server], routing: FleetRouting, name: str) -> None:
+    def __init__(self, servers: list[Server], routing: FleetRouting, name: str, access: Access) -> None:
         self.servers = servers
+        self._access = access
         self.routing = name
         self.max_body_bytes = servers[0].settings.max_body_bytes
         self.max_body_depth = servers[0].settings.max_body_depth
@@ -80,6 +84,17 @@ class FrontDoor:
             for index in range(len(servers))
         ]
         self._page = files(__package__).joinpath("page.html").read_bytes()
+        self.own: dict[str, dict[str, Callable[[Request, Connection], None]]] = {
+            "/": {"GET": self._show_page},
+            "/metrics": {"GET": self._metrics, "HEAD": self._metrics},
+            "/health": {"GET": self._health},
+            "/ping": {"GET": self._health},
+            "/fleet/state": {"GET": self._state},
+            "/fleet/events": {"GET": self._watch},
+            "/fleet/workers/": {"GET": self._worker},
+            "/admin/fault": {"GET": self._faults, "POST": self._order},
+        }
+        """Routes of the door itself, by path and method; a path that ends with a slash stands for those below it."""
 
     # ── HTTP ──
 
@@ -94,8 +109,12 @@ class FrontDoor:
         connection.on_answered = answered
         connection.extra_headers = b""
         try:
-            if not self._own(request, connection):
+            own = self.own.get(_route_of(request.path), {}).get(request.method)
+            if own is None:
                 self._forward(request, connection)
+            else:
+                self._access.check(route_class(request.path), request, connection)
+                own(request, connection)
         except Exception as error:
             answer_error(error, connection)
 
@@ -103,35 +122,23 @@ class FrontDoor:
         """The body of the answer to bytes that are no request."""
         return error_body(status, why, "Bad Request")
 
-    def _own(self, request: Request, connection: Connection) -> bool:
-        """Paths of the door itself."""
-        path = request.path
-        if request.method == "HEAD" and path in ("/metrics", "/metrics/"):
-            connection.respond(200, self.registry.render(), CONTENT_TYPE)
-            return True
-        if request.method == "GET":
-            if path == "/":
-                connection.respond(200, self._page, "text/html; charset=utf-8")
-            elif path == "/fleet/events":
-                self._watch(connection)
-            elif path == "/fleet/state":
-                connection.respond(200, msgspec.json.encode(self.state()))
-            elif path.startswith("/fleet/workers/"):
-                connection.respond(200, msgspec.json.encode(self._worker(path.rpartition("/")[2])))
-            elif path in ("/metrics", "/metrics/"):
-                connection.respond(200, self.registry.render(), CONTENT_TYPE)
-            elif path in ("/health", "/ping"):
-                up = any(not server.app.dead for server in self.servers)
-                connection.respond(200 if up else 503, b"", "")
-            else:
-                return False
-            return True
-        if path == "/admin/fault" and request.method == "POST":
-            order = FaultOrder.read(read_json(request))
-            told = apply_order(order, [server.app for server in self.servers])
-            connection.respond(200, msgspec.json.encode(told))
-            return True
-        return False
+    def _show_page(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, self._page, "text/html; charset=utf-8")
+
+    def _metrics(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, self.registry.render(), CONTENT_TYPE)
+
+    def _health(self, _: Request, connection: Connection) -> None:
+        up = any(not server.app.dead for server in self.servers)
+        connection.respond(200 if up else 503, b"", "")
+
+    def _faults(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, msgspec.json.encode(active_faults([server.app for server in self.servers])))
+
+    def _order(self, request: Request, connection: Connection) -> None:
+        order = FaultOrder.read(read_json(request))
+        report = apply_order(order, [server.app for server in self.servers])
+        connection.respond(200, msgspec.json.encode(report))
 
     def _forward(self, request: Request, connection: Connection) -> None:
         generators = self.servers[0].app.routes.generators
@@ -203,6 +210,9 @@ class FrontDoor:
 
     # ── The page ──
 
+    def _state(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, msgspec.json.encode(self.state()))
+
     def state(self) -> dict[str, Any]:
         """The fleet in columns, a number a worker."""
         self._measure_rates()
@@ -254,8 +264,8 @@ class FrontDoor:
         self._last_shown_s = now_s
         self._token_counts.append(list(self.servers[0].stage.token_lateness.counts))
 
-    def _worker(self, name: str) -> dict[str, Any]:
-        number = whole_number(name)
+    def _worker(self, request: Request, connection: Connection) -> None:
+        number = whole_number(request.path.rpartition("/")[2])
         if number is None or not 0 <= number < len(self.servers):
             raise ApiError(f"there are workers 0 … {len(self.servers) - 1}", status=404, kind="NotFoundError")
         server = self.servers[number]
@@ -272,14 +282,15 @@ class FrontDoor:
             }
             for request in server.worker.live()
         ]
-        return {
+        state = {
             "worker": number,
             "port": server.port,
             "model": server.settings.names[0],
             "requests": requests,
         }
+        connection.respond(200, msgspec.json.encode(state))
 
-    def _watch(self, connection: Connection) -> None:
+    def _watch(self, _: Request, connection: Connection) -> None:
         connection.start_stream(b"cache-control: no-store\r\n")
         self._watchers.add(connection)
         connection.on_close = lambda: self._watchers.discard(connection)
@@ -310,3 +321,10 @@ class FrontDoor:
             self._shower = None
         for watcher in self._watchers:
             watcher.drop()
+
+
+def _route_of(path: str) -> str:
+    """The key of a path in the table of routes."""
+    if path.startswith("/fleet/workers/"):
+        return "/fleet/workers/"
+    return "/metrics" if path == "/metrics/" else path

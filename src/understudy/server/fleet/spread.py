@@ -19,6 +19,7 @@ from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of, shifted
 from understudy.server.fleet.spread_door import SpreadDoor
 from understudy.server.loop import heap_frozen, run
 from understudy.server.proxy.service import RouterService, RouterSettings
+from understudy.server.proxy.upstream import Upstream
 from understudy.server.proxy.workers import WorkerAddress
 
 if TYPE_CHECKING:
@@ -51,7 +52,15 @@ class SpreadFleet:
         self.ports: list[int] = []
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-fleet-")
         self._groups = [
-            msgspec.structs.replace(settings, pools=pools, base_port=base, port=0, routing="round_robin")
+            msgspec.structs.replace(
+                settings,
+                pools=pools,
+                base_port=base,
+                port=0,
+                door_host="127.0.0.1",
+                admin_hosts=(),
+                routing="round_robin",
+            )
             for pools, base in _groups(settings, processes, Path(self._folder.name))
         ]
         self._children: list[tuple[BaseProcess, Pipe]] = []
@@ -70,12 +79,13 @@ class SpreadFleet:
                 self._children.append((child, ours))
             loop = asyncio.get_running_loop()
             doors = []
-            for _, pipe in self._children:
+            for group, (_, pipe) in zip(self._groups, self._children, strict=True):
                 told = await loop.run_in_executor(None, _wait, pipe)
                 if isinstance(told, str):
                     raise ConfigError(told)
                 door, ports = told
-                doors.append((door, len(ports)))
+                key = next(iter(group.api_keys), None)
+                doors.append((Upstream(f"http://127.0.0.1:{door}", key=key), len(ports)))
                 self.ports += ports
             urls = tuple(WorkerAddress(url=f"http://127.0.0.1:{port}") for port in self.ports)
             first = self.settings.pools[0][1]
@@ -92,6 +102,9 @@ class SpreadFleet:
                     stall_timeout_s=0.0,
                     max_body_bytes=first.max_body_bytes,
                     max_body_depth=first.max_body_depth,
+                    api_keys=self.settings.api_keys,
+                    admin_hosts=self.settings.admin_hosts,
+                    allowed_origins=first.allowed_origins,
                 )
             )
             self._own = SpreadDoor(

@@ -13,29 +13,30 @@ from understudy.server.api.errors import ApiError
 from understudy.server.api.fields import read_json, whole_number
 from understudy.server.faults import FaultOrder, chosen_workers
 from understudy.server.fleet.front import KEPT_DECISIONS, SHOWN_DECISIONS, SHOWN_EVERY_S, in_numbers
-from understudy.server.proxy.upstream import Upstream, UpstreamError
+from understudy.server.proxy.upstream import UpstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from understudy.router.dispatch import Decision, Dispatcher, LiveRouteRequest
     from understudy.server.http import Connection, Request
+    from understudy.server.proxy.upstream import Upstream
     from understudy.server.proxy.workers import Rank, Workers
     from understudy.server.settings import ServerSettings
 
 
 class SpreadDoor:
-    """Paths of the fleet at the router's port. `groups`: the port of each group's own door, and its workers' number."""
+    """Routes of the fleet at the router's port. `groups`: each group's own door, and its number of workers."""
 
     def __init__(
         self,
-        groups: Sequence[tuple[int, int]],
+        groups: Sequence[tuple[Upstream, int]],
         workers: Sequence[ServerSettings],
         routing: str,
         dispatcher: Dispatcher,
         ranks: Workers,
     ) -> None:
-        self._groups = [(Upstream(f"http://127.0.0.1:{port}"), count) for port, count in groups]
+        self._groups = list(groups)
         self._settings = list(workers)
         self._routing = routing
         self._dispatcher = dispatcher
@@ -45,31 +46,38 @@ class SpreadDoor:
         self._shower: asyncio.Task[None] | None = None
         self._page = files(__package__).joinpath("page.html").read_bytes()
 
+        self.routes: dict[str, dict[str, Callable[[Request, Connection], Awaitable[None]]]] = {
+            "/": {"GET": self._show_page},
+            "/fleet/state": {"GET": self._state},
+            "/fleet/events": {"GET": self._watch},
+            "/fleet/workers/": {"GET": self._worker},
+            "/admin/fault": {"GET": self._faults, "POST": self._order},
+        }
+        """By path and method; a path that ends with a slash stands for those below it."""
+
     async def answer(self, request: Request, connection: Connection) -> bool:
         """True when the path is one of the fleet's."""
-        path, method = request.path, request.method
+        below = "/fleet/workers/"
+        path = below if request.path.startswith(below) else request.path
+        own = self.routes.get(path, {}).get(request.method)
+        if own is None:
+            return False
         try:
-            if path == "/" and method == "GET":
-                connection.respond(200, self._page, "text/html; charset=utf-8")
-            elif path == "/fleet/events" and method == "GET":
-                await self._watch(connection)
-            elif path == "/fleet/state" and method == "GET":
-                connection.respond(200, msgspec.json.encode(await self.state()))
-            elif path.startswith("/fleet/workers/") and method == "GET":
-                connection.respond(200, msgspec.json.encode(await self._worker(path.rpartition("/")[2])))
-            elif path == "/admin/fault" and method == "POST":
-                order = FaultOrder.read(read_json(request))
-                connection.respond(200, msgspec.json.encode(await self._order(order)))
-            else:
-                return False
+            await own(request, connection)
         except UpstreamError as error:
             raise ApiError(str(error), status=502, kind="Bad Gateway") from error
         return True
+
+    async def _show_page(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, self._page, "text/html; charset=utf-8")
 
     def routed(self, request: Request, asked: LiveRouteRequest, decision: Decision, rank: Rank) -> None:
         """A request goes to a worker."""
         worker, load = self._ranks.all.index(rank.worker), self._dispatcher.outstanding.requests[rank.number]
         self._decisions.append(in_numbers(decision, asked, worker, request.path, self._routing, load))
+
+    async def _state(self, _: Request, connection: Connection) -> None:
+        connection.respond(200, msgspec.json.encode(await self.state()))
 
     async def state(self) -> dict[str, Any]:
         """As the page of one process has it: workers in order, and the lateness of the latest process."""
@@ -86,21 +94,30 @@ class SpreadDoor:
             "decisions": list(self._decisions)[-SHOWN_DECISIONS:],
         }
 
-    async def _worker(self, name: str) -> dict[str, Any]:
-        number = whole_number(name)
+    async def _worker(self, request: Request, connection: Connection) -> None:
+        number = whole_number(request.path.rpartition("/")[2])
         if number is None or not 0 <= number < len(self._settings):
             raise ApiError(
                 f"there are workers 0 … {len(self._settings) - 1}", status=404, kind="NotFoundError"
             )
         left = number
         for door, count in self._groups:
-            if left < count:
-                return {**await _read(door, f"/fleet/workers/{left}"), "worker": number}
+            if 0 <= left < count:
+                state = {**await _read(door, f"/fleet/workers/{left}"), "worker": number}
+                connection.respond(200, msgspec.json.encode(state))
             left -= count
-        raise AssertionError("every worker is in a group")
 
-    async def _order(self, order: FaultOrder) -> dict[str, Any]:
-        """An order for some workers, or all, wherever they are. Nothing has happened when it is refused."""
+    async def _faults(self, _: Request, connection: Connection) -> None:
+        rows, first = [], 0
+        for door, count in self._groups:
+            faults = (await _read(door, "/admin/fault"))["faults"]
+            rows += [{**row, "worker": first + row["worker"]} for row in faults]
+            first += count
+        connection.respond(200, msgspec.json.encode({"faults": rows}))
+
+    async def _order(self, request: Request, connection: Connection) -> None:
+        """Pass an order on to the groups of its workers. Nothing has happened when it is refused."""
+        order = FaultOrder.read(read_json(request))
         chosen = chosen_workers(order, self._settings)
         first = lost = 0
         for door, count in self._groups:
@@ -112,11 +129,12 @@ class SpreadDoor:
                 if status != 200:
                     raise UpstreamError(f"{door.url} refused a fault: {answer[:200]!r}")
                 lost += msgspec.json.decode(answer)["lost_requests"]
-        return {"fault": order.kind, "workers": chosen, "lost_requests": lost}
+        report = {"fault": order.kind, "workers": chosen, "lost_requests": lost}
+        connection.respond(200, msgspec.json.encode(report))
 
     # ── Who watches ──
 
-    async def _watch(self, connection: Connection) -> None:
+    async def _watch(self, _: Request, connection: Connection) -> None:
         data = _event(await self.state())
         connection.start_stream(b"cache-control: no-store\r\n")
         self._watchers.add(connection)

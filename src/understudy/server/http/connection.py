@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._chunked = True
         self._bodyless = False
         self._streaming = False
+        self._streams_events = False
         self._parts: list[bytes] = []
         self._idle: asyncio.TimerHandle | None = None
         self._rests = 0
@@ -134,6 +135,7 @@ class Connection(asyncio.Protocol):
                 self._old = request.head.http_1_0
                 self._chunked = not self._old
                 self._bodyless = request.method == "HEAD"
+                self._status = 0
                 if len(request.body) > LARGE_BODY_BYTES:
                     decoding = asyncio.get_running_loop().run_in_executor(None, request.decode)
                     decoding.add_done_callback(partial(self._handle_decoded, request))
@@ -183,6 +185,14 @@ class Connection(asyncio.Protocol):
         return Request(head, body, self._handler.max_body_depth)
 
     # ── Answers ──
+
+    @property
+    def peer(self) -> str | None:
+        """The client's address; empty on a Unix socket, None when the client has gone."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        if name is None:
+            return None
+        return str(name[0]) if isinstance(name, tuple) else ""
 
     @property
     def ends(self) -> bool:
@@ -251,6 +261,7 @@ class Connection(asyncio.Protocol):
         self._status = status
         self._sent_bytes = 0
         self._streaming = True
+        self._streams_events = content_type.startswith("text/event-stream")
         if not self._chunked:
             self._keep_alive = False
         head = (
@@ -305,6 +316,20 @@ class Connection(asyncio.Protocol):
         self._write(data)
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             transport.abort()
+
+    def end_early(self, status: int, body: bytes) -> None:
+        """Answer with an error, or end an event stream with it and `[DONE]`; then close the connection."""
+        self._keep_alive = False
+        if not self._answering:
+            return
+        if not self._status:
+            self.on_close = None
+            self.respond(status, body)
+        elif self._streaming and self._streams_events:
+            self.send_event(b"data: " + body + b"\n\ndata: [DONE]\n\n")
+            self.end_stream()
+        elif self._streaming:
+            self.drop()
 
     def drop(self) -> None:
         """Cut the connection in the middle of whatever it is doing."""

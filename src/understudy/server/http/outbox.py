@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from understudy.server.clock import Clock
     from understudy.server.http.connection import Connection
     from understudy.server.lateness import Lateness
+
+LEAVE_S = 1.0
+"""Time that a client has to read the end of its answer when the server stops."""
 
 
 class Late(Protocol):
@@ -30,6 +35,18 @@ class Outbox:
     def sending(self) -> bool:
         """Somebody has not taken all that it was told."""
         return any(connection.unsent_bytes for connection in self.open)
+
+    def end_all(self, status: int, body: bytes) -> None:
+        """End the answers of all connections with an error."""
+        for connection in tuple(self.open):
+            connection.end_early(status, body)
+
+    async def leave(self) -> None:
+        """Wait until all that was sent has left, for at most `LEAVE_S`."""
+        until_s = time.monotonic() + LEAVE_S
+        while self.sending and time.monotonic() < until_s:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # so that connections are closed when this returns
 
     def flush(self) -> None:
         """Send, and note how late the tokens were."""

@@ -12,7 +12,8 @@ import msgspec
 from understudy._core import Identities, xxh3_64
 from understudy.errors import PolicyError, WrongState
 from understudy.router.dispatch import Decision, LiveRouteRequest
-from understudy.server.api.errors import ApiError, error_body
+from understudy.server.access import route_class
+from understudy.server.api.errors import SHUTTING_DOWN, ApiError, error_body
 from understudy.server.api.fields import read_json, whole_number
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
 from understudy.server.metrics.families import CONTENT_TYPE
@@ -22,9 +23,10 @@ from understudy.server.proxy.metrics import router_metrics
 from understudy.server.proxy.upstream import Unreachable, UpstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from understudy.router.dispatch import Dispatcher
+    from understudy.server.access import Access
     from understudy.server.http import Connection, Outbox, Request
     from understudy.server.proxy.prompts import PromptReader
     from understudy.server.proxy.workers import Rank, Workers
@@ -59,8 +61,14 @@ class Proxy:
     """Answers `/query`, `/register`, `/unregister`, `/dump`, `/health` and `/metrics`; passes the rest on."""
 
     def __init__(
-        self, workers: Workers, dispatcher: Dispatcher, prompts: PromptReader, outbox: Outbox
+        self,
+        workers: Workers,
+        dispatcher: Dispatcher,
+        prompts: PromptReader,
+        outbox: Outbox,
+        access: Access,
     ) -> None:
+        self._access = access
         self.max_body_bytes = MAX_BODY_BYTES
         self.max_body_depth = MAX_BODY_DEPTH
         self._workers = workers
@@ -75,6 +83,14 @@ class Proxy:
         self.http = HttpMetrics(self.registry)
         self._about = About(workers, dispatcher, prompts)
         self.own: OwnPaths | None = None
+        self.routes: dict[str, dict[str, Callable[[Request, Connection], Coroutine[Any, Any, None]]]] = {
+            "/query": {"POST": self._query},
+            "/register": {"POST": self._register},
+            "/unregister": {"POST": self._unregister},
+            "/dump": {"GET": self._dump},
+            **{path: {"POST": self._route} for path in GENERATES},
+        }
+        """By path and method, besides /metrics and /health; other requests go to an engine as they are."""
         self.draining = False
 
     @property
@@ -93,6 +109,11 @@ class Proxy:
 
         connection.on_answered = answered
         connection.extra_headers = b""
+        try:
+            self._access.check(route_class(request.path), request, connection)
+        except ApiError as error:
+            connection.respond(error.status, error.body())
+            return
         if request.path in ("/metrics", "/metrics/") and method in ("GET", "HEAD"):
             connection.respond(200, self.registry.render(), CONTENT_TYPE)
             return
@@ -121,26 +142,27 @@ class Proxy:
         try:
             if self.own is not None and await self.own.answer(request, connection):
                 return
-            match request.path, request.method:
-                case "/query", "POST":
-                    self._reply(connection, await self._about.query(read_json(request)))
-                case "/register", "POST":
-                    self._reply(connection, await self._about.register(read_json(request)))
-                case "/unregister", "POST":
-                    self._reply(connection, self._about.unregister(read_json(request)))
-                case "/dump", "GET":
-                    self._reply(connection, self._about.dump(request.query))
-                case path, "POST" if path in GENERATES:
-                    await self._route(request, connection)
-                case _:
-                    await self._pass_on(request, connection)
+            answer = self.routes.get(request.path, {}).get(request.method, self._pass_on)
+            await answer(request, connection)
         except ApiError as error:
             connection.respond(error.status, error.body())
-        except asyncio.CancelledError:
-            connection.drop()
+        except asyncio.CancelledError:  # the client has gone, or the router stops
+            connection.end_early(503, SHUTTING_DOWN)
         except Exception:
             log.exception("a request failed that nobody foresaw")
             connection.respond(500, error_body(500, "an error inside the router", "InternalServerError"))
+
+    async def _query(self, request: Request, connection: Connection) -> None:
+        self._reply(connection, await self._about.query(read_json(request)))
+
+    async def _register(self, request: Request, connection: Connection) -> None:
+        self._reply(connection, await self._about.register(read_json(request)))
+
+    async def _unregister(self, request: Request, connection: Connection) -> None:
+        self._reply(connection, self._about.unregister(read_json(request)))
+
+    async def _dump(self, request: Request, connection: Connection) -> None:
+        self._reply(connection, self._about.dump(request.query))
 
     def _reply(self, connection: Connection, value: Any) -> None:
         connection.respond(200, msgspec.json.encode(value))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from understudy.router.dispatch import Dispatcher
+from understudy.server.access import Access
 from understudy.server.clock import WallClock
 from understudy.server.http import Outbox, listen
 from understudy.server.http.bodies import MAX_BODY_BYTES, MAX_BODY_DEPTH
@@ -51,6 +52,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = MAX_BODY_BYTES
     max_body_depth: int = MAX_BODY_DEPTH
     """Levels of lists and objects in a body."""
+    api_keys: tuple[str, ...] = ()
+    """Keys that clients need; the first is also sent with the router's own requests to engines."""
+    admin_hosts: tuple[str, ...] = ()
+    """Addresses and networks whose clients may call control routes; without a key only."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of pages that may call control routes."""
 
 
 class RouterService:
@@ -66,10 +73,17 @@ class RouterService:
             silence_s=settings.silence_s,
             look_every_s=settings.look_every_s,
             limits=TimeLimits(settings.first_byte_timeout_s, settings.stall_timeout_s),
+            key=next(iter(settings.api_keys), None),
         )
         tokenizer = None if settings.tokenizer is None else open_tokenizer(settings.tokenizer)
         self._outbox = Outbox(WallClock(), Lateness())
-        self.proxy = Proxy(self.workers, self.dispatcher, PromptReader(tokenizer), self._outbox)
+        access = Access(
+            keys=settings.api_keys,
+            admin_hosts=settings.admin_hosts,
+            origins=settings.allowed_origins,
+            host=settings.host,
+        )
+        self.proxy = Proxy(self.workers, self.dispatcher, PromptReader(tokenizer), self._outbox, access)
         self.proxy.max_body_bytes = settings.max_body_bytes
         self.proxy.max_body_depth = settings.max_body_depth
         self._listening: asyncio.Server | None = None
@@ -92,7 +106,7 @@ class RouterService:
         self.port = self._listening.sockets[0].getsockname()[1]
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Stop listening and following; let answers leave for so long, cut the rest."""
+        """Stop listening and following; drain for `drain_s` seconds, then end the other answers with an error."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -101,4 +115,5 @@ class RouterService:
         while time.monotonic() < until_s and (self.proxy.busy or self._outbox.sending):
             await asyncio.sleep(0.02)
         await self.proxy.close()
+        await self._outbox.leave()
         await self.workers.close()

@@ -106,9 +106,15 @@ class Answer:
 
 
 class Upstream:
-    """One engine's address, and the connections to it that can be used again."""
+    """One engine's address, and the connections to it that can be used again.
 
-    def __init__(self, url: str, limits: TimeLimits = NO_LIMITS) -> None:
+    `key` is sent with our own requests (`get`, `post`).
+    """
+
+    def __init__(self, url: str, limits: TimeLimits = NO_LIMITS, key: str | None = None) -> None:
+        self._own_headers = {"content-type": "application/json"}
+        if key is not None:
+            self._own_headers["authorization"] = f"Bearer {key}"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
@@ -186,7 +192,7 @@ class Upstream:
     async def _whole(self, method: str, target: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self.ask(method, target, body, {"content-type": "application/json"})
+                answer = await self.ask(method, target, body, self._own_headers)
                 return answer.status, await answer.body()
         except TimeoutError:
             raise UpstreamError(f"{self.url}{target} does not answer within {timeout_s} s") from None

@@ -79,8 +79,10 @@ class Workers:
         silence_s: float = 5.0,
         look_every_s: float = 1.0,
         limits: TimeLimits = NO_LIMITS,
+        key: str | None = None,
     ) -> None:
         self.dispatcher = dispatcher
+        self._key = key
         self.block_size = block_size
         self.all: list[ProxyWorker] = []
         self.ranks: list[Rank] = []
@@ -97,7 +99,7 @@ class Workers:
 
     async def add(self, address: WorkerAddress) -> ProxyWorker:
         """Find out what an engine is, and follow it. ConfigError when that cannot be, EngineAway when it may yet."""
-        upstream = Upstream(address.url, self._limits)
+        upstream = Upstream(address.url, self._limits, self._key)
         self._refuse_twice(upstream)
         numbers: list[int] = []
         try:
@@ -315,6 +317,8 @@ class Workers:
 
     async def _adapters(self, upstream: Upstream) -> set[str]:
         status, body = await upstream.get("/v1/models")
+        if status == 401:
+            log.warning("%s/v1/models: needs a key; give the router the engine's --api-key", upstream.url)
         if status != 200:
             return set()
         try:
