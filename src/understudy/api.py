@@ -226,7 +226,7 @@ def _note_eviction_order(engines: list[VllmConfig]) -> list[str]:
         f"eviction_policy={engine.described()['eviction_policy']} is not the order of {engine.kv_manager} blocks: "
         f"the run is not step-exact with vLLM {engine.vllm_version}"
         for engine in engines
-        if not engine.own_order
+        if not engine.has_engine_eviction_order
     ]
 
 

@@ -180,16 +180,16 @@ def refused(
         ),
         (
             f"replay {TRACE} --vllm-version 0.25 --long-prefill-token-threshold-adaptive",
-            "--long-prefill-token-threshold-adaptive is no setting of vLLM 0.25; 0.31 is the first that",
+            "--long-prefill-token-threshold-adaptive is not a setting of vLLM 0.25; choose 0.31 or newer",
         ),
-        (f"replay {TRACE} --vllm-version 0.22 --watermark 0.1", "--watermark is no setting of vLLM 0.22"),
+        (f"replay {TRACE} --vllm-version 0.22 --watermark 0.1", "--watermark is not a setting of vLLM 0.22"),
         (
             f"replay {TRACE} --routing kv --router-queue-policy wspt",
             "--router-queue-policy=wspt orders the router's queue, which needs",
         ),
         (
             f"replay {TRACE} --quiet --gpu H100 --model Llama-3.1-8B --no-charge-first-token",
-            "--no-charge-first-token needs a timing model that times decoding apart; this one times whole steps",
+            "--no-charge-first-token needs a timing model that times decoding separately; this one times whole steps",
         ),
         *(
             (

@@ -260,7 +260,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, trace: Path) -> None:
         (["--vllm-version", "v9"], "--vllm-version 'v9' is not known"),
         (
             ["--vllm-version", "v0.23", "--set", "engine.watermark=0.1"],
-            "watermark is no setting of vLLM v0.23",
+            "watermark is not a setting of vLLM v0.23",
         ),
         (
             ["--set", "engine.scheduling_policy=priority", "--set", "engine.preemption_mode=fifo"],

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from understudy.engines.clock_conformance import compare_clock, describe_difference, play, read_recording
+from understudy.engines.clock_conformance import (
+    compare_clock,
+    describe_difference,
+    read_recording,
+    run_clock_scenario,
+)
 from understudy.errors import InvalidArgument
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-clock"
@@ -30,7 +35,7 @@ def test_every_batch_and_token_comes_when_it_was_recorded(name: str) -> None:
 
 def test_a_difference_is_told_by_its_first_batch() -> None:
     recording = read_recording(GOLDEN / f"{NAMES[0]}.json.gz")
-    ours = play(recording.scenario)
+    ours = run_clock_scenario(recording.scenario)
     start, end, batch = ours.trace[3]
     ours.trace[3] = (start, end + 1, batch)
     assert str(describe_difference(ours, recording.recorded)).startswith(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engines.building import engine_profile
 from model.clock_loop import ClockLoop, Seen
 from model.vllm_config import RECORDED, V0_31, Profile
-from understudy.engines.clock_conformance import ClockScenario, play, read_recording
+from understudy.engines.clock_conformance import ClockScenario, read_recording, run_clock_scenario
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-clock"
 
@@ -81,6 +81,6 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 @given(scenario=scenarios())
 @settings(max_examples=100)
 def test_every_batch_and_token_comes_when_the_model_says(profile: Profile, scenario: dict[str, Any]) -> None:
-    ours = play(msgspec.convert(scenario, ClockScenario), engine_profile(profile), check=True)
+    ours = run_clock_scenario(msgspec.convert(scenario, ClockScenario), engine_profile(profile), check=True)
     theirs = ClockLoop(scenario, profile).run()
     assert Seen(ours.first, ours.last, ours.n, list(ours.trace)) == theirs

@@ -18,7 +18,7 @@ from understudy.engines.conformance import (
     compare_recording,
     describe_difference,
 )
-from understudy.engines.profiles import NEWEST, PROFILES, profile_named
+from understudy.engines.profiles import NEWEST, PROFILES, find_profile
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings
 from understudy.engines.scenario import read_scenario
@@ -96,7 +96,7 @@ def test_aborts_ends_by_eos_and_every_recorded_version_are_step_for_step_the_sam
 
 def test_a_lone_request_is_not_capped_since_v0_31() -> None:
     folder = GOLDEN.parent / "vllm-versions" / "v0.32.0"
-    older = [outcome for outcome in compare_all(folder, profile_named("0.30")) if outcome.difference]
+    older = [outcome for outcome in compare_all(folder, find_profile("0.30")) if outcome.difference]
     assert 0 < len(older) < FOLDERS["vllm-versions/v0.32.0"]
     assert {outcome.profile for outcome in older} == {"recorded"}
 
@@ -141,7 +141,7 @@ def test_a_recording_that_goes_on_or_ends_earlier_differs(tmp_path: Path) -> Non
     shorter = compare(scenario_path("single"), write_golden(tmp_path / "a.jsonl.gz", lines[:-1]))
     assert str(shorter.difference) == "the recording ends earlier"
     longer = compare(scenario_path("single"), write_golden(tmp_path / "b.jsonl.gz", [*lines, lines[-1]]))
-    assert str(longer.difference) == "the recording goes on"
+    assert str(longer.difference) == "the recording continues"
     fewer_steps = compare(
         scenario_path("single"), write_golden(tmp_path / "c.jsonl.gz", [*lines[:10], lines[-1]])
     )
@@ -175,7 +175,7 @@ def test_an_error_of_the_engine_is_a_difference(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["v0.23", "v0.18"])
 def test_an_older_version_schedules_differently_where_the_free_list_matters(name: str) -> None:
-    profile = profile_named(name)
+    profile = find_profile(name)
     outcome = compare(scenario_path("eviction_order"), golden_path("eviction_order"), profile)
     assert outcome.difference is not None
     assert "free_head" in str(outcome.difference)
@@ -213,15 +213,15 @@ def test_a_setting_that_the_version_lacks_is_a_difference_that_names_it() -> Non
     ],
 )
 def test_every_release_has_its_profile(release: str, profile: str) -> None:
-    assert profile_named(release).name == profile
+    assert find_profile(release).name == profile
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v0.33.0", r"0\.33\.0.*newest that is known is 0\.32"),
-        ("1.0", r"newest that is known is 0\.32"),
-        ("0.17.0", r"oldest that is known is 0\.18"),
+        ("v0.33.0", r"0\.33\.0.*newest known release is 0\.32"),
+        ("1.0", r"newest known release is 0\.32"),
+        ("0.17.0", r"oldest known release is 0\.18"),
         ("main", r"'main'.*a release from 0\.18 to 0\.32"),
         ("0.31.0rc1", r"a release from 0\.18 to 0\.32"),
         ("", r"a release from"),
@@ -229,7 +229,7 @@ def test_every_release_has_its_profile(release: str, profile: str) -> None:
 )
 def test_an_unknown_version_is_refused_with_the_newest_known(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        profile_named(name)
+        find_profile(name)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,9 @@ def test_an_unknown_version_is_refused_with_the_newest_known(name: str, message:
     ],
 )
 def test_settings_that_came_with_v0_31_are_refused_before_it(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))} is no setting of vLLM 0.30.0; 0.31"):
+    with pytest.raises(
+        ConfigError, match=f"{next(iter(setting))} is not a setting of vLLM 0.30.0; choose 0.31"
+    ):
         VllmConfig(**setting, vllm_version="0.30.0")
     VllmConfig(**setting)
 

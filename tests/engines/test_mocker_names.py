@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "kv_transfer_bandwidth": (64.0, LATER),
     "kv_transfer_timing_mode": ("destination_missing", LATER),
     "reasoning": ({"thinking_ratio": 0.5}, LATER),
-    "response_replay_trace_path": ("outputs.jsonl", "read from the trace"),
+    "response_replay_trace_path": ("outputs.jsonl", "into the trace"),
     "zmq_kv_events_port": (5557, LATER),
     "zmq_replay_port": (5558, LATER),
     "router_queue_policy": ("fcfs", LATER),

@@ -16,7 +16,7 @@ from model.vllm_connector import RELEASES
 from model.vllm_offload import named, run_offload
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
-from understudy.engines.profiles import profile_named
+from understudy.engines.profiles import find_profile
 
 STEPS = 400
 
@@ -91,7 +91,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
 def test_every_line_is_the_one_of_the_slow_model(version: str, scenario: dict[str, Any]) -> None:
     run = OffloadRun(
         read_offload_scenario(scenario, Path("random")),
-        profile_named(version),
+        find_profile(version),
         offload_profile(version),
         check=True,
     )

@@ -17,7 +17,7 @@ from model.vllm_config import RECORDED
 from replay.building import ONE_MS, crowd, play, single_turns
 from understudy.engines.config import VllmConfig
 from understudy.engines.conformance import compare_recording
-from understudy.engines.profiles import profile_named
+from understudy.engines.profiles import find_profile
 from understudy.engines.recordings import Recording, find_recordings, read_pair
 from understudy.engines.spec_recording import SpecScenario, run_spec_scenario
 from understudy.engines.speculation import SpeculativeConfig
@@ -187,7 +187,7 @@ def test_a_malformed_recording_is_refused_with_its_file(tmp_path: Path) -> None:
 def test_older_versions_differ_where_they_did() -> None:
     """Before 0.25 nobody was padded, before 0.23 an admission took no blocks ahead."""
     differing = {
-        version: sum(compare_recording(r, profile_named(version)).difference is not None for r in RECORDINGS)
+        version: sum(compare_recording(r, find_profile(version)).difference is not None for r in RECORDINGS)
         for version in ("0.30", "0.24", "0.22")
     }
     assert differing["0.30"] == 0

@@ -70,7 +70,7 @@ def test_a_comparison_on_the_console_and_as_a_page(
     assert main(["compare", str(one), str(two), "--html", str(html)]) == 0
     for said in (words(capsys.readouterr().out), html.read_text()):
         assert f"Times of one from {PRESET}" in said
-        assert "Times of two from a polynomial of no GPU" in said
+        assert "Times of two from a generic polynomial" in said
 
 
 def test_a_live_replay_and_its_steps_outside_of_the_fit(
@@ -90,7 +90,7 @@ def test_a_live_replay_and_its_steps_outside_of_the_fit(
 def test_a_report_in_python_at_a_prompt_in_a_notebook_and_beside_another() -> None:
     known = replay(single_turns([64], 4), VllmConfig())
     for said in (repr(known), known._repr_html_()):
-        assert "times from a polynomial of no GPU" in said
+        assert "times from a generic polynomial" in said
     nobody = Report.build(timeline(Row([10, 20])), {"workload": "old"})
     for said in (repr(nobody), nobody._repr_html_(), page(nobody)):
         assert UNNAMED in said

@@ -54,7 +54,7 @@ def test_flags_that_go_together_are_taken(flags: list[str]) -> None:
 
 def test_an_assignment_wins_over_the_flag_of_times_as_in_a_replay() -> None:
     settings = read_serve(["m", "--timing", "polynomial", "--set", *CONSTANT]).settings
-    assert settings.described_times() == "constants that were given: 1 ms of prefill, 2 ms of decode"
+    assert settings.describe_times() == "given constants: 1 ms of prefill, 2 ms of decode"
 
 
 @pytest.mark.parametrize(

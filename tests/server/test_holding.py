@@ -8,7 +8,7 @@ import pytest
 
 from server.test_equivalence import Diary, Part, live_request
 from understudy.engines.config import VllmConfig
-from understudy.engines.offload import offload_of
+from understudy.engines.offload import build_live_offload
 from understudy.engines.timing import Constant
 from understudy.errors import WrongState
 from understudy.server.clock import ScriptedClock
@@ -42,7 +42,11 @@ def core_of(below: str, asynchronous: bool) -> EngineCore:
     plan = TierPlan.of(tiers, 16)
     assert plan is not None
     return EngineCore(
-        config, tiers=to_core(plan, 1 << 12), offload=offload_of(tiers, config), events=True, check=True
+        config,
+        tiers=to_core(plan, 1 << 12),
+        offload=build_live_offload(tiers, config),
+        events=True,
+        check=True,
     )
 
 

@@ -13,7 +13,7 @@ from understudy._core import Engine, TierConfig, TokenBlocks, VllmOffload, WayCo
 from understudy.cli import build_parser
 from understudy.cli.tier_flags import tier_settings
 from understudy.engines.config import VllmConfig
-from understudy.engines.offload import vllm_offload
+from understudy.engines.offload import build_vllm_offload
 from understudy.engines.offload_profiles import RECORDED, V0_32, OffloadProfile
 from understudy.errors import ConfigError
 from understudy.report.tier_table import tier_facts
@@ -265,7 +265,7 @@ def test_the_host_counts_chunks_that_begin_on_pages() -> None:
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        ({"vllm_version": "0.27.1"}, "native offload of vllm_version '0.27.1' has rules of its own"),
+        ({"vllm_version": "0.27.1"}, "native offload of vllm_version '0.27.1' is not simulated"),
         ({"kv_manager": "kvbm"}, "needs kv_manager=native"),
         ({"aic_nextn": 2, "async_scheduling": False}, "contradicts aic_nextn"),
         ({"enable_prefix_caching": False}, "needs enable_prefix_caching"),
@@ -275,7 +275,7 @@ def test_the_host_counts_chunks_that_begin_on_pages() -> None:
 def test_an_engine_that_has_no_such_offload_is_refused(engine: dict[str, Any], message: str) -> None:
     plan = TierPlan.of(offloading(), 16)
     with pytest.raises(ConfigError, match=message):
-        vllm_offload(plan, VllmConfig(block_size=16, **engine), 100)
+        build_vllm_offload(plan, VllmConfig(block_size=16, **engine), 100)
 
 
 def flags(*arguments: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def comm_token_ms(**gpu: Any) -> float:
 def test_a_link_replaces_the_one_that_a_gpu_has_by_its_name() -> None:
     assert comm_token_ms(link_gbps=45.0) == pytest.approx(10 * comm_token_ms())  # 450 on the data sheet
     said = GpuSettings(name="H100", tensor_parallel_size=2, link_gbps=45.0).timing("Llama-3.1-8B", None)
-    assert "on 2 x H100 (links of 45 GB/s), " in said.described_origin()
+    assert "on 2 x H100 (links of 45 GB/s), " in said.describe_origin()
     with pytest.raises(ConfigError, match=r"gpu\.link_gbps must be finite and above 0, got 0"):
         comm_token_ms(link_gbps=0.0)
 
@@ -128,7 +128,7 @@ def test_a_planners_profile_wins_over_the_times_of_a_gpu(tmp_path: Path) -> None
         decode_itl=np.ones((2, 2)),
     )
     found = ReplaySettings.read(None, {"engine": {"planner_profile_data": str(path)}}, list(H100))
-    assert "planner's profile" in found.engine.timing.described_origin()
+    assert "planner's profile" in found.engine.timing.describe_origin()
 
 
 def test_a_server_refuses_our_flags_that_do_nothing_and_tells_vllms() -> None:

@@ -42,7 +42,7 @@ def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[O
         f'<header><div><h1>{escape(title)}</h1><div class="facts"><span>weights <b>{escape(file.weights)}</b></span>'
         f"<span>KV <b>{escape(file.kv)}</b></span><span>fitted <b>{escape(file.date)}</b> to "
         f"<b>{len(file.inputs)}</b> benchmark{'' if len(file.inputs) == 1 else 's'}</span>"
-        f"<span>times from {escape(file.timing().described_origin())}</span></div></div>{THEME_BUTTON}</header>"
+        f"<span>times from {escape(file.timing().describe_origin())}</span></div></div>{THEME_BUTTON}</header>"
     )
     body = (header, f'<div class="cards">{"".join(cards)}{_numbers(file)}</div>')
     footer = "Times at the client, where the benchmark measured them there. "

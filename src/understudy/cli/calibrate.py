@@ -216,7 +216,7 @@ def _print_tables(
             *map(_percent, (one.ttft_percent, one.tpot_percent, one.e2e_percent)),
         )
     console.print(table)
-    console.print(f"times from {file.timing().described_origin()}", style="dim")
+    console.print(f"times from {file.timing().describe_origin()}", style="dim")
     if not parameters:
         return
     table = Table(title="parameters", title_justify="left")

@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.markup import escape
 
     from understudy.engines.conformance import compare_recording
-    from understudy.engines.profiles import profile_named
+    from understudy.engines.profiles import find_profile
     from understudy.engines.recordings import find_recordings
 
     console = Console(highlight=False, soft_wrap=True)
-    profile = None if args.vllm_version is None else profile_named(args.vllm_version)
+    profile = None if args.vllm_version is None else find_profile(args.vllm_version)
     recordings = find_recordings(args.directory, args.only)
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
     for recording in _with_progress(recordings):

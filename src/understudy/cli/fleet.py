@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         async def start() -> None:
             await fleet.start()
             ports = fleet.ports
-            sources = dict.fromkeys(pool.described_times() for _, pool in settings.pools)
+            sources = dict.fromkeys(pool.describe_times() for _, pool in settings.pools)
             where = "" if processes == 1 else f"in {processes} processes, "
             door = f"{settings.pools[0][1].scheme}://{address_of(settings.host, fleet.port)}"
             print(

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         await server.start()
         print(
             f"understudy serves {', '.join(plan.settings.names)} on {server.address}\n"
-            f"times from {'the engine, which computes' if real else plan.settings.described_times()}",
+            f"times from {'the engine, which computes' if real else plan.settings.describe_times()}",
             file=sys.stderr,
             flush=True,
         )

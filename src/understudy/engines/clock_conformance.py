@@ -1,4 +1,4 @@
-"""Comparing the engine with recordings of vLLM's engine loop on a clock: when each batch runs and each token comes."""
+"""Compare the engine with recordings of vLLM's engine loop on a clock: the time of each batch and token."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class TimedRequest(ScenarioRequest, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class TimedAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request that is given up at a time."""
+    """A request that is aborted at a time."""
 
     id: str
     t: int
 
 
 class ClockScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch takes `step_ns` and `per_token_ns` for every token; the host takes no time."""
+    """A timed workload: a batch takes `step_ns` plus `per_token_ns` per token; the host takes no time."""
 
     step_ns: int
     per_token_ns: int
@@ -50,7 +50,7 @@ class ClockScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClockRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """When each request had its first and last token, how many it had, and every batch that computed something."""
+    """Times of each request's first and last token, its number of tokens, and every batch that is not empty."""
 
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -60,7 +60,7 @@ class ClockRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClockRecording(msgspec.Struct, frozen=True):
-    """A file: what was played, and what was seen."""
+    """Content of a file: the scenario and its recorded outcome."""
 
     scenario: ClockScenario
     recorded: ClockRecord
@@ -71,7 +71,9 @@ def compare_clock(path: Path, profile: VersionProfile = RECORDED, *, check: bool
     recording = read_recording(path)
     name = path.name.removesuffix(".json.gz")
     try:
-        difference = describe_difference(play(recording.scenario, profile, check=check), recording.recorded)
+        difference = describe_difference(
+            run_clock_scenario(recording.scenario, profile, check=check), recording.recorded
+        )
     except UnderstudyError as error:
         difference = Difference("", reason=f"{type(error).__name__}: {error}")
     return Outcome(name, recording.recorded.steps, difference, "recorded", profile.name)
@@ -86,8 +88,10 @@ def read_recording(path: Path) -> ClockRecording:
         raise InvalidArgument(f"{path}: {error}") from error
 
 
-def play(scenario: ClockScenario, profile: VersionProfile = RECORDED, *, check: bool = False) -> ClockRecord:
-    """Drive an engine as vLLM's loop is: who came is read before a schedule, aborts when a batch ends too."""
+def run_clock_scenario(
+    scenario: ClockScenario, profile: VersionProfile = RECORDED, *, check: bool = False
+) -> ClockRecord:
+    """Run an engine as vLLM's loop does: read requests and aborts before each schedule and at each batch end."""
     return _Loop(scenario, profile, check=check).run()
 
 
@@ -100,15 +104,15 @@ class _Loop:
         self._aborts = sorted(scenario.aborts, key=lambda abort: -abort.t)
         self._ids: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        self._seen = ClockRecord()
+        self._record = ClockRecord()
 
     def run(self) -> ClockRecord:
         now_ns = 0
         while True:
-            self._read_until(now_ns)
+            self._submit_until(now_ns)
             if self._engine.idle or self._engine.stuck:
                 if not self._to_come and not (self._engine.stuck and self._aborts):
-                    return self._seen
+                    return self._record
                 now_ns = min(event.t for event in self._next_events())
                 continue
             now_ns = self._step(now_ns)
@@ -118,23 +122,23 @@ class _Loop:
         return events + [self._scenario.requests[index] for _, index in self._to_come[-1:]]
 
     def _step(self, now_ns: int) -> int:
-        engine, seen, scenario = self._engine, self._seen, self._scenario
+        engine, record, scenario = self._engine, self._record, self._scenario
         engine.begin_step(now_ns)
         batch = {self._names[request]: tokens for request, tokens in engine.batch}
         end_ns = now_ns
         if batch:
             end_ns += scenario.step_ns + scenario.per_token_ns * sum(batch.values())
-            seen.trace.append((now_ns, end_ns, batch))
-            seen.steps += 1
-        self._read_until(end_ns)
+            record.trace.append((now_ns, end_ns, batch))
+            record.steps += 1
+        self._submit_until(end_ns)
         for request, tokens in engine.end_step(end_ns).tokens:
             name = self._names[request]
-            seen.first.setdefault(name, end_ns)
-            seen.last[name] = end_ns
-            seen.n[name] = seen.n.get(name, 0) + tokens
+            record.first.setdefault(name, end_ns)
+            record.last[name] = end_ns
+            record.n[name] = record.n.get(name, 0) + tokens
         return end_ns
 
-    def _read_until(self, now_ns: int) -> None:
+    def _submit_until(self, now_ns: int) -> None:
         while self._to_come and self._to_come[-1][0] <= now_ns:
             _, index = self._to_come.pop()
             request, config = self._scenario.requests[index], self._scenario.config
@@ -147,7 +151,7 @@ class _Loop:
 
 
 def describe_difference(ours: ClockRecord, theirs: ClockRecord) -> Difference | None:
-    """Where the two differ first in time; None when they do not."""
+    """Return the first difference in time; None when there is none."""
     recorded = [batch for batch in theirs.trace if batch[2]]
     for number, (mine, its) in enumerate(zip(ours.trace, recorded, strict=False)):
         if mine != its:

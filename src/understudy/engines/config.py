@@ -11,7 +11,7 @@ import numpy as np
 from understudy._core import EngineConfig, Speculation, StepTiming, VllmOffload, python_timing
 from understudy.checks import plain_number, read_as, whole_number
 from understudy.engines.mocker_names import refuse_unknown, take_mocker_names
-from understudy.engines.profiles import NEWEST, VersionProfile, profile_named
+from understudy.engines.profiles import NEWEST, VersionProfile, find_profile
 from understudy.engines.speculation import SpeculativeConfig  # noqa: TC001  (msgspec reads the annotation)
 from understudy.engines.timing import Polynomial, Timing, TimingModel
 from understudy.errors import ConfigError
@@ -39,37 +39,36 @@ _SWITCHES = (
     "long_prefill_token_threshold_adaptive",
 )
 _MTP_SEED = 42
-_MAYBE_SWITCHES = ("scheduler_reserve_full_isl", "async_scheduling")
-"""None leaves them to the release."""
+_OPTIONAL_SWITCHES = ("scheduler_reserve_full_isl", "async_scheduling")
+"""None: the release's default."""
 
 _WHOLE_STEPS = Physical | MeasuredKernels | Aiconfigurator | RecordedSteps
-"""Timing models that do not know what part of a step is decoding."""
+"""Timing models of whole steps, which do not time decoding separately."""
 
 _KVBM_ORDERS = ("lineage", "lru", "multi_lru")
-"""Of Dynamo's block manager."""
+"""Eviction policies of Dynamo's block manager."""
 
 DEFAULT_MAX_NUM_SEQS = 256
-"""As in vLLM the default, and only it, follows a budget (`max_num_batched_tokens`) that is smaller."""
+"""Lowered to a smaller `max_num_batched_tokens`, as in vLLM; an explicit value is not."""
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A vLLM-style worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
+    """Settings of a vLLM worker. `num_gpu_blocks` counts usable blocks (vLLM's own count has one more).
 
-    `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, copies of a block side by side and vLLM's free list;
-    "kvbm" has one physical block a hash, shared by all and visible once acquired.
+    `kv_manager` (the mocker's `g1_backend`): "native" is vLLM's, with several copies of a block and vLLM's free list;
+    "kvbm" has one physical block per hash, shared by all requests and matchable once acquired.
 
-    `eviction_policy` says in which order blocks go: a built-in policy by name (`understudy.kv.BUILT_IN_POLICIES`), or a
-    class (or another callable without arguments) that makes an `EvictionPolicy` for each worker. None is the manager's
-    own order: vLLM's free list, or "lineage" under "kvbm". Any other is not what that engine does: its schedules are no
-    longer the real engine's, step by step.
+    `eviction_policy` is the eviction order: a built-in policy by name (`understudy.kv.BUILT_IN_POLICIES`), or a class
+    (or another callable without arguments) that creates an `EvictionPolicy` for each worker. None is the manager's own
+    order: vLLM's free list, or "lineage" under "kvbm". With any other, schedules differ from the real engine's.
 
-    `aic_nextn` draft tokens are verified in every step that samples; `aic_nextn_accept_rates` says with which
-    probability each is accepted if those before it were ("0.85,0.3"; missing ones are 0, more than `aic_nextn` are cut
-    off). Worker i draws from the stream `aic_mtp_seed` + i.
+    `aic_nextn` draft tokens are verified in every step that samples; `aic_nextn_accept_rates` are the probabilities
+    that each is accepted if those before it were ("0.85,0.3"; missing ones are 0, more than `aic_nextn` are cut off).
+    Worker i samples from the stream `aic_mtp_seed` + i.
 
-    `speculative_config` is speculation as vLLM does it; the mocker's, above, is another.
+    `speculative_config` is vLLM's speculation, which differs from the mocker's above.
 
-    `vllm_version` is a release, as 0.26.0 or v0.30; the newest that is known unless told otherwise.
+    `vllm_version` is a release, such as 0.26.0 or v0.30 (default: the newest known one).
     """
 
     block_size: int = 64
@@ -88,11 +87,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     watermark: float = 0.0
     enable_lora: bool = False
     max_loras: int = 1
-    """Adapters in one batch: a request whose adapter finds no place waits, and others pass it. With enable_lora."""
+    """Adapters per batch: a request whose adapter does not fit waits, and others pass it. With enable_lora."""
     data_parallel_size: int = 1
-    """Ranks of a worker: engines of their own, with as many blocks each, behind one front."""
+    """Data-parallel ranks of a worker: separate engines, each with all these blocks, behind one front end."""
     async_scheduling: bool | None = None
-    """None: as vLLM chooses by itself, which since 0.14 is to schedule one batch ahead wherever it can."""
+    """None: vLLM's own choice, which since 0.14 is to schedule one batch ahead where possible."""
     kv_manager: Literal["native", "kvbm"] = "native"
     eviction_policy: Any = None
     aic_nextn: int | None = None
@@ -104,13 +103,13 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
     charge_first_token: bool = True
-    """False: a step charges no decode time for requests whose prompt ends in it, as Dynamo's mocker of 1.6.1."""
+    """False: no decode time for requests whose prompt ends in the step, as in Dynamo's mocker 1.6.1."""
     tiers: TiersConfig = TiersConfig()
-    """Tiers that came with the engine's settings, under Dynamo's names."""
+    """Tiers from Dynamo's names among the engine's settings."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        profile = profile_named(self.vllm_version)
+        self._check_types()
+        profile = find_profile(self.vllm_version)
         for field in (
             "block_size",
             "num_gpu_blocks",
@@ -141,18 +140,18 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
         self._check_limits()
-        self._require(profile, self.vllm_version)
-        self._refuse_idle()
+        self._check_profile_has(profile, self.vllm_version)
+        self._refuse_unused()
         if self.eviction_policy is not None:
             check_policy("eviction_policy", self.eviction_policy)
         if self.scheduling_policy == "priority" and self.preemption_mode == "fifo":
             raise ConfigError(
-                "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide"
+                "preemption_mode=fifo contradicts scheduling_policy=priority, where priorities decide; leave it out"
             )
         self._check_speculation()
 
     def _check_limits(self) -> None:
-        """Limits that contradict each other, which vLLM refuses too."""
+        """Refuse limits that contradict each other, as vLLM does."""
         budget = self.max_num_batched_tokens
         if budget is not None and self.max_num_seqs is not None and self.max_num_seqs > budget:
             if self.max_num_seqs != DEFAULT_MAX_NUM_SEQS:
@@ -167,8 +166,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"max_model_len={self.max_model_len}"
             )
 
-    def _refuse_idle(self) -> None:
-        """Settings that do nothing without another one: whoever gives them expects something."""
+    def _refuse_unused(self) -> None:
+        """Refuse settings without an effect, because they need another one."""
         if self.max_loras != 1 and not self.enable_lora:
             raise ConfigError("max_loras needs enable_lora, without which requests name no adapter")
         if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
@@ -176,13 +175,13 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "long_prefill_token_threshold_adaptive needs long_prefill_token_threshold, which it raises"
             )
 
-    def _check_kinds(self) -> None:
-        """What is checked when settings are read by name, for those that are given to the class."""
+    def _check_types(self) -> None:
+        """Check types of values passed to the class; `from_dict` checks them while reading."""
         timing: Any = self.timing
         if not isinstance(timing, Timing):
             kinds = ", ".join(kind.__name__ for kind in get_args(Timing))
             raise ConfigError(
-                f"timing must be one of {kinds} (understudy.replay takes a model of yours), got {timing!r}"
+                f"timing must be one of {kinds}, got {timing!r}; pass a user-defined model to understudy.replay"
             )
         version: Any = self.vllm_version
         if not isinstance(version, str):
@@ -192,7 +191,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(f"{field} must be one of {', '.join(choices)}; got {value!r}")
         for field in ("speedup_ratio", "decode_speedup_ratio", "watermark"):
             msgspec.structs.force_setattr(self, field, plain_number(field, getattr(self, field)))
-        for field in (*_SWITCHES, *_MAYBE_SWITCHES):
+        for field in (*_SWITCHES, *_OPTIONAL_SWITCHES):
             value = getattr(self, field)
             if isinstance(value, np.bool_):
                 msgspec.structs.force_setattr(self, field, bool(value))
@@ -205,18 +204,18 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.speculative_config is not None:
             if self.aic_nextn is not None:
                 raise ConfigError(
-                    "aic_nextn contradicts speculative_config: one is the mocker's, one vLLM's; give one"
+                    "aic_nextn contradicts speculative_config (vLLM's own speculation); give one"
                 )
             if self.async_scheduling and self.speculative_config.method == "ngram":
                 raise ConfigError(
                     "async_scheduling contradicts method ngram, which needs the tokens of a batch before the next is "
-                    "scheduled; leave it out (mtp, eagle, eagle3 and draft_model go with it)"
+                    "scheduled; leave it out (mtp, eagle, eagle3 and draft_model support it)"
                 )
             if self.kv_manager == "kvbm":
                 raise ConfigError(
-                    "speculative_config needs kv_manager=native: rejected drafts stay in their blocks"
+                    "speculative_config needs kv_manager=native, where rejected drafts stay in their blocks"
                 )
-            self.speculative_config.native(profile_named(self.vllm_version), self.max_num_seqs)
+            self.speculative_config.native(find_profile(self.vllm_version), self.max_num_seqs)
         if self.aic_nextn is None:
             if self.aic_nextn_accept_rates is not None:
                 raise ConfigError("aic_nextn_accept_rates needs aic_nextn, the number of draft tokens")
@@ -239,16 +238,15 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> VllmConfig:
-        """Read settings by name, Dynamo's names of tiers and vLLM's of its offload among them. ConfigError names an
-        unknown, wrong or not yet supported field.
+        """Read settings by name, with Dynamo's names of tiers and vLLM's of its offload.
+
+        ConfigError names an unknown, wrong or not yet supported field.
         """
         settings, tiers = take_dynamo_names(settings)
         settings, offload = take_vllm_names(settings)
         if offload is not None:
             if tiers.tiers:
-                raise ConfigError(
-                    "vLLM's offload and Dynamo's tiers both say what is below the GPU; give one"
-                )
+                raise ConfigError("vLLM's offload contradicts Dynamo's tiers; give one")
             tiers = TiersConfig.from_dict({**offload, "kv_bytes_per_token": tiers.kv_bytes_per_token})
         settings = take_mocker_names(settings)
         refuse_unknown(settings, [name for name in cls.__struct_fields__ if name != "tiers"])
@@ -256,13 +254,13 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def accept_rates(self) -> list[float]:
-        """The accept rate of every draft token; empty without speculation."""
+        """Accept rate of every draft token; empty without speculation."""
         return [] if self.aic_nextn is None else _read_rates(self.aic_nextn_accept_rates, self.aic_nextn)
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the next batch is scheduled while this one runs: as told, or as the version chooses."""
-        return self._schedules_ahead(profile_named(self.vllm_version))
+        """Whether the next batch is scheduled while this one runs: as set, or the version's default."""
+        return self._schedules_ahead(find_profile(self.vllm_version))
 
     def _schedules_ahead(self, profile: VersionProfile) -> bool:
         if self.async_scheduling is not None:
@@ -271,31 +269,31 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.aic_nextn is None and (method is None or method in profile.async_methods)
 
     @property
-    def own_order(self) -> bool:
-        """Whether blocks go in an order that the engine of these settings has, so that its schedules can be exact."""
+    def has_engine_eviction_order(self) -> bool:
+        """Whether the eviction order is one that the real engine has, so that schedules can be exact."""
         if self.kv_manager == "kvbm":
             return self.eviction_policy in (None, *_KVBM_ORDERS)
         appends = {"all_last": True, "uncached_last": not self.enable_prefix_caching}
-        profile = profile_named(self.vllm_version)
+        profile = find_profile(self.vllm_version)
         free_list = "vllm_append" if appends.get(profile.free_order, False) else "vllm"
         return self.eviction_policy in (None, free_list)
 
     def described(self) -> dict[str, Any]:
-        """The engine's own settings as JSON can hold them; tiers are told apart."""
+        """Return the engine's settings without tiers, as JSON values."""
         alone = msgspec.structs.replace(self, tiers=TiersConfig())
         described: dict[str, Any] = msgspec.to_builtins(alone, enc_hook=name_of)
         del described["tiers"]
         return {**described, "async_scheduling": self.asynchronous}
 
-    def _require(self, profile: VersionProfile, called: str) -> None:
-        """What the profile has; several releases have one, so that its name may not be that of the release."""
+    def _check_profile_has(self, profile: VersionProfile, called: str) -> None:
+        """Refuse settings that the profile does not have; `called` is the version as the user gave it."""
         if self.watermark and not profile.has_watermark:
-            raise ConfigError(f"watermark is no setting of vLLM {called}")
+            raise ConfigError(f"watermark is not a setting of vLLM {called}; leave it out")
         if self.scheduler_reserve_full_isl and not profile.has_reserve_full_isl:
-            raise ConfigError(f"scheduler_reserve_full_isl is no setting of vLLM {called}")
+            raise ConfigError(f"scheduler_reserve_full_isl is not a setting of vLLM {called}; leave it out")
         for field in ("max_num_active_seqs", "long_prefill_token_threshold_adaptive"):
             if getattr(self, field) and not profile.has_active_seqs:
-                raise ConfigError(f"{field} is no setting of vLLM {called}; 0.31 is the first that has it")
+                raise ConfigError(f"{field} is not a setting of vLLM {called}; choose 0.31 or newer")
 
     def native(
         self,
@@ -309,11 +307,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ) -> EngineConfig:
         """The core's form of these settings, under the version they name or a profile of your own.
 
-        `events` and `kv_trace` keep what happens to blocks until it is taken; `check` verifies conservation and the
-        truth of events at the end of every step. How long blocks stay is measured for a share, `stay_sample`.
+        `events` and `kv_trace` keep events and trace records until they are taken; `check` verifies conservation of
+        blocks and events at the end of every step. Residence times are measured for the share `stay_sample` of blocks.
         """
-        profile = profile or profile_named(self.vllm_version)
-        self._require(profile, profile.name)
+        profile = profile or find_profile(self.vllm_version)
+        self._check_profile_has(profile, profile.name)
         reserve = self.scheduler_reserve_full_isl
         return EngineConfig(
             block_size=self.block_size,
@@ -351,28 +349,28 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def native_timing(self, model: TimingModel | None = None) -> StepTiming:
-        """The timing model, or the given one written in Python, with the speed-ups."""
+        """Build the timing model, or wrap the given Python one, with the speed-up ratios."""
         if model is not None:
             built = python_timing(model, self.speedup_ratio, self.decode_speedup_ratio)
         else:
             if not self.charge_first_token and isinstance(self.timing, _WHOLE_STEPS):
                 raise ConfigError(
-                    "charge_first_token needs a timing model that times decoding apart; this one times whole steps: "
-                    "leave it out"
+                    "charge_first_token needs a timing model that times decoding separately; this one times whole "
+                    "steps: leave it out"
                 )
             built = self.timing.build(self.speedup_ratio, self.decode_speedup_ratio)
         built.charges_first_token = self.charge_first_token
         return built
 
 
-def scheduling_in_words(engines: Iterable[VllmConfig]) -> str:
-    """How these engines schedule: asynchronous, synchronous, or both."""
+def describe_scheduling(engines: Iterable[VllmConfig]) -> str:
+    """Describe how these engines schedule: asynchronous, synchronous, or both."""
     modes = {"asynchronous" if engine.asynchronous else "synchronous" for engine in engines}
     return " and ".join(sorted(modes))
 
 
 def _read_rates(text: str | None, count: int) -> list[float]:
-    """Rates of `count` draft tokens, padded with 0 or cut off; all that are given must be right."""
+    """Parse the rates of `count` draft tokens, padded with 0 or cut off. ConfigError names a wrong one."""
     rates: list[float] = []
     for index, part in enumerate((text or "0.85,0.3").split(",")):
         try:

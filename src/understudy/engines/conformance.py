@@ -1,4 +1,4 @@
-"""Comparing the engine with recordings of the real scheduler."""
+"""Compare the engine with recordings of the real scheduler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.offload_recording import OffloadRun, read_offload_scenario
-from understudy.engines.profiles import profile_recorded
+from understudy.engines.profiles import find_recorded_profile
 from understudy.engines.recorder import run_scenario
 from understudy.engines.recordings import Recording, find_recordings, read_lines, read_pair
 from understudy.engines.scenario import read_scenario
@@ -27,16 +27,16 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first line in which a run is not its recording: where, and what differs there."""
+    """The first line in which a run differs from its recording."""
 
     where: str
     values: tuple[tuple[str, object, object], ...] = ()
-    """(key, ours, recorded) of every key of the line that differs."""
+    """(key, ours, recorded) for each key of the line with a difference."""
     reason: str = ""
-    """Instead of values, when there is nothing to compare."""
+    """Explanation instead of values, when there is nothing to compare."""
 
     def __str__(self) -> str:
-        """In a line, its first key only."""
+        """Format the first differing key in one line."""
         if not self.values:
             return f"{self.where}: {self.reason}" if self.where else self.reason
         key, ours, recorded = self.values[0]
@@ -45,17 +45,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one scenario compared. `difference` is None when every step was identical."""
+    """Result of comparing one scenario. `difference` is None when every step was identical."""
 
     name: str
     steps: int
     difference: Difference | None
     version: str = ""
-    """The vLLM that was recorded."""
+    """The recorded vLLM version."""
     profile: str = ""
-    """The version profile that it was compared with."""
+    """The version profile of the simulated engine."""
     note: str = ""
-    """What is to be said though nothing differs: that the release comes to a halt, and why."""
+    """A remark without a difference: that the release stops making progress, and why."""
 
 
 def compare_all(
@@ -72,7 +72,7 @@ def compare_all(
 def compare_recording(
     recording: Recording, profile: VersionProfile | None = None, *, check: bool = False
 ) -> Outcome:
-    """Run one scenario against its recording, under the version that was recorded or the profile given."""
+    """Run one scenario and compare it with its recording, under the recorded version or the given profile."""
     if recording.kind == "speculation":
         return compare_speculation(recording.golden, profile, check=check)
     if recording.kind == "offload":
@@ -87,50 +87,52 @@ def compare_recording(
 def compare(
     scenario: Path, golden: Path, profile: VersionProfile | None = None, *, check: bool = False
 ) -> Outcome:
-    """Run one scenario against its golden file and stop at the first difference.
+    """Run one scenario and compare it with its golden file up to the first difference.
 
-    The header says which vLLM was recorded, and so the profile, unless one is given. Raises InvalidArgument when a
-    file is missing or malformed.
+    The file's header names the vLLM version, which selects the profile unless one is given. Raises InvalidArgument
+    when a file is missing or malformed.
     """
     header, *expected = read_lines(golden)
     version = header["header"].get("vllm", "recorded")
-    profile = profile or profile_recorded(version)
+    profile = profile or find_recorded_profile(version)
     ours = run_scenario(read_scenario(scenario), profile, check=check)
     steps, difference = first_difference(ours, expected)
     return Outcome(scenario.stem, steps, difference, str(version), profile.name)
 
 
 def compare_speculation(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
-    """Run a scenario with speculation against what stands in the same file."""
+    """Run a scenario with speculation and compare it with the recording in the same file."""
     pair = read_pair(path)
     scenario = read_spec_scenario(pair["scenario"], path)
     version = pair.get("vllm", "vllm-src")
-    profile = profile or profile_recorded(version)
+    profile = profile or find_recorded_profile(version)
     ours = run_spec_scenario(scenario, profile, check=check)
     steps, difference = first_difference(ours, pair["recorded"])
     return Outcome(scenario.name, steps, difference, str(version), profile.name)
 
 
 def compare_offload(path: Path, profile: VersionProfile | None = None, *, check: bool = False) -> Outcome:
-    """Run a scenario with vLLM's native host offload against what stands in the same file.
+    """Run a scenario with vLLM's native host offload and compare it with the recording in the same file.
 
-    The offload's own rules are those of the release that was recorded.
+    The offload follows the rules of the recorded release.
     """
     pair = read_pair(path)
     header, *expected = pair["recorded"]
     version = header.get("header", {}).get("vllm") if isinstance(header, dict) else None
     if not isinstance(version, str):
-        raise InvalidArgument(f"{path}: the first line must be the header, with the vllm that was recorded")
+        raise InvalidArgument(f"{path}: the first line must be the header, with the recorded vllm version")
     rules = offload_profile(version)
-    profile = profile or profile_recorded(version)
+    profile = profile or find_recorded_profile(version)
     run = OffloadRun(read_offload_scenario(pair["scenario"], path), profile, rules, check=check)
     steps, difference = first_difference(run.lines(), expected)
-    note = "" if run.halted_at is None else f"halts in step {run.halted_at}: {rules.defect or 'nothing fits'}"
+    note = (
+        "" if run.halted_at is None else f"halts in step {run.halted_at}: {rules.defect or 'no request fits'}"
+    )
     return Outcome(run.scenario.name, steps, difference, version, profile.name, note)
 
 
 def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[int, Difference | None]:
-    """How many steps were identical, and where the first that was not differs."""
+    """Return the number of identical steps and the first difference after them."""
     steps = 0
     try:
         for mine, theirs in itertools.zip_longest(ours, recorded):
@@ -143,10 +145,10 @@ def first_difference(ours: Iterable[Line], recorded: Iterable[Line]) -> tuple[in
 
 
 def describe_difference(ours: Line | None, theirs: Line | None) -> Difference:
-    """Say where two lines differ."""
+    """Describe where two lines differ."""
     if ours is None or theirs is None:
         return Difference(
-            "", reason="the recording goes on" if ours is None else "the recording ends earlier"
+            "", reason="the recording continues" if ours is None else "the recording ends earlier"
         )
     where = f"step {theirs['step']}" if "step" in theirs else "at the end"
     if ("step" in ours) != ("step" in theirs):

@@ -1,14 +1,13 @@
-"""The KV manager of a simulated worker: which blocks it holds, who references them, and what it says about them.
+"""The KV manager of a simulated worker: its blocks, their references and their events.
 
-Two backends over the one block store:
+Two backends use the same block store:
 
-- **kvbm**: one physical block a hash. Blocks are acquired and released by name, a full one as soon as it is acquired is
-  found by others, and the eviction order is lineage (leaves first) or another of the built-in ones.
-- **native**: vLLM's. A request holds a `BlockLease`; a block is found by others once it is computed, copies of one
-  hash live side by side, and all unreferenced blocks wait in vLLM's free list.
+- **kvbm**: one physical block per hash. Blocks are acquired and released by name; a full block can be matched as soon
+  as it is acquired; the eviction order is lineage (leaves first) or another built-in policy.
+- **native**: as in vLLM. A request has a `BlockLease`; a block can be matched once it is computed, several copies of a
+  hash may exist, and all unreferenced blocks are in vLLM's free list.
 
-A manager belongs to one thread at a time. Every call checks its arguments and then acts, or raises with nothing
-changed.
+A manager belongs to one thread at a time. Every call checks its arguments first and raises with nothing changed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Blocks: TypeAlias = Identities | Sequence[Block]
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """What prefilling a request would take, by blocks and by tokens."""
+    """Cost of prefilling a request, in blocks and in tokens."""
 
     overlap: int  # leading blocks that are resident
     active_overlap: int  # of them, referenced
@@ -59,12 +58,12 @@ class KvTraceRecord:
 
     @property
     def utilization(self) -> float:
-        """The part of the pool that holds something, from 0 to 1."""
+        """Share of the pool's blocks that are in use or cached, from 0 to 1."""
         return (self.active_blocks + self.inactive_blocks) / self.total_blocks
 
 
 class KvEvents:
-    """What happened since the drain before, as two streams. Event ids count from 0 in each, by 1."""
+    """Events since the previous drain, as two streams. Event ids count from 0 by 1 in each."""
 
     def __init__(self, rows: KvEventRows, dp_rank: int) -> None:
         self._rows = rows
@@ -72,17 +71,17 @@ class KvEvents:
 
     @cached_property
     def raw(self) -> list[KvEvent]:
-        """What such an engine says.
+        """Events as such an engine publishes them.
 
-        kvbm: for each call, a Stored for every run of new blocks (cut where a block was there already, anchored at
-        the full block in front), then one Removed with everything evicted, in that order. native: as vLLM, every
-        copy, removals when blocks are allocated, before the Stored of their new content.
+        kvbm: for each call, a Stored for every run of new blocks (split at existing blocks; the parent is the full
+        block before it), then one Removed with all evicted blocks. native: as vLLM, one event per copy; removals when
+        blocks are allocated, before the Stored of their new content.
         """
         return self._events(consolidated=False)
 
     @cached_property
     def consolidated(self) -> list[KvEvent]:
-        """The truth: a hash is Stored with its first copy and Removed with its last."""
+        """Consolidated events: a hash is Stored with its first copy and Removed with its last."""
         return self._events(consolidated=True)
 
     def _events(self, *, consolidated: bool) -> list[KvEvent]:
@@ -99,30 +98,30 @@ class KvEvents:
 
 
 class KvManager(_core.KvManager):
-    """The KV blocks of one worker.
+    """Manage the KV blocks of one worker.
 
-    A block is an `Identity` (full) or an int (partial: an id of the caller's choosing, unique among those held).
+    A block is an `Identity` (full) or an int (partial: an id that the caller chooses, unique among acquired ones).
     `num_gpu_blocks` blocks of `block_size` tokens. `backend` is "kvbm" or "native"; `eviction` is a
-    built-in policy by name ("lineage" unless told), for kvbm only. `events` keeps events for `drain_events`, with
+    built-in policy by name (default "lineage"), for kvbm only. `events` keeps events for `drain_events`, with
     token ids under `event_token_ids`; `trace` keeps records for `drain_trace`. Both grow until they are drained.
 
-    Without `enable_prefix_caching`, `overlap` and `prefill_cost` find nothing. native then registers nothing, and is
-    silent; kvbm registers what it is given, which should be identities that no two requests share (`ActiveSequence`
-    makes such), and says so if events are on.
+    Without `enable_prefix_caching`, `overlap` and `prefill_cost` find no blocks. native then registers no block and
+    publishes no event; kvbm registers blocks as given, which should have identities that no two requests share
+    (`ActiveSequence` creates such), and publishes them if events are on.
 
     kvbm only (native raises WrongState):
 
-    - `acquire(blocks, token_ids=None, partial=False)`: one more reference to each block, which is reused if it is here
-      (even behind a miss) and otherwise allocated, evicting as needed; full blocks can be found by others at once. A
-      hash that is named twice is one block with two references. Returns how many blocks were acquired: all, or
-      CapacityExhausted; with `partial`, the longest prefix that fits. `token_ids` hold the tokens of all full blocks,
-      one after the other.
-    - `release(blocks)`: one reference less, in this order. Without references a full block is inactive: cached until
-      evicted. A partial block is free again. UnknownBlock or WrongState when the caller cannot hold one of them.
-    - `seal(partial, identity, token_ids=None)`: the held partial block is complete and becomes that full block; if it
-      is here already, the caller's reference moves to it and the slot is free. UnknownBlock when it is not held.
-    - `discard(blocks)`: as release, but nobody finds the blocks any more; acquiring one again stores it anew. Other
-      holders keep theirs until they release; their references are the first that a release of that hash drops.
+    - `acquire(blocks, token_ids=None, partial=False)`: add a reference to each block, which is reused if it is resident
+      (even after a miss) and otherwise allocated, evicting as needed; full blocks can be matched immediately. A
+      hash that is given twice is one block with two references. Returns how many blocks were acquired: all, or
+      CapacityExhausted; with `partial`, the longest prefix that fits. `token_ids` are the tokens of all full blocks,
+      concatenated.
+    - `release(blocks)`: drop a reference to each, in this order. Without references a full block is inactive: cached
+      until evicted. A partial block is free again. UnknownBlock or WrongState when a block has no reference to drop.
+    - `seal(partial, identity, token_ids=None)`: turn an acquired partial block into that full block; if it
+      is resident already, the caller's reference moves to it and the slot is freed. UnknownBlock when not acquired.
+    - `discard(blocks)`: release blocks and make them unmatchable; acquiring one again stores it anew. Other
+      callers keep theirs until they release; their references are the first that a release of that hash drops.
 
     Both backends: `probe_new_blocks(blocks)` counts those neither active nor inactive; `overlap(blocks)` is (leading
     blocks that are resident, of them active); `is_resident(block)`, `references(block)`, `active_blocks`,
@@ -131,11 +130,11 @@ class KvManager(_core.KvManager):
     """
 
     def lease(self) -> BlockLease:
-        """An empty lease for one request. WrongState unless the backend is native."""
+        """Create an empty lease for one request. WrongState unless the backend is native."""
         return BlockLease(self)
 
     def apply(self, signal: Signal) -> None:
-        """Do what a sequence asks for, all or nothing. Errors as `acquire`, `release` and `seal`."""
+        """Apply a sequence's signal, all or nothing. Errors as `acquire`, `release` and `seal`."""
         match signal:
             case Acquire(blocks, token_ids):
                 self.acquire(blocks, token_ids=token_ids)
@@ -145,10 +144,10 @@ class KvManager(_core.KvManager):
                 self.seal(partial, identity, token_ids=token_ids)
 
     def prefill_cost(self, sequence: ActiveSequence) -> PrefillCost:
-        """What admitting the sequence would take now, prompt and generated tokens alike. Changes nothing.
+        """Return the cost of admitting the sequence now, with its generated tokens. Changes nothing.
 
-        Counts resident blocks from the start up to the first that is missing or partial. A sequence, or a manager,
-        without prefix caching has no overlap.
+        Counts resident blocks from the start up to the first missing or partial one. Without prefix caching, in the
+        sequence or the manager, there is no overlap.
         """
         blocks = sequence.blocks
         overlap, active = self.overlap(blocks) if sequence.enable_prefix_caching else (0, 0)
@@ -163,11 +162,11 @@ class KvManager(_core.KvManager):
         )
 
     def drain_events(self) -> KvEvents:
-        """Take the events since the drain before; none unless the manager was made with `events`."""
+        """Take the events since the previous drain; empty unless the manager was created with `events`."""
         return KvEvents(self.drain_rows(), self.dp_rank)
 
     def drain_trace(self) -> list[KvTraceRecord]:
-        """Take the records since the drain before; none unless the manager was made with `trace`."""
+        """Take the records since the previous drain; empty unless the manager was created with `trace`."""
         return [
             KvTraceRecord(
                 "eviction" if eviction else "allocation",

@@ -1,4 +1,4 @@
-"""Settings of an engine as Dynamo's mocker writes them: under other names, asking for nothing, or refused."""
+"""Convert engine settings with the names of Dynamo's mocker; ignore neutral values and refuse unsupported ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LATER = {
     **dict.fromkeys(("dp_size", "startup_time"), "data parallelism under the mocker's name, and scaling"),
     **dict.fromkeys(("reasoning",), "live serving"),
 }
-"""Names that belong to a part of Understudy that does not exist yet, and what that part is."""
+"""Names of features that Understudy does not have yet, and the feature."""
 
 _INSTEAD = {
     **dict.fromkeys(
@@ -47,17 +47,17 @@ _INSTEAD = {
             "aic_kv_cache_dtype",
             "aic_comm_dtype",
         ),
-        "describes a system to AIConfigurator; give measurements (planner_profile_data) or a timing model of your own",
+        "describes a system to AIConfigurator; give measurements (planner_profile_data) or a user-defined timing model",
     ),
     **dict.fromkeys(
         ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"),
         "only estimates how many blocks fit; give num_gpu_blocks",
     ),
-    "perf_model": "is an object of the mocker; give timing, planner_profile_data or a timing model of your own",
+    "perf_model": "is an object of the mocker; give timing, planner_profile_data or a user-defined timing model",
     "has_perf_model": "says that a timing model was set, but not which; give timing or planner_profile_data",
-    "response_replay_trace_path": "names outputs in a file of their own; they are read from the trace",
+    "response_replay_trace_path": "names a separate file of outputs; put them into the trace",
 }
-"""Names of the mocker's that mean nothing here, why, and what to give instead."""
+"""Names of the mocker without a meaning here, why, and what to give instead."""
 
 _OFF: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(_LATER, (None,)),
@@ -72,11 +72,11 @@ _OFF: dict[str, tuple[object, ...]] = {
     "worker_type": ("aggregated",),
     "dp_size": (1,),
 }
-"""Values of the names above that ask for nothing, as the mocker writes them: they are accepted."""
+"""Neutral values of the names above, as the mocker writes them: accepted and ignored."""
 
 
 def take_mocker_names(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings under our own names, without those that ask for nothing. ConfigError where two name one thing."""
+    """Rename the mocker's settings and drop neutral ones. ConfigError where two settings mean the same."""
     taken = {
         name: value
         for name, value in settings.items()
@@ -96,21 +96,23 @@ def take_mocker_names(settings: dict[str, Any]) -> dict[str, Any]:
         taken["kv_manager"] = backend
     _check_engine_type(taken.pop("engine_type", "vllm"))
     if taken.get("num_gpu_blocks", 0) is None:
-        del taken["num_gpu_blocks"]  # its default, as for the mocker
+        del taken["num_gpu_blocks"]  # None means the default, as in the mocker
     if isinstance(taken.get("preemption_mode"), str):
         taken["preemption_mode"] = taken["preemption_mode"].lower()
     return taken
 
 
 def refuse_unknown(settings: dict[str, Any], known: Sequence[str]) -> None:
-    """ConfigError for the first name that is none of `known`, with what to give instead where that can be said."""
+    """Raise ConfigError for the first name that is not in `known`, with the remedy where there is one."""
     for name in settings:
         if name in _INSTEAD:
             raise ConfigError(f"{name} {_INSTEAD[name]}")
         if name in _LATER:
             raise ConfigError(f"{name} belongs to {_LATER[name]}, which this version does not have yet")
         if name == "tiers":
-            raise ConfigError("tiers stand beside engine, not in it (under Dynamo's names they may)")
+            raise ConfigError(
+                "tiers: not a setting of engine; put it next to engine (Dynamo's names may be inside)"
+            )
         if name not in known:
             raise ConfigError(f"{name} is not a setting of the engine; known are {', '.join(known)}")
 

@@ -1,4 +1,4 @@
-"""vLLM's native host offload for an engine whose tiers ask for it."""
+"""Build vLLM's native host offload from the settings of tiers."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
 
 
 UNLIMITED_BLOCKS = 1 << 22
-"""Of a host without a limit, where nobody can say what a workload will fill."""
+"""Capacity of an unlimited host when the size of the workload is unknown."""
 
 
-def offload_of(
+def build_live_offload(
     tiers: TiersConfig, engine: VllmConfig, max_blocks: int = UNLIMITED_BLOCKS
 ) -> VllmOffload | None:
-    """The offload that the settings of tiers ask for, for an engine that serves."""
-    return vllm_offload(TierPlan.of(tiers, engine.block_size), engine, max_blocks, samples=True)
+    """Build the offload of a live engine, if the settings of tiers ask for one."""
+    return build_vllm_offload(TierPlan.of(tiers, engine.block_size), engine, max_blocks, samples=True)
 
 
-def vllm_offload(
+def build_vllm_offload(
     plan: TierPlan | None, engine: VllmConfig, max_blocks: int, *, samples: bool = False
 ) -> VllmOffload | None:
-    """The offload that a plan of mode vllm asks for, by the rules of the engine's release; None for any other.
+    """Build the offload of a plan in mode vllm, by the rules of the engine's release; None for other modes.
 
-    `max_blocks`, what the workload can ever fill, is the capacity of an unlimited host. `samples`: somebody takes what
-    histograms count. ConfigError names what the release, or the engine, does not have.
+    `max_blocks`, the most that the workload can fill, is the capacity of an unlimited host. `samples`: keep samples
+    for histograms. ConfigError names a setting that the release or the engine does not have.
     """
     if plan is None or plan.offload.mode != "vllm":
         return None
     rules = offload_profile(engine.vllm_version)
     host = next(tier for tier in plan.tiers if tier.tier is Tier.G2)
     if host.eviction == "arc" and not rules.has_arc:
-        raise ConfigError(f"g2: eviction arc: vLLM {rules.name} does not have it; lru is what it has")
+        raise ConfigError(f"g2: eviction arc: vLLM {rules.name} does not have it; choose lru")
     if engine.kv_manager != "native":
         raise ConfigError(f"offload mode vllm needs kv_manager=native, got {engine.kv_manager}")
     for field in ("aic_nextn", "speculative_config"):
         if getattr(engine, field) is not None:
-            raise ConfigError(f"offload mode vllm contradicts {field}: this version knows one or the other")
+            raise ConfigError(f"offload mode vllm contradicts {field}; give one of them")
     if engine.enable_lora:
-        raise ConfigError("offload mode vllm contradicts enable_lora: this version knows one or the other")
+        raise ConfigError("offload mode vllm contradicts enable_lora; give one of them")
     if not engine.enable_prefix_caching:
         raise ConfigError("offload mode vllm needs enable_prefix_caching")
     chunk = plan.offload.blocks_per_chunk

@@ -1,4 +1,4 @@
-"""What differs between vLLM releases in their native host offload, as data."""
+"""Differences between vLLM releases in their native host offload, as data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from understudy.errors import ConfigError
 
 
 class OffloadProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One release's OffloadingConnector, and its scheduler's part in it.
+    """Rules of one release's OffloadingConnector and of its scheduler.
 
-    `touches`: lookups and stores make chunks young on the host; else the end of a request does, once for all it used.
-    `arc_falls_back`: under ARC, where no chunk seen again may be evicted, one seen once is, however few there are.
-    `stores_last_token`: a request that has ended offers the chunk of its last token too, which nobody ever computed.
-    `holders_first`: who waits and holds blocks has a queue of its own, which is served first.
-    `spares_in_flight`: asynchronously, a victim whose step is in flight is not preempted: it would yield nothing.
-    `has_arc`: the host can be kept by ARC. `defect`: a way in which the release comes to a halt, or nothing.
+    `touches`: lookups and stores mark chunks as recently used on the host; else the end of a request does, for all its
+    chunks. `arc_falls_back`: under ARC, if no chunk of the frequent list may be evicted, one of the recent list is.
+    `stores_last_token`: a finished request also offers the chunk of its last token, whose KV was never computed.
+    `holders_first`: waiting requests with blocks have their own queue, which is served first.
+    `spares_in_flight`: with async scheduling, a request with a step in flight is not preempted, because that would
+    free no block. `has_arc`: ARC is available. `defect`: a way in which the release stops making progress, or empty.
     """
 
     name: str
@@ -33,7 +33,7 @@ class OffloadProfile(msgspec.Struct, frozen=True, kw_only=True):
     defect: str = ""
 
     def native(self, **settings: Any) -> VllmOffload:
-        """The core's form of an offload with these settings, by the rules of this release."""
+        """Build the core's configuration of an offload with these settings and this release's rules."""
         return VllmOffload(
             release=self.name.removeprefix("v")
             if self.name != "recorded"
@@ -55,8 +55,8 @@ RECORDED = OffloadProfile(
     holders_first=False,
     spares_in_flight=False,
     defect=(
-        "a request at the head of the skipped queue whose allocation fails ends the scan, and those behind it whose "
-        "blocks have been loaded keep them for ever"
+        "a failed allocation at the head of the skipped queue ends the scan, and later requests in it keep their "
+        "loaded blocks forever"
     ),
 )
 V0_32 = OffloadProfile(
@@ -77,14 +77,14 @@ RELEASES: dict[int, OffloadProfile] = {
     31: msgspec.structs.replace(V0_32, name="v0.31"),
     32: V0_32,
 }
-"""By the minor number of 0.x. `recorded` and 0.32 are compared with recordings; the others follow from what their
-connector, host policies and scheduler do differently."""
+"""Profiles by the minor number of 0.x. `recorded` and 0.32 are compared with recordings; the others follow from
+differences in their connector, host policies and scheduler."""
 
 
 def offload_profile(version: str) -> OffloadProfile:
-    """The offload of a vLLM release, or of the revision that is called `recorded`.
+    """Return the offload rules of a vLLM release, or of the revision that is called `recorded`.
 
-    ConfigError for a release whose offload has rules that are not known here.
+    ConfigError for a release whose rules are not known.
     """
     if version == "recorded" or version.startswith(REVISION):
         return RECORDED
@@ -92,6 +92,6 @@ def offload_profile(version: str) -> OffloadProfile:
     if match and int(match[1]) in RELEASES:
         return RELEASES[int(match[1])]
     raise ConfigError(
-        f"offload mode vllm: the native offload of vllm_version {version!r} has rules of its own that are not "
-        f"simulated; give 0.{min(RELEASES)} to 0.{max(RELEASES)}, or recorded"
+        f"offload mode vllm: the native offload of vllm_version {version!r} is not simulated; "
+        f"give 0.{min(RELEASES)} to 0.{max(RELEASES)}, or recorded"
     )

@@ -1,4 +1,4 @@
-"""Recordings of vLLM's native host offload: its scheduler and connector in lockstep with a worker without a clock."""
+"""Recordings of vLLM's native host offload: scheduler and connector run step by step, without a clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Line = dict[str, Any]
 
 
 class LockstepOffload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The host, and how many steps a transfer takes."""
+    """Settings of the host, and the duration of a transfer in steps."""
 
     host_chunks: int
     blocks_per_chunk: int = 1
@@ -35,12 +35,12 @@ class LockstepOffload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_steps: int = 0
 
     def native(self, rules: OffloadProfile) -> VllmOffload:
-        """The core's form, under a release's rules."""
+        """Build the core's configuration under a release's rules."""
         return rules.native(**msgspec.structs.asdict(self), log=True)
 
 
 class OffloadRequest(ScenarioRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A request. One that comes `after` another has no step of its own where the other never ended."""
+    """A request. With `after`, it arrives after another one ended; `arrival_step` is then NEVER if that never did."""
 
     arrival_step: int = NEVER
     after: str | None = None
@@ -48,7 +48,7 @@ class OffloadRequest(ScenarioRequest, frozen=True, forbid_unknown_fields=True, k
 
 
 class OffloadScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A workload by steps, with a host below the device."""
+    """A workload by steps, with a host tier."""
 
     name: str
     config: ScenarioConfig
@@ -59,7 +59,7 @@ class OffloadScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_offload_scenario(scenario: object, path: Path) -> OffloadScenario:
-    """Check what a file holds; InvalidArgument names the file and the field at fault."""
+    """Validate a file's content; InvalidArgument names the file and the wrong field."""
     try:
         return msgspec.convert(scenario, OffloadScenario)
     except msgspec.ValidationError as error:
@@ -67,7 +67,7 @@ def read_offload_scenario(scenario: object, path: Path) -> OffloadScenario:
 
 
 class OffloadRun:
-    """A scenario on an engine of its own. `halted_at`: the step from which on nothing more could happen, if any."""
+    """A scenario on a new engine. `halted_at`: the first step of a halt that lasts to the end, if any."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class OffloadRun:
         self._check = check
 
     def lines(self) -> Iterator[Line]:
-        """The lines of the scenario's recording after its header: one a step, then the totals. Once."""
+        """Yield the recording's lines after its header: one per step, then the totals. Call it once."""
         engine, recorder, host = self._engine, self._recorder, self._host
         aborts = Aborts(engine, self._numbers, self.scenario.aborts)
         lines: list[Line] = []
@@ -134,15 +134,15 @@ class OffloadRun:
 
 
 class _HostRecorder:
-    """Tells what each step did about the host in the words of a recording."""
+    """Write each step's host activity in a recording's format."""
 
     def __init__(self, asynchronous: bool) -> None:
-        self.names: dict[int, str] = {}  # of requests, ended ones too: they still store
+        self.names: dict[int, str] = {}  # of requests; finished ones too, because they still store
         self.loading: list[str] = []
         self.aborted = 0
         self.aborted_loading = 0
         self._asynchronous = asynchronous
-        self._stored: dict[int, list[int]] = {}  # hashes of a job
+        self._stored: dict[int, list[int]] = {}  # hashes by job
         self._held_back: list[Line] = []
         self._steps = 0
 
@@ -194,7 +194,7 @@ class _HostRecorder:
 
     @staticmethod
     def name(lines: list[Line], numbers: dict[int, int]) -> None:
-        """Hashes become the numbers of the device's events; below 0, in order, what the device never told of."""
+        """Replace hashes by the numbers in the device's events, or by negative ones if they are not in events."""
         known = dict(numbers)
         unknown = 0
 
@@ -217,7 +217,7 @@ class _HostRecorder:
 
     @staticmethod
     def totals(lines: list[Line]) -> dict[str, int]:
-        """The host's part of the last line."""
+        """Return the host's part of the last line."""
         return {
             "load_jobs": sum(len(line["loads"]) for line in lines),
             "load_chunks": sum(len(job["chunks"]) for line in lines for job in line["loads"]),

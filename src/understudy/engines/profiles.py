@@ -1,4 +1,4 @@
-"""What differs between vLLM versions, as data."""
+"""Differences between vLLM versions, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from understudy.errors import ConfigError
 
 Method = Literal["mtp", "eagle", "eagle3", "ngram", "draft_model"]
-"""How drafts are made."""
+"""Speculation methods."""
 
 _DRAFTERS: frozenset[Method] = frozenset({"mtp", "eagle", "eagle3", "draft_model"})
 _EAGLE_LIKE = _DRAFTERS - {"draft_model"}
@@ -19,26 +19,26 @@ FreeOrder = Literal["unkeyed_first", "all_last", "uncached_last"]
 
 
 class VersionProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One vLLM version's scheduler.
+    """Rules of one vLLM version's scheduler.
 
-    `free_order`: where a freed block enters the free list. `unkeyed_first`: blocks without a key in front, the others
-    at the end; `all_last`: every block at the end; `uncached_last`: all at the end if prefix caching is off.
-    `caps_lone_prefill`: the long-prefill threshold holds for a request that is alone, too.
+    `free_order`: where a freed block enters the free list. `unkeyed_first`: blocks without a key at the front, the
+    others at the end; `all_last`: every block at the end; `uncached_last`: all at the end if prefix caching is off.
+    `caps_lone_prefill`: the long-prefill threshold also applies to a request that runs alone.
     `has_active_seqs`: `max_num_active_seqs` and `long_prefill_token_threshold_adaptive` are settings.
-    `phantom_hits`: under the priority policy a victim that was already scheduled keeps the keys of blocks that nobody
-    will compute, so that they can be hit. A known defect; the report counts such hits.
-    Batches are scheduled one ahead unless told otherwise (every release since 0.14); `async_methods`: with these
-    methods of speculation, too.
-    `preempted_first`: a preempted request goes to the front of the queue, before those who were passed over because the
-    batch had its adapters (`max_loras`).
-    `front_counts_sent`: the front of data-parallel ranks goes by what it has sent to each, and by their KV usage;
-    `front_rotates`: it looks for the least from a place that moves on.
+    `phantom_hits`: under the priority policy, a preempted request that was already scheduled keeps the keys of blocks
+    that are never computed, so that they can be hit. A known defect; the report counts such hits.
+    `async_methods`: speculation methods with which batches are scheduled one ahead by default (without speculation,
+    every release since 0.14 does).
+    `preempted_first`: a preempted request goes to the front of the queue, before requests that were skipped because
+    of `max_loras`.
+    `front_counts_sent`: the front end of data-parallel ranks balances by the requests that it has sent to each, and by
+    their KV usage; `front_rotates`: it searches for the minimum from a rotating start.
 
-    Speculation. `spec_admission_lookahead`: an admission takes blocks for the drafts to come. `spec_pads_admissions`: a
-    request that joins decodes with one token to compute is given blank drafts, and waits where budget or context has no
-    room for them; `spec_pads_within_context`: it does without them where the context has none; `spec_pads_hits`: one
-    whose other tokens are cached gets them too, though nobody else decodes. `spec_slots_by_request`: a draft model
-    takes a slot of the budget for every request that is scheduled, and not for as many as may run.
+    Speculation. `spec_admission_lookahead`: an admission allocates blocks for future drafts. `spec_pads_admissions`: a
+    request that joins decodes with one token to compute gets blank drafts, and waits where budget or context has no
+    room for them; `spec_pads_within_context`: it gets none where the context has no room; `spec_pads_hits`: a request
+    whose other tokens are cached also gets them when no other request decodes. `spec_slots_by_request`: a draft model
+    takes a slot of the budget per scheduled request, not per possible one.
     """
 
     name: str
@@ -109,7 +109,7 @@ PROFILES: dict[str, VersionProfile] = {
 
 RELEASES: dict[int, VersionProfile] = {
     **dict.fromkeys((31, 32), PROFILES["v0.31"]),
-    # The same but for speculation.
+    # Equal except for speculation.
     30: msgspec.structs.replace(PROFILES["recorded"], spec_pads_within_context=True, spec_pads_hits=True),
     29: msgspec.structs.replace(PROFILES["recorded"], spec_pads_within_context=True),
     28: PROFILES["recorded"],
@@ -124,19 +124,19 @@ RELEASES: dict[int, VersionProfile] = {
     ),
     18: PROFILES["v0.18"],
 }
-"""The profile of every release 0.N that is known, by N; newest first."""
+"""Profiles of the known releases 0.N by N, newest first."""
 
 NEWEST = f"0.{max(RELEASES)}"
 OLDEST = f"0.{min(RELEASES)}"
 
 REVISION = "a014e35f"
-"""The revision of vLLM (of August 2026) whose name is `recorded`."""
+"""The vLLM revision (August 2026) that is called `recorded`."""
 
 
-def profile_named(name: str) -> VersionProfile:
-    """The profile of a release (`0.26.0`, `v0.30`, `0.18`), or of the revision that is called `recorded`.
+def find_profile(name: str) -> VersionProfile:
+    """Return the profile of a release (`0.26.0`, `v0.30`, `0.18`), or of the revision called `recorded`.
 
-    ConfigError for a release that is not known, with the newest or the oldest that is.
+    ConfigError for an unknown release names the newest or oldest known one.
     """
     if name in PROFILES:
         return PROFILES[name]
@@ -150,14 +150,14 @@ def profile_named(name: str) -> VersionProfile:
     if major == 0 and minor in RELEASES:
         return RELEASES[minor]
     if (major, minor) > (0, max(RELEASES)):
-        raise ConfigError(f"vllm_version {name!r} is not known: the newest that is known is {NEWEST}")
-    raise ConfigError(f"vllm_version {name!r} is not known: the oldest that is known is {OLDEST}")
+        raise ConfigError(f"vllm_version {name!r} is not known; the newest known release is {NEWEST}")
+    raise ConfigError(f"vllm_version {name!r} is not known; the oldest known release is {OLDEST}")
 
 
-def profile_recorded(version: object) -> VersionProfile:
-    """The profile of what the header of a recording names as its vLLM: a release, or the recorded revision."""
+def find_recorded_profile(version: object) -> VersionProfile:
+    """Return the profile of the vLLM in a recording's header: a release, or the recorded revision."""
     if not isinstance(version, str):
-        raise ConfigError(f"the recording does not say which vLLM it is of: {version!r}")
+        raise ConfigError(f"vllm: the recording's header has {version!r}, not a version")
     if version == "vllm-src" or version.startswith(REVISION):
         return PROFILES["recorded"]
-    return profile_named(version)
+    return find_profile(version)

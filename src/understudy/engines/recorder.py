@@ -1,4 +1,4 @@
-"""Tells the steps of an engine in the words of a recording; runs a scenario step by step."""
+"""Run a scenario step by step and write the engine's steps in a recording's format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOTALS = ("finished", "preemptions", "scheduled_tokens", "cached_tokens", "store
 
 
 class RecordedEvents:
-    """Events in a recording's form: hashes become numbers in the order in which stored events first name them."""
+    """Format events for a recording: hashes become numbers in the order of their first stored event."""
 
     def __init__(self, block_size: int, first_tokens: dict[int, int | None] | None = None) -> None:
         self.first_tokens = {} if first_tokens is None else first_tokens  # by sequence hash
@@ -27,11 +27,11 @@ class RecordedEvents:
 
     @property
     def numbers(self) -> dict[int, int]:
-        """The number of every sequence hash that a stored event has named."""
+        """Numbers of all sequence hashes in stored events."""
         return self._numbers
 
     def describe(self, batch: EventBatch) -> list[dict[str, Any]]:
-        """What the batch says of the device, as stored and removed events; neighbouring removals are one."""
+        """Format the batch's device events; consecutive removals are merged."""
         events: list[dict[str, Any]] = []
         hashes = batch.sequence_hashes.tolist()
         parents = batch.parent_hashes.tolist()
@@ -66,10 +66,10 @@ class RecordedEvents:
 
 
 class StepRecorder:
-    """Tells the steps of one engine as the lines of a recording. Call `ended` for every step, or turn.
+    """Write the steps of one engine as lines of a recording. Call `ended` after every recorded step.
 
-    Unless told to `keep_events`, it takes them from the engine, which would hold all of them otherwise. Recorders of
-    engines that share a tier share `first_tokens`, since one engine loads what another has computed.
+    Unless `keep_events` is set, it takes the events from the engine, which would otherwise keep all of them. Recorders
+    of engines that share a tier share `first_tokens`, because one engine loads blocks that another has computed.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class StepRecorder:
 
     @property
     def first_tokens(self) -> dict[int, int | None]:
-        """First token of every block that may be stored, by sequence hash; to be filled before it is."""
+        """First token of every block by sequence hash; the caller fills it before a block is stored."""
         return self._events.first_tokens
 
     @property
     def numbers(self) -> dict[int, int]:
-        """The number of every sequence hash so far."""
+        """Numbers of all sequence hashes so far."""
         return self._events.numbers
 
     def ended(self, engine: Engine) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class StepRecorder:
 
 
 def end_line(reason: str, recorders: Sequence[StepRecorder]) -> dict[str, Any]:
-    """The last line of a recording: totals over the engines."""
+    """Build the last line of a recording: totals over all engines."""
     totals = {name: sum(recorder.totals[name] for recorder in recorders) for name in TOTALS}
     return {"end": {"reason": reason, "steps": sum(recorder.steps for recorder in recorders), **totals}}
 
@@ -127,7 +127,7 @@ def end_line(reason: str, recorders: Sequence[StepRecorder]) -> dict[str, Any]:
 def run_scenario(
     scenario: Scenario, profile: VersionProfile = DEFAULT_PROFILE, *, check: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The lines of the scenario's recording after the header: one a step, then the totals.
+    """Run the scenario and yield its recording's lines after the header: one per step, then the totals.
 
     With `check`, the engine verifies its invariants after every step.
     """
@@ -162,7 +162,7 @@ def run_scenario(
 
 
 class Aborts:
-    """Plays a scenario's aborts when their time has come."""
+    """Apply a scenario's aborts at their steps."""
 
     def __init__(self, engine: Engine, numbers: dict[str, int], aborts: Sequence[ScenarioAbort]) -> None:
         self._engine = engine
@@ -172,12 +172,12 @@ class Aborts:
             self._due.setdefault((abort.step, abort.when), []).append(abort.id)
 
     def play(self, step: int, when: str) -> list[str]:
-        """Abort who is due; returns those of them that were there to be aborted."""
-        who = self._due.get((step, when), [])
-        return [name for name in who if name in self._numbers and self._abort(self._numbers[name], step)]
+        """Abort the requests that are due and return those that were still in the engine."""
+        due = self._due.get((step, when), [])
+        return [name for name in due if name in self._numbers and self._abort(self._numbers[name], step)]
 
     def _abort(self, request: int, step: int) -> bool:
-        # The scheduler may still have a request whose last token is out already.
+        # The scheduler may still have a request whose last token is already emitted.
         before = len(self._engine.running) + self._engine.num_waiting
         self._engine.cancel(request, step * STEP_NS)
         return len(self._engine.running) + self._engine.num_waiting < before
@@ -190,9 +190,9 @@ def _describe_step(engine: Engine, step: int, events: list[dict[str, Any]]) -> d
     return {
         "step": step,
         "scheduled": {name(r): tokens for r, tokens in engine.scheduled},
-        "new": [who for who, _ in new],
+        "new": [request for request, _ in new],
         "cached": dict(new + again),
-        "resumed": [who for who, _ in again],
+        "resumed": [request for request, _ in again],
         "preempted": [name(r) for r in engine.preempted],
         "finished": [name(r) for r in engine.finished],
         "running": [name(r) for r in engine.running],

@@ -1,4 +1,4 @@
-"""Finding recordings of the real scheduler under a directory, and reading them."""
+"""Find and read recordings of the real scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["steps", "speculation", "clock", "offload"]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A scenario and what the real scheduler did with it.
+    """A scenario and the real scheduler's recorded steps.
 
     `steps`: scenarios/NAME.json and golden/NAME.jsonl.gz, whose header names the version. `speculation` and `clock`:
     one NAME.json.gz with both, of the revision that is called recorded. `offload`: the same, with a header.
@@ -34,7 +34,7 @@ class Recording:
 
 
 def find_recordings(directory: Path, only: str = "*") -> list[Recording]:
-    """Every recording under `directory` whose name matches `only`, by folder and name.
+    """List the recordings under `directory` whose names match `only`, by folder and name.
 
     Raises InvalidArgument when there is none, or when a file is not a recording.
     """
@@ -47,7 +47,7 @@ def find_recordings(directory: Path, only: str = "*") -> list[Recording]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a golden file, its header first. InvalidArgument names the file that is malformed."""
+    """Read the lines of a golden file, its header first. InvalidArgument names a malformed file."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
@@ -62,19 +62,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_pair(path: Path) -> dict[str, Any]:
-    """A file with `scenario`, `recorded`, perhaps the release (`vllm`). InvalidArgument names a malformed one."""
+    """Read a file with `scenario`, `recorded` and optionally `vllm`. InvalidArgument names a malformed file."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             pair = json.load(file)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidArgument(f"{path}: {error}") from error
     if not isinstance(pair, dict) or set(pair) - {"vllm"} != {"scenario", "recorded"}:
-        raise InvalidArgument(f"{path}: must hold scenario and recorded")
+        raise InvalidArgument(f"{path}: must have the keys scenario and recorded")
     return pair
 
 
 def _folders(directory: Path) -> Iterator[Path]:
-    """The directory and those below it, in the order of names."""
+    """Yield the directory and its subdirectories by name."""
     yield directory
     for path in sorted(directory.glob("*/")):
         if path.is_dir() and path.name not in ("scenarios", "golden"):
@@ -89,7 +89,7 @@ def _in_folder(folder: Path) -> Iterator[Recording]:
 
 
 def _kind_of(pair: dict[str, Any]) -> Kind:
-    """A step of speculation, or with a host, is a line; on the clock there is a time for every request."""
+    """Return the kind: recordings on a clock have times per request; the others have a line per step."""
     if not isinstance(pair["recorded"], list):
         return "clock"
     return (

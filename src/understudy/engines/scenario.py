@@ -1,4 +1,4 @@
-"""The conformance format: scenarios that drive a scheduler step by step, and the lines that a recording holds."""
+"""The conformance format: scenarios that drive a scheduler step by step."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OUTPUT_STRIDE = 100_000
 
 
 class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The scheduler's settings with their defaults; `num_blocks` counts vLLM's reserved block 0.
+    """Settings of the scheduler; `num_blocks` counts vLLM's reserved block 0.
 
-    Recordings have no speculation (`aic_…`); a scenario of your own may.
+    Recordings have no speculation (`aic_…`); user-defined scenarios may.
     """
 
     block_size: int = 16
@@ -53,9 +53,9 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aic_mtp_seed: int = 42
 
     def settings(self) -> dict[str, Any]:
-        """The settings of an engine, by the names of VllmConfig."""
+        """Return the settings under the names of VllmConfig."""
         settings = msgspec.structs.asdict(self)
-        # The default, and only it, follows a budget that is smaller.
+        # Only the default is lowered to a smaller budget.
         if self.max_num_seqs == 128:
             settings["max_num_seqs"] = min(128, self.max_num_batched_tokens)
         if self.max_loras is None:
@@ -82,9 +82,9 @@ class ScenarioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request. A prompt item `[start, len]` is the run start, start + 1, …; an int is one token.
+    """A request. A prompt item `[start, len]` is the run start, start + 1, …; an int is one token.
 
-    Its output token with number `eos_at` (from 1) is EOS; `lora` is the number of its adapter, 0 for none.
+    Its output token number `eos_at` (from 1) is EOS; `lora` is the number of its adapter, 0 for none.
     """
 
     id: str
@@ -97,14 +97,14 @@ class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lora: int = 0
 
     def tokens(self, index: int, max_model_len: int) -> npt.NDArray[np.uint32]:
-        """Prompt and output tokens of the request at position `index` of its scenario."""
+        """Return prompt and output tokens of the request at position `index` of its scenario."""
         prompt = self.prompt_tokens()
         outputs = min(self.max_tokens if self.eos_at is None else self.eos_at, max_model_len)
         first = OUTPUT_BASE + index * OUTPUT_STRIDE
         return np.concatenate([prompt, np.arange(first, first + outputs, dtype=np.uint32)])
 
     def prompt_tokens(self) -> npt.NDArray[np.uint32]:
-        """The prompt, expanded."""
+        """Return the expanded prompt."""
         runs = [(item, 1) if isinstance(item, int) else item for item in self.prompt]
         parts = [np.arange(start, start + length, dtype=np.uint32) for start, length in runs]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
@@ -113,7 +113,7 @@ class ScenarioRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScenarioAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request is aborted: `before` the schedule of a step, after arrivals, or `mid`, between it and the update.
 
-    Nothing happens where the request has not come yet, or has ended.
+    It has no effect before the request arrives or after it ends.
     """
 
     id: str
@@ -132,7 +132,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Read a scenario file; InvalidArgument names the file and the field at fault."""
+    """Read a scenario file; InvalidArgument names the file and the wrong field."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Scenario)
     except (OSError, msgspec.MsgspecError) as error:
@@ -142,7 +142,7 @@ def read_scenario(path: Path) -> Scenario:
 def blocks_of(
     tokens: npt.NDArray[np.uint32], block_size: int, lora: int = 0
 ) -> tuple[Identities, dict[int, int | None]]:
-    """Identities of the full blocks, and the first token of each by its sequence hash."""
+    """Return the identities of the full blocks, and the first token of each by sequence hash."""
     identities = TokenBlocks(tokens, block_size, lora=str(lora) if lora else "").identities
     firsts = tokens[: len(identities) * block_size : block_size]
     return identities, dict(zip(identities.sequence_hashes.tolist(), firsts.tolist(), strict=True))
@@ -155,9 +155,9 @@ def submit(
     request: ScenarioRequest,
     accepts: Sequence[int] | None = None,
 ) -> tuple[int, dict[int, int | None]]:
-    """Give the engine the request at position `index` of its scenario: its number there, and first tokens as above.
+    """Submit the request at position `index` of its scenario; return its number and the blocks' first tokens.
 
-    `accepts`: how many drafts are right, where the scenario says so.
+    `accepts`: numbers of accepted drafts, where the scenario gives them.
     """
     tokens = request.tokens(index, config.max_model_len)
     identities, firsts = blocks_of(tokens, config.block_size, request.lora)

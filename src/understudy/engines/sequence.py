@@ -1,4 +1,4 @@
-"""A request's tokens as blocks, and the signals that it sends to a KV manager while it grows."""
+"""A request's tokens as blocks, and its signals to a KV manager as it grows."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from understudy.tokens import Identities, Identity, TokenBlocks, lineage_hash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Block: TypeAlias = Identity | int  # full, or the id of a partial one
+Block: TypeAlias = Identity | int  # a full block, or the id of a partial one
 
 _partial_ids = itertools.count()
 
 
 @dataclass(frozen=True)
 class Acquire:
-    """Hold these blocks."""
+    """Acquire these blocks."""
 
     blocks: tuple[Block, ...]
-    token_ids: tuple[int, ...] | None = None  # of the full ones
+    token_ids: tuple[int, ...] | None = None  # of the full blocks
 
 
 @dataclass(frozen=True)
 class Release:
-    """Let go of these blocks, in this order."""
+    """Release these blocks, in this order."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class Seal:
-    """A partial block is complete."""
+    """Turn a complete partial block into a full one."""
 
     partial: int
     identity: Identity
@@ -48,14 +48,13 @@ Signal: TypeAlias = Acquire | Release | Seal
 class ActiveSequence:
     """The blocks of one request: full ones, then at most one partial.
 
-    Signals are returned, never sent: the caller applies them to its manager and then says so with
-    `commit_allocation`. The last block stays partial, even when its last token is known, until the token behind it
-    comes.
+    Signals are returned, not sent: the caller applies them to its manager and then confirms with `commit_allocation`.
+    The last block stays partial until the token after it is known.
 
-    With `enable_prefix_caching` equal tokens make equal blocks. Without, every full block gets an identity of its own
-    from `rng`, which it keeps, so that a preempted request finds its own blocks again. `rng` also makes up output
-    tokens behind `planned_output`; by default it is a new, unseeded one. `emit_token_ids` puts token ids into the
-    signals, for a manager whose events carry them.
+    With `enable_prefix_caching`, equal tokens give equal blocks. Without, every full block gets a unique identity from
+    `rng` and keeps it, so that a preempted request finds its own blocks again. `rng` also generates output tokens
+    after `planned_output`; the default is a new, unseeded one. `emit_token_ids` adds token ids to the signals, for a
+    manager whose events contain them.
     """
 
     def __init__(
@@ -70,9 +69,7 @@ class ActiveSequence:
         rng: random.Random | None = None,
     ) -> None:
         if emit_token_ids and not enable_prefix_caching:
-            raise ConfigError(
-                "emit_token_ids needs enable_prefix_caching: such blocks have no content to tell"
-            )
+            raise ConfigError("emit_token_ids needs enable_prefix_caching; without it blocks have no content")
         if max_output_tokens < 0:
             raise InvalidArgument(f"max_output_tokens must be at least 0, got {max_output_tokens}")
         self.enable_prefix_caching = enable_prefix_caching
@@ -90,9 +87,9 @@ class ActiveSequence:
     # ── Allocate ──
 
     def prepare_allocation(self, tokens: int) -> Acquire | None:
-        """What to acquire so that the first `tokens` tokens have blocks; None when they have.
+        """Return the blocks to acquire for the first `tokens` tokens; None when they are allocated.
 
-        Changes nothing, so that it can be asked again after a refusal; `commit_allocation` moves on.
+        Changes nothing, so it can be called again after a failure; `commit_allocation` confirms.
         """
         self._check_known(tokens)
         first, last = self._blocks_for(self._allocated_tokens), self._blocks_for(tokens)
@@ -103,7 +100,7 @@ class ActiveSequence:
         return Acquire(blocks, self._token_ids(first, first + full))
 
     def commit_allocation(self, tokens: int) -> None:
-        """The blocks of the first `tokens` tokens are held now."""
+        """Record that the blocks of the first `tokens` tokens are acquired."""
         self._check_known(tokens)
         if tokens < self._allocated_tokens:
             raise InvalidArgument(
@@ -114,7 +111,7 @@ class ActiveSequence:
     # ── Grow ──
 
     def push(self, token: int) -> list[Signal]:
-        """Append an output token. The first token of a new block seals the block before and acquires one for itself."""
+        """Append an output token. The first token of a new block seals the previous block and acquires a new one."""
         if self.finished:
             raise WrongState(f"all {self.max_output_tokens} output tokens are generated")
         self._tokens.append(token)
@@ -132,7 +129,7 @@ class ActiveSequence:
         return signals
 
     def generate(self) -> list[Signal]:
-        """Push the next planned token, or a random one. The last one also releases every block, tail first."""
+        """Append the next planned token, or a random one. The last one also releases every block, tail first."""
         at = self.generated_tokens
         planned = at < len(self._planned_output)
         signals = self.push(self._planned_output[at] if planned else self._rng.getrandbits(32))
@@ -142,14 +139,14 @@ class ActiveSequence:
         return signals
 
     def pop(self) -> list[Signal]:
-        """Take the last output token back, with the partial block that it opened, released if it was allocated.
+        """Remove the last output token, and release the partial block that it opened if that was allocated.
 
-        WrongState when there is none, or when it is inside a full block, which others may have found by now.
+        WrongState when there is none, or when it is in a full block, which other requests may have matched.
         """
         if self.generated_tokens == 0:
-            raise WrongState("there is no output token to take back")
+            raise WrongState("there is no output token to remove")
         if isinstance(self._blocks[-1], Identity):
-            raise WrongState("the last output token is in a full block; it cannot be taken back")
+            raise WrongState("the last output token is in a full block and cannot be removed")
         self._tokens.pop()
         signals: list[Signal] = []
         if len(self._tokens) % self.block_size == 0:
@@ -159,15 +156,15 @@ class ActiveSequence:
         self._allocated_tokens = min(self._allocated_tokens, len(self._tokens))
         return signals
 
-    # ── Let go ──
+    # ── Release ──
 
     def free(self) -> list[Signal]:
-        """Release the blocks that are allocated, tail first; nothing when none are. Changes nothing."""
+        """Return the signals that release all allocated blocks, tail first. Changes nothing."""
         held = self._blocks[: self._blocks_for(self._allocated_tokens)]
         return [Release(tuple(reversed(held)))] if held else []
 
     def preempt(self) -> list[Signal]:
-        """Release what is allocated and start over. Tokens stay, so re-admission computes prompt and output again."""
+        """Release all allocated blocks. Tokens stay, so re-admission computes prompt and output again."""
         signals = self.free()
         self._allocated_tokens = 0
         return signals
@@ -189,7 +186,7 @@ class ActiveSequence:
 
     @property
     def identities(self) -> Identities:
-        """The full blocks."""
+        """Identities of the full blocks."""
         full = [block.lineage_hash for block in self._blocks if isinstance(block, Identity)]
         return self._tokens.identities[: len(full)] if self.enable_prefix_caching else _independent(full)
 
@@ -205,12 +202,12 @@ class ActiveSequence:
 
     @property
     def allocated_tokens(self) -> int:
-        """Leading tokens whose blocks are held."""
+        """Leading tokens whose blocks are acquired."""
         return self._allocated_tokens
 
     @property
     def finished(self) -> bool:
-        """The output budget is used up."""
+        """Whether the output budget is used up."""
         return self.generated_tokens >= self.max_output_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""Recordings of speculative decoding: a scenario in which requests say how many drafts are accepted."""
+"""Recordings of speculative decoding, whose scenarios give the number of accepted drafts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class SpecRequest(ScenarioRequest, frozen=True, forbid_unknown_fields=True):
-    """A request. In the step whose first new output has number p (from 0), `accept[p mod len]` drafts are right."""
+    """A request. In the step whose first new output has number p (from 0), `accept[p mod len]` drafts are accepted."""
 
     accept: list[int] = msgspec.field(default_factory=list)
 
 
 class SpecScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A scenario with `k` drafts a step."""
+    """A scenario with `k` drafts per step."""
 
     name: str
     method: Method
@@ -37,11 +37,11 @@ class SpecScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: list[SpecRequest]
     aborts: list[ScenarioAbort] = []
     lookahead_tokens: int | None = None
-    """What vLLM reserved; it follows from the method."""
+    """Tokens that vLLM reserved; they follow from the method."""
 
 
 def read_spec_scenario(scenario: object, path: Path) -> SpecScenario:
-    """Check what a file holds; InvalidArgument names the file and the field at fault."""
+    """Validate a file's content; InvalidArgument names the file and the wrong field."""
     try:
         read = msgspec.convert(scenario, SpecScenario)
     except msgspec.ValidationError as error:
@@ -55,7 +55,7 @@ def read_spec_scenario(scenario: object, path: Path) -> SpecScenario:
 def run_spec_scenario(
     scenario: SpecScenario, profile: VersionProfile, *, check: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The lines of the scenario's recording, one a step."""
+    """Run the scenario and yield its recording's lines, one per step."""
     speculation = SpeculativeConfig(method=scenario.method, num_speculative_tokens=scenario.k)
     config = scenario.config
     engine = Engine(

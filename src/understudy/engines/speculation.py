@@ -1,4 +1,4 @@
-"""Speculative decoding as vLLM does it: what a method asks of the scheduler, and how many drafts turn out right."""
+"""Speculative decoding as in vLLM: a method's demands on the scheduler, and its accept rates."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DEFAULT_RATES = (0.85, 0.3)
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `speculative_config`, and how often its drafts are right.
+    """vLLM's `speculative_config`, and the accept rates of its drafts.
 
-    Every step that samples is followed by `num_speculative_tokens` drafts, which the next verifies: the step is charged
-    1 + k tokens and yields one and the drafts up to the first that is wrong. Draft i is right with probability
-    `accept_rates[i]` if those before it were (missing rates are 0), unless the request says itself how many are
-    accepted. Worker i draws from the stream `seed` + i.
+    Every step that samples is followed by `num_speculative_tokens` drafts, which the next step verifies: it is charged
+    1 + k tokens and yields one token and the drafts before the first rejected one. Draft i is accepted with
+    probability `accept_rates[i]` if those before it were (missing rates are 0), unless the request gives the number of
+    accepted drafts itself. Worker i samples from the stream `seed` + i.
 
-    mtp, eagle and eagle3 read hidden states, which the prefix cache does not hold: the last block of a hit is computed
-    again. They and draft_model write KV of the drafts, in blocks ahead of what is scheduled; ngram does not.
+    mtp, eagle and eagle3 read hidden states, which the prefix cache does not have: the last block of a hit is computed
+    again. They and draft_model write KV of the drafts, in blocks after the scheduled tokens; ngram does not.
     """
 
     method: Method
@@ -55,13 +55,12 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return self.method in ("mtp", "eagle", "eagle3")
 
     def native(self, profile: VersionProfile, max_num_seqs: int | None) -> dict[str, Any]:
-        """The core's form of these settings under a version."""
-        own_slots = int(
-            self.method == "draft_model"
-        )  # the model's input keeps one token more than it is given
+        """Build the core's arguments for these settings under a version."""
+        # A draft model's input keeps one more token than it is given.
+        own_slots = int(self.method == "draft_model")
         if own_slots and not profile.spec_slots_by_request and max_num_seqs is None:
             raise ConfigError(
-                f"method draft_model: vLLM {profile.name} keeps a slot for each of max_num_seqs; give it"
+                f"method draft_model: vLLM {profile.name} reserves a slot for each of max_num_seqs; give it"
             )
         return {
             "tokens": self.num_speculative_tokens,

@@ -1,4 +1,4 @@
-"""Timing models: how long a step takes. Plain immutable data that a configuration names by `kind`."""
+"""Timing models, which predict the duration of a step; immutable data that a configuration selects by `kind`."""
 
 from __future__ import annotations
 
@@ -26,50 +26,48 @@ _ARRAYS = (
 
 
 class StepTimingModel(Protocol):
-    """A timing model written in Python, asked once a step. Milliseconds, not negative, finite."""
+    """A timing model written in Python, called once per step. Times are in ms, finite and not negative."""
 
     def step_ms(self, step: StepLoad, /) -> float:
-        """Of the whole step."""
+        """Return the duration of the whole step in ms."""
 
 
 class SplitTimingModel(Protocol):
-    """One that times prompts and decoding apart, as Dynamo's mocker does; the two are added."""
+    """A model that times prefill and decode separately, as Dynamo's mocker does; the sum is the step's time."""
 
     def prefill_ms(self, requests: int, mean_input: int, mean_cached: int, /) -> float:
-        """`requests` compute prompt tokens; on average `mean_input` are done afterwards, `mean_cached` before."""
+        """Return ms for `requests` prefills; on average `mean_cached` tokens are done before and `mean_input` after."""
 
     def decode_ms(
         self, requests: int, context_tokens: int, mean_context: int, capacity_tokens: int, /
     ) -> float:
-        """`requests` sample a token each over `context_tokens` together; the cache holds `capacity_tokens`."""
+        """Return ms for `requests` decodes with `context_tokens` in total; the cache has `capacity_tokens`."""
 
 
 class Polynomial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="polynomial"):
-    """Prefill quadratic in new tokens, decode quadratic in KV utilisation: the default of Dynamo's mocker."""
+    """Prefill quadratic in new tokens, decode quadratic in KV utilization: the default of Dynamo's mocker."""
 
     front_end_ms: ClassVar[float] = 0.0
 
-    def described_origin(self) -> str:
-        """Where its times come from."""
-        return "a polynomial of no GPU, that of Dynamo's mocker: whatever the model and the hardware"
+    def describe_origin(self) -> str:
+        """Describe the source of its times."""
+        return "a generic polynomial (Dynamo mocker), NOT a real GPU (add --model and --gpu for real times)"
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
-        """The native model."""
+        """Build the native model."""
         return polynomial_timing(speedup_ratio, decode_speedup_ratio)
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):
-    """The same time for every prefill, and for every decode."""
+    """A constant time for every prefill and for every decode."""
 
     prefill_ms: float
     decode_ms: float
     front_end_ms: ClassVar[float] = 0.0
 
-    def described_origin(self) -> str:
-        """Where its times come from."""
-        return (
-            f"constants that were given: {self.prefill_ms:g} ms of prefill, {self.decode_ms:g} ms of decode"
-        )
+    def describe_origin(self) -> str:
+        """Describe the source of its times."""
+        return f"given constants: {self.prefill_ms:g} ms of prefill, {self.decode_ms:g} ms of decode"
 
     def __post_init__(self) -> None:
         for field in ("prefill_ms", "decode_ms"):
@@ -78,14 +76,14 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
                 raise ConfigError(f"timing.{field} must be finite and not negative, got {value}")
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
-        """The native model."""
+        """Build the native model."""
         return constant_timing(self.prefill_ms, self.decode_ms, speedup_ratio, decode_speedup_ratio)
 
 
 class Interpolated(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="interpolated"
 ):
-    """Measured times from an NPZ file, interpolated linearly, and extrapolated past its grid.
+    """Measured times from an NPZ file, interpolated linearly, and extrapolated beyond its grid.
 
     The arrays are those of Dynamo's planner profile: `prefill_isl`, `prefill_ttft_ms`, `decode_active_kv_tokens`,
     `decode_context_length` and `decode_itl` (ms, one row for each active_kv). A file that does not load is an error.
@@ -94,12 +92,12 @@ class Interpolated(
     path: str
     front_end_ms: ClassVar[float] = 0.0
 
-    def described_origin(self) -> str:
-        """Where its times come from."""
-        return f"a planner's profile, {self.path}, extrapolated past its grid"
+    def describe_origin(self) -> str:
+        """Describe the source of its times."""
+        return f"a planner's profile, {self.path}, extrapolated beyond its grid"
 
     def build(self, speedup_ratio: float, decode_speedup_ratio: float) -> StepTiming:
-        """The native model. ConfigError names the file, and the array at fault."""
+        """Build the native model. ConfigError names the file and the wrong array."""
         arrays = self._load()
         for name, array in arrays.items():
             if name != "decode_itl" and array.ndim != 1:
@@ -130,7 +128,7 @@ class Interpolated(
         import numpy as np
 
         try:
-            # Opened here, because numpy does not close a file that it cannot read.
+            # Opened here because numpy does not close an unreadable file.
             with open(self.path, "rb") as file:
                 profile = np.load(file, allow_pickle=False)
                 if isinstance(profile, np.ndarray):

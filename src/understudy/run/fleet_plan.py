@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from understudy._core import Pool
-from understudy.engines.config import scheduling_in_words
-from understudy.engines.offload import vllm_offload
+from understudy.engines.config import describe_scheduling
+from understudy.engines.offload import build_vllm_offload
 from understudy.errors import ConfigError
 from understudy.memory import (
     ABSENT_BYTES,
@@ -75,7 +75,7 @@ class FleetPlan:
                 engine=pool.engine.native(
                     events=events,
                     kv_trace=kv_trace,
-                    offload=vllm_offload(plan, pool.engine, self._most_blocks),
+                    offload=build_vllm_offload(plan, pool.engine, self._most_blocks),
                 ),
                 timing=pool.engine.native_timing(timing),
                 workers=pool.workers,
@@ -93,7 +93,7 @@ class FleetPlan:
         """Its settings, for a run's facts: of each pool, where there are several."""
         pools = [
             {
-                "scheduling": scheduling_in_words([pool.engine]),
+                "scheduling": describe_scheduling([pool.engine]),
                 "engine": pool.engine.described(),
                 **({} if plan is None else {"tiers": pool.below().described()}),
             }
@@ -102,7 +102,7 @@ class FleetPlan:
         if len(pools) == 1:
             return pools[0]
         return {
-            "scheduling": scheduling_in_words([pool.engine for pool in self.pools]),
+            "scheduling": describe_scheduling([pool.engine for pool in self.pools]),
             "pools": [
                 {"name": name, "workers": pool.workers, **settings}
                 for pool, name, settings in zip(self.pools, self._names, pools, strict=True)

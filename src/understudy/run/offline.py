@@ -10,7 +10,7 @@ import msgspec
 
 from understudy._core import FleetSettings, run_fleet
 from understudy.checks import whole_number
-from understudy.engines.profiles import profile_named
+from understudy.engines.profiles import find_profile
 from understudy.errors import ConfigError
 from understudy.router.kv import Decisions, KvRouter, KvRouting
 from understudy.run.digest import digests
@@ -20,7 +20,7 @@ from understudy.run.pools import WorkerPool, pools_of
 from understudy.run.ranks import RankFront, ranks_of
 from understudy.run.routed import summarise
 from understudy.run.timeline import Timeline
-from understudy.run.times import described_times, front_end_ns, seen_by_client
+from understudy.run.times import describe_times, front_end_ns, seen_by_client
 from understudy.workload import ClosedLoop, Lockstep, OpenLoop, Workload
 from understudy.workload.arrivals import LOCKSTEP_NS
 from understudy.workload.files import create_trace
@@ -159,7 +159,7 @@ def run_offline(
         "load": msgspec.to_builtins(load),
         **fleet.described(),
         **({} if timing is None else {"timing": type(timing).__qualname__}),
-        "times": described_times(fleet.pools, timing, result),
+        "times": describe_times(fleet.pools, timing, result),
         **digests(timeline, kv if events else None),
     }
     decisions = None
@@ -224,7 +224,7 @@ def _router(
         return routing.build(seed)
     if fleet.ranks == 1 or not isinstance(routing, str):
         return routing
-    profile = profile_named(fleet.engine.vllm_version)
+    profile = find_profile(fleet.engine.vllm_version)
     return RankFront(routing, workload, fleet.deployments, fleet.ranks, seed=seed, profile=profile)
 
 

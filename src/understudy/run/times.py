@@ -68,17 +68,17 @@ def outside_share(taken: Iterable[StepTimes]) -> float:
     return outside / whole if whole else 0.0
 
 
-def described_times(
+def describe_times(
     pools: Sequence[WorkerPool],
     timing: TimingModel | None,
     steps: StepTimes,
 ) -> dict[str, Any]:
     """For the report: in words where times come from, and which share of them stands on steps like none before."""
     if timing is not None:
-        told = getattr(timing, "described_origin", None)
+        told = getattr(timing, "describe_origin", None)
         origins = [f"a timing model in Python, {type(timing).__qualname__}" if told is None else told()]
     else:
-        origins = list(dict.fromkeys(pool.engine.timing.described_origin() for pool in pools))
+        origins = list(dict.fromkeys(pool.engine.timing.describe_origin() for pool in pools))
     return {
         "from": "; ".join(origins),
         "outside_domain_share": outside_share([steps]),

@@ -109,9 +109,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Of its addresses."""
         return "http" if self.ssl_certfile is None else "https"
 
-    def described_times(self) -> str:
+    def describe_times(self) -> str:
         """Where the times of steps come from, in words."""
         if self.latency_ms is None:
-            return self.engine.timing.described_origin()
+            return self.engine.timing.describe_origin()
         first, each = self.latency_ms
-        return f"constants that were given: {first:g} ms of prefill, {each:g} ms of decode"
+        return f"given constants: {first:g} ms of prefill, {each:g} ms of decode"

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from understudy._core import Tier, TokenBlocks
-from understudy.engines.offload import offload_of
+from understudy.engines.offload import build_live_offload
 from understudy.errors import ConfigError
 from understudy.server.core import EngineCore, LiveRequest, StepEffects
 from understudy.server.knobs import Latency
@@ -84,7 +84,7 @@ class Worker:
                     settings.engine,
                     timing=self.latency,
                     tiers=tiers,
-                    offload=offload_of(settings.tiers, settings.engine, settings.most_blocks),
+                    offload=build_live_offload(settings.tiers, settings.engine, settings.most_blocks),
                     run=run,
                     name=f"worker {index}"
                     if settings.data_parallel_size == 1

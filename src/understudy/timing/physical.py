@@ -76,7 +76,7 @@ class Physical(
         if not 0 <= self.front_end_ms < float("inf"):
             raise ConfigError(f"timing.front_end_ms must be finite and not negative, got {self.front_end_ms}")
 
-    def described_origin(self) -> str:
+    def describe_origin(self) -> str:
         """Where its times come from."""
         return self.origin.text()
 

@@ -37,7 +37,7 @@ class MeasuredKernels(_Measured, frozen=True, kw_only=True, tag="op_tables"):
     """Of communication between GPUs, which the tables do not have."""
     extrapolate: bool = False
 
-    def described_origin(self) -> str:
+    def describe_origin(self) -> str:
         """Where its times come from."""
         ends = ", extrapolated where they end" if self.extrapolate else ""
         detail = f"{self.folder}, {_words(self.deployment)}{ends}"
@@ -54,7 +54,7 @@ class Aiconfigurator(_Measured, frozen=True, kw_only=True, tag="aiconfigurator")
 
     deployment: Deployment
 
-    def described_origin(self) -> str:
+    def describe_origin(self) -> str:
         """Where its times come from."""
         detail = (
             f"{aiconfigurator_version()}, kernels of {_words(self.deployment)}, nothing added for the engine"
@@ -75,7 +75,7 @@ class RecordedSteps(_Measured, frozen=True, kw_only=True, tag="recorded_steps"):
 
     path: str
 
-    def described_origin(self) -> str:
+    def describe_origin(self) -> str:
         """Where its times come from."""
         about = self.record().about
         detail = f"{self.path}, a fit of {about.get('model', 'the real engine')}'s"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from understudy.engines.config import scheduling_in_words
+from understudy.engines.config import describe_scheduling
 from understudy.errors import WrongState
 from understudy.run.times import outside_share
 from understudy.server.fleet.fleet import Fleet, FleetSettings, name_of
@@ -75,10 +75,10 @@ class Player:
             "routing": name_of(self._settings.routing),
             "seed": self._settings.seed,
             "speedup": fleet.stage.clock.speed,
-            "scheduling": scheduling_in_words([self._engine]),
+            "scheduling": describe_scheduling([self._engine]),
             "engine": self._engine.described(),
             "times": {
-                "from": self._engine.timing.described_origin(),
+                "from": self._engine.timing.describe_origin(),
                 "outside_domain_share": outside_share([result]),
                 "front_end_ms": 0.0,
             },
