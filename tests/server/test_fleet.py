@@ -110,11 +110,11 @@ def test_requests_wait_at_the_door_while_every_worker_is_busy() -> None:
         assert sum(row["waited_ms"] > 0 for row in decisions) >= most
         assert not kv.prefill_tokens.any()
         assert not kv.active_blocks.any()
-        assert door.counted.requests == [0, 0]
+        assert door.outstanding.requests == [0, 0]
         # Clients that go away, some of them while they wait.
         await asyncio.gather(*(vanish(client, {"prompt": [n] * 900}, 0.003) for n in range(6)))
         await asyncio.sleep(0.1)
-        assert (door.num_waiting, door.counted.requests) == (0, [0, 0])
+        assert (door.num_waiting, door.outstanding.requests) == (0, [0, 0])
 
     run(test, 2, KvRouting(queue_threshold=0.0))
 
