@@ -178,11 +178,11 @@ def replay(
     block_size = run.timeline.block_size
     report = replace(
         report,
-        best_hits=partial(unlimited_hit_ratio, workload, block_size),
-        routed_hits=partial(unlimited_hit_ratio, workload, block_size, run.timeline.worker)
+        compute_unlimited_hits=partial(unlimited_hit_ratio, workload, block_size),
+        compute_routed_hits=partial(unlimited_hit_ratio, workload, block_size, run.timeline.worker)
         if run.timeline.num_workers > 1
         else None,
-        every_size=partial(hit_curve, workload, block_size),
+        compute_hit_curve=partial(hit_curve, workload, block_size),
         decisions=run.decisions,
     )
     if not compare_without_tiers:

@@ -107,7 +107,7 @@ def test_what_is_no_report_is_refused(
         assert main(["compare", str(reports[0]), str(other)]) == 2
         assert "other.json" in capsys.readouterr().err
     assert main(["compare", str(reports[0])]) == 2
-    assert "two reports at least" in capsys.readouterr().err
+    assert "at least two reports" in capsys.readouterr().err
     assert main(["compare", *map(str, reports), "--html", str(reports[0])]) == 2
     assert "would overwrite" in capsys.readouterr().err
 
@@ -121,7 +121,7 @@ def test_what_is_no_report_is_refused(
         ("run.times", [], "run.times must be an object, got []"),
         ("run.times.from", 3, "run.times.from must be text, got 3"),
         ("run.times.front_end_ms", "x", "run.times.front_end_ms must be a number, got 'x'"),
-        ("run.engine", json.loads("[" * 150 + "]" * 150), "run has settings inside of settings"),
+        ("run.engine", json.loads("[" * 150 + "]" * 150), "run has settings nested"),
         ("verdicts", "x", "verdicts must be a list, got 'x'"),
         ("verdicts", ["x"], "verdicts[0] must be an object, got 'x'"),
         ("verdicts", [{"finding": "f"}], "verdicts[0].remedy is missing"),

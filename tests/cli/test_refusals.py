@@ -240,7 +240,7 @@ def refused(
             "metadata is missing; not a record of AIPerf; the file looks",
         ),
         ("convert trace.jsonl o --format openai", "looks like format mooncake (--format mooncake)"),
-        ("compare report.json deep.json", "report.json is no report"),
+        ("compare report.json deep.json", "report.json is not a report"),
         # what is called by its flag, though the setting has another name
         (f"replay {TRACE} --no-kv-events", "--no-kv-events is for routing kv, but routing is round_robin"),
         (f"replay {TRACE} --keep-ids", "--keep-ids is not an option of format mooncake; known are"),

@@ -124,7 +124,7 @@ def test_a_page_of_many_requests_stays_small(tmp_path: Path) -> None:
 def test_a_page_with_the_most_dots_stays_small() -> None:
     report = Report.build(crowd(5_000, mean_output=5))
     text = page(report)
-    assert "a dot a request" in text
+    assert "one dot per request" in text
     assert len(text.encode()) < 1_000_000
 
 
@@ -139,7 +139,7 @@ def test_every_plot_is_there() -> None:
         "Prefix hit ratio",
         "Balance of the workers",
         "KV usage by worker",
-        "Where time goes, over time",
+        "Latency by phase, over time",
     ):
         assert f"<h2>{title}</h2>" in PAGES["crowd"], title
 
@@ -171,12 +171,12 @@ def test_the_curve_over_cache_sizes_marks_todays_sizes_and_the_bound() -> None:
         smallest_blocks=8,
         distinct_blocks=9_000,
     )
-    text = page(replace(CROWD, every_size=lambda: curve))
+    text = page(replace(CROWD, compute_hit_curve=lambda: curve))
     checked(text)
     workers, blocks = CROWD.columns.num_workers, CROWD.columns.blocks_per_worker
-    assert f"a worker, {compact(blocks)}: {round(curve.hit_ratio(blocks) * 100):d} %" in text
+    assert f"one worker, {compact(blocks)}: {round(curve.hit_ratio(blocks) * 100):d} %" in text
     assert f"all workers, {compact(workers * blocks)}" in text
-    assert "without limits 40 %" in text
+    assert "unlimited 40 %" in text
     assert "Hit ratio against cache size" not in PAGES["crowd"]
 
 

@@ -10,7 +10,7 @@ from report.test_html import checked
 from report.tier_building import tiered
 from understudy.report import Report
 from understudy.report.html import page
-from understudy.report.html.phase_chart import where_time_goes
+from understudy.report.html.phase_chart import latency_by_phase
 from understudy.report.html.tiles import points, tiles
 from understudy.report.phases import NAMES, Phases
 from understudy.run.timeline import Status
@@ -43,12 +43,12 @@ def test_the_slowest_percent_is_the_slowest() -> None:
 
 def test_the_page_shows_them_with_a_legend_and_the_baseline() -> None:
     report = Report.build(crowd(100))
-    card = where_time_goes(report, report)
+    card = latency_by_phase(report, report)
     assert card is not None
     assert card.figure.count("baseline") == 2
     assert ("base solid", "decode") in card.legend
-    assert "Where time goes" in checked(page(report, report)).text
-    assert where_time_goes(Report.build(timeline(Row(status=Status.REJECTED, worker=-1))), None) is None
+    assert "Latency by phase" in checked(page(report, report)).text
+    assert latency_by_phase(Report.build(timeline(Row(status=Status.REJECTED, worker=-1))), None) is None
 
 
 def test_ratios_change_in_points_and_the_rest_in_percent() -> None:

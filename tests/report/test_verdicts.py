@@ -52,7 +52,7 @@ def test_a_good_run_has_no_verdict() -> None:
 
 def test_nothing_completed_says_why() -> None:
     bad = report(REFUSED, REFUSED, reject_reasons={0: "needs 9 blocks, a worker has 4"})
-    assert "Nothing completed: 2 rejected. The first, request 0: needs 9 blocks" in found(
+    assert "No request completed: 2 rejected. The first one, request 0: needs 9 blocks" in found(
         rules.nothing_completed(bad)
     )
     assert rules.rejected(bad) is None  # said already
@@ -96,9 +96,9 @@ def test_a_cache_that_forgets_too_much_is_too_small() -> None:
     load = single_turns([512] * 120, 4, [50.0 * n for n in range(120)], families, trace_block_size=256)
     small = understudy.replay(load, VllmConfig(block_size=16, num_gpu_blocks=64))
     said = found(rules.cache_too_small(small))
-    assert "hits are 0.0 %" in said
+    assert "0.0 % of the prompt tokens hit" in said
     # 108 of 120 prompts begin with a block that was seen: 256 of 512 tokens.
-    assert "gives 45.0 %" in said
+    assert "would hit 45.0 %" in said
     assert (
         rules.cache_too_small(understudy.replay(load, VllmConfig(block_size=16, num_gpu_blocks=6000))) is None
     )
@@ -112,7 +112,9 @@ def test_prefixes_that_meet_different_workers_are_scattered() -> None:
     spread = understudy.replay(load, engine, workers=4)
     said = found(rules.scattered_prefixes(spread))
     # Round robin: each worker meets every context, and 72 prompts begin as another of the same worker did.
-    assert "even caches without limits hit 30.0 %, where one for all would hit 45.0 %" in said
+    assert (
+        "even unlimited caches would hit 30.0 % with this routing; one shared cache would hit 45.0 %" in said
+    )
     assert spread.to_dict()["run"]["routed_hit_ratio"] == pytest.approx(72 * 256 / (120 * 512))
     assert rules.cache_too_small(spread) is None  # they are large enough for what they see
     assert rules.scattered_prefixes(understudy.replay(load, engine, workers=4, routing="kv")) is None
@@ -121,7 +123,7 @@ def test_prefixes_that_meet_different_workers_are_scattered() -> None:
     in_turn = [[number % 12, 100 + number] for number in range(120)]
     load = single_turns([512] * 120, 4, [50.0 * n for n in range(120)], in_turn, trace_block_size=256)
     tight = understudy.replay(load, VllmConfig(block_size=16, num_gpu_blocks=40), workers=4)
-    assert "where caches without limits, with the same routing, give 45.0 %" in found(
+    assert "unlimited caches with the same routing would hit 45.0 %" in found(
         rules.cache_too_small(tight)
     )
     assert rules.scattered_prefixes(tight) is None
@@ -155,7 +157,7 @@ def test_a_tier_that_hurts_is_named() -> None:
     assert "TTFT is +" in said
     assert "write_through" in said
     alone = found(rules.tier_hurts(replace(bad, without_tiers=None)))
-    assert "for slots whose bytes were leaving" in alone
+    assert "for blocks that were being offloaded" in alone
     fast = TiersConfig.from_dict(
         {
             "kv_bytes_per_token": 16,
@@ -173,7 +175,7 @@ def test_a_worker_with_far_more_than_its_share_is_hot() -> None:
     rows = [Row([10, 20], worker=0, prompt_tokens=900) for _ in range(40)]
     others = [Row([10, 20], worker=1, prompt_tokens=100) for _ in range(40)]
     said = found(rules.hot_worker(report(*rows, *others, num_workers=2)))
-    assert f"Worker 0 is hot: it computed {902 / 502:.1f}× the tokens" in said
+    assert f"Worker 0 is overloaded: it computed {902 / 502:.1f}× the mean tokens" in said
     even = [replace(each, prompt_tokens=900) for each in others]
     assert rules.hot_worker(report(*rows, *even, num_workers=2)) is None
     assert rules.hot_worker(report(*rows)) is None  # there is nobody to compare with
@@ -212,8 +214,8 @@ def test_steps_that_prefill_can_miss_the_goal_that_others_meet() -> None:
     tokens = [*range(10, 110, 10), 400]  # nine gaps of 10 ms, one of 300
     facts = {"engine": {"max_num_batched_tokens": 8192}}
     said = found(rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=50), run=facts)))
-    assert "10.0 % of the gaps are longer than the goal of 50 ms" in said
-    assert "(max_num_batched_tokens (now 8,192))" in said
+    assert "10.0 % of the gaps exceed the ITL objective of 50 ms" in said
+    assert "Lower --max-num-batched-tokens (now 8,192); TTFT will rise." in said
     assert rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=400))) is None
     assert rules.steps_too_long(report(Row(tokens), slo=Slo(itl_ms=5))) is None  # every step is too long
     assert rules.steps_too_long(report(Row(tokens))) is None
@@ -234,17 +236,19 @@ def test_the_goal_that_most_requests_miss_is_named_with_what_takes_their_time() 
     slow = Row([100, 200, 300])
     said = found(missing(40, queued, quick, ttft_ms=500, itl_ms=50))
     assert (
-        "40.0 % of the requests miss the goal of 500 ms for TTFT: they waited 900 ms of 1 s to be sched"
+        "40.0 % of the requests miss the objective of 500 ms for TTFT: they waited 900 ms of 1 s to be sched"
         in said
     )
-    assert "More workers (now 1) would shorten the queue." in said
+    assert "Use more workers (now 1) to shorten the queue." in said
     said = found(missing(40, computed, quick, ttft_ms=500))
-    assert "for TTFT: their prompts took 800 ms of 1 s, on average. Prompts that find more" in said
+    assert "for TTFT: their prefill took 800 ms of 1 s, on average. Raise the prefix hit ratio" in said
     said = found(missing(7, slow, quick, ttft_ms=500, itl_ms=50))
-    assert "7.0 % of the requests miss the goal of 50 ms for ITL: theirs is 100.0 ms, on average." in said
-    assert "Fewer requests in a batch (max_num_seqs, now 64)" in said
+    assert (
+        "7.0 % of the requests miss the objective of 50 ms for ITL: theirs is 100.0 ms, on average." in said
+    )
+    assert "Lower --max-num-seqs (now 64)" in said
     said = found(missing(30, Row([200, 300, 900], admit_ms=100), quick, e2e_ms=400))
-    assert "goal of 400 ms for E2E: their tokens took 700 ms of 900 ms, on average." in said
+    assert "objective of 400 ms for E2E: their decode took 700 ms of 900 ms, on average." in said
 
 
 def test_a_goal_that_nearly_all_meet_is_not_missed() -> None:
@@ -264,10 +268,13 @@ def test_a_replay_that_misses_its_goals_says_which_and_one_that_queues_is_overlo
     for one in (both, alone):
         first = one.verdicts[0]
         assert first.rule == "goal_missed"
-        assert share.replace("%", " %") + " of the requests miss the goal of 500 ms for TTFT" in first.finding
-        assert first.remedy.startswith("More workers (now 2)")
+        assert (
+            share.replace("%", " %") + " of the requests miss the objective of 500 ms for TTFT"
+            in first.finding
+        )
+        assert first.remedy.startswith("Use more workers (now 2)")
     assert rules.overloaded(both) is None
-    assert "of the time that they took" in found(rules.overloaded(understudy.replay(DEMO, engine)))
+    assert "of their total time" in found(rules.overloaded(understudy.replay(DEMO, engine)))
 
 
 def test_verdicts_stand_in_the_table_the_page_and_the_json(

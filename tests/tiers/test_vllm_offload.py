@@ -16,7 +16,7 @@ from understudy.engines.config import VllmConfig
 from understudy.engines.offload import build_vllm_offload
 from understudy.engines.offload_profiles import RECORDED, V0_32, OffloadProfile
 from understudy.errors import ConfigError
-from understudy.report.tier_table import tier_facts
+from understudy.report.tier_table import list_tier_facts
 from understudy.report.tiers import TiersReport
 from understudy.run.offline import run_offline
 from understudy.tiers.plan import TierPlan
@@ -107,7 +107,7 @@ def test_the_table_names_them_with_their_numbers() -> None:
         run = run_offline(conversations(60), engine, tiers=offloading(blocks=blocks))
         tiers = TiersReport.of(run.timeline)
         assert tiers is not None
-        facts.append(dict(tier_facts(tiers)))
+        facts.append(dict(list_tier_facts(tiers)))
         counts = tiers.counts
         for label, count in (
             ("Deferred lookups", counts.deferred_lookups),

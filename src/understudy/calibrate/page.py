@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.report.html.charts import HALF, SMALL, Card
-from understudy.report.html.frame import THEME_BUTTON, framed
+from understudy.report.html.frame import THEME_BUTTON, build_document
 from understudy.report.html.plot import Plot
 from understudy.report.html.scale import Scale, latency_label, latency_scale
 
@@ -46,7 +46,7 @@ def page(file: TimingFile, benchmarks: Sequence[Benchmark], outcomes: Sequence[O
     )
     body = (header, f'<div class="cards">{"".join(cards)}{_numbers(file)}</div>')
     footer = "Times at the client, where the benchmark measured them there. "
-    return framed(f"{title} · calibrated", body, footer=footer, style=_STYLE)
+    return build_document(f"{title} · calibrated", body, footer=footer, style=_STYLE)
 
 
 def _means(benchmarks: Sequence[Benchmark], outcomes: Sequence[Outcome]) -> str:
@@ -105,7 +105,7 @@ def _detailed(benchmark: Benchmark, outcome: Outcome) -> list[Card]:
 def _cdf(file: str, name: str, measured: Times, simulated: Times) -> Card:
     shares = np.linspace(0, 1, _POINTS)
     lines = [np.quantile(values, shares) for values in (measured, simulated)]
-    x = latency_scale(np.concatenate(lines), SMALL.x, log=_wide(np.concatenate(lines)))
+    x = latency_scale(np.concatenate(lines), SMALL.x, log=_needs_log_scale(np.concatenate(lines)))
     plot = Plot(
         SMALL, x, Scale.linear(1, SMALL.y, label=lambda share: f"{share:.0%}"), f"Distribution of {name}"
     )
@@ -116,7 +116,7 @@ def _cdf(file: str, name: str, measured: Times, simulated: Times) -> Card:
 
 def _scatter(file: str, name: str, measured: Times, simulated: Times) -> Card:
     everything = np.concatenate([measured, simulated])
-    log = _wide(everything)
+    log = _needs_log_scale(everything)
     x, y = latency_scale(everything, HALF.x, log=log), latency_scale(everything, HALF.y, log=log)
     plot = Plot(HALF, x, y, f"{name} of each request: simulated over measured")
     ends = np.array([x.low, x.high])
@@ -140,7 +140,7 @@ def _scatter(file: str, name: str, measured: Times, simulated: Times) -> Card:
     )
 
 
-def _wide(values: Times) -> bool:
+def _needs_log_scale(values: Times) -> bool:
     positive = values[values > 0]
     return bool(len(positive)) and float(positive.max() / positive.min()) > 20
 

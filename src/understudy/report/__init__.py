@@ -1,4 +1,4 @@
-"""Reports: exact metrics of a run with their definitions, as a typed object, table, JSON and HTML page."""
+"""Reports: the metrics of a run with their definitions, as an object, table, JSON and HTML page."""
 
 from __future__ import annotations
 

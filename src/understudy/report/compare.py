@@ -1,4 +1,4 @@
-"""Saved reports side by side: what differed in the configuration, and what came of it."""
+"""Compare saved reports: differences in their configuration and in their metrics."""
 
 from __future__ import annotations
 
@@ -49,54 +49,54 @@ COMPARED = (
     "requests.rejected",
     "duration_s",
 )
-"""Paths in a report, in the order of the table."""
+"""Paths of the compared metrics, in the order of the table."""
 
-_NO_SETTINGS = (
+_NOT_SETTINGS = (
     *("digest", "digests", "wall_time_s", "notes", "unlimited_hit_ratio", "routed_hit_ratio"),
     *("lateness_ms", "played_s"),
-    "router",  # what its choices came to
+    "router",  # statistics of its choices
 )
-_TOLD_ELSEWHERE = ("engine.timing.coefficients.", "engine.timing.origin.", "engine.timing.domain.")
-"""Numbers of a timing model; `times.from` says in words where they come from."""
+_TIMING_PARAMETERS = ("engine.timing.coefficients.", "engine.timing.origin.", "engine.timing.domain.")
+"""Parameters of a timing model; `times.from` already names their source."""
 _DEFAULTS = {
     "routing.": msgspec.to_builtins(KvRouting()),
     "tiers.offload.": msgspec.to_builtins(OffloadSettings()),
 }
-"""Of settings that come as a whole: in a run that has them beside one that has not, only others tell something."""
+"""Defaults of optional groups of settings; hidden if one run has the group and another has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Reports by name; the first is what the others are compared with."""
+    """Reports with their names; the others are compared with the first."""
 
     names: tuple[str, ...]
     reports: tuple[dict[str, Any], ...]
 
     @classmethod
     def read(cls, paths: Sequence[str | PathLike[str]]) -> Comparison:
-        """Read reports that `--json` wrote. InvalidArgument names a file that is none, or a field of it."""
+        """Read reports that `--json` wrote. InvalidArgument names the invalid file or field."""
         if len(paths) < 2:
-            raise InvalidArgument("compare needs two reports at least")
+            raise InvalidArgument("compare needs at least two reports")
         names = [Path(path).stem for path in paths]
         if len(set(names)) < len(names):
             names = [str(path) for path in paths]
         return cls(tuple(names), tuple(read_report(path, COMPARED) for path in paths))
 
     def settings(self) -> list[tuple[str, list[Any]]]:
-        """Settings of the runs that are not the same in all, by dotted name."""
-        flat = [_flat(report["run"]) for report in self.reports]
+        """List the settings that differ between the runs, by dotted name."""
+        flat = [_flatten(report["run"]) for report in self.reports]
         names = dict.fromkeys(name for one in flat for name in one)
         rows = [(name, [one.get(name) for one in flat]) for name in names]
         rows = [(name, values) for name, values in rows if any(value != values[0] for value in values)]
-        brief = [(name, values) for name, values in rows if not _says_nothing(name, values)]
+        brief = [(name, values) for name, values in rows if not _is_redundant(name, values)]
         return brief or rows
 
     def metrics(self) -> list[tuple[str, str, list[float]]]:
-        """Label, unit and one value a report, NaN where it has none; rows that nobody has are left out."""
+        """List label, unit and one value per report (NaN without one); metrics without any value are left out."""
         return [(label, unit, values) for _, label, unit, values in self.rows()]
 
     def rows(self) -> list[tuple[str, str, str, list[float]]]:
-        """The same behind its path in a report."""
+        """List the path in a report, label, unit and values of each metric."""
         rows = []
         for path in COMPARED:
             values = [_value(report, path) for report in self.reports]
@@ -108,7 +108,7 @@ class Comparison:
         return rows
 
     def times(self) -> list[str]:
-        """Where the times of the reports come from, a line for each source; of reports that do not say it, that."""
+        """Name the source of each report's times, one line per source."""
         sources: dict[str, list[str]] = {}
         for name, report in zip(self.names, self.reports, strict=True):
             sources.setdefault(times_in_words(report["run"].get("times")), []).append(name)
@@ -117,11 +117,11 @@ class Comparison:
         return [f"Times of {', '.join(names)} from {words}" for words, names in sources.items()]
 
     def table(self) -> RenderableType:
-        """What differed, then every number with its change against the first report."""
-        settings = self._rich("Configuration")
+        """Build the table of differing settings and of metrics with their change from the first report."""
+        settings = self._create_table("Configuration")
         for name, values in self.settings():
-            settings.add_row(name, *(Text(_said(value)) for value in values))
-        metrics = self._rich("Metric")
+            settings.add_row(name, *(Text(_format(value)) for value in values))
+        metrics = self._create_table("Metric")
         for label, unit, values in self.metrics():
             shown = label if unit == "ratio" else f"{label} ({unit})"
             metrics.add_row(shown, *(Text(text) for text in _cells(values, unit)))
@@ -130,12 +130,12 @@ class Comparison:
         return Group(settings if settings.row_count else same, metrics, *times, *self._verdicts())
 
     def to_html(self) -> str:
-        """One self-contained page with the same."""
+        """Build one self-contained HTML page of the comparison."""
         return compare_page(
-            self, [(name, [_said(value) for value in values]) for name, values in self.settings()]
+            self, [(name, [_format(value) for value in values]) for name, values in self.settings()]
         )
 
-    def _rich(self, title: str) -> Table:
+    def _create_table(self, title: str) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")
         table.add_column(title, style="cyan", overflow="fold")
         for name in self.names:
@@ -150,23 +150,23 @@ class Comparison:
         ]
 
 
-def _flat(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(facts: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in facts.items():
-        if not prefix and name in _NO_SETTINGS:
+        if not prefix and name in _NOT_SETTINGS:
             continue
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
+            flat |= _flatten(value, f"{prefix}{name}.")
         elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
             for place, one in enumerate(value):  # such as tiers, each with a name
-                flat |= _flat(one, f"{prefix}{name}.{one.get('tier', one.get('name', place))}.")
+                flat |= _flatten(one, f"{prefix}{name}.{one.get('tier', one.get('name', place))}.")
         else:
             flat[prefix + name] = value
     return flat
 
 
-def _says_nothing(name: str, values: list[Any]) -> bool:
-    if name.startswith(_TOLD_ELSEWHERE):
+def _is_redundant(name: str, values: list[Any]) -> bool:
+    if name.startswith(_TIMING_PARAMETERS):
         return True
     for prefix, defaults in _DEFAULTS.items():
         if name.startswith(prefix):
@@ -200,7 +200,7 @@ def _change(now: float, before: float, unit: str) -> str:
     return f"{now / before - 1:+.1%}".replace("%", " %") if before else f"+{now:,.0f}"
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or NONE
     return NONE if value is None else str(value)

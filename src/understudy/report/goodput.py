@@ -1,4 +1,4 @@
-"""Goodput: what was served within the service-level objectives."""
+"""Goodput: the requests and tokens that were served within the service-level objectives."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Latency objectives of a request; every one that is set must hold, and a value at the limit does.
+    """Latency objectives of a request; a request must meet all that are set, limits included.
 
-    Errors: ConfigError when none is set, or one is not a positive finite number.
+    Errors: ConfigError if none is set, or one is not a positive finite number.
     """
 
     ttft_ms: float | None = None
     """Time to first token."""
     itl_ms: float | None = None
-    """Mean gap between the request's tokens; holds for a request of one token."""
+    """Mean gap between the request's tokens; a request of one token always meets it."""
     e2e_ms: float | None = None
     """Arrival to last token."""
 
     def __post_init__(self) -> None:
         limits = {field.name: getattr(self, field.name) for field in fields(self)}
         if all(limit is None for limit in limits.values()):
-            raise ConfigError(f"an SLO needs at least one of {', '.join(limits)}")
+            raise ConfigError(f"slo needs at least one of {', '.join(limits)}; give one")
         for name, limit in limits.items():
             if limit is None:
                 continue
@@ -39,9 +39,9 @@ class Slo:
                 raise ConfigError(f"{name} must be a positive number of milliseconds, got {limit!r}")
 
     def met(self, timeline: Timeline) -> BoolColumn:
-        """Which requests completed within the objectives.
+        """Return which requests completed within the objectives.
 
-        A request without output has no token to time: it counts only when e2e_ms is the sole objective.
+        A request without output has no token times: it counts only if e2e_ms is the sole objective.
         """
         good = timeline.completed
         for within in self.within(timeline).values():
@@ -49,7 +49,7 @@ class Slo:
         return good
 
     def within(self, timeline: Timeline) -> dict[str, BoolColumn]:
-        """Which requests are within each objective that is set, by its name (of who did not complete: nothing)."""
+        """Return which requests meet each objective that is set, by name; meaningless for incomplete requests."""
         tokens = timeline.output_tokens
         within: dict[str, BoolColumn] = {}
         if self.ttft_ms is not None:
@@ -68,7 +68,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What was served within `slo`. Rates are NaN for a run without duration."""
+    """Requests and tokens served within `slo`. Rates are NaN for a run without duration."""
 
     slo: Slo
     requests: int
@@ -92,10 +92,10 @@ class Goodput:
 
 
 def ratio(part: float, whole: float) -> float:
-    """Return part / whole, NaN when there is no whole."""
+    """Return part / whole; NaN if whole is 0."""
     return part / whole if whole else math.nan
 
 
 def _ns(limit_ms: float) -> int:
-    # Rounded, so that a limit such as 33.3 ms, which no double equals, still includes its boundary.
+    # Rounded, so that a limit such as 33.3 ms, which has no exact double, includes its boundary.
     return round(limit_ms * 1e6)

@@ -1,4 +1,4 @@
-"""One number of a report, in words."""
+"""`Metric`: the name, unit and definition of one number of a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number, or one distribution, of a report. `key` is its dotted path in Report and in the JSON."""
+    """Description of one number or distribution. `key` is its dotted path in Report and in the JSON."""
 
     key: str
     name: str

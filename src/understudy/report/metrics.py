@@ -1,6 +1,6 @@
-"""What a report says, as data: name, unit and one-line definition of every number in it.
+"""Names, units and definitions of all metrics of a report.
 
-Tables, JSON, the HTML page and docs/metrics.md all take their wording from here, that of tiers from `tier_metrics`.
+Tables, JSON, the HTML page and docs/metrics.md use these texts; those of tiers are in `tier_metrics`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ DISTRIBUTIONS = (
         "ttft_queued_ms",
         "TTFT from queue",
         "ms",
-        "First output token − when the engine read the request (at once when idle, else at the end of the step that "
-        "ran), per request with at least one token.",
+        "First output token − when the engine read the request (at once if idle, else at the end of the current step), "
+        "per request with at least one token.",
     ),
     Metric(
         "ttst_ms",
         "Time to second token (TTST)",
         "ms",
-        "Second output token − first output token, per request with at least two tokens; 0 when one speculative burst "
-        "brought both.",
+        "Second output token − first output token, per request with at least two tokens; 0 if both came in one "
+        "speculative burst.",
     ),
     Metric(
         "itl_ms",
         "Inter-token latency (ITL)",
         "ms",
-        "Every gap between neighbouring output tokens, pooled over all requests; tokens of one speculative burst are "
-        "visible together, with gaps of 0 between them.",
+        "Every gap between consecutive output tokens, pooled over all requests; tokens of one speculative burst have "
+        "gaps of 0 between them.",
     ),
     Metric(
         "tpot_ms",
@@ -46,14 +46,14 @@ DISTRIBUTIONS = (
         "e2e_ms",
         "Request latency (E2E)",
         "ms",
-        "Last output token − arrival, per request; for a request that asked for no output, completion − arrival.",
+        "Last output token − arrival, per request; completion − arrival for a request without output.",
     ),
     Metric("queue_ms", "Queue time", "ms", "Start of the step that first scheduled the request − arrival."),
     Metric(
         "output_tokens_per_s_per_user",
         "Output token throughput per user",
         "tokens/s",
-        "1 ÷ gap for every gap above zero between neighbouring output tokens, pooled over all requests.",
+        "1 ÷ gap for every gap above zero between consecutive output tokens, pooled over all requests.",
     ),
     Metric("prompt_tokens", "Input sequence length", "tokens", "Prompt tokens per request."),
     Metric("output_tokens", "Output sequence length", "tokens", "Emitted tokens per request."),
@@ -65,29 +65,31 @@ SCALARS = (
         "duration_s",
         "Duration",
         "s",
-        "First arrival to the last token of anybody; to the last completion when no token was emitted.",
+        "First arrival to the last token of any request; to the last completion if no token was emitted.",
     ),
     Metric("requests.total", "Requests", "requests", "All requests of the workload."),
-    Metric("requests.completed", "Completed", "requests", "Requests that got their whole output."),
-    Metric("requests.stopped", "Stopped", "requests", "Completed requests that the model ended: EOS."),
+    Metric("requests.completed", "Completed", "requests", "Requests that received their whole output."),
+    Metric(
+        "requests.stopped", "Stopped", "requests", "Completed requests that ended with the model's EOS token."
+    ),
     Metric(
         "requests.length_capped",
         "Length-capped",
         "requests",
-        "Completed requests that their limit ended, or the model's context.",
+        "Completed requests that ended at their token limit or at the model's context length.",
     ),
     Metric(
         "requests.rejected",
         "Rejected",
         "requests",
-        "Requests refused in front of the engine: they could never fit.",
+        "Requests rejected before scheduling, because they could never fit.",
     ),
-    Metric("requests.cancelled", "Cancelled", "requests", "Requests withdrawn before they were complete."),
+    Metric("requests.cancelled", "Cancelled", "requests", "Requests cancelled before they were complete."),
     Metric(
         "requests.unfinished",
         "Unfinished",
         "requests",
-        "Requests still without an end when the run was cut off.",
+        "Requests that had not ended when the run was stopped.",
     ),
     Metric("tokens.input", "Input tokens", "tokens", "Prompt tokens of completed requests."),
     Metric("tokens.output", "Output tokens", "tokens", "Emitted tokens of completed requests."),
@@ -107,7 +109,7 @@ SCALARS = (
         "Good requests",
         "requests",
         "Completed requests with TTFT, E2E and mean gap (ITL objective) at or below every objective that is set; a "
-        "single token meets any ITL, a request without output counts only when E2E alone is set.",
+        "single token meets any ITL, a request without output counts only if E2E alone is set.",
     ),
     Metric("goodput.ratio", "SLO attainment", "ratio", "Good requests ÷ all requests of the workload."),
     Metric("goodput.requests_per_s", "Request goodput", "requests/s", "Good requests ÷ duration."),
@@ -128,7 +130,7 @@ SCALARS = (
         "Prefix hit, all admissions",
         "ratio",
         "Tokens found in the prefix cache at any admission ÷ tokens that the requests had (prompt, and output so far) "
-        "at every admission; what a preempted request finds again of its own counts as hit.",
+        "at every admission; a preempted request's own cached tokens count as hits.",
     ),
     Metric(
         "kv.usage_mean",
@@ -140,7 +142,7 @@ SCALARS = (
         "kv.usage_max",
         "KV usage, max",
         "ratio",
-        "Most active blocks ÷ capacity of any worker at any sample (see below).",
+        "Largest active blocks ÷ capacity of any worker at any sample (see below).",
     ),
     Metric(
         "kv.cached_mean",
@@ -154,31 +156,31 @@ SCALARS = (
         "kv.phantom_hit_blocks",
         "Phantom hit blocks",
         "blocks",
-        "Blocks counted as hits that did not hold the tokens: a defect of the engine version that is simulated.",
+        "Blocks counted as hits that did not contain the tokens: a defect of the simulated engine version.",
     ),
     Metric(
         "preemptions",
         "Preemptions",
         "preemptions",
-        "How often a running request lost its blocks and had to wait.",
+        "Number of times a running request lost its blocks and returned to the queue.",
     ),
     Metric(
         "accept_length",
         "Accept length",
         "tokens",
-        "With speculation: tokens ÷ turns that verified drafts, 1 and the draft tokens that were accepted.",
+        "With speculation: mean tokens per verification of drafts, 1 plus the accepted drafts.",
     ),
     Metric(
         "drafted_tokens",
         "Drafted tokens",
         "tokens",
-        "Drafts that steps verified, with vLLM's speculation.",
+        "Draft tokens that steps verified, with vLLM's speculation.",
     ),
     Metric(
         "wasted_drafts",
         "Wasted drafts",
         "tokens",
-        "Of them, those that were not accepted: computed in vain.",
+        "Drafted tokens that were not accepted.",
     ),
     Metric("steps", "Steps", "steps", "Engine steps over all workers."),
 )
@@ -198,4 +200,4 @@ STATISTICS = {
     "p50": "p50",
     "std": "std",
 }
-"""Columns of a table of distributions: header and field of Statistics."""
+"""Columns of the table of distributions: header and field of Statistics."""

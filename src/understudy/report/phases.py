@@ -1,4 +1,4 @@
-"""Where a request's time goes: phases that add up to its latency."""
+"""Split the latency of each request into phases."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NAMES = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Phases:
-    """One row a completed request that has a token. Waits of a request that was preempted later count as decode."""
+    """Phases of completed requests with at least one token; waits after a preemption count as decode."""
 
     rows: np.ndarray[tuple[int], np.dtype[np.int64]]
-    """Which requests these are."""
+    """Row numbers of these requests."""
     queue_ms: Float64Column
     room_ms: Float64Column
     parked_ms: Float64Column
@@ -36,7 +36,7 @@ class Phases:
 
     @classmethod
     def of(cls, report: Report) -> Phases:
-        """Split every latency."""
+        """Split the latencies of a report's requests."""
         t = report.columns
         rows = np.flatnonzero(t.completed & (t.output_tokens > 0))
         wait = (t.first_admit_ns - t.arrival_ns)[rows]
@@ -54,17 +54,17 @@ class Phases:
 
     @property
     def total_ms(self) -> Float64Column:
-        """The latencies that they are parts of."""
+        """Sum of the phases per request: its latency."""
         total: Float64Column = np.sum([getattr(self, name) for name in NAMES], axis=0)
         return total
 
     def means(
         self, rows: np.ndarray[tuple[int], np.dtype[np.int64]] | slice = slice(None)
     ) -> dict[str, float]:
-        """The mean of every phase over `rows`."""
+        """Return the mean of each phase over `rows`."""
         return {name: float(getattr(self, name)[rows].mean()) for name in NAMES}
 
     def slowest(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The slowest percent, one request at least."""
+        """Return the rows of the slowest percent, at least one."""
         total = self.total_ms
         return np.argsort(-total, kind="stable")[: max(1, len(total) // 100)]

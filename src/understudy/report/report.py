@@ -1,4 +1,4 @@
-"""The report of a run: exact metrics, typed, with the timeline they come from."""
+"""`Report`: the metrics of a run and the timeline they are computed from."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHitRatio:
-    """Share of prompt tokens found in the prefix cache; NaN when nothing was admitted."""
+    """Share of prompt tokens found in the prefix cache; NaN if no request was admitted."""
 
     first_admission: float
     total: float
@@ -78,7 +78,7 @@ class PrefixHitRatio:
 
 @dataclass(frozen=True, slots=True)
 class KvUsage:
-    """How full the KV cache was (shares of capacity), and what went in and out of it."""
+    """Usage of the KV cache (shares of capacity), and the blocks stored and evicted."""
 
     usage_mean: float
     usage_max: float
@@ -90,14 +90,14 @@ class KvUsage:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Report:
-    """What a run would have been like. Numbers that have no value (a mean of nothing) are NaN, in JSON null.
+    """Metrics of a run. Numbers without a value (a mean of nothing) are NaN, null in JSON.
 
-    Every number is defined in `understudy.report.METRICS`.
+    `understudy.report.METRICS` defines every number.
     """
 
     columns: Timeline
     run: dict[str, Any]
-    """Facts about the run: whatever it was built with, usually workload, config, digest and wall_time_s."""
+    """Facts about the run, usually its workload, config, digest and wall_time_s."""
 
     ttft_ms: Statistics
     ttft_queued_ms: Statistics
@@ -115,7 +115,7 @@ class Report:
     tokens: TokenCounts
     throughput: Throughput
     goodput: Goodput | None
-    """None when no SLO was given."""
+    """None if no SLO was given."""
     prefix_hit_ratio: PrefixHitRatio
     kv: KvUsage
     preemptions: int
@@ -124,30 +124,30 @@ class Report:
     wasted_drafts: int
     steps: int
     tiers: TiersReport | None = None
-    """None when there were no tiers."""
+    """None if there were no tiers."""
     without_tiers: Report | None = None
-    """The same workload without tiers, where that was asked for."""
-    best_hits: Callable[[], float] | None = field(default=None, repr=False)
-    """Hit ratio of a cache that forgets nothing; asked for only where a verdict needs it, since it takes a while."""
-    routed_hits: Callable[[], float] | None = field(default=None, repr=False)
-    """Of such caches, one a worker, with the requests that each was sent; asked for likewise."""
-    every_size: Callable[[], HitCurve] | None = field(default=None, repr=False)
-    """Hit ratios of LRU caches of every size; asked for only where the curve is drawn."""
+    """Report of the workload without tiers, if it was requested."""
+    compute_unlimited_hits: Callable[[], float] | None = field(default=None, repr=False)
+    """Computes the hit ratio of one unlimited cache; slow, so called only if a verdict needs it."""
+    compute_routed_hits: Callable[[], float] | None = field(default=None, repr=False)
+    """Computes the hit ratio of unlimited caches, one per worker, with this run's routing; called likewise."""
+    compute_hit_curve: Callable[[], HitCurve] | None = field(default=None, repr=False)
+    """Computes the hit ratios of LRU caches of every size; called only if the curve is drawn."""
     decisions: Decisions | None = field(default=None, repr=False)
-    """Of a KV-aware router, for the page."""
+    """Decisions of a KV-aware router, for the page."""
 
     @classmethod
     def build(
         cls, timeline: Timeline, run: Mapping[str, Any] | None = None, slo: Slo | None = None
     ) -> Report:
-        """Compute every metric of `timeline`.
+        """Compute all metrics of `timeline`.
 
-        `run` is carried along: it must hold what JSON can. Errors: InvalidArgument when it does not.
+        `run` becomes part of the report. Errors: InvalidArgument if it is not JSON-serialisable.
         """
         latencies = Latencies.of(timeline)
         done = timeline.completed
         duration_s = (timeline.end_ns - timeline.start_ns) / NS_PER_S
-        requests = _requests(timeline)
+        requests = _count_requests(timeline)
         tokens = TokenCounts(
             input=int(timeline.prompt_tokens[done].sum(dtype=np.int64)),
             output=int(timeline.output_tokens[done].sum(dtype=np.int64)),
@@ -155,7 +155,7 @@ class Report:
         gaps = slice(np.searchsorted(timeline.itl_ns, 1), None)
         return cls(
             columns=timeline,
-            run=_facts(run or {}),
+            run=_convert_to_json(run or {}),
             ttft_ms=Statistics.of(present(latencies.ttft_ms)),
             ttft_queued_ms=Statistics.of(present(latencies.ttft_queued_ms)),
             ttst_ms=Statistics.of(present(latencies.ttst_ms)),
@@ -178,8 +178,8 @@ class Report:
                 total_tokens_per_s=ratio(tokens.input + tokens.output, duration_s),
             ),
             goodput=Goodput.of(timeline, slo, duration_s) if slo is not None else None,
-            prefix_hit_ratio=_prefix_hit_ratio(timeline),
-            kv=_kv_usage(timeline),
+            prefix_hit_ratio=_compute_prefix_hit_ratio(timeline),
+            kv=_compute_kv_usage(timeline),
             preemptions=int(timeline.preemptions.sum(dtype=np.int64)),
             accept_length=ratio(
                 timeline.burst_tokens + timeline.draft_rounds + timeline.accepted_tokens,
@@ -192,44 +192,44 @@ class Report:
         )
 
     def with_run(self, **facts: Any) -> Report:
-        """Return the same report with more facts about the run, such as wall_time_s, known only afterwards."""
-        return replace(self, run=_facts({**self.run, **facts}))
+        """Return the report with more facts about the run, such as wall_time_s."""
+        return replace(self, run=_convert_to_json({**self.run, **facts}))
 
     @cached_property
     def latencies(self) -> Latencies:
-        """Latencies request by request."""
+        """Latencies of each request."""
         return Latencies.of(self.columns)
 
     @cached_property
     def unlimited_hit_ratio(self) -> float | None:
-        """What a cache that forgets nothing would find; None when nothing was evicted or nobody can tell."""
+        """Hit ratio of one unlimited cache; None if no block was evicted or the workload is unknown."""
         known = self.run.get("unlimited_hit_ratio")
-        if known is not None or self.best_hits is None or not self.kv.evictions:
+        if known is not None or self.compute_unlimited_hits is None or not self.kv.evictions:
             return known
-        return self.best_hits()
+        return self.compute_unlimited_hits()
 
     @cached_property
     def routed_hit_ratio(self) -> float | None:
-        """What caches that forget nothing would find, one a worker, as requests were routed; None likewise."""
+        """Hit ratio of unlimited caches, one per worker, with this run's routing; None likewise."""
         known = self.run.get("routed_hit_ratio")
-        if known is not None or self.routed_hits is None or not self.kv.evictions:
+        if known is not None or self.compute_routed_hits is None or not self.kv.evictions:
             return known
-        return self.routed_hits()
+        return self.compute_routed_hits()
 
     @cached_property
     def hit_curve(self) -> HitCurve | None:
-        """Hit ratio against cache size; None when the workload is not at hand."""
-        return None if self.every_size is None else self.every_size()
+        """Hit ratio by cache size; None if the workload is unknown."""
+        return None if self.compute_hit_curve is None else self.compute_hit_curve()
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What to conclude, the most pressing first; empty when all is well."""
-        from understudy.report.verdicts import verdicts
+        """Findings with remedies, the most important first; empty if no rule applies."""
+        from understudy.report.verdicts import find_verdicts
 
-        return verdicts(self)
+        return find_verdicts(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the columns as plain JSON values, with definitions; NaN becomes None."""
+        """Return the report without its columns as plain JSON values, with definitions; NaN becomes None."""
         metrics: dict[str, Any] = {}
         for metric in METRICS:
             root = metric.key.partition(".")[0]
@@ -246,11 +246,11 @@ class Report:
             metric.key: {"name": metric.name, "unit": metric.unit, "definition": metric.definition}
             for metric in METRICS + (TIER_METRICS if self.tiers is not None else ())
         }
-        best = self.unlimited_hit_ratio
-        run = self.run if best is None else {**self.run, "unlimited_hit_ratio": best}
+        unlimited = self.unlimited_hit_ratio
+        run = self.run if unlimited is None else {**self.run, "unlimited_hit_ratio": unlimited}
         if (routed := self.routed_hit_ratio) is not None:
             run = {**run, "routed_hit_ratio": routed}
-        result: dict[str, Any] = _without_nan(
+        result: dict[str, Any] = _replace_nan(
             {"schema": SCHEMA, "run": run, "percentile_method": PERCENTILE_METHOD, **metrics}
         )
         return {**result, "definitions": definitions}
@@ -262,31 +262,31 @@ class Report:
             file.write(text + b"\n")
 
     def requests_jsonl(self, path: str | PathLike[str]) -> None:
-        """Write one JSON line per request, in workload order and with the workload's own ids."""
+        """Write one JSON line per request, in workload order, with the workload's ids."""
         from understudy.report.requests import write_requests
 
         write_requests(self, path)
 
     def table(self) -> RenderableType:
-        """Return the metrics as a rich renderable that fits the width it is given."""
+        """Return the metrics as a rich renderable that adapts to the console's width."""
         from understudy.report.table import ReportTable
 
         return ReportTable(self)
 
     def print(self, console: Console | None = None) -> None:
-        """Print the metrics, to standard output unless a console is given."""
+        """Print the metrics to `console` (default: standard output)."""
         from rich.console import Console
 
         (console or Console(highlight=False)).print(self.table())
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with a row a request, as `requests_jsonl` has them. ConfigError without pandas."""
+        """Return a pandas DataFrame with the rows of `requests_jsonl`. ConfigError without pandas."""
         from understudy.report.requests import request_frame
 
         return request_frame(self)
 
     def __repr__(self) -> str:
-        """One line with the numbers that matter, and where they come from."""
+        """Return one line with the main numbers and the source of the times."""
         return (
             f"<Report {self.run.get('workload', '')}: {self.requests.completed:,} of {self.requests.total:,} requests "
             f"in {self.duration_s:,.1f} s, TTFT p50 {self.ttft_ms.p50:,.0f} ms, p99 {self.ttft_ms.p99:,.0f} ms, "
@@ -295,13 +295,13 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        """A small table, for notebooks."""
+        """Return a small HTML table, for notebooks."""
         from understudy.report.html.notebook import summary
 
         return summary(self)
 
     def to_html(self, path: str | PathLike[str], baseline: Report | None = None) -> None:
-        """Write one self-contained page with plots; `baseline` is a run to compare with (else `without_tiers`)."""
+        """Write one self-contained page with plots; compare with `baseline` (default: `without_tiers`)."""
         from understudy.report.html import page
 
         text = page(self, baseline or self.without_tiers)
@@ -309,7 +309,7 @@ class Report:
             file.write(text.encode())
 
 
-def _requests(timeline: Timeline) -> RequestCounts:
+def _count_requests(timeline: Timeline) -> RequestCounts:
     counts = np.bincount(timeline.status, minlength=len(Status))
     ends = np.bincount(timeline.finish_reason, minlength=len(FinishReason))
     return RequestCounts(
@@ -323,7 +323,7 @@ def _requests(timeline: Timeline) -> RequestCounts:
     )
 
 
-def _prefix_hit_ratio(timeline: Timeline) -> PrefixHitRatio:
+def _compute_prefix_hit_ratio(timeline: Timeline) -> PrefixHitRatio:
     admitted = timeline.first_admit_ns >= 0
     prompt_tokens = timeline.prompt_tokens[admitted].astype(np.int64)
     return PrefixHitRatio(
@@ -334,7 +334,7 @@ def _prefix_hit_ratio(timeline: Timeline) -> PrefixHitRatio:
     )
 
 
-def _kv_usage(timeline: Timeline) -> KvUsage:
+def _compute_kv_usage(timeline: Timeline) -> KvUsage:
     used, cached = timeline.sample_used_blocks, timeline.sample_cached_blocks
     used_mean, cached_mean = (float(means.mean()) for means in worker_means(timeline, used, cached))
     blocks = timeline.worker_blocks
@@ -349,17 +349,17 @@ def _kv_usage(timeline: Timeline) -> KvUsage:
     )
 
 
-def _facts(run: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_to_json(run: Mapping[str, Any]) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(run)))
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise InvalidArgument(f"run must hold only what JSON can: {error}") from error
+        raise InvalidArgument(f"run must be JSON-serialisable: {error}") from error
     return facts
 
 
-def _without_nan(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [_replace_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

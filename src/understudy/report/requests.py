@@ -1,4 +1,4 @@
-"""The rows of a report: one JSON line per request, with every column of the record that has a row a request."""
+"""Write the rows of a report: one JSON line per request, with all per-request columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from understudy._core import Tier
 from understudy.errors import ConfigError
 from understudy.outputs import create
 from understudy.report.latency import NS_PER_MS, Latencies
-from understudy.report.tiers import hits_of
+from understudy.report.tiers import tier_hits
 from understudy.run.schema import NEVER, Column, columns_of
 from understudy.run.tier_columns import BELOW, TierColumns
 from understudy.run.timeline import FinishReason, Status, Timeline
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from understudy.report.report import Report
 
-CHUNK_ROWS = 50_000  # rows that are Python objects at one time
+CHUNK_ROWS = 50_000  # limits the number of Python objects at a time
 
 _NAMES: dict[str, list[str | None]] = {
     "status": [status.name.lower() for status in Status],
@@ -32,10 +32,10 @@ _NAMES: dict[str, list[str | None]] = {
 
 
 def write_requests(report: Report, path: str | PathLike[str]) -> None:
-    """Write a line per request of `report`, in workload order.
+    """Write one line per request of `report`, in workload order.
 
-    Times are milliseconds on the run's clock, spans milliseconds; null is "never" or "has none". `request` is the row
-    of the workload, from 0. With tiers, a line says where the prompt was found at the first admission.
+    Times are milliseconds on the run's clock, durations milliseconds; null means "never" or "none". `request` is the
+    row of the workload, from 0. With tiers, a line has the tokens found on each tier at the first admission.
     """
     encoder = msgspec.json.Encoder()
     with create(path) as file:
@@ -45,16 +45,16 @@ def write_requests(report: Report, path: str | PathLike[str]) -> None:
 
 
 def request_frame(report: Report) -> Any:
-    """A pandas DataFrame of the same rows. ConfigError where pandas is not there."""
+    """Return the rows as a pandas DataFrame. ConfigError if pandas is not installed."""
     try:
         import pandas as pd  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
-        raise ConfigError("to_pandas needs pandas: pip install pandas") from error
+        raise ConfigError("to_pandas needs pandas; pip install pandas") from error
     return pd.DataFrame(_rows_as_columns(report, slice(0, len(report.columns))))
 
 
 def key_of(declared: Column, part: int = 0) -> str:
-    """What a line calls a column: nanoseconds are told in milliseconds, and parts are those of the lower tiers."""
+    """Return the key of a column in a line: `_ns` becomes `_ms`, and parts are named by their tier."""
     name = (
         f"{declared.name.removesuffix('_ns')}_ms"
         if declared.about.unit in ("ns", "time ns")
@@ -76,11 +76,11 @@ def _rows_as_columns(report: Report, part: slice) -> dict[str, Any]:
         "request": numbers,
         "request_id": [None] * len(numbers) if ids is None else ids[part],
         "reason": [timeline.reject_reasons.get(row) for row in numbers],
-        **_columns(timeline, part),
+        **_convert_columns(timeline, part),
         **{field.name: getattr(report.latencies, field.name)[part].tolist() for field in fields(Latencies)},
     }
     if timeline.tiers is not None:
-        values |= _columns(timeline.tiers, part) | _found(timeline, part)
+        values |= _convert_columns(timeline.tiers, part) | _prompt_sources(timeline, part)
     return values
 
 
@@ -89,17 +89,17 @@ def _row_type(keys: tuple[str, ...]) -> Any:
     return msgspec.defstruct("RequestRow", keys, frozen=True, gc=False)
 
 
-def _columns(record: Timeline | TierColumns, part: slice) -> dict[str, list[Any]]:
+def _convert_columns(record: Timeline | TierColumns, part: slice) -> dict[str, list[Any]]:
     return {
-        key_of(declared, at): _values(declared, array[part])
+        key_of(declared, at): _convert_values(declared, array[part])
         for declared in columns_of(type(record))
         if declared.about.per == "request"
         for at, array in enumerate(declared.arrays(record))
     }
 
 
-def _values(declared: Column, array: Any) -> list[Any]:
-    """The values as JSON has them."""
+def _convert_values(declared: Column, array: Any) -> list[Any]:
+    """Convert the values of a column for JSON."""
     match declared.about.unit:
         case "time ns":
             return np.where(array == NEVER, np.nan, array / NS_PER_MS).tolist()  # type: ignore[no-any-return]
@@ -112,9 +112,9 @@ def _values(declared: Column, array: Any) -> list[Any]:
     return array.tolist()  # type: ignore[no-any-return]
 
 
-def _found(timeline: Timeline, part: slice) -> dict[str, list[int]]:
-    """Where the prompt came from at the first admission; what was never admitted was not computed either."""
-    found = {tier: hits_of(timeline, tier, first=True)[part] for tier in (Tier.G1, *BELOW)}
+def _prompt_sources(timeline: Timeline, part: slice) -> dict[str, list[int]]:
+    """Return the prompt tokens found on each tier and computed, at the first admission; 0 if never admitted."""
+    found = {tier: tier_hits(timeline, tier, first=True)[part] for tier in (Tier.G1, *BELOW)}
     rest = timeline.prompt_tokens[part] - np.sum(list(found.values()), axis=0)
     return {
         **{f"prompt_from_{tier.name.lower()}": tokens.tolist() for tier, tokens in found.items()},

@@ -1,4 +1,4 @@
-"""Quantities over time: step functions from samples of the workers, and windows of arrivals."""
+"""Quantities over time: step functions of worker samples, and windows of the run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StepFunction:
-    """A value that changes at `times_ns` (ascending) and holds in between; 0 before the first."""
+    """A value that changes at `times_ns` (ascending) and is constant in between; 0 before the first."""
 
     times_ns: Int64Column
     values: Int64Column
 
     @classmethod
     def fleet(cls, timeline: Timeline, values: Int64Column) -> StepFunction:
-        """Sum a sample column over the workers: each worker counts with its latest sample."""
+        """Sum a sample column over the workers, each with its latest sample."""
         by_worker = np.lexsort((timeline.sample_time_ns, timeline.sample_worker))
         worker = timeline.sample_worker[by_worker]
         change = np.diff(values[by_worker], prepend=np.int64(0))
@@ -37,7 +37,7 @@ class StepFunction:
         return cls(times[last_at_time], np.cumsum(change[by_time])[last_at_time])
 
     def means(self, edges_ns: Float64Column) -> Float64Column:
-        """Return the mean over each interval between neighbouring `edges_ns` (ascending)."""
+        """Return the mean over each interval between consecutive `edges_ns` (ascending)."""
         if not len(self.times_ns):
             return np.zeros(len(edges_ns) - 1)
         knots = np.append(self.times_ns, max(float(edges_ns[-1]), float(self.times_ns[-1])))
@@ -47,7 +47,7 @@ class StepFunction:
 
 
 def worker_means(timeline: Timeline, *columns: Int64Column) -> list[Float64Column]:
-    """Mean of each sample column over the run's duration, per worker; NaN without samples or duration."""
+    """Return the mean of each sample column over the run, per worker; NaN without samples or duration."""
     start, end = timeline.start_ns, timeline.end_ns
     if end <= start or not len(timeline.sample_time_ns):
         return [np.full(timeline.num_workers, np.nan) for _ in columns]
@@ -56,21 +56,21 @@ def worker_means(timeline: Timeline, *columns: Int64Column) -> list[Float64Colum
     since = timeline.sample_time_ns[order]
     until = np.append(since[1:], end)
     until[np.flatnonzero(np.diff(worker))] = end
-    holds_ns = np.clip(until, start, end) - np.clip(since, start, end)
+    valid_ns = np.clip(until, start, end) - np.clip(since, start, end)
     return [
-        np.bincount(worker, holds_ns * column[order].astype(np.float64), timeline.num_workers) / (end - start)
+        np.bincount(worker, valid_ns * column[order].astype(np.float64), timeline.num_workers) / (end - start)
         for column in columns
     ]
 
 
 def windows(timeline: Timeline, count: int) -> Float64Column:
-    """Split the run's duration into `count` equal windows; returns their count + 1 edges in ns."""
+    """Split the run's duration into `count` equal windows; return their count + 1 edges in ns."""
     start = timeline.start_ns
     return np.linspace(start, max(timeline.end_ns, start + 1), count + 1)
 
 
 def window_of(times_ns: Int64Column, edges_ns: Float64Column) -> NDArray[np.intp]:
-    """Index of the window that each time falls into; the last window includes its end."""
+    """Return the index of each time's window; the last window includes its end."""
     index = np.searchsorted(edges_ns, times_ns, side="right") - 1
     return np.minimum(index, len(edges_ns) - 2)
 

@@ -1,4 +1,4 @@
-"""Exact statistics of many values, plain or weighted."""
+"""Compute exact statistics of values, optionally weighted by counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PERCENTILE_METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of `count` values; percentiles are exact (nearest rank), std is the population's.
+    """Statistics of `count` values: exact percentiles (nearest rank), population standard deviation.
 
     Without values every statistic is NaN.
     """
@@ -40,7 +40,7 @@ class Statistics:
 
     @classmethod
     def of(cls, values: Float64Column, counts: Int64Column | None = None) -> Statistics:
-        """Summarise `values`; with `counts` they must ascend and value i stands counts[i] ≥ 1 times."""
+        """Summarise `values`; with `counts` they must ascend and value i occurs counts[i] ≥ 1 times."""
         if not len(values):
             return cls(0)
         if counts is None:
@@ -52,7 +52,7 @@ class Statistics:
             count = int(cumulative[-1])
             ranks = [nearest_rank(p, count) for p in PERCENTILES]
             ranked = values[np.searchsorted(cumulative, ranks, side="right")]
-        # From the minimum on, so that equal values have exactly their value as mean, and no deviation.
+        # Sum differences from the minimum, so that equal values have an exact mean and no deviation.
         low = float(values[0])
         above = values - low
         mean = float((above if counts is None else above * counts).sum()) / count
@@ -75,5 +75,5 @@ class Statistics:
 
 
 def nearest_rank(part: int, count: int, whole: int = 100) -> int:
-    """Index, from 0, of the value at part/whole among `count` ascending ones."""
+    """Return the index, from 0, of the value at part/whole among `count` ascending values."""
     return max(-(-part * count // whole), 1) - 1

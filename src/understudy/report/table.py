@@ -1,4 +1,4 @@
-"""The report on a terminal: metric rows by statistic columns, as aiperf prints them, and a summary."""
+"""Print the report on a terminal: metrics by statistics, as aiperf prints them, and a summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from rich.text import Text
 
 from understudy.report.metrics import BY_KEY, DISTRIBUTIONS, STATISTICS
 from understudy.report.text import duration, fixed, quantity
-from understudy.report.tier_table import comparison, link_rows, tier_facts, tier_rows
+from understudy.report.tier_table import (
+    build_comparison,
+    build_link_table,
+    build_tier_table,
+    list_tier_facts,
+)
 from understudy.run.times import lateness_in_words, times_in_words
 
 if TYPE_CHECKING:
@@ -20,8 +25,8 @@ if TYPE_CHECKING:
 
     from understudy.report.report import Report
 
-# What a narrow terminal goes without, first to go first.
-EXPENDABLE = ("p75", "p95", "std", "min", "max", "p90")
+# Columns to drop on a narrow terminal, in this order.
+DROPPED_FIRST = ("p75", "p95", "std", "min", "max", "p90")
 COLUMN_GAP = 2
 
 SHORT_LABELS = {
@@ -39,24 +44,24 @@ SHORT_LABELS = {
 
 
 class ReportTable:
-    """Renders a report within the width that the console offers."""
+    """Renders a report within the console's width."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render the table of distributions, the summary, and the tiers where there are any."""
-        yield distributions(self.report, options.max_width)
-        yield Padding(summary(_facts(self.report), options.max_width - 2), (0, 1), expand=False)
+        """Render the table of distributions, the summary, and the tiers if there are any."""
+        yield build_distributions(self.report, options.max_width)
+        yield Padding(build_summary(_list_facts(self.report), options.max_width - 2), (0, 1), expand=False)
         if (tiers := self.report.tiers) is not None:
-            yield tier_rows(tiers, options.max_width)
-            yield link_rows(tiers, options.max_width)
-            yield Padding(summary(tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
+            yield build_tier_table(tiers, options.max_width)
+            yield build_link_table(tiers, options.max_width)
+            yield Padding(build_summary(list_tier_facts(tiers), options.max_width - 2), (0, 1), expand=False)
         if (without := self.report.without_tiers) is not None:
-            yield comparison(self.report, without, options.max_width)
+            yield build_comparison(self.report, without, options.max_width)
         for verdict in self.report.verdicts:
-            said = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
-            yield Padding(said, (0, 1), expand=False)
+            text = Text.assemble(("▲ ", "bold red"), (verdict.finding, "bold"), " ", verdict.remedy)
+            yield Padding(text, (0, 1), expand=False)
         for note in self.report.run.get("notes", ()):
             yield Padding(Text.assemble(("Note  ", "yellow"), note), (0, 1), expand=False)
         words = times_in_words(self.report.run.get("times"))
@@ -69,8 +74,8 @@ class ReportTable:
             yield Padding(digest, (0, 1), expand=False)
 
 
-def distributions(report: Report, width: int) -> Table:
-    """One row a metric, one column a statistic; drops names and columns that do not fit into `width`."""
+def build_distributions(report: Report, width: int) -> Table:
+    """Build a table of metrics by statistics; shorten names and drop columns to fit `width`."""
     labels = {metric.key: f"{metric.name} ({metric.unit})" for metric in DISTRIBUTIONS}
     labels = {key: label.replace(") (", ", ") for key, label in labels.items()}
     cells = {
@@ -80,14 +85,14 @@ def distributions(report: Report, width: int) -> Table:
     widths = {name: max(len(row[name]) for row in cells.values()) + COLUMN_GAP for name in STATISTICS}
 
     columns = list(STATISTICS)
-    spare = iter(EXPENDABLE)
-    while _width(labels, columns, widths) > width:
+    candidates = iter(DROPPED_FIRST)
+    while _table_width(labels, columns, widths) > width:
         if labels is not SHORT_LABELS:
             labels = SHORT_LABELS
-        elif (victim := next(spare, None)) is not None:
-            columns.remove(victim)
+        elif (dropped := next(candidates, None)) is not None:
+            columns.remove(dropped)
         else:
-            break  # the rest wraps
+            break  # no more columns to drop: the text wraps
 
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -105,12 +110,12 @@ def distributions(report: Report, width: int) -> Table:
     return table
 
 
-def _width(labels: dict[str, str], columns: list[str], widths: dict[str, int]) -> int:
+def _table_width(labels: dict[str, str], columns: list[str], widths: dict[str, int]) -> int:
     return max(map(cell_len, labels.values())) + sum(widths[name] for name in columns) + 2
 
 
-def summary(facts: list[tuple[str, str]], width: int) -> Table:
-    """Headline numbers as label and value, in as many pairs side by side as fit into `width`."""
+def build_summary(facts: list[tuple[str, str]], width: int) -> Table:
+    """Build a table of labels and values, with as many pairs per row as fit into `width`."""
     for pairs in (3, 2, 1):
         rows = -(-len(facts) // pairs)
         stacks = [facts[start : start + rows] for start in range(0, len(facts), rows)]
@@ -127,14 +132,14 @@ def summary(facts: list[tuple[str, str]], width: int) -> Table:
 
 
 def timing_model(report: Report) -> str | None:
-    """Which model the times stand on, by name; None where nothing tells."""
+    """Return the name of the timing model; None if it is unknown."""
     if "timing" in report.run:
         return str(report.run["timing"])
     timing = report.run.get("engine", {}).get("timing", {})
     return str(timing["kind"]) if isinstance(timing, dict) and "kind" in timing else None
 
 
-def _facts(report: Report) -> list[tuple[str, str]]:
+def _list_facts(report: Report) -> list[tuple[str, str]]:
     requests = report.requests
     facts = [("Completed requests", f"{requests.completed:,} of {requests.total:,}")]
     facts += [

@@ -1,34 +1,34 @@
-"""How numbers are written for people, in tables and on pages."""
+"""Format numbers for tables and pages."""
 
 from __future__ import annotations
 
 import math
 
 NONE = "–"
-_COUNTED = (
+_COUNT_UNITS = (
     *("requests", "tokens", "blocks", "preemptions", "steps", "loads", "waits", "transfers", "links"),
     *("lookups", "stores", "copies"),
 )
 
 
 def fixed(value: float, decimals: int = 2) -> str:
-    """Write with thousands separators: 1,234.50; a dash for NaN."""
+    """Format with thousands separators: 1,234.50; a dash for NaN."""
     return NONE if math.isnan(value) else f"{value:,.{decimals}f}"
 
 
 def quantity(value: float, unit: str) -> str:
-    """Write a metric of `unit`: ratios as percent, counts whole, everything else with two decimals."""
+    """Format a metric of `unit`: ratios as percent, counts whole, everything else with two decimals."""
     if math.isnan(value):
         return NONE
     if unit == "ratio":
         return f"{value:.1%}".replace("%", " %")
-    if unit in _COUNTED and value == int(value):
+    if unit in _COUNT_UNITS and value == int(value):
         return f"{value:,.0f}"
     return fixed(value)
 
 
 def compact(value: float) -> str:
-    """Write in few characters, three significant digits: 0.05, 12.3, 4.57k, 1.2M."""
+    """Format with three significant digits and a suffix: 0.05, 12.3, 4.57k, 1.2M."""
     if math.isnan(value):
         return NONE
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -39,7 +39,7 @@ def compact(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Write a number of bytes: 512 B, 1.5 GB, 12 TB (powers of 1000)."""
+    """Format a number of bytes: 512 B, 1.5 GB, 12 TB (powers of 1000)."""
     for power, unit in ((5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 1000**power:
             return f"{significant(count / 1000**power)} {unit}"
@@ -47,7 +47,7 @@ def size(count: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Write with `digits` significant digits, never in scientific notation, without trailing zeros."""
+    """Format with `digits` significant digits, without scientific notation and trailing zeros."""
     if value == 0 or math.isnan(value):
         return "0" if value == 0 else NONE
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -56,7 +56,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a time span in the unit that suits it: 850 µs, 12.3 ms, 4.5 s, 12 min 5 s, 3 h 20 min."""
+    """Format a duration in a suitable unit: 850 µs, 12.3 ms, 4.5 s, 12 min 5 s, 3 h 20 min."""
     if math.isnan(seconds):
         return NONE
     if seconds < 1e-3:

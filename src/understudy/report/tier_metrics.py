@@ -1,4 +1,4 @@
-"""What a report says of tiers and their links, as data."""
+"""Names, units and definitions of the metrics of tiers and links."""
 
 from __future__ import annotations
 
@@ -9,99 +9,101 @@ TIER_DISTRIBUTIONS = (
         "tiers.onboard_ms",
         "Onboard latency",
         "ms",
-        "From the start of a load to the device until its last block was there, per load that ended, failed ones "
-        "included.",
+        "Start of a load to the GPU until its last block arrived, per load that ended, failed loads included.",
     ),
     Metric(
         "tiers.parked_ms",
         "Parked on onboarding",
         "ms",
-        "Time parked while blocks were brought up, per request that was parked, over all its admissions.",
+        "Time a request waited for loads, per request that waited, over all its admissions.",
     ),
     Metric(
         "tiers.room_wait_ms",
         "Wait for room",
         "ms",
-        "Time that a request waited for slots whose bytes were still leaving the device, per request that did.",
+        "Time a request waited for blocks that were still being offloaded, per request that waited.",
     ),
 )
-"""Each is `Statistics`; only of runs with tiers."""
+"""Each is `Statistics`; only for runs with tiers."""
 
 TIER_SCALARS = (
-    Metric("tiers.parked_s", "Parked, all requests", "s", "Time parked on onboarding, summed over requests."),
+    Metric("tiers.parked_s", "Parked, all requests", "s", "Time waiting for loads, summed over requests."),
     Metric("tiers.room_wait_s", "Wait for room, all requests", "s", "Waits for room, summed over requests."),
     Metric(
         "tiers.held_mean",
         "Held, mean",
         "ratio",
-        "Device blocks whose bytes were still leaving ÷ capacity, averaged over the duration and all workers.",
+        "GPU blocks that were still being offloaded ÷ capacity, averaged over the duration and all workers.",
     ),
     Metric(
         "tiers.held_max",
         "Held, max",
         "ratio",
-        "Most held blocks ÷ capacity of any worker at any time.",
+        "Largest held blocks ÷ capacity of any worker at any time.",
     ),
     Metric(
-        "tiers.counts.offloaded_blocks", "Offloaded blocks", "blocks", "Copies to the host that were started."
+        "tiers.counts.offloaded_blocks",
+        "Offloaded blocks",
+        "blocks",
+        "Blocks whose copy to the host was started.",
     ),
     Metric(
         "tiers.counts.dropped_blocks",
         "Dropped blocks",
         "blocks",
-        "Blocks that qualified for a copy to the host, which had no room.",
+        "Blocks that were to be offloaded while the host had no room.",
     ),
-    Metric("tiers.counts.onboards", "Loads", "loads", "Loads to the device that were started."),
+    Metric("tiers.counts.onboards", "Loads", "loads", "Loads to the GPU that were started."),
     Metric(
         "tiers.counts.onboarded_blocks",
         "Onboarded blocks",
         "blocks",
-        "Blocks that loads brought to the device.",
+        "Blocks that were loaded to the GPU.",
     ),
     Metric(
         "tiers.counts.joined_loads",
         "Joined blocks",
         "blocks",
-        "Blocks that a request wanted while somebody else's load was bringing them: one transfer serves both.",
+        "Blocks that a request needed while another request's load was in flight: one transfer serves both.",
     ),
     Metric(
         "tiers.counts.slow_loads",
         "Slow loads",
         "loads",
-        "Loads that were not begun, because computing the prefix was estimated to be sooner.",
+        "Loads that were not started, because recomputing the prefix was estimated to be faster.",
     ),
     Metric(
         "tiers.counts.failed_loads",
         "Failed loads",
         "loads",
-        "Loads that failed; the request computed instead.",
+        "Loads that failed; the request recomputed the prefix.",
     ),
     Metric(
         "tiers.counts.room_waits",
         "Waits for room",
         "waits",
-        "Allocations on the device that had to wait for copies to leave it.",
+        "Allocations on the GPU that waited for offloads to complete.",
     ),
     Metric(
         "tiers.counts.deferred_lookups",
         "Deferred lookups",
         "lookups",
-        "Under vLLM's offload: lookups of the host that had to be made again in a later step.",
+        "With vLLM's offload: host lookups that were repeated in a later step.",
     ),
     Metric(
         "tiers.counts.refused_stores",
         "Refused stores",
         "stores",
-        "Under vLLM's offload: offers to the host that found no room, each step's anew.",
+        "With vLLM's offload: stores that the host had no room for, counted in every step.",
     ),
     Metric(
         "tiers.counts.flushed_copies",
         "Flushed copies",
         "copies",
-        "Under vLLM's offload: copies that a step waited for, because their blocks had gone to somebody else.",
+        "With vLLM's offload: copies that a step waited for, because their blocks were already reallocated.",
     ),
 )
-"""Each is one number; only of runs with tiers."""
+"""Each is one number; only for runs with tiers."""
 
 TIER_ROWS = (
     Metric(
@@ -114,26 +116,27 @@ TIER_ROWS = (
         "tiers.tiers[].hit_ratio_first",
         "Hit, first admission",
         "ratio",
-        "The same ÷ prompt tokens of admitted requests; over all tiers it adds up to the prefix hit ratio.",
+        "Hit tokens at the first admission ÷ prompt tokens of admitted requests; the sum over tiers is the prefix hit "
+        "ratio.",
     ),
     Metric(
         "tiers.tiers[].hit_tokens_total",
         "Hit tokens, all admissions",
         "tokens",
-        "Tokens (of the prompt, and of output so far) found on this tier at any admission.",
+        "Tokens (prompt, and output so far) found on this tier at any admission.",
     ),
     Metric(
         "tiers.tiers[].hit_ratio_total",
         "Hit, all admissions",
         "ratio",
-        "The same ÷ tokens that the requests had (prompt, and output so far) at every admission; over all tiers it "
-        "adds up to the prefix hit ratio of all admissions.",
+        "Hit tokens at all admissions ÷ tokens that the requests had (prompt, and output so far) at every admission; "
+        "the sum over tiers is the prefix hit ratio of all admissions.",
     ),
     Metric(
         "tiers.tiers[].capacity_blocks",
         "Capacity",
         "blocks",
-        "Blocks that the tier has room for, of all workers together.",
+        "Capacity of the tier in blocks, summed over all workers.",
     ),
     Metric(
         "tiers.tiers[].resident_mean",
@@ -145,7 +148,7 @@ TIER_ROWS = (
         "tiers.tiers[].resident_max",
         "Residency, max",
         "ratio",
-        "Most blocks on the tier ÷ capacity of any worker (g3 and g4: of the tier) at any sample.",
+        "Largest blocks on the tier ÷ capacity of any worker (g3 and g4: of the tier) at any sample.",
     ),
     Metric(
         "tiers.tiers[].resident_end",
@@ -153,27 +156,29 @@ TIER_ROWS = (
         "ratio",
         "Blocks on the tier ÷ capacity when all transfers had ended.",
     ),
-    Metric("tiers.tiers[].stored_blocks", "Stored blocks", "blocks", "Blocks that became findable there."),
-    Metric("tiers.tiers[].evicted_blocks", "Evictions", "blocks", "Blocks evicted there to make room."),
-    Metric("tiers.links[].links", "Links", "links", "Links of this kind: one a worker, or one of the run."),
+    Metric("tiers.tiers[].stored_blocks", "Stored blocks", "blocks", "Blocks that were stored on the tier."),
+    Metric(
+        "tiers.tiers[].evicted_blocks", "Evictions", "blocks", "Blocks evicted from the tier to make room."
+    ),
+    Metric("tiers.links[].links", "Links", "links", "Links of this kind: one per worker, or one shared."),
     Metric(
         "tiers.links[].bandwidth_gbps",
         "Bandwidth",
         "GB/s",
-        "Of each link, in 10⁹ bytes per second; none when it is unlimited.",
+        "Bandwidth of each link, in 10⁹ bytes per second; none if it is unlimited.",
     ),
-    Metric("tiers.links[].transfers", "Transfers", "transfers", "Transfers that the links carried."),
+    Metric("tiers.links[].transfers", "Transfers", "transfers", "Transfers over the links."),
     Metric(
         "tiers.links[].bytes",
         "Bytes",
         "bytes",
-        "Bytes that the links carried, until all transfers had ended.",
+        "Bytes moved over the links, until all transfers had ended.",
     ),
     Metric(
         "tiers.links[].busy_s",
         "Busy",
         "s",
-        "Time in which bytes were flowing, summed over the links, until all transfers had ended.",
+        "Time in which bytes moved, summed over the links, until all transfers had ended.",
     ),
     Metric(
         "tiers.links[].utilisation_mean",
@@ -181,21 +186,21 @@ TIER_ROWS = (
         "ratio",
         "Bytes moved within the duration ÷ (bandwidth × duration), averaged over the links.",
     ),
-    Metric("tiers.links[].utilisation_max", "Utilisation, max", "ratio", "The same of the busiest link."),
+    Metric("tiers.links[].utilisation_max", "Utilisation, max", "ratio", "Utilisation of the busiest link."),
     Metric("tiers.links[].window_s", "Window", "s", "Length of a window of the duration."),
     Metric(
         "tiers.links[].window_bytes",
         "Bytes over time",
         "bytes",
-        "Bytes that the links moved in each window, together.",
+        "Bytes moved in each window, summed over the links.",
     ),
     Metric(
         "tiers.links[].window_utilisation",
         "Utilisation over time",
         "ratio",
-        "Bytes moved in each window ÷ what the links could have carried in it.",
+        "Bytes moved in each window ÷ (bandwidth × window), over the links.",
     ),
 )
-"""Each is a number of every tier, or of every kind of link; only of runs with tiers."""
+"""Each is a number per tier or per kind of link; only for runs with tiers."""
 
 TIER_METRICS = TIER_DISTRIBUTIONS + TIER_SCALARS + TIER_ROWS

@@ -1,4 +1,4 @@
-"""The tiers of a run on a terminal, and what they bought."""
+"""Print the tiers and links of a run on a terminal, and the comparison with the run without tiers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ COMPARED = (
     ("Preemptions", "preemptions", "preemptions"),
     ("Evicted blocks", "kv.evictions", "blocks"),
 )
-"""What a comparison shows: label, path in the report, unit."""
+"""Rows of a comparison: label, path in the report, unit."""
 
 
-def tier_rows(tiers: TiersReport, width: int) -> Table:
-    """A row a tier; columns that do not fit into `width` are left out."""
+def build_tier_table(tiers: TiersReport, width: int) -> Table:
+    """Build a table with one row per tier; drop columns to fit `width`."""
     rows = [
         {
-            "KV tier": titled(use.tier),
+            "KV tier": format_tier(use.tier),
             "hit first": quantity(use.hit_ratio_first, "ratio"),
             "hit all": quantity(use.hit_ratio_total, "ratio"),
             "blocks": f"{use.capacity_blocks:,}",
@@ -47,46 +47,46 @@ def tier_rows(tiers: TiersReport, width: int) -> Table:
         }
         for use in tiers.tiers
     ]
-    return _table(rows, width, expendable=("max", "end", "stored", "blocks", "evicted", "full mean"))
+    return _build_table(rows, width, dropped_first=("max", "end", "stored", "blocks", "evicted", "full mean"))
 
 
-def link_rows(tiers: TiersReport, width: int) -> Table:
-    """A row for each kind of link; columns that do not fit into `width` are left out."""
+def build_link_table(tiers: TiersReport, width: int) -> Table:
+    """Build a table with one row per kind of link; drop columns to fit `width`."""
     rows = [
         {
-            "Link": arrow(link),
+            "Link": format_link(link),
             "GB/s": f"{link.bandwidth_gbps:g}" if math.isfinite(link.bandwidth_gbps) else NONE,
             "transfers": f"{link.transfers:,}",
             "bytes": size(link.bytes),
             "used mean": quantity(link.utilisation_mean, "ratio"),
             "max": quantity(link.utilisation_max, "ratio"),
         }
-        for link in limiting(tiers)
+        for link in list_limiting_links(tiers)
     ]
-    return _table(rows, width, expendable=("max", "transfers", "GB/s"))
+    return _build_table(rows, width, dropped_first=("max", "transfers", "GB/s"))
 
 
-def limiting(tiers: TiersReport) -> list[LinkUse]:
-    """All links but those of a worker that say nothing beyond their backend's: unlimited ones in front of it."""
+def list_limiting_links(tiers: TiersReport) -> list[LinkUse]:
+    """Return all links except unlimited worker links in front of a backend link."""
     backends = {link.name.removesuffix("_backend") for link in tiers.links if link.name.endswith("_backend")}
     return [link for link in tiers.links if math.isfinite(link.bandwidth_gbps) or link.name not in backends]
 
 
-def titled(name: str) -> str:
-    """A tier's name for people: the tier in capitals, its pool as it is."""
+def format_tier(name: str) -> str:
+    """Format the name of a tier: the tier in capitals, its pool unchanged."""
     pool, _, tier = name.rpartition(" ")
     return f"{pool} {tier.upper()}".lstrip()
 
 
-def arrow(link: LinkUse) -> str:
-    """The link's name for people: G1 → G2, and how many there are."""
-    way = link.name.removesuffix("_backend")
-    name = titled(way).replace("_TO_", " → ") + (" backend" if link.name != way else "")
+def format_link(link: LinkUse) -> str:
+    """Format the name of a link and the number of links: G1 → G2 × 4."""
+    ends = link.name.removesuffix("_backend")
+    name = format_tier(ends).replace("_TO_", " → ") + (" backend" if link.name != ends else "")
     return name if link.links == 1 else f"{name} × {link.links}"
 
 
-def tier_facts(tiers: TiersReport) -> list[tuple[str, str]]:
-    """Headline numbers as label and value."""
+def list_tier_facts(tiers: TiersReport) -> list[tuple[str, str]]:
+    """Return the main numbers of tiers as labels and values."""
     counts = tiers.counts
     facts = [
         ("Onboard, p50 / p99", f"{_ms(tiers.onboard_ms.p50)} / {_ms(tiers.onboard_ms.p99)}"),
@@ -109,8 +109,8 @@ def tier_facts(tiers: TiersReport) -> list[tuple[str, str]]:
     return facts
 
 
-def comparison(report: Report, without: Report, width: int) -> Table:
-    """The same workload with and without tiers, and the difference."""
+def build_comparison(report: Report, without: Report, width: int) -> Table:
+    """Build a table of metrics with and without tiers, and their difference."""
     rows = []
     for label, path, unit in COMPARED:
         now, before = _value(report, path), _value(without, path)
@@ -122,7 +122,7 @@ def comparison(report: Report, without: Report, width: int) -> Table:
                 "difference": _change(now, before, unit),
             }
         )
-    return _table(rows, width, expendable=())
+    return _build_table(rows, width, dropped_first=())
 
 
 def _change(now: float, before: float, unit: str) -> str:
@@ -145,10 +145,10 @@ def _ms(value: float) -> str:
     return duration(value / 1e3)
 
 
-def _table(rows: list[dict[str, str]], width: int, expendable: tuple[str, ...]) -> Table:
-    """The first column to the left, the others to the right."""
+def _build_table(rows: list[dict[str, str]], width: int, dropped_first: tuple[str, ...]) -> Table:
+    """Build a table whose first column is left-aligned, the others right-aligned."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) + 2 for name in rows[0]}
-    for name in expendable:
+    for name in dropped_first:
         if sum(widths.values()) > width:
             del widths[name]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold")

@@ -1,4 +1,4 @@
-"""What the tiers of a run bought, and what their links carried."""
+"""`TiersReport`: hits and usage of the tiers of a run, and traffic of their links."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LINK_WINDOWS = 120
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """One tier; those of a pool's workers together, and its name in front where there are several pools.
+    """One tier, summed over the workers of a pool; with several pools, the name starts with the pool's.
 
-    Ratios are of prompt tokens of the run, as those of `prefix_hit_ratio`, of which those of all pools are the sum.
+    Ratios are relative to all prompt tokens of the run, so they add up to `prefix_hit_ratio` over pools and tiers.
     """
 
     tier: str
@@ -48,9 +48,9 @@ class TierUse:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LinkUse:
-    """Links of one kind, one a worker or one of the run. Of several pools, those of one, its name in front.
+    """Links of one kind: one per worker or one shared. With several pools, the name starts with the pool's.
 
-    Series have a value a window of the run's duration.
+    Series have one value per window of the run's duration.
     """
 
     name: str
@@ -68,7 +68,7 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """What was copied and loaded."""
+    """Counts of offloads and loads."""
 
     offloaded_blocks: int
     dropped_blocks: int
@@ -85,7 +85,7 @@ class TierCounts:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TiersReport:
-    """The tiers of a run; every number is defined in `understudy.report.tier_metrics`."""
+    """Metrics of the tiers of a run; `understudy.report.tier_metrics` defines every number."""
 
     onboard_ms: Statistics
     parked_ms: Statistics
@@ -100,7 +100,7 @@ class TiersReport:
 
     @classmethod
     def of(cls, timeline: Timeline) -> TiersReport | None:
-        """Compute them; None where there were no tiers."""
+        """Compute the metrics of tiers; None if there were no tiers."""
         columns = timeline.tiers
         if columns is None:
             return None
@@ -108,8 +108,8 @@ class TiersReport:
         duration_ns = timeline.end_ns - timeline.start_ns
         return cls(
             onboard_ms=Statistics.of(columns.onboard_ns / NS_PER_MS),
-            parked_ms=_waits(columns.parked_ns),
-            room_wait_ms=_waits(columns.room_wait_ns),
+            parked_ms=_summarize_waits(columns.parked_ns),
+            room_wait_ms=_summarize_waits(columns.room_wait_ns),
             parked_s=int(columns.parked_ns.sum()) / NS_PER_S,
             room_wait_s=int(columns.room_wait_ns.sum()) / NS_PER_S,
             held_mean=ratio(columns.totals.held_block_ns, duration_ns * capacity * timeline.num_workers),
@@ -117,13 +117,13 @@ class TiersReport:
             counts=TierCounts(
                 **{name: getattr(columns.totals, name) for name in TierCounts.__dataclass_fields__}
             ),
-            tiers=tuple(_use(timeline, columns, summary) for summary in columns.tiers),
-            links=_links(timeline, columns),
+            tiers=tuple(_compute_tier_use(timeline, columns, summary) for summary in columns.tiers),
+            links=_compute_link_use(timeline, columns),
         )
 
 
-def hits_of(timeline: Timeline, tier: Tier, *, first: bool) -> Int64Column:
-    """Prompt tokens of each request that were found on `tier`, at its first admission or at all of them."""
+def tier_hits(timeline: Timeline, tier: Tier, *, first: bool) -> Int64Column:
+    """Return the tokens of each request found on `tier` at its first admission, or at all of them."""
     assert timeline.tiers is not None
     below = timeline.tiers.below_tokens_first if first else timeline.tiers.below_tokens_total
     if tier in BELOW:
@@ -132,15 +132,15 @@ def hits_of(timeline: Timeline, tier: Tier, *, first: bool) -> Int64Column:
     return cached.astype(np.int64) - np.sum(below, axis=0, dtype=np.int64)
 
 
-def _use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> TierUse:
+def _compute_tier_use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> TierUse:
     admitted = timeline.first_admit_ns >= 0
     prompt = timeline.prompt_tokens[admitted].astype(np.int64)
     looked_up = timeline.looked_up_tokens[admitted].astype(np.int64)
     workers = columns.workers_of(summary, timeline.num_workers)
-    here = admitted & (timeline.worker >= workers.start) & (timeline.worker < workers.stop)
-    first = int(hits_of(timeline, summary.tier, first=True)[here].sum())
-    total = int(hits_of(timeline, summary.tier, first=False)[here].sum())
-    mean, most = _residency(timeline, columns, summary, workers)
+    in_pool = admitted & (timeline.worker >= workers.start) & (timeline.worker < workers.stop)
+    first = int(tier_hits(timeline, summary.tier, first=True)[in_pool].sum())
+    total = int(tier_hits(timeline, summary.tier, first=False)[in_pool].sum())
+    mean, largest = _compute_residency(timeline, columns, summary, workers)
     return TierUse(
         tier=f"{summary.pool} {summary.tier.name.lower()}".lstrip(),
         hit_tokens_first=first,
@@ -149,17 +149,17 @@ def _use(timeline: Timeline, columns: TierColumns, summary: TierSummary) -> Tier
         hit_ratio_total=ratio(total, int(looked_up.sum())),
         capacity_blocks=summary.capacity_blocks,
         resident_mean=mean,
-        resident_max=most,
+        resident_max=largest,
         resident_end=summary.resident_blocks / summary.capacity_blocks,
         stored_blocks=summary.stored_blocks,
         evicted_blocks=summary.evicted_blocks,
     )
 
 
-def _residency(
+def _compute_residency(
     timeline: Timeline, columns: TierColumns, summary: TierSummary, workers: range
 ) -> tuple[float, float]:
-    """Share of the capacity: the mean, and the most that any worker (or the tier itself) had."""
+    """Return the mean share of the capacity in use, and the largest of any worker (or of a shared tier)."""
     if summary.tier == Tier.G1:
         blocks = timeline.sample_used_blocks + timeline.sample_cached_blocks
     elif summary.tier == Tier.G2:
@@ -172,18 +172,19 @@ def _residency(
         return mean / summary.capacity_blocks, int(function.values.max()) / summary.capacity_blocks
     capacity = summary.capacity_blocks / len(workers)
     (means,) = worker_means(timeline, blocks)
-    here = blocks[(timeline.sample_worker >= workers.start) & (timeline.sample_worker < workers.stop)]
+    in_pool = blocks[(timeline.sample_worker >= workers.start) & (timeline.sample_worker < workers.stop)]
     mean = float(means[workers.start : workers.stop].mean())
-    return mean / capacity, int(here.max()) / capacity if len(here) else math.nan
+    return mean / capacity, int(in_pool.max()) / capacity if len(in_pool) else math.nan
 
 
-def _waits(times_ns: Int64Column) -> Statistics:
+def _summarize_waits(times_ns: Int64Column) -> Statistics:
     return Statistics.of(times_ns[times_ns > 0] / NS_PER_MS)
 
 
-def _links(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse, ...]:
-    """A worker's link is named "worker N KIND", one of several pools "POOL KIND". Links of a kind and a pool stand
-    together, the nearest to the device first.
+def _compute_link_use(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse, ...]:
+    """Group links by kind and pool, the nearest to the GPU first.
+
+    A worker's link is named "worker N KIND", a link of one of several pools "POOL KIND".
     """
     kinds: dict[tuple[str, str], list[LinkUsage]] = {}
     for link in columns.links:
@@ -196,18 +197,18 @@ def _links(timeline: Timeline, columns: TierColumns) -> tuple[LinkUse, ...]:
         return max(filter(str.isdigit, key[0])), key[0].endswith("backend"), key[0]
 
     return tuple(
-        _kind(f"{pool} {kind}".lstrip(), kinds[kind, pool], edges)
+        _summarize_links(f"{pool} {kind}".lstrip(), kinds[kind, pool], edges)
         for kind, pool in sorted(kinds, key=distance)
     )
 
 
-def _kind(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> LinkUse:
-    moved = np.array([_moved(link, edges_ns) for link in links])
+def _summarize_links(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> LinkUse:
+    moved = np.array([_bytes_per_window(link, edges_ns) for link in links])
     widths_ns = np.diff(edges_ns)
-    gbps = links[0].bandwidth_gbps  # bytes a nanosecond
-    limited = math.isfinite(gbps)
-    of_run = moved.sum(axis=1) / (gbps * widths_ns.sum()) if limited else np.full(len(links), np.nan)
-    over_time = moved.sum(axis=0) / (gbps * widths_ns * len(links)) if limited else moved[0] * np.nan
+    gbps = links[0].bandwidth_gbps  # equals bytes per nanosecond
+    is_limited = math.isfinite(gbps)
+    of_run = moved.sum(axis=1) / (gbps * widths_ns.sum()) if is_limited else np.full(len(links), np.nan)
+    over_time = moved.sum(axis=0) / (gbps * widths_ns * len(links)) if is_limited else moved[0] * np.nan
     return LinkUse(
         name=name,
         links=len(links),
@@ -223,8 +224,8 @@ def _kind(name: str, links: Sequence[LinkUsage], edges_ns: Float64Column) -> Lin
     )
 
 
-def _moved(link: LinkUsage, edges_ns: Float64Column) -> Float64Column:
-    """Bytes that the link moved in each window; within one of its own intervals evenly."""
+def _bytes_per_window(link: LinkUsage, edges_ns: Float64Column) -> Float64Column:
+    """Return the bytes that a link moved in each window; bytes of a recorded bucket are spread evenly."""
     done = np.concatenate(([0.0], np.cumsum(link.bucket_bytes)))
     knots = np.arange(len(done), dtype=np.float64) * link.bucket_ns
     result: Float64Column = np.diff(np.interp(edges_ns, knots, done))

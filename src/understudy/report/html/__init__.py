@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: inline SVG, a little script, no network."""
+"""Build the report as one self-contained HTML page: inline SVG and script, no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How evenly the workers were loaded: one strip of bars for each quantity, a bar a worker."""
+"""Plot the balance of the workers: one strip per quantity, one bar per worker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from understudy.report.report import Report
     from understudy.report.statistics import Float64Column
 
-MOST_BARS = 64
+MAX_BARS = 64
 STRIPS_LEFT, STRIPS_RIGHT, STRIPS_TOP, STRIP_GAP, STRIP_PITCH = 124, 66, 8, 16, 56
 
 
 def worker_balance(report: Report) -> Card | None:
-    """Requests, tokens, waits, preemptions, prefix hit and KV usage by worker; None for a single worker."""
+    """Plot requests, tokens, waits, preemptions, prefix hits and KV usage by worker; None for one worker."""
     timeline = report.columns
     workers = timeline.num_workers
     if workers == 1:
@@ -47,17 +47,17 @@ def worker_balance(report: Report) -> Card | None:
         ("KV usage, mean", np.nan_to_num(usage), " %", "s1"),
     ]
     order = np.arange(workers)
-    note = "a bar a worker, in order"
-    if workers > MOST_BARS:
-        # Too many to tell apart: sorted by load, evenly picked, heaviest and lightest always among them.
+    note = "one bar per worker, in order"
+    if workers > MAX_BARS:
+        # Too many bars to distinguish: sort by load and sample evenly, including both ends.
         by_load = np.argsort(-(prompt + output), kind="stable")
-        order = by_load[np.linspace(0, workers - 1, MOST_BARS).round().astype(np.int64)]
-        note = f"{MOST_BARS} of {workers:,} workers, from the most to the fewest tokens"
+        order = by_load[np.linspace(0, workers - 1, MAX_BARS).round().astype(np.int64)]
+        note = f"{MAX_BARS} of {workers:,} workers, from the most to the fewest tokens"
     return Card("Balance of the workers", note, _strips(strips, order))
 
 
 def _mean(values_ms: Float64Column, report: Report) -> Float64Column:
-    """Of the requests of each worker that have a value; 0 where none has."""
+    """Return the mean per worker over requests that have a value; 0 without any."""
     timeline = report.columns
     rows = np.flatnonzero((timeline.worker >= 0) & ~np.isnan(values_ms))
     count = np.bincount(timeline.worker[rows], minlength=timeline.num_workers)
@@ -85,7 +85,7 @@ def _strips(
             f"M{number(x - bar / 2)} {number(floor)}v{number(-h)}h{number(bar)}v{number(h)}z"
             for x, h in zip(centres, heights.tolist(), strict=True)
         )
-        # Where the ratio says nothing (all zero), only the scale is written.
+        # Without a mean (all zero) there is no ratio to show.
         spread = f"max ÷ mean {significant(top / mean)}" if mean else ""
         parts.append(
             f'<path class="grid" d="M{left} {number(floor - strip)}H{right}"/>'

@@ -1,4 +1,4 @@
-"""The plots of a report's page. Each function returns a card, or None when the run has nothing to show."""
+"""Build the plots of a report's page. Each function returns a card, or None if the run has no data for it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SMALL, HALF, FULL = Size(404, 250), Size(624, 270), Size(1264, 280)
 
 SAMPLE_WINDOWS = 240
 LATENCY_WINDOWS = 120
-MOST_DOTS = 5_000
+MAX_DOTS = 5_000
 FEW_DOTS = 300
 CDF_POINTS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A plot with its words; `legend` pairs style and name."""
+    """A plot with its title and legend; `legend` pairs style and name."""
 
     title: str
     subtitle: str
@@ -40,21 +40,21 @@ class Card:
 
 
 def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
-    """TTFT, E2E and ITL: the share of requests, or of gaps, that took at most so long."""
+    """Plot the cumulative distributions of TTFT and E2E (over requests) and ITL (over gaps)."""
     cards = []
     for title, column, of in (
         ("Time to first token", "ttft_ms", "requests"),
         ("Request latency", "e2e_ms", "requests"),
         ("Inter-token latency", "itl_ms", "gaps"),
     ):
-        values, parts = _quantiles(*_pooled(report, column))
+        values, parts = _quantiles(*_count_values(report, column))
         if not len(values):
             continue
         others, other_parts = (
-            _quantiles(*_pooled(baseline, column)) if baseline is not None else (values[:0],) * 2
+            _quantiles(*_count_values(baseline, column)) if baseline is not None else (values[:0],) * 2
         )
         everything = np.concatenate([values, others])
-        x = latency_scale(everything, SMALL.x, log=_wide(everything))
+        x = latency_scale(everything, SMALL.x, log=_needs_log_scale(everything))
         y = Scale.linear(1, SMALL.y, label=percent)
         plot = Plot(SMALL, x, y, f"Cumulative distribution of {title}")
         if len(others):
@@ -76,7 +76,7 @@ def latency_cdfs(report: Report, baseline: Report | None) -> list[Card]:
 
 
 def ttft_over_time(report: Report, baseline: Report | None = None) -> Card | None:
-    """TTFT by arrival: every request as a dot, or percentiles in windows when there are many; the baseline's median."""
+    """Plot TTFT by arrival: a dot per request, or percentiles per window if there are many; the baseline's median."""
     timeline = report.columns
     rows = np.flatnonzero(~np.isnan(report.latencies.ttft_ms))
     if not len(rows):
@@ -87,9 +87,9 @@ def ttft_over_time(report: Report, baseline: Report | None = None) -> Card | Non
     title = "Time to first token by arrival time"
     before_xs, before = _median_ttft(baseline, x.high * seconds)
     known = (("base", "baseline, p50"),) if len(before) else ()
-    if len(rows) <= MOST_DOTS:
+    if len(rows) <= MAX_DOTS:
         shown = np.concatenate([ttft_ms, before])
-        plot = Plot(FULL, x, latency_scale(shown, FULL.y, log=_wide(shown)), title)
+        plot = Plot(FULL, x, latency_scale(shown, FULL.y, log=_needs_log_scale(shown)), title)
         plot.line(before_xs / seconds, before, "base")
         xs = since_start(report, arrival_ns) / seconds
         plot.dots(xs, ttft_ms, "s1 few" if len(rows) <= FEW_DOTS else "s1")
@@ -98,12 +98,13 @@ def ttft_over_time(report: Report, baseline: Report | None = None) -> Card | Non
             for row, value in zip(rows.tolist(), ttft_ms.tolist(), strict=True)
         ]
         plot.on_hover_dots(xs, ttft_ms, labels)
-        return Card("TTFT over time", f"a dot a request, by arrival{_log(plot.y)}", plot.svg(), known, "full")
+        subtitle = f"one dot per request, by arrival{_log(plot.y)}"
+        return Card("TTFT over time", subtitle, plot.svg(), known, "full")
     edges = windows(timeline, LATENCY_WINDOWS)
     window = window_of(arrival_ns, edges)
     p50, p90, p99 = (window_percentile(ttft_ms, window, LATENCY_WINDOWS, p) for p in (50, 90, 99))
     shown = present(np.concatenate([p50, p90, p99, before]))
-    plot = Plot(FULL, x, latency_scale(shown, FULL.y, log=_wide(shown)), title)
+    plot = Plot(FULL, x, latency_scale(shown, FULL.y, log=_needs_log_scale(shown)), title)
     xs = middles(report, edges) / seconds
     plot.line(before_xs / seconds, before, "base")
     plot.area(xs, p50, p90, "s1")
@@ -127,7 +128,7 @@ def ttft_over_time(report: Report, baseline: Report | None = None) -> Card | Non
 
 
 def running_waiting(report: Report, baseline: Report | None = None) -> Card | None:
-    """How many requests ran and waited on all workers together, and ran in the baseline."""
+    """Plot the running and waiting requests of all workers, and the baseline's running requests."""
     timeline = report.columns
     if not len(timeline.sample_time_ns):
         return None
@@ -159,7 +160,7 @@ def running_waiting(report: Report, baseline: Report | None = None) -> Card | No
 
 
 def kv_usage(report: Report, baseline: Report | None = None) -> Card | None:
-    """Active and cached blocks, stacked, as a share of all workers' capacity; active ones of the baseline."""
+    """Plot active and cached blocks, stacked, as a share of capacity; the baseline's active blocks."""
     timeline = report.columns
     if not len(timeline.sample_time_ns):
         return None
@@ -194,7 +195,7 @@ def kv_usage(report: Report, baseline: Report | None = None) -> Card | None:
 
 
 def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | None:
-    """Prefix hit ratio at first admission, by arrival."""
+    """Plot the prefix hit ratio at first admission, by arrival."""
     timeline = report.columns
     rows = np.flatnonzero((timeline.first_admit_ns >= 0) & (timeline.arrival_ns >= 0))
     overall = report.prefix_hit_ratio.first_admission
@@ -229,7 +230,7 @@ def prefix_hits(report: Report, baseline: Report | None, span: str) -> Card | No
 
 
 def _median_ttft(baseline: Report | None, until_s: float) -> tuple[Float64Column, Float64Column]:
-    """Seconds since its start and the median TTFT of the baseline by arrival, as far as the axis goes."""
+    """Return times (s) and median TTFT of the baseline by arrival, up to `until_s`."""
     if baseline is None or not len(rows := np.flatnonzero(~np.isnan(baseline.latencies.ttft_ms))):
         return np.empty(0), np.empty(0)
     edges = windows(baseline.columns, LATENCY_WINDOWS)
@@ -241,7 +242,7 @@ def _median_ttft(baseline: Report | None, until_s: float) -> tuple[Float64Column
 
 
 def _sampled(baseline: Report | None, column: str, until_s: float) -> tuple[Float64Column, Float64Column]:
-    """Seconds since its start and means of a sample column of the baseline, as far as the axis goes."""
+    """Return times (s) and means of a sample column of the baseline, up to `until_s`."""
     if baseline is None or not len(baseline.columns.sample_time_ns):
         return np.empty(0), np.empty(0)
     edges = windows(baseline.columns, SAMPLE_WINDOWS)
@@ -250,8 +251,8 @@ def _sampled(baseline: Report | None, column: str, until_s: float) -> tuple[Floa
     return xs[xs <= until_s], values[xs <= until_s]
 
 
-def _pooled(report: Report, column: str) -> tuple[Float64Column, Int64Column]:
-    """Ascending values and how often each occurs."""
+def _count_values(report: Report, column: str) -> tuple[Float64Column, Int64Column]:
+    """Return the ascending values of a latency and the count of each."""
     if column == "itl_ms":
         return report.columns.itl_ns / NS_PER_MS, report.columns.itl_count
     values = np.sort(present(getattr(report.latencies, column)))
@@ -259,7 +260,7 @@ def _pooled(report: Report, column: str) -> tuple[Float64Column, Int64Column]:
 
 
 def _quantiles(values: Float64Column, counts: Int64Column) -> tuple[Float64Column, Float64Column]:
-    """Points of the distribution function: every value when there are few, else evenly spaced and the tail."""
+    """Return points of the distribution function: all values if there are few, else evenly spaced and the tail."""
     if not len(values):
         return values, values
     cumulative = np.cumsum(counts)
@@ -272,7 +273,7 @@ def _quantiles(values: Float64Column, counts: Int64Column) -> tuple[Float64Colum
     return values[at], cumulative[at] / count
 
 
-def _wide(values: Float64Column) -> bool:
+def _needs_log_scale(values: Float64Column) -> bool:
     positive = values[values > 0]
     return bool(len(positive)) and float(positive.max() / positive.min()) > LOG_FROM_RATIO
 
@@ -282,12 +283,12 @@ def _log(scale: Scale) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a share in percent, three digits."""
+    """Format a share in percent, with three significant digits."""
     return f"{significant(100 * share)} %"
 
 
 def time_axis(report: Report, size: Size) -> tuple[Scale, float]:
-    """Return the axis and the seconds in its unit, which its last label names."""
+    """Return the time axis and the length of its unit in seconds; the last label names the unit."""
     span_s = max(report.duration_s, 1e-9)
     seconds, unit = time_unit(span_s)
     axis = Scale.linear(span_s / seconds, size.x, target=max(4, size.width // 110), exact=True)
@@ -296,16 +297,16 @@ def time_axis(report: Report, size: Size) -> tuple[Scale, float]:
 
 
 def since_start(report: Report, times_ns: Int64Column | Float64Column) -> Float64Column:
-    """Seconds from the start of the run."""
+    """Convert times to seconds from the start of the run."""
     result: Float64Column = (times_ns - report.columns.start_ns) / NS_PER_S
     return result
 
 
 def middles(report: Report, edges_ns: Float64Column) -> Float64Column:
-    """Seconds from the start of the run to the middle of each window."""
+    """Return the middle of each window in seconds from the start of the run."""
     return since_start(report, (edges_ns[:-1] + edges_ns[1:]) / 2)
 
 
 def window_labels(report: Report, edges_ns: Float64Column) -> list[str]:
-    """What a tooltip calls each window."""
+    """Return the tooltip label of each window."""
     return [f"after {duration(second)}" for second in middles(report, edges_ns).tolist()]

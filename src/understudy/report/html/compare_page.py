@@ -1,11 +1,11 @@
-"""The page of a comparison: verdicts, every number beside the first report's, and what differed."""
+"""Build the page of a comparison: verdicts, metrics with their changes, and differing settings."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING
 
-from understudy.report.html.frame import THEME_BUTTON, framed
+from understudy.report.html.frame import THEME_BUTTON, build_document
 from understudy.report.html.tiles import change, points
 from understudy.report.text import quantity
 
@@ -14,13 +14,21 @@ if TYPE_CHECKING:
 
     from understudy.report.compare import Comparison
 
-_LESS = ("ttft_ms", "itl_ms", "e2e_ms", "queue_ms", "preemptions", "kv.evictions", "requests.rejected")
-_MORE = ("throughput", "goodput", "prefix_hit_ratio", "requests.completed")
+_LOWER_IS_BETTER = (
+    "ttft_ms",
+    "itl_ms",
+    "e2e_ms",
+    "queue_ms",
+    "preemptions",
+    "kv.evictions",
+    "requests.rejected",
+)
+_HIGHER_IS_BETTER = ("throughput", "goodput", "prefix_hit_ratio", "requests.completed")
 _WRAPPED = "td.wrap { white-space: normal; min-width: 130px; vertical-align: top; }"
 
 
 def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) -> str:
-    """The page as text; `settings` are those that differed, in words."""
+    """Build the page; `settings` are the formatted settings that differ."""
     title = escape(" · ".join(comparison.names))
     verdicts = "".join(
         f"<li>{escape(name)}: <strong>{escape(one['finding'])}</strong> {escape(one['remedy'])}</li>"
@@ -32,16 +40,16 @@ def compare_page(comparison: Comparison, settings: list[tuple[str, list[str]]]) 
         f"<tr><td>{escape(name)}</td>{_cells(map(escape, values), 'wrap')}</tr>" for name, values in settings
     ]
     same = ['<tr><td class="text">the runs have the same configuration</td></tr>']
-    beside = f"changes against {escape(comparison.names[0])}"
+    reference = f"changes relative to {escape(comparison.names[0])}"
     body = [
         f'<header><div><h1>{title}</h1><div class="facts">{times}</div></div>{THEME_BUTTON}</header>',
         f'<ul class="verdicts">{verdicts}</ul>' if verdicts else "",
         '<div class="cards">',
-        _table(comparison, "What came of it", beside, "Metric", _metrics(comparison)),
-        _table(comparison, "What differed", "in the configuration", "Setting", differed or same),
+        _table(comparison, "Metrics", reference, "Metric", _metrics(comparison)),
+        _table(comparison, "Configuration", "settings that differ", "Setting", differed or same),
         "</div>",
     ]
-    return framed(" · ".join(comparison.names), body, style=_WRAPPED)
+    return build_document(" · ".join(comparison.names), body, style=_WRAPPED)
 
 
 def _table(comparison: Comparison, title: str, about: str, first: str, rows: list[str]) -> str:
@@ -56,7 +64,7 @@ def _table(comparison: Comparison, title: str, about: str, first: str, rows: lis
 def _metrics(comparison: Comparison) -> list[str]:
     rows = []
     for path, label, unit, values in comparison.rows():
-        better = -1 if path.startswith(_LESS) else 1 if path.startswith(_MORE) else 0
+        better = -1 if path.startswith(_LOWER_IS_BETTER) else 1 if path.startswith(_HIGHER_IS_BETTER) else 0
         compare = points if unit == "ratio" else change
         cells = [quantity(values[0], unit)]
         cells += [f"{quantity(value, unit)}{compare(value, values[0], better)}" for value in values[1:]]

@@ -1,4 +1,4 @@
-"""What stands around every page: nothing is loaded, and both themes are there."""
+"""The HTML frame of every page: inline style and script, light and dark theme."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 THEME_BUTTON = '<button id="theme" type="button" title="Switch between light and dark">◐ Theme</button>'
 
 
-def framed(title: str, body: Iterable[str], *, footer: str = "", style: str = "") -> str:
-    """A whole page of these parts, of which some may be empty; the same ones give the same text."""
+def build_document(title: str, body: Iterable[str], *, footer: str = "", style: str = "") -> str:
+    """Build a complete HTML document from `body`, skipping empty parts; equal parts give equal text."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -1,4 +1,4 @@
-"""How full every worker was, over time: a row a worker."""
+"""Plot the KV usage of each worker over time as a heat map, one row per worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from understudy.report.report import Report
     from understudy.report.statistics import Float64Column
 
-WINDOWS, MOST_ROWS, LEVELS = 120, 64, 10
+WINDOWS, MAX_ROWS, LEVELS = 120, 64, 10
 LEFT, TOP, BOTTOM = 52, 6, 24
 
 
 def usage_by_worker(report: Report) -> Card | None:
-    """Blocks that requests hold, as a share of each worker's, window by window; None for a single worker."""
+    """Plot the share of each worker's blocks in use, per window; None for a single worker."""
     timeline = report.columns
     if timeline.num_workers == 1 or not len(timeline.sample_time_ns):
         return None
@@ -34,12 +34,12 @@ def usage_by_worker(report: Report) -> Card | None:
         held = StepFunction(timeline.sample_time_ns[own], timeline.sample_used_blocks[own])
         usage[worker] = held.means(edges) / timeline.worker_blocks[worker]
     shown = np.arange(timeline.num_workers)
-    note = "a row a worker, in order"
-    if timeline.num_workers > MOST_ROWS:
-        # The fullest are those that matter: from the fullest to the emptiest, evenly picked.
+    note = "one row per worker, in order"
+    if timeline.num_workers > MAX_ROWS:
+        # Sort by usage and sample evenly, including both ends.
         by_usage = np.argsort(-usage.mean(axis=1), kind="stable")
-        shown = by_usage[np.linspace(0, timeline.num_workers - 1, MOST_ROWS).round().astype(np.int64)]
-        note = f"{MOST_ROWS} of {timeline.num_workers:,} workers, from the fullest to the emptiest"
+        shown = by_usage[np.linspace(0, timeline.num_workers - 1, MAX_ROWS).round().astype(np.int64)]
+        note = f"{MAX_ROWS} of {timeline.num_workers:,} workers, from the fullest to the emptiest"
     return Card(
         "KV usage by worker",
         f"{note}; active blocks, mean of windows of {duration((edges[1] - edges[0]) / 1e9)}",

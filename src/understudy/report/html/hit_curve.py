@@ -1,4 +1,4 @@
-"""Hit ratio against cache size: what more blocks would bring."""
+"""Plot the prefix hit ratio by cache size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTS = 160
 
 
 def hits_by_cache_size(report: Report) -> Card | None:
-    """The curve of one LRU cache, today's sizes and the bound; None where nobody can tell or nothing is reused."""
+    """Plot the curve of one LRU cache, this run's sizes and the limit; None without reuse or workload."""
     curve = report.hit_curve
     if curve is None or not len(curve.depths):
         return None
@@ -31,16 +31,16 @@ def hits_by_cache_size(report: Report) -> Card | None:
     ratios = np.array([curve.hit_ratio(size) for size in sizes.tolist()])
     x = Scale.logarithmic(float(low), float(high), FULL.x)
     y = Scale.linear(max(best, report.prefix_hit_ratio.first_admission, 0.01), FULL.y, label=percent)
-    plot = Plot(FULL, x, y, "Prefix hit ratio against cache size in blocks")
+    plot = Plot(FULL, x, y, "Prefix hit ratio by cache size in blocks")
     plot.area(sizes.astype(np.float64), np.zeros(len(sizes)), ratios, "s4")
     plot.line(sizes.astype(np.float64), ratios, "s4")
-    plot.rule(best, f"without limits {percent(best)}", "s4", at_left=True)
-    marks = [("a worker", one)]
+    plot.rule(best, f"unlimited {percent(best)}", "s4", at_left=True)
+    marks = [("one worker", one)]
     if report.columns.num_workers > 1:
         marks.append(("all workers", fleet))
     for row, (name, size) in enumerate(marks):
         ratio = curve.hit_ratio(size)
-        low = ratio > 0.5 * y.high  # off the curve, which is up there
+        low = ratio > 0.5 * y.high  # keep the label away from the curve
         plot.upright(size, f"{name}, {compact(size)}: {percent(ratio)}", "base", row=row, low=low)
     plot.on_hover(
         sizes.astype(np.float64),
@@ -48,7 +48,7 @@ def hits_by_cache_size(report: Report) -> Card | None:
         [HoverSeries("prefix hit", "s4", [percent(ratio) for ratio in ratios.tolist()])],
     )
     return Card(
-        "Hit ratio against cache size",
+        "Hit ratio by cache size",
         "one LRU cache that serves all requests in order, one at a time; blocks, log scale. This run: "
         + percent(report.prefix_hit_ratio.first_admission),
         plot.svg(),

@@ -1,4 +1,4 @@
-"""A report as a small table, for notebooks."""
+"""Build a small HTML table of a report, for notebooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = ("mean", "p50", "p90", "p99", "max")
 
 
 def summary(report: Report) -> str:
-    """Latencies by statistic, where they come from, headline counts and the verdicts."""
+    """Build a table of latencies, with request counts, the source of the times and the verdicts."""
     head = "".join(f"<th>{name}</th>" for name in _SHOWN)
     rows = "".join(
         f"<tr><td>{escape(metric.name)} ({escape(metric.unit)})</td>"

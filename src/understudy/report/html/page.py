@@ -1,4 +1,4 @@
-"""The page: header, headline tiles, plots, tables."""
+"""Build the report's page: header, tiles, plots, tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from understudy.report.html import charts
 from understudy.report.html.balance import worker_balance
-from understudy.report.html.frame import THEME_BUTTON, framed
+from understudy.report.html.frame import THEME_BUTTON, build_document
 from understudy.report.html.heat_map import usage_by_worker
 from understudy.report.html.hit_curve import hits_by_cache_size
-from understudy.report.html.phase_chart import phases_over_time, where_time_goes
+from understudy.report.html.phase_chart import latency_by_phase, phases_over_time
 from understudy.report.html.routing import routing_card, routing_table
 from understudy.report.html.tier_charts import tier_cards
 from understudy.report.html.tier_tables import tier_tables
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from understudy.report.metric import Metric
     from understudy.report.report import Report
 
-MOST_PROBLEMS = 50
+MAX_PROBLEMS = 50
 SHOWN_IN_HEADER = ("workload", "wall_time_s", "digest")
 
 
 def page(report: Report, baseline: Report | None = None) -> str:
-    """Return the whole page as text; the same report gives the same text."""
+    """Return the whole page as text; equal reports give equal text."""
     title = str(report.run.get("workload", "Replay"))
     body = [
         _header(report, title, baseline),
@@ -55,7 +55,7 @@ def page(report: Report, baseline: Report | None = None) -> str:
     footer = (
         f"Percentiles are exact ({escape(PERCENTILE_METHOD)}). Latencies are those of completed requests. "
     )
-    return framed(title, body, footer=footer)
+    return build_document(title, body, footer=footer)
 
 
 def _header(report: Report, title: str, baseline: Report | None) -> str:
@@ -75,7 +75,7 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
         facts.append(f"<b>{report.steps:,}</b> steps")
     facts.append(f"times from {escape(times_in_words(report.run.get('times')))}")
     if "lateness_ms" in report.run:
-        facts.append(f"the machine was late: {escape(lateness_in_words(report.run['lateness_ms']))}")
+        facts.append(f"lateness of the machine: {escape(lateness_in_words(report.run['lateness_ms']))}")
     if baseline is not None:
         facts.append(f"compared with <b>{escape(str(baseline.run.get('workload', 'a baseline')))}</b>")
         if (others := times_in_words(baseline.run.get("times"))) != times_in_words(report.run.get("times")):
@@ -89,7 +89,7 @@ def _header(report: Report, title: str, baseline: Report | None) -> str:
 
 
 def _verdicts(report: Report) -> str:
-    """What to conclude, and what the trace cannot tell; nothing when all is well."""
+    """Build the list of verdicts and notes; empty without any."""
     items = [f"<li><b>{escape(v.finding)}</b> {escape(v.remedy)}</li>" for v in report.verdicts]
     items += [f'<li class="note">{escape(note)}</li>' for note in report.run.get("notes", ())]
     return f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
@@ -99,7 +99,7 @@ def _cards(report: Report, baseline: Report | None) -> list[Card]:
     balance = worker_balance(report)
     hits = charts.prefix_hits(report, baseline, "half" if balance is not None else "full")
     rest = [
-        where_time_goes(report, baseline),
+        latency_by_phase(report, baseline),
         phases_over_time(report, baseline),
         charts.ttft_over_time(report, baseline),
         charts.running_waiting(report, baseline),
@@ -138,8 +138,8 @@ def _distributions(report: Report, baseline: Report | None) -> str:
             cells += f"<td>{change(values.mean, getattr(baseline, metric.key).mean) or '–'}</td>"
         rows.append(f'<tr><td>{_named(metric)} <span class="unit">{metric.unit}</span></td>{cells}</tr>')
     return (
-        '<section class="card full"><div class="head"><h2>Distributions</h2><span class="sub">over completed '
-        "requests; point at a name for its definition</span></div>"
+        '<section class="card full"><div class="head"><h2>Distributions</h2><span class="sub">completed '
+        "requests; hover over a name for its definition</span></div>"
         f'<div class="scroll"><table><thead><tr><th>Metric</th>{head}</tr></thead><tbody>{"".join(rows)}'
         "</tbody></table></div></section>"
     )
@@ -166,7 +166,7 @@ def _problems(report: Report) -> str:
     if not len(rows):
         return ""
     lines = []
-    for row in rows[:MOST_PROBLEMS].tolist():
+    for row in rows[:MAX_PROBLEMS].tolist():
         arrival_ns = int(timeline.arrival_ns[row])
         arrival = "never" if arrival_ns == NEVER else duration((arrival_ns - timeline.start_ns) / NS_PER_S)
         lines.append(
@@ -188,7 +188,7 @@ def _problems(report: Report) -> str:
 
 
 def _run(report: Report) -> str:
-    facts = _flat({name: value for name, value in report.run.items() if name not in SHOWN_IN_HEADER})
+    facts = _flatten({name: value for name, value in report.run.items() if name not in SHOWN_IN_HEADER})
     if not facts:
         return ""
     rows = "".join(
@@ -200,12 +200,12 @@ def _run(report: Report) -> str:
     )
 
 
-def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested facts as dotted names and texts."""
+def _flatten(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Flatten nested facts to dotted names and texts."""
     flat = []
     for name, value in facts.items():
         if isinstance(value, dict):
-            flat += _flat(value, f"{prefix}{name}.")
+            flat += _flatten(value, f"{prefix}{name}.")
         elif isinstance(value, float) and math.isfinite(value):
             flat.append((prefix + name, f"{value:g}"))
         else:

@@ -1,4 +1,4 @@
-"""Where time goes: the phases of a request's latency, stacked."""
+"""Plot the phases of request latency, stacked."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 STYLES = {"queue_ms": "s3", "room_ms": "s2", "parked_ms": "s4", "prefill_ms": "s1", "decode_ms": "base"}
 LEFT, RIGHT, BAR, GAP, TOP = 150, 90, 34, 22, 10
-MIN_REQUESTS, MOST_WINDOWS = 40, 60
+MIN_REQUESTS, MAX_WINDOWS = 40, 60
 
 
-def where_time_goes(report: Report, baseline: Report | None) -> Card | None:
-    """The mean request and the slowest percent, each as one bar; below them those of the baseline."""
+def latency_by_phase(report: Report, baseline: Report | None) -> Card | None:
+    """Plot one bar for the mean request and one for the slowest percent, also of the baseline."""
     bars = _bars(report, "")
     if not bars:
         return None
@@ -55,7 +55,7 @@ def where_time_goes(report: Report, baseline: Report | None) -> Card | None:
     height = TOP + len(bars) * (BAR + GAP)
     shown = [name for name in NAMES if any(parts[name] > 0 for _, parts in bars)]
     return Card(
-        "Where time goes",
+        "Latency by phase",
         "arrival to last token, by phase: the mean request, and the slowest percent",
         f'<div class="plot"><svg viewBox="0 0 {FULL.width} {height}" role="img" aria-label="Latency by phase">'
         f"{''.join(shapes)}</svg></div>",
@@ -65,11 +65,11 @@ def where_time_goes(report: Report, baseline: Report | None) -> Card | None:
 
 
 def phases_over_time(report: Report, baseline: Report | None = None) -> Card | None:
-    """The mean of every phase by arrival, stacked; of the baseline, all of them together."""
+    """Plot the mean of each phase by arrival, stacked, and the baseline's total."""
     phases = Phases.of(report)
     if len(phases.queue_ms) < MIN_REQUESTS:
         return None
-    count = min(MOST_WINDOWS, max(8, len(phases.queue_ms) // 40))
+    count = min(MAX_WINDOWS, max(8, len(phases.queue_ms) // 40))
     edges = windows(report.columns, count)
     means = _means(report, phases, edges)
     shown = [name for name in NAMES if np.nansum(means[name]) > 0]
@@ -100,12 +100,12 @@ def phases_over_time(report: Report, baseline: Report | None = None) -> Card | N
     if before is not None:
         plot.line(xs, before, "base ink")
         labels = ["" if value != value else latency_label(value) for value in before.tolist()]
-        series.append(HoverSeries("all, baseline", "base ink", labels))
-        legend.append(("base ink", "all, baseline"))
+        series.append(HoverSeries("total, baseline", "base ink", labels))
+        legend.append(("base ink", "total, baseline"))
     plot.on_hover(xs, window_labels(report, edges), series)
     width = duration((edges[1] - edges[0]) / NS_PER_S)
     return Card(
-        "Where time goes, over time",
+        "Latency by phase, over time",
         f"mean of each phase, by arrival in windows of {width}",
         plot.svg(),
         tuple(legend),
@@ -114,7 +114,7 @@ def phases_over_time(report: Report, baseline: Report | None = None) -> Card | N
 
 
 def _means(report: Report, phases: Phases, edges: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Of each phase in each window, by arrival; nan where nothing arrived."""
+    """Return the mean of each phase per window of arrivals; NaN for windows without arrivals."""
     count = len(edges) - 1
     window = np.maximum(window_of(report.columns.arrival_ns[phases.rows], edges), 0)
     requests = np.bincount(window, minlength=count)

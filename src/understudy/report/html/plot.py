@@ -1,4 +1,4 @@
-"""A plot as inline SVG: axes, layers of marks, and the data that the page's script shows on hover."""
+"""Build plots as inline SVG: axes, marks, and the data that the page's script shows on hover."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ class Size:
 
 @dataclass(slots=True)
 class Plot:
-    """Collects marks. `style` is a CSS class of the page: s1 … s4 are the palette, base is the baseline."""
+    """Collects the marks of a plot. `style` is a CSS class: s1 … s4 are the palette, base the baseline."""
 
     size: Size
     x: Scale
     y: Scale
     title: str
-    """Read out in place of the picture."""
+    """Text for screen readers."""
     marks: list[str] = field(default_factory=list)
     hover: dict[str, Any] | None = None
 
     def line(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
-        """Draw a line through the points, if there are any; a NaN interrupts it."""
+        """Draw a line through the points; NaN interrupts it."""
         if not len(xs):
             return
         self.marks.append(f'<path class="line {style}" d="{path(self.x.pixels(xs), self.y.pixels(ys))}"/>')
 
     def steps(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
-        """Draw a staircase that takes height ys[i] at xs[i]."""
-        points = zip(tidy(self.x.pixels(xs)), tidy(self.y.pixels(ys)), strict=True)
+        """Draw a step function with value ys[i] from xs[i] on."""
+        points = zip(round_pixels(self.x.pixels(xs)), round_pixels(self.y.pixels(ys)), strict=True)
         stairs = "".join(f"H{x}V{y}" for x, y in points)
-        start = f"M{tidy(self.x.pixels(xs[:1]))[0]} {number(self.y.start)}"
+        start = f"M{round_pixels(self.x.pixels(xs[:1]))[0]} {number(self.y.start)}"
         self.marks.append(f'<path class="line {style}" d="{start}{stairs}"/>')
 
     def area(self, xs: Float64Column, low: Float64Column, high: Float64Column, style: str) -> None:
-        """Fill between two lines; a NaN interrupts the area."""
+        """Fill the area between two lines; NaN interrupts it."""
         valid = ~(np.isnan(low) | np.isnan(high))
         pieces = np.split(np.arange(len(xs)), np.flatnonzero(np.diff(valid)) + 1)
         shape = ""
@@ -76,11 +76,11 @@ class Plot:
 
     def dots(self, xs: Float64Column, ys: Float64Column, style: str) -> None:
         """Draw a dot for each point."""
-        points = zip(tidy(self.x.pixels(xs)), tidy(self.y.pixels(ys)), strict=True)
+        points = zip(round_pixels(self.x.pixels(xs)), round_pixels(self.y.pixels(ys)), strict=True)
         self.marks.append(f'<path class="dots {style}" d="{"".join(f"M{x} {y}h0" for x, y in points)}"/>')
 
     def rule(self, value: float, label: str, style: str, at_left: bool = False) -> None:
-        """Draw a horizontal rule across the plot, labelled (unless the label is empty) at its right or left end."""
+        """Draw a horizontal line across the plot, labelled at its right or left end unless the label is empty."""
         left, right = self.size.x
         y = self.y.pixel(value)
         above = y - LABEL_GAP if y > TOP + 16 else y + 15
@@ -92,7 +92,7 @@ class Plot:
             )
 
     def upright(self, value: float, label: str, style: str, *, row: int = 0, low: bool = False) -> None:
-        """Draw a vertical rule, labelled on the side that has room, in that row from its top (`low`: foot)."""
+        """Draw a vertical line, labelled on the side with room, `row` lines below the top (`low`: above the foot)."""
         left, right = self.size.x
         bottom, top = self.size.y
         x = self.x.pixel(value)
@@ -121,24 +121,24 @@ class Plot:
             )
 
     def on_hover(self, xs: Float64Column, labels: Sequence[str], series: Sequence[HoverSeries]) -> None:
-        """Let the nearest point in x be read: its label, and one line for each series."""
+        """Show the label and one line per series of the point nearest in x on hover."""
         self.hover = {
-            "px": tidy(self.x.pixels(xs)),
+            "px": round_pixels(self.x.pixels(xs)),
             "label": list(labels),
             "series": [{"name": one.name, "style": one.style, "text": list(one.texts)} for one in series],
         }
 
     def on_hover_dots(self, xs: Float64Column, ys: Float64Column, labels: Sequence[str]) -> None:
-        """Let the nearest dot be read."""
+        """Show the label of the nearest dot on hover."""
         self.hover = {
-            "px": tidy(self.x.pixels(xs)),
-            "py": tidy(self.y.pixels(ys)),
+            "px": round_pixels(self.x.pixels(xs)),
+            "py": round_pixels(self.y.pixels(ys)),
             "label": list(labels),
             "series": [],
         }
 
     def svg(self) -> str:
-        """Return the figure: axes below, marks above, hover data behind."""
+        """Return the figure: axes, marks and hover data."""
         width, height = self.size.width, self.size.height
         data = ""
         if self.hover is not None:
@@ -162,7 +162,7 @@ class Plot:
             )
         for value, label in self.x.ticks:
             x = number(self.x.pixel(value))
-            # A label at the very end stays inside the picture.
+            # Keep the last label inside the picture.
             anchor, at = ("end", self.size.width - 2) if x > right - 3 * len(label) + 10 else ("middle", x)
             parts.append(
                 f'<path class="tickmark" d="M{x} {number(bottom)}v4"/>'
@@ -174,7 +174,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class HoverSeries:
-    """One line of a tooltip: a name, its colour, and the text at every point (empty: left out)."""
+    """One line of a tooltip: a name, its style, and the text at each point (empty texts are hidden)."""
 
     name: str
     style: str
@@ -185,7 +185,7 @@ def path(xs: Float64Column, ys: Float64Column) -> str:
     """Return an SVG path through pixels; NaN interrupts it."""
     out = []
     pen = "M"
-    for x, y in zip(tidy(xs), tidy(ys), strict=True):
+    for x, y in zip(round_pixels(xs), round_pixels(ys), strict=True):
         if x is None or y is None:
             pen = "M"
         else:
@@ -194,12 +194,12 @@ def path(xs: Float64Column, ys: Float64Column) -> str:
     return "".join(out)
 
 
-def tidy(values: Float64Column) -> list[float | int | None]:
-    """Pixels to a tenth, NaN to None."""
+def round_pixels(values: Float64Column) -> list[float | int | None]:
+    """Round pixels to a tenth; NaN becomes None."""
     return [None if value != value else number(value) for value in np.round(values, 1).tolist()]
 
 
 def number(value: float) -> float | int:
-    """Round to a tenth, written without a trailing .0."""
+    """Round to a tenth; return an int for whole numbers."""
     rounded = round(value, 1)
     return int(rounded) if rounded == int(rounded) else rounded

@@ -1,4 +1,4 @@
-"""How requests were routed: what the router believed, what was there, and why the worst choices were made."""
+"""Plot and tabulate routing decisions: predicted and actual hits, and the costliest choices."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ if TYPE_CHECKING:
     from understudy.report.report import Report
     from understudy.report.statistics import Float64Column
 
-SHOWN = 12
+MAX_ROWS = 12
 _SUMMARY = {
-    "predicted_hit": ("believed hit", "Prompt tokens that the chosen workers were believed to have cached."),
-    "held_hit": ("held then", "What the chosen workers really had on their devices when they were chosen."),
-    "actual_hit": ("found", "What the engines found when they admitted the requests."),
-    "best_hit": ("best anywhere", "The most that any one worker had, for each request."),
-    "regretted": ("regretted", "Decisions that a router which knows the truth would not have made."),
-    "tied": ("tied", "Decisions in which several workers had the same cost; the seed took one."),
-    "waited": ("waited", "Requests that waited in the router, by its queue threshold."),
+    "predicted_hit": (
+        "predicted hit",
+        "Share of prompt tokens predicted to hit on the chosen workers.",
+    ),
+    "held_hit": (
+        "cached at decision",
+        "Share of prompt tokens cached on the chosen workers at the decision.",
+    ),
+    "actual_hit": ("actual hit", "Share of prompt tokens that hit when the engines admitted the requests."),
+    "best_hit": ("best worker", "Largest share of prompt tokens cached on any one worker, per request."),
+    "regretted": ("regretted", "Share of decisions for which another worker had a lower true cost."),
+    "tied": ("tied", "Share of decisions with several workers of equal cost; one was chosen at random."),
+    "waited": ("waited", "Share of requests that waited in the router's queue."),
 }
 
 
 def routing_card(report: Report) -> Card | None:
-    """Hits that were believed, found, and possible, by the time of the decision; None without decisions."""
+    """Plot predicted, actual and best possible hits by time of decision; None without decisions."""
     decisions = report.decisions
     if decisions is None or not len(decisions):
         return None
@@ -49,10 +55,10 @@ def routing_card(report: Report) -> Card | None:
 
     size = timeline.block_size
     series = [
-        ("believed", "s1", share(np.minimum(decisions.overlap_blocks * float(size), tokens))),
-        ("found", "s4", share(timeline.cached_tokens_first[decisions.rows].astype(np.float64))),
+        ("predicted", "s1", share(np.minimum(decisions.overlap_blocks * float(size), tokens))),
+        ("actual", "s4", share(timeline.cached_tokens_first[decisions.rows].astype(np.float64))),
         (
-            "best anywhere",
+            "best worker",
             "base",
             share(np.minimum(decisions.best_true_overlap_blocks * float(size), tokens)),
         ),
@@ -60,7 +66,7 @@ def routing_card(report: Report) -> Card | None:
     x, seconds = time_axis(report, FULL)
     top = max(float(np.nanmax(values)) for _, _, values in series)
     plot = Plot(
-        FULL, x, Scale.linear(min(1.0, max(top, 0.01)), FULL.y, label=percent), "Hits believed and found"
+        FULL, x, Scale.linear(min(1.0, max(top, 0.01)), FULL.y, label=percent), "Predicted and actual hits"
     )
     xs = middles(report, edges) / seconds
     hover = []
@@ -71,43 +77,43 @@ def routing_card(report: Report) -> Card | None:
     width = duration((edges[1] - edges[0]) / NS_PER_S)
     subtitle = f"share of prompt tokens, by the time of the decision in windows of {width}"
     legend = tuple((style, name) for name, style, _ in series)
-    return Card("Routing: believed and found", subtitle, plot.svg(), legend, "full")
+    return Card("Routing: predicted and actual hits", subtitle, plot.svg(), legend, "full")
 
 
 def routing_table(report: Report) -> str:
-    """The decisions in numbers, and those that cost the most; empty without decisions."""
-    decisions, told = report.decisions, report.run.get("router")
-    if decisions is None or not len(decisions) or not isinstance(told, dict):
+    """Tabulate the decisions and list the costliest; empty without decisions."""
+    decisions, statistics = report.decisions, report.run.get("router")
+    if decisions is None or not len(decisions) or not isinstance(statistics, dict):
         return ""
     items = [
-        f'<div><span data-tip="{escape(tip)}" tabindex="0">{name}</span><span>{percent(told[key])}</span></div>'
+        f'<div><span data-tip="{escape(tip)}" tabindex="0">{name}</span><span>{percent(statistics[key])}</span></div>'
         for key, (name, tip) in _SUMMARY.items()
-        if key in told
+        if key in statistics
     ]
     items.append(
-        '<div><span data-tip="Prompt tokens of the busiest worker over the mean." tabindex="0">imbalance</span>'
-        f"<span>{significant(told['imbalance'])} ×</span></div>"
+        '<div><span data-tip="Prompt tokens of the busiest worker ÷ mean." tabindex="0">imbalance</span>'
+        f"<span>{significant(statistics['imbalance'])} ×</span></div>"
     )
     items.append(
-        '<div><span data-tip="How much more a choice cost than the best, by the truth." tabindex="0">regret</span>'
-        f'<span>{significant(told["mean_cost_regret_blocks"])} <span class="unit">blocks</span></span></div>'
+        '<div><span data-tip="Mean true cost of a choice − true cost of the best worker." tabindex="0">regret</span>'
+        f'<span>{significant(statistics["mean_cost_regret_blocks"])} <span class="unit">blocks</span></span></div>'
     )
     return (
         '<section class="card full"><div class="head"><h2>Routing</h2><span class="sub">'
-        f"{len(decisions):,} decisions; point at a name for its definition</span></div>"
-        f'<div class="columns">{"".join(items)}</div>{_worst(report)}</section>'
+        f"{len(decisions):,} decisions; hover over a name for its definition</span></div>"
+        f'<div class="columns">{"".join(items)}</div>{_list_worst(report)}</section>'
     )
 
 
-def _worst(report: Report) -> str:
+def _list_worst(report: Report) -> str:
     decisions = report.decisions
     assert decisions is not None
     timeline = report.columns
-    order = np.argsort(-decisions.cost_regret, kind="stable")[:SHOWN]
+    order = np.argsort(-decisions.cost_regret, kind="stable")[:MAX_ROWS]
     regretted = [at for at in order.tolist() if decisions.cost_regret[at] > 0]
-    title = "The choices that were regretted most" if regretted else "The dearest choices"
+    title = "Choices with the largest regret" if regretted else "Choices with the largest cost"
     if not regretted:
-        regretted = np.argsort(-decisions.cost, kind="stable")[:SHOWN].tolist()
+        regretted = np.argsort(-decisions.cost, kind="stable")[:MAX_ROWS].tolist()
     lines = []
     for at in regretted:
         row = int(decisions.rows[at])
@@ -119,14 +125,14 @@ def _worst(report: Report) -> str:
             f"<td>{decisions.overlap_blocks[at]:,} of {blocks:,}</td><td>{decisions.true_overlap_blocks[at]:,}</td>"
             f"<td>{decisions.best_true_overlap_blocks[at]:,}</td>"
             f"<td>{int(timeline.cached_tokens_first[row]) // timeline.block_size:,}</td>"
-            f'<td class="text">{f"drawn among {ties}" if ties > 1 else "lowest cost"}</td></tr>'
+            f'<td class="text">{f"random among {ties}" if ties > 1 else "lowest cost"}</td></tr>'
         )
     head = "".join(
         f"<th>{name}</th>"
-        for name in ("Request", "At", "Worker", "Cost", "Regret", "Believed", "Held", "Best", "Found")
+        for name in ("Request", "Time", "Worker", "Cost", "Regret", "Predicted", "Cached", "Best", "Actual")
     )
     return (
         f"<details open><summary>{title}</summary>"
-        f'<div class="scroll"><table><thead><tr>{head}<th class="text">Why</th></tr></thead>'
+        f'<div class="scroll"><table><thead><tr>{head}<th class="text">Reason</th></tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div></details>"
     )

@@ -1,4 +1,4 @@
-"""Scales: from values to pixels, with ticks that people like to read."""
+"""Scales map values to pixels and choose round tick values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_FROM_RATIO = 20  # a wider range of values is easier to read on a logarithmi
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps [low, high] to pixels [start, end]; values outside are drawn at the border."""
+    """Maps [low, high] to pixels [start, end]; values outside are clipped to the border."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class Scale:
         label: Callable[[float], str] = compact,
         exact: bool = False,
     ) -> Scale:
-        """Make a scale from `low` to `high`, rounded up to the next tick unless `exact`."""
+        """Create a scale from `low` to `high`, rounded up to the next tick unless `exact`."""
         if not high > low:
             high = low + 1
         step = nice_step((high - low) / target)
@@ -54,7 +54,7 @@ class Scale:
     def logarithmic(
         cls, low: float, high: float, pixels: tuple[float, float], label: Callable[[float], str] = compact
     ) -> Scale:
-        """Make a logarithmic scale over 0 < low ≤ high."""
+        """Create a logarithmic scale over 0 < low ≤ high."""
         if high / low < 1.5:
             low, high = low / 1.3, high * 1.3
         decades = math.log10(high / low)
@@ -65,7 +65,7 @@ class Scale:
         return cls(low, high, *pixels, ticks, log=True)
 
     def pixels(self, values: Float64Column) -> Float64Column:
-        """Pixel of each value; NaN stays NaN."""
+        """Return the pixel of each value; NaN stays NaN."""
         low, high = self.low, self.high
         inside = np.clip(values, low, high)
         share = (inside - low) / (high - low)
@@ -74,18 +74,18 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def pixel(self, value: float) -> float:
-        """Pixel of one value."""
+        """Return the pixel of one value."""
         return float(self.pixels(np.array([value]))[0])
 
 
 def nice_step(rough: float) -> float:
-    """Return the 1, 2 or 5 times a power of ten that is nearest above `rough`."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is at least `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next((factor * power for factor in (1, 2, 5) if factor * power >= rough * 0.999), 10 * power)
 
 
 def time_unit(span_s: float) -> tuple[float, str]:
-    """Seconds in the unit that suits a span of time, and the unit's name."""
+    """Return a suitable unit for a duration: its length in seconds and its name."""
     for seconds, name, at_least in ((3600.0, "h", 3.0), (60.0, "min", 3.0), (1.0, "s", 2.0)):
         if span_s >= at_least * seconds:
             return seconds, name
@@ -93,7 +93,7 @@ def time_unit(span_s: float) -> tuple[float, str]:
 
 
 def latency_label(milliseconds: float) -> str:
-    """Label of a latency tick, with its unit."""
+    """Format a latency with its unit."""
     if milliseconds >= 1000:
         return f"{significant(milliseconds / 1000)} s"
     if milliseconds >= 1 or milliseconds == 0:
@@ -102,7 +102,7 @@ def latency_label(milliseconds: float) -> str:
 
 
 def latency_scale(values_ms: Float64Column, pixels: tuple[float, float], log: bool) -> Scale:
-    """Make a scale for latencies, logarithmic when told (then zeros are drawn at the border)."""
+    """Create a scale for latencies; with `log` a logarithmic one, with zeros at the border."""
     positive = values_ms[values_ms > 0]
     if log and len(positive):
         return Scale.logarithmic(float(positive.min()), float(positive.max()), pixels, latency_label)

@@ -1,4 +1,4 @@
-"""Looks and behaviour of the page: its style sheet and its script, both inline."""
+"""Style sheets and scripts of the pages, inline."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ footer { color: var(--faint); font-size: 13px; margin-top: 18px; }
 THEME_SCRIPT = """
 (() => {
   let theme = new URLSearchParams(location.search).get("theme");
-  try { theme = theme || localStorage.getItem("understudy-theme"); } catch (error) { /* the system decides */ }
+  try { theme = theme || localStorage.getItem("understudy-theme"); } catch (error) { /* use the system's theme */ }
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 })();
 """
@@ -137,7 +137,7 @@ SCRIPT = """
     const system = matchMedia("(prefers-color-scheme: dark)").matches;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : system;
     root.dataset.theme = dark ? "light" : "dark";
-    try { localStorage.setItem("understudy-theme", root.dataset.theme); } catch (error) { /* forgets */ }
+    try { localStorage.setItem("understudy-theme", root.dataset.theme); } catch (error) { /* storage is disabled */ }
   });
 
   const tip = document.getElementById("tip");
@@ -188,12 +188,12 @@ SCRIPT = """
     svg.addEventListener("pointerleave", () => { cross.setAttribute("d", ""); hide(); });
   }
   for (const word of document.querySelectorAll("[data-tip]")) {
-    const tell = () => {
+    const showTip = () => {
       const box = word.getBoundingClientRect();
       show([node("div", "", word.dataset.tip)], box.left, box.bottom - 8);
     };
-    word.addEventListener("pointerenter", tell);
-    word.addEventListener("focus", tell);
+    word.addEventListener("pointerenter", showTip);
+    word.addEventListener("focus", showTip);
     word.addEventListener("pointerleave", hide);
     word.addEventListener("blur", hide);
   }

@@ -1,4 +1,4 @@
-"""The plots of a run with tiers: hits by tier, links and residency over time, and how long loads took."""
+"""Plot the tiers of a run: hits by tier, link use and residency over time, and load latencies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from understudy.report.html.scale import Scale, latency_label, latency_scale
 from understudy.report.latency import NS_PER_MS, NS_PER_S
 from understudy.report.series import StepFunction, window_of, windows
 from understudy.report.text import compact, duration, significant
-from understudy.report.tier_table import arrow, limiting
-from understudy.report.tiers import hits_of
+from understudy.report.tier_table import format_link, list_limiting_links
+from understudy.report.tiers import tier_hits
 from understudy.run.tier_columns import SHARED, name_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LINK_STYLES = ("s1", "s2", "s4", "s3", "s1 thin", "s2 thin", "s4 thin", "s3 thin
 
 
 def tier_cards(report: Report, baseline: Report | None) -> list[Card]:
-    """All of them; nothing for a run without tiers."""
+    """Build all plots of tiers; empty for a run without tiers."""
     if report.tiers is None:
         return []
     cards = [_hits(report, baseline), _links(report), _residency(report), _onboards(report)]
@@ -37,7 +37,7 @@ def tier_cards(report: Report, baseline: Report | None) -> list[Card]:
 
 
 def _hits(report: Report, baseline: Report | None) -> Card | None:
-    """Where prompts came from, stacked: a share of prompt tokens for each tier."""
+    """Plot the share of prompt tokens found on each tier, stacked."""
     timeline = report.columns
     assert report.tiers is not None
     assert timeline.tiers is not None
@@ -51,7 +51,7 @@ def _hits(report: Report, baseline: Report | None) -> Card | None:
     prompt = np.bincount(window, timeline.prompt_tokens[rows], count)
     shares = {}
     for tier in sorted({summary.tier for summary in timeline.tiers.tiers}, key=int):
-        found = np.bincount(window, hits_of(timeline, tier, first=True)[rows], count)
+        found = np.bincount(window, tier_hits(timeline, tier, first=True)[rows], count)
         shares[tier] = np.divide(found, prompt, out=np.full(count, np.nan), where=prompt > 0)
     before = baseline.prefix_hit_ratio.first_admission if baseline is not None else math.nan
     stacked = np.cumsum(list(shares.values()), axis=0)
@@ -79,9 +79,9 @@ def _hits(report: Report, baseline: Report | None) -> Card | None:
 
 
 def _links(report: Report) -> Card | None:
-    """How much of each link was used; bytes a second where a link is unlimited."""
+    """Plot the utilisation of each link; the throughput if links are unlimited."""
     assert report.tiers is not None
-    links = limiting(report.tiers)
+    links = list_limiting_links(report.tiers)
     shares = [link for link in links if math.isfinite(link.bandwidth_gbps)]
     shown = shares or links
     edges = windows(report.columns, len(shown[0].window_bytes))
@@ -90,7 +90,7 @@ def _links(report: Report) -> Card | None:
     x, seconds = charts.time_axis(report, HALF)
     text = charts.percent if shares else _gbps
     y = Scale.linear(1.0 if shares and top > 0.5 else max(top, 1e-9), HALF.y, label=text)
-    plot = Plot(HALF, x, y, "Use of the links over time")
+    plot = Plot(HALF, x, y, "Link use over time")
     xs = charts.middles(report, edges) / seconds
     styles = [LINK_STYLES[at % len(LINK_STYLES)] for at in range(len(shown))]
     for value, style in zip(values, styles, strict=True):
@@ -100,7 +100,7 @@ def _links(report: Report) -> Card | None:
         charts.window_labels(report, edges),
         [
             HoverSeries(
-                arrow(link),
+                format_link(link),
                 style,
                 [
                     f"{text(one)}, {_gbps(moved / link.window_s / 1e9)}"
@@ -110,13 +110,13 @@ def _links(report: Report) -> Card | None:
             for link, style, value in zip(shown, styles, values, strict=True)
         ],
     )
-    legend = tuple((style, arrow(link)) for link, style in zip(shown, styles, strict=True))
+    legend = tuple((style, format_link(link)) for link, style in zip(shown, styles, strict=True))
     subtitle = "share of bandwidth" if shares else "all links of a kind, unlimited"
     return Card("Links", subtitle, plot.svg(), legend)
 
 
 def _residency(report: Report) -> Card | None:
-    """How full every tier was, and what of the device was held by copies."""
+    """Plot the residency of each tier, and the GPU blocks held by offloads."""
     timeline = report.columns
     tiers = timeline.tiers
     assert tiers is not None
@@ -156,14 +156,14 @@ def _residency(report: Report) -> Card | None:
 
 
 def _onboards(report: Report) -> Card | None:
-    """The share of loads that took at most so long."""
+    """Plot the cumulative distribution of load latencies."""
     assert report.tiers is not None
     assert report.columns.tiers is not None
     took = np.sort(report.columns.tiers.onboard_ns / NS_PER_MS)
     if not len(took):
         return None
     values, parts = charts._quantiles(took, np.ones(len(took), np.int64))
-    x = latency_scale(values, HALF.x, log=charts._wide(values))
+    x = latency_scale(values, HALF.x, log=charts._needs_log_scale(values))
     plot = Plot(HALF, x, Scale.linear(1, HALF.y, label=charts.percent), "Cumulative distribution of loads")
     plot.steps(values, parts, "s1")
     stats = report.tiers.onboard_ms

@@ -1,4 +1,4 @@
-"""The numbers of tiers and links as tables of the page."""
+"""Build the page's tables of tiers and links."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.report.metrics import BY_KEY, STATISTICS
 from understudy.report.text import NONE, fixed, quantity, size
 from understudy.report.tier_metrics import TIER_DISTRIBUTIONS, TIER_SCALARS
-from understudy.report.tier_table import arrow, limiting, titled
+from understudy.report.tier_table import format_link, format_tier, list_limiting_links
 
 if TYPE_CHECKING:
     from understudy.report.metric import Metric
@@ -35,17 +35,22 @@ LINK_COLUMNS = {
     "utilisation_mean": "Used, mean",
     "utilisation_max": "max",
 }
-"""Of the page: field and heading; the heading's definition is shown on demand."""
+"""Columns of a table: field and heading."""
 
 
 def tier_tables(report: Report) -> str:
-    """One card: tiers, links, latencies, counts. Empty for a run without tiers."""
+    """Build one card with tiers, links, latencies and counts; empty for a run without tiers."""
     tiers = report.tiers
     if tiers is None:
         return ""
-    by_tier = _table("Tier", "tiers.tiers[].", TIER_COLUMNS, [(titled(use.tier), use) for use in tiers.tiers])
+    by_tier = _table(
+        "Tier", "tiers.tiers[].", TIER_COLUMNS, [(format_tier(use.tier), use) for use in tiers.tiers]
+    )
     by_link = _table(
-        "Link", "tiers.links[].", LINK_COLUMNS, [(arrow(link), link) for link in limiting(tiers)]
+        "Link",
+        "tiers.links[].",
+        LINK_COLUMNS,
+        [(format_link(link), link) for link in list_limiting_links(tiers)],
     )
     numbers = []
     for metric in TIER_SCALARS:
@@ -55,7 +60,7 @@ def tier_tables(report: Report) -> str:
         unit = "" if metric.unit == "ratio" else f' <span class="unit">{metric.unit}</span>'
         numbers.append(f"<div>{_named(metric)}<span>{quantity(value, metric.unit)}{unit}</span></div>")
     return (
-        '<section class="card full"><div class="head"><h2>KV tiers</h2><span class="sub">point at a name for its '
+        '<section class="card full"><div class="head"><h2>KV tiers</h2><span class="sub">hover over a name for its '
         f"definition</span></div>{by_tier}{by_link}{_latencies(report)}"
         f'<div class="columns">{"".join(numbers)}</div></section>'
     )

@@ -1,4 +1,4 @@
-"""The headline numbers of the page."""
+"""Build the tiles with the main numbers of the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A number with its words. `better` is +1 when more is better, −1 when less is, 0 when neither."""
+    """A number with its labels. `better` is +1 if higher is better, −1 if lower is, 0 if neither."""
 
     what: str
     value: str
@@ -28,7 +28,7 @@ class Tile:
 
 
 def tiles(report: Report, baseline: Report | None) -> str:
-    """Return the row of tiles, with the change against `baseline` where there is one."""
+    """Return the row of tiles, with the change relative to `baseline` if there is one."""
     others = _tiles(baseline) if baseline is not None else {}
     out = []
     for name, tile in _tiles(report).items():
@@ -44,7 +44,7 @@ def tiles(report: Report, baseline: Report | None) -> str:
 
 
 def change(now: float, before: float, better: int = 0) -> str:
-    """Return the relative change as a coloured word; empty when there is nothing to compare."""
+    """Return the relative change as coloured text; empty if either value is missing."""
     if math.isnan(now) or math.isnan(before) or before == 0:
         return ""
     share = now / before - 1
@@ -56,7 +56,7 @@ def change(now: float, before: float, better: int = 0) -> str:
 
 
 def points(now: float, before: float, better: int = 0) -> str:
-    """The same of two ratios, in points: a share of a share would mislead."""
+    """Return the difference of two ratios in percentage points, as coloured text."""
     if math.isnan(now) or math.isnan(before):
         return ""
     difference = 100 * (now - before)
@@ -136,7 +136,7 @@ def _tiles(report: Report) -> dict[str, Tile]:
 
 def _latency(what: str, latency: Statistics) -> Tile:
     if not latency.count:
-        return Tile(what, NONE, "", "no request has one", math.nan, -1)
+        return Tile(what, NONE, "", "no request has a value", math.nan, -1)
     value, _, unit = latency_label(latency.p50).partition(" ")
     more = f"mean {latency_label(latency.mean)} · p99 {latency_label(latency.p99)}"
     return Tile(what, value, unit, more, latency.p50, -1)
