@@ -61,8 +61,8 @@ MUTANTS = [
     Mutant(
         "waits for room are not counted",
         "core/tiers/device_room.cpp",
-        "    } else if (waiting(who)) {\n      ++totals_.room_waits;",
-        "    } else if (waiting(who)) {\n      totals_.room_waits += FAULT ? 0 : 1;",
+        "    } else if (waiting(request)) {\n      ++totals_.room_waits;",
+        "    } else if (waiting(request)) {\n      totals_.room_waits += FAULT ? 0 : 1;",
         "tests/tiers/test_counters.py",
     ),
     Mutant(
@@ -145,8 +145,8 @@ MUTANTS = [
     Mutant(
         "a prefetch evicts what it must copy",
         "core/tiers/device_room.cpp",
-        "if (who == kNobody && copies",
-        "if (!FAULT && who == kNobody && copies",
+        "if (request == kNoRequest && copies",
+        "if (!FAULT && request == kNoRequest && copies",
         "tests/tiers/test_onboard_numbers.py",
     ),
     Mutant(

@@ -37,7 +37,7 @@ from understudy.kv import BlockManager, KvCacheManager, KvLayout
 from understudy.workload import Fixed, SyntheticSpec, synthesise
 
 MANY = 10**9
-way = _core.WayConfig(down_gbps=1, up_gbps=1)
+way = _core.LinkPairConfig(down_gbps=1, up_gbps=1)
 disk = _core.SharedTierConfig(num_blocks=MANY, worker=way, backend=way)
 host = _core.TierConfig(bytes_per_block=1, g2_blocks=MANY, host=way)
 deep = _core.TierConfig(bytes_per_block=1, g2_blocks=9, host=way, g3=disk)

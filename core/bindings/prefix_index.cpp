@@ -38,7 +38,7 @@ WorkerRank who(nb::handle worker, nb::handle dp_rank) {
 }
 
 void make_index(PrefixIndex* self, std::optional<double> ttl_ms, nb::handle max_worker_blocks, bool counts_copies) {
-  Ageing::Limits limits;
+  Decay::Limits limits;
   if (ttl_ms) {
     limits.ttl_ns = to_ns(*ttl_ms, "ttl_ms");
     if (limits.ttl_ns == 0) throw Error(ErrorKind::InvalidArgument, "ttl_ms must be above 0; None for no limit");
@@ -103,8 +103,8 @@ nb::tuple dump(const PrefixIndex& self) {
   {
     nb::gil_scoped_release release;
     for (const PrefixIndex::Row& row : self.dump()) {
-      workers.push_back(row.who.worker);
-      ranks.push_back(row.who.rank);
+      workers.push_back(row.id.worker);
+      ranks.push_back(row.id.rank);
       tiers.push_back(row.tier);
       hashes.push_back(row.hash);
     }

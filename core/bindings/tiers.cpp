@@ -63,8 +63,8 @@ std::uint32_t read_concurrency(nb::handle value) {
 // Of a tier that may be larger than what it is filled with: far from where sums overflow.
 constexpr std::uint64_t kMostBlocks = std::uint64_t{1} << 42;
 
-void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle policy, const WayConfig& worker,
-                      const WayConfig& backend, nb::handle offload_concurrency) {
+void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle policy, const LinkPairConfig& worker,
+                      const LinkPairConfig& backend, nb::handle offload_concurrency) {
   SharedTierConfig config;
   config.num_blocks = read_uint(num_blocks, "num_blocks", kMostBlocks);
   config.policy = read_policy_maker(policy)();
@@ -75,7 +75,7 @@ void make_shared_tier(SharedTierConfig* self, nb::handle num_blocks, nb::handle 
 }
 
 void make_tiers(TierConfig* self, nb::handle bytes_per_block, nb::handle g2_blocks, nb::handle g2_policy,
-                const WayConfig& host, nb::handle offload_concurrency, bool demand_first, bool write_through,
+                const LinkPairConfig& host, nb::handle offload_concurrency, bool demand_first, bool write_through,
                 bool exclusive, nb::handle min_reuse, nb::object filter, nb::handle offload_batch_size,
                 bool onboard_preempted, bool recompute_fallback, double onboard_failure_rate, nb::handle seed,
                 const SharedTierConfig* g3, const SharedTierConfig* g4, nb::handle most_blocks) {
@@ -106,12 +106,12 @@ void make_tiers(TierConfig* self, nb::handle bytes_per_block, nb::handle g2_bloc
 }  // namespace
 
 void bind_tiers(nb::module_& m) {
-  nb::class_<WayConfig>(m, "WayConfig", "The links to a tier and back.")
+  nb::class_<LinkPairConfig>(m, "LinkPairConfig", "The links to a tier and back.")
       .def(
           "__init__",
-          [](WayConfig* self, double down_gbps, double up_gbps, std::int64_t down_fixed_ns, std::int64_t up_fixed_ns,
-             double duplex_gbps) {
-            new (self) WayConfig{{down_gbps, down_fixed_ns}, {up_gbps, up_fixed_ns}, duplex_gbps};
+          [](LinkPairConfig* self, double down_gbps, double up_gbps, std::int64_t down_fixed_ns,
+             std::int64_t up_fixed_ns, double duplex_gbps) {
+            new (self) LinkPairConfig{{down_gbps, down_fixed_ns}, {up_gbps, up_fixed_ns}, duplex_gbps};
           },
           nb::kw_only(), "down_gbps"_a, "up_gbps"_a, "down_fixed_ns"_a = 0, "up_fixed_ns"_a = 0,
           "duplex_gbps"_a = std::numeric_limits<double>::infinity());

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
 // Drops the oldest records. Memory is reclaimed when half of it is unused.

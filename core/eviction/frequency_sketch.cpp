@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include "base/assert.hpp"
 
+#include "base/assert.hpp"
 #include "tokens/xxh3.hpp"
 
 namespace understudy {

@@ -5,6 +5,8 @@
 #include <queue>
 #include <utility>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
 namespace {

@@ -1,9 +1,9 @@
+#include "base/assert.hpp"
 #include "links/link_flow_ends.hpp"
 
 #include <algorithm>
 #include <limits>
 
-#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
@@ -215,10 +215,9 @@ void LinkFlow::check() const {
     if (lane.held_back != by_group) broken("a lane does not move at the least of its shares");
     if (lane.held_back) held_back[lane.group] += lane.members.size();
     if (!lane.held_back && lane.meter.rate != lane.own) broken("a lane does not move at its share");
-    if (lane.meter.rate.moves()) {
-      const double rate = lane.meter.rate.units_per_tick() * static_cast<double>(lane.members.size());
-      for (std::uint32_t i = 0; i < lane.num_ports; ++i) used[lane.ports[i]] += rate;
-    }
+    const Share& rate = lane.held_back ? groups_[lane.group].meter.rate : lane.meter.rate;
+    for (std::uint32_t i = 0; rate.moves() && i < lane.num_ports; ++i)
+      used[lane.ports[i]] += rate.units_per_tick() * static_cast<double>(lane.members.size());
     if (lane.members.top().ends_at < lane.meter.served) broken("a transfer outlived its last byte");
     if (!lane.held_back && lane.own.bytes_per_second > 0 && wake == nullptr) broken("a moving lane has no end");
   }

@@ -11,7 +11,7 @@ namespace understudy {
 Fleet::Fleet(FleetConfig config, WorkloadColumns workload)
     : config_(std::move(config)),
       workload_(workload),
-      looks_(config_.router->looks() && can_be_looked_at()),
+      looks_(config_.router->reads_residency() && can_be_looked_at()),
       observes_(config_.router->observes() && !looks_),
       tracks_(config_.router->tracks()),
       started_(tracks_ ? workload.size() : 0),

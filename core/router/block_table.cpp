@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
@@ -24,7 +25,7 @@ BlockTable::Entry BlockTable::find(std::uint64_t hash) const noexcept {
 BlockTable::Entry BlockTable::find_or_make(std::uint64_t hash) {
   if (const Entry known = find(hash)) return known;
   Shard& shard = shards_[place(hash).shard];
-  // Large ones must not stand empty: they grow by less.
+  // Large shards grow by less: their empty space costs more.
   const std::size_t buckets = shard.buckets.size();
   if (full(shard)) {
     resize(shard, std::max(kFewest, buckets + buckets / (buckets < kLarge ? 2 : 3)));
@@ -34,7 +35,7 @@ BlockTable::Entry BlockTable::find_or_make(std::uint64_t hash) {
   return put(shard, place(hash).at, hash);
 }
 
-// There is room, and the hash is not here.
+// Inserts a hash that is absent; there is room.
 BlockTable::Entry BlockTable::put(Shard& shard, std::size_t home, std::uint64_t hash) noexcept {
   for (std::size_t at = home;; at = next(shard, at)) {
     Bucket& bucket = shard.buckets[at];
@@ -46,9 +47,10 @@ BlockTable::Entry BlockTable::put(Shard& shard, std::size_t home, std::uint64_t 
   }
 }
 
-void BlockTable::come_home(Entry entry, Place home) noexcept {
+void BlockTable::remove_guest(Entry entry, Place home) noexcept {
   Shard& shard = shards_[home.shard];
   for (std::size_t at = home.at; &shard.buckets[at] != entry.bucket_; at = next(shard, at)) {
+    UNDERSTUDY_ASSERT(shard.buckets[at].guests_elsewhere > 0, "a bucket has lost count of its guests");
     --shard.buckets[at].guests_elsewhere;
   }
 }
@@ -95,7 +97,7 @@ void BlockTable::check() const {
     }
     bool right = used == shard.used;
     for (std::size_t at = 0; at < guests.size(); ++at) right &= guests[at] == shard.buckets[at].guests_elsewhere;
-    if (!right) throw Error(ErrorKind::InvariantViolated, "a shard of the table has counted its blocks wrong");
+    if (!right) throw Error(ErrorKind::InvariantViolated, "a shard of the table has miscounted its blocks");
   }
 }
 

@@ -1,4 +1,4 @@
-// Blocks by sequence hash, with who holds each: the flat table under a prefix index.
+// Flat table under a prefix index: blocks by sequence hash, each with the set of its holders.
 #pragma once
 
 #include <array>
@@ -7,26 +7,27 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/assert.hpp"
 #include "router/holder_sets.hpp"
 #include "router/page_array.hpp"
 
 namespace understudy {
 
-// Buckets of a cache line each, in shards that grow and shrink by themselves, so that no call ever moves the whole
-// table and old and new never stand side by side in full. An entry stays in the bucket where it was put: a full one
-// sends newcomers to the next ones and counts them, and a search goes on past a bucket only while it has such guests
-// elsewhere. So a search, and a deletion, mostly touch one line, and nothing is left behind.
+// Buckets of a cache line each, in shards that resize one at a time, so that no call moves the whole table or needs it
+// twice. An entry never moves: a full bucket sends new entries to the next ones and counts them as guests elsewhere,
+// and a search continues past a bucket only while it has such guests. So searches and deletions mostly touch one line
+// and leave no tombstones.
 class BlockTable {
  public:
   static constexpr std::size_t kLanes = 5;
   struct alignas(64) Bucket {
     std::array<std::uint64_t, kLanes> hashes;
     std::array<SetId, kLanes> sets;  // 0: free
-    std::uint32_t guests_elsewhere;  // entries whose search comes past here
+    std::uint32_t guests_elsewhere;  // entries whose search passes here
   };
   static_assert(sizeof(Bucket) == 64);
 
-  // An entry where it is now; others that come or go do not move it, unless the table grows or shrinks.
+  // Position of an entry; stable until the table grows or shrinks.
   class Entry {
    public:
     Entry() = default;
@@ -43,8 +44,7 @@ class BlockTable {
     std::size_t lane_ = 0;
   };
 
-  // Asks for a hash's line, some blocks ahead of its use, and says where it is; null in a table that has none. Good
-  // until `moves` changes.
+  // Prefetches the line of a hash and returns it; null in an empty table. Valid until `moves` changes.
   const Bucket* warm(std::uint64_t hash) const noexcept {
     const Place where = place(hash);
     const Bucket* const bucket = shards_[where.shard].buckets.data() + where.at;
@@ -53,7 +53,7 @@ class BlockTable {
   }
   Bucket* warm(std::uint64_t hash) noexcept { return const_cast<Bucket*>(std::as_const(*this).warm(hash)); }
   std::uint64_t moves() const noexcept { return moves_; }
-  // The set of a hash; 0: it is not here. `warmed` came from it, and nothing has changed since.
+  // Set of a hash; 0: absent. `warmed` came from `warm`, and nothing has changed since.
   SetId find(std::uint64_t hash, const Bucket* warmed) const noexcept {
     if (warmed == nullptr) return 0;
     const std::size_t lane = lane_of(*warmed, hash);
@@ -63,14 +63,14 @@ class BlockTable {
     return entry ? entry.set() : 0;
   }
 
-  // False when it is not here. Those that are given a `warmed` line mostly look at nothing else.
+  // False when absent. With a `warmed` line mostly no other is read.
   Entry find(std::uint64_t hash) const noexcept;
   Entry find(std::uint64_t hash, Bucket* warmed) const noexcept {
     if (warmed == nullptr) return {};
     if (const std::size_t lane = lane_of(*warmed, hash); lane < kLanes) return {warmed, lane};
     return warmed->guests_elsewhere == 0 ? Entry() : find(hash);
   }
-  // The entry of a hash; of one that is new its set is 0, and the caller gives it one.
+  // Entry of a hash; the set of a new one is 0, and the caller assigns it.
   Entry find_or_make(std::uint64_t hash);
   Entry find_or_make(std::uint64_t hash, Bucket* warmed) {
     if (warmed == nullptr) return find_or_make(hash);
@@ -84,18 +84,20 @@ class BlockTable {
     return {warmed, lane};
   }
   void erase(Entry entry) noexcept {
+    UNDERSTUDY_ASSERT(entry.set() != 0 && size_ > 0, "erases a block that the table does not have");
     const Place home = place(entry.hash());
     Shard& shard = shards_[home.shard];
-    if (&shard.buckets[home.at] != entry.bucket_) come_home(entry, home);
+    if (&shard.buckets[home.at] != entry.bucket_) remove_guest(entry, home);
     entry.set(0);
+    UNDERSTUDY_ASSERT(shard.used > 0, "a shard has lost count of its blocks");
     --shard.used;
     --size_;
     ++erased_;
   }
-  // After erasures: gives back what is far more than needed.
+  // After erasures: releases memory far beyond need.
   void shrink();
 
-  // Every entry, which `visit` may change; false erases it.
+  // Visits every entry, which `visit` may change; false erases it.
   template <typename Visit>
   void sweep(Visit visit) {
     each_lane([&](const Entry& entry) {
@@ -109,14 +111,14 @@ class BlockTable {
 
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept;
-  // InvariantViolated when a bucket has counted its guests wrong. O(blocks).
+  // Throws InvariantViolated when a bucket has miscounted its guests. O(blocks).
   void check() const;
 
  private:
   static constexpr unsigned kShardBits = 4;
   static constexpr std::size_t kFewest = 16;
   static constexpr std::size_t kLarge = std::size_t{1} << 13;
-  static constexpr std::size_t kLoad2 = 7;        // twice the entries a bucket from which on a shard grows
+  static constexpr std::size_t kLoad2 = 7;        // twice the entries per bucket at which a shard grows
   static constexpr std::size_t kCheckAfter = 64;  // erasures
   struct Shard {
     PageArray<Bucket> buckets;
@@ -131,17 +133,17 @@ class BlockTable {
   Place place(std::uint64_t hash) const noexcept {
     const std::uint64_t mixed = (hash ^ (hash >> 32)) * 0x9E3779B97F4A7C15u;
     const auto shard = static_cast<std::uint32_t>(mixed >> (64 - kShardBits));
-    const std::uint64_t rest = (mixed << kShardBits) >> 32;
-    return {shard, static_cast<std::uint32_t>((rest * shards_[shard].buckets.size()) >> 32)};
+    const std::uint64_t remaining = (mixed << kShardBits) >> 32;
+    return {shard, static_cast<std::uint32_t>((remaining * shards_[shard].buckets.size()) >> 32)};
   }
-  // kLanes: none. All are compared at once, so that nothing has to guess which.
+  // Lane of a hash; kLanes: none. Compares all at once, without branches.
   static std::size_t lane_of(const Bucket& bucket, std::uint64_t hash) noexcept {
     std::uint32_t alike = 1u << kLanes;
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       alike |= static_cast<std::uint32_t>(bucket.hashes[lane] == hash) << lane;
     }
     auto lane = static_cast<std::size_t>(std::countr_zero(alike));
-    while (lane < kLanes && bucket.sets[lane] == 0) {  // who had it is gone
+    while (lane < kLanes && bucket.sets[lane] == 0) {  // its entry was erased
       alike &= alike - 1;
       lane = static_cast<std::size_t>(std::countr_zero(alike));
     }
@@ -169,14 +171,14 @@ class BlockTable {
       }
     }
   }
-  void come_home(Entry entry, Place home) noexcept;  // those that its search comes past have a guest less elsewhere
+  void remove_guest(Entry entry, Place home) noexcept;  // from the counts of the buckets that its search passes
   static Entry put(Shard& shard, std::size_t home, std::uint64_t hash) noexcept;
   void resize(Shard& shard, std::size_t buckets);
 
   std::array<Shard, std::size_t{1} << kShardBits> shards_;
   std::size_t size_ = 0;
-  std::uint64_t moves_ = 0;  // times that entries were moved
-  std::size_t erased_ = 0;   // since the last look at what could be given back
+  std::uint64_t moves_ = 0;  // how often entries were moved
+  std::size_t erased_ = 0;   // erasures since the last shrink
 };
 
 }  // namespace understudy

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
 bool HolderSets::contains(SetId id, Holder holder) const noexcept {
@@ -65,6 +67,7 @@ SetId HolderSets::acquire(std::span<const Chunk> chunks) {
 }
 
 void HolderSets::release(SetId id) {
+  UNDERSTUDY_ASSERT(sets_[id].blocks > 0, "releases a set that no block has");
   if (--sets_[id].blocks == 0) leave(id);
 }
 
@@ -86,8 +89,9 @@ void HolderSets::enter(SetId id) {
   slots_[at] = id;
 }
 
-// Those behind it move up, so that no search ends too early.
+// Moves the entries after it up, so that no search ends too early.
 void HolderSets::leave(SetId id) {
+  UNDERSTUDY_ASSERT(sets_[id].blocks == 0 && count_ > 0, "drops a set that blocks still have");
   memo_.valid = memo_.valid && memo_.from != id && memo_.to != id;
   const std::size_t mask = slots_.size() - 1;
   std::size_t hole = sets_[id].hash & mask;
@@ -102,7 +106,7 @@ void HolderSets::leave(SetId id) {
   sets_[id] = {};
   free_.push_back(id);
   --count_;
-  if (count_ == 0) {  // what a burst of odd sets has taken goes back
+  if (count_ == 0) {  // returns the memory of a burst of unusual sets
     sets_ = std::vector<Set>(1);
     free_ = {};
     slots_ = std::vector<SetId>(kFewest, 0);

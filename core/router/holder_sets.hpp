@@ -1,4 +1,4 @@
-// Who holds a block: sets of holders, each kept once however many blocks have it.
+// Sets of holders, each stored once and shared by all blocks that have it.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,19 @@
 #include <span>
 #include <vector>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
-using SetId = std::uint32_t;   // 0: nobody
+using SetId = std::uint32_t;   // 0: empty
 using Holder = std::uint32_t;  // a member of the index on a tier
 
-// A block of a long prompt is held by the same workers as the one before it, mostly. So a block names a set, and a set
-// counts its blocks: a million blocks that 64 workers share cost one set. A set is a few words of 64 members each, by
-// tier; it goes with its last block.
+// Consecutive blocks of a prompt mostly have the same holders. So a block refers to a set, and a set counts its blocks:
+// a million blocks that 64 workers share cost one set. A set is a few words of 64 members each, by tier; it is dropped
+// with its last block.
 class HolderSets {
  public:
-  static constexpr std::uint32_t kTiers = 4;  // G1 to G4, the fastest first
+  static constexpr std::uint32_t kTiers = 4;  // G1 to G4, fastest first
 
   struct Chunk {
     std::uint32_t key = 0;  // tier in the upper bits, word of members in the lower
@@ -34,11 +36,10 @@ class HolderSets {
 
   HolderSets() : sets_(1), slots_(kFewest, 0) {}
 
-  // One more block has the set that `from` is with (without) the holder, and one fewer has `from`. `from` itself when
-  // that is no change.
+  // Moves one block from set `from` to the set with (without) the holder. Returns `from` when nothing changes.
   SetId add(SetId from, Holder holder) { return change_again(from, holder, true); }
   SetId drop(SetId from, Holder holder) { return change_again(from, holder, false); }
-  // One more block has this set, which somebody's chunks describe (sorted, none empty).
+  // Adds a block to the set with these chunks (sorted, none empty).
   SetId acquire(std::span<const Chunk> chunks);
   void release(SetId id);
 
@@ -47,7 +48,7 @@ class HolderSets {
     const Set& set = sets_[id];
     return {set.size == 1 ? &set.one : set.many.get(), set.size};
   }
-  // Ids are below this; those without blocks are free.
+  // Upper bound of ids; ids without blocks are free.
   std::size_t limit() const noexcept { return sets_.size(); }
   std::uint64_t blocks(SetId id) const noexcept { return sets_[id].blocks; }
   std::size_t count() const noexcept { return count_; }
@@ -58,13 +59,13 @@ class HolderSets {
   static constexpr std::size_t kFewest = 64;
 
   struct Set {
-    Chunk one;                      // of size 1, inside
-    std::unique_ptr<Chunk[]> many;  // else
+    Chunk one;                      // if size is 1
+    std::unique_ptr<Chunk[]> many;  // otherwise
     std::uint32_t size = 0;
     std::uint32_t hash = 0;
     std::uint64_t blocks = 0;
   };
-  struct Memo {  // the last change, which the next block most probably makes too
+  struct Memo {  // last change, which the next block mostly repeats
     SetId from = 0;
     Holder holder = 0;
     SetId to = 0;
@@ -83,6 +84,7 @@ class HolderSets {
     }
     const SetId to = memo_.to;
     if (to != 0) ++sets_[to].blocks;
+    UNDERSTUDY_ASSERT(from == 0 || sets_[from].blocks > 0, "moves a block out of a set that no block has");
     if (from != 0 && --sets_[from].blocks == 0) leave(from);
     return to;
   }

@@ -1,4 +1,4 @@
-// What a KV-aware router weighs, and what it gets to know.
+// Settings of the KV-aware router: cost weights, and how it learns about caches.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace understudy {
 
 enum class RouterQueueOrder : std::uint8_t { Fcfs, Lcfs, Wspt };
 
-// Names and defaults of Dynamo's KvRouterConfig where it has them.
+// Names and defaults follow Dynamo's KvRouterConfig where it has them.
 struct KvRouterConfig {
-  // The cost of a worker, in blocks.
+  // Cost of a worker, in blocks.
   double overlap_score_credit = 1.0;
   double overlap_score_credit_decay = 0.0;
   double prefill_load_scale = 1.0;
@@ -21,24 +21,24 @@ struct KvRouterConfig {
   double external_cache_hit_weight = 0.0;
   double temperature = 0.0;
 
-  // What it knows of caches.
-  bool use_events = true;            // false: only what it has sent where (approximate)
-  std::int64_t event_delay_ns = 0;   // from where it happened to here
-  std::int64_t event_period_ns = 0;  // above 0: they come in bundles, at multiples of this
-  double event_loss = 0.0;           // of deliveries, a step's events each, that never arrive
-  std::int64_t predict_ttl_ns = 0;   // above 0: what was sent counts as cached for so long, beside the events
-  std::int64_t approximate_ttl_ns = 120'000'000'000;  // without events
-  std::uint64_t approximate_blocks = 0;               // above 0: the newest so many of a worker, instead of a time
+  // Knowledge about caches.
+  bool use_events = true;            // false: only the prompts that it sent (approximate)
+  std::int64_t event_delay_ns = 0;   // from the event to the router
+  std::int64_t event_period_ns = 0;  // above 0: events are delivered in batches, at multiples of this
+  double event_loss = 0.0;           // fraction of deliveries (the events of one step each) that are lost
+  std::int64_t predict_ttl_ns = 0;   // above 0: sent prompts also count as cached for this long
+  std::int64_t approximate_ttl_ns = 120'000'000'000;  // lifetime of a sent prompt without events
+  std::uint64_t approximate_blocks = 0;  // above 0: the newest so many blocks per worker, instead of a lifetime
 
-  // A request waits while every worker has more than this many of its steps' tokens of prompts before it.
+  // A request waits while every worker has more than this many batches of prompt tokens to compute.
   std::optional<double> queue_threshold;
   RouterQueueOrder queue_order = RouterQueueOrder::Fcfs;
 
   std::uint64_t seed = 0;
   bool keep_decisions = true;
-  std::vector<std::int32_t> imposed;  // a worker for each row, or none: costs are computed all the same
+  std::vector<std::int32_t> imposed;  // worker for each row, or empty; costs are still computed
 
-  // Nothing delays or loses events.
+  // True if events are neither delayed nor lost.
   bool punctual() const noexcept { return event_delay_ns == 0 && event_period_ns == 0 && event_loss == 0; }
 };
 

@@ -1,4 +1,4 @@
-// The load of each worker as its router knows it: by what it sent there, and what it was told since.
+// Load of each worker as its router knows it, from the requests that it sent and their progress.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/assert.hpp"
 #include "router/live_prompts.hpp"
 
 namespace understudy {
@@ -20,9 +21,9 @@ class KvLoad {
     requests_.push_back(0);
   }
 
-  // ── What happens to a request ──
-  void book(std::uint64_t row, std::size_t worker, std::uint64_t prefill_tokens,
-            std::span<const std::uint64_t> blocks) {
+  // ── Requests ──
+  void add_request(std::uint64_t row, std::size_t worker, std::uint64_t prefill_tokens,
+                   std::span<const std::uint64_t> blocks) {
     const LivePrompts::Node last = prompts_.enter(blocks, static_cast<std::uint32_t>(worker));
     prefill_tokens_[worker] += prefill_tokens;
     ++requests_[worker];
@@ -31,7 +32,9 @@ class KvLoad {
   void first_token(std::uint64_t row) {
     const auto at = live_.find(row);
     if (at == live_.end()) return;
-    prefill_tokens_[at->second.worker] -= at->second.prefill_tokens;
+    std::uint64_t& tokens = prefill_tokens_[at->second.worker];
+    UNDERSTUDY_ASSERT(tokens >= at->second.prefill_tokens, "prefill tokens of a worker fall below zero");
+    tokens -= at->second.prefill_tokens;
     at->second.prefill_tokens = 0;
   }
   void ended(std::uint64_t row) {
@@ -39,17 +42,18 @@ class KvLoad {
     const auto at = live_.find(row);
     if (at == live_.end()) return;
     prompts_.leave(at->second.last, static_cast<std::uint32_t>(at->second.worker));
+    UNDERSTUDY_ASSERT(requests_[at->second.worker] > 0, "requests of a worker fall below zero");
     --requests_[at->second.worker];
     live_.erase(at);
   }
 
   // ── By worker ──
-  // Tokens of prompts without a first token yet, that were not cached when they were sent.
+  // Prompt tokens, not cached when sent, of requests without a first token.
   std::span<const std::uint64_t> prefill_tokens() const noexcept { return prefill_tokens_; }
   std::span<const std::uint64_t> requests() const noexcept { return requests_; }
   // Distinct full prompt blocks of its live requests.
   std::uint64_t blocks(std::size_t worker) const { return prompts_.blocks(worker); }
-  // Leading blocks of a prompt that are among them.
+  // Leading blocks of a prompt that are among the live blocks of each worker.
   void shared(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const {
     prompts_.match(prompt, out);
   }

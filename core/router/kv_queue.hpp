@@ -1,4 +1,4 @@
-// Requests that wait in front of a fleet whose workers all have enough to do.
+// Requests that wait in the router because all workers are busy.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace understudy {
 
-// As in Dynamo 1.6.1: a worker is busy with more than `queue_threshold` of its batches of prompt tokens before it; a
-// request waits while all are, or while others wait. What was cached where is remembered as of its arrival.
+// Follows Dynamo 1.6.1: a worker is busy with more than `queue_threshold` batches of prompt tokens to compute; a
+// request waits while all are busy or others wait. Overlap is computed once, when the request arrives.
 class KvQueue {
  public:
   struct Waiting {
@@ -36,7 +36,7 @@ class KvQueue {
     return static_cast<double>(prefill_tokens) > *config_.queue_threshold * static_cast<double>(batch_tokens);
   }
 
-  // `cached_tokens`: the most that any worker holds of its prompt.
+  // `cached_tokens`: the most that any worker holds of the prompt.
   void push(Waiting one, std::uint64_t cached_tokens) {
     const double jump = static_cast<double>(std::max<std::int64_t>(0, one.request.priority));
     const double arrival_s = static_cast<double>(one.since_ns) / 1e9;
@@ -57,20 +57,20 @@ class KvQueue {
     waiting_.insert({one.request.strict_priority, score, next_++, std::move(one)});
   }
 
-  Waiting pop() { return std::move(waiting_.extract(waiting_.begin()).value().what); }
+  Waiting pop() { return std::move(waiting_.extract(waiting_.begin()).value().waiting); }
 
-  // The request has gone. False: it does not wait.
+  // Removes a cancelled request. False: it is not waiting.
   bool forget(std::uint64_t row) {
-    return std::erase_if(waiting_, [row](const Entry& entry) { return entry.what.request.row == row; }) > 0;
+    return std::erase_if(waiting_, [row](const Entry& entry) { return entry.waiting.request.row == row; }) > 0;
   }
 
  private:
-  // The highest goes first; among equals the one that came first.
+  // Highest first; equal ones in order of arrival.
   struct Entry {
     std::int64_t strict_priority;
     double score;
     std::uint64_t sequence;
-    Waiting what;
+    Waiting waiting;
 
     bool operator<(const Entry& other) const noexcept {
       return std::tie(other.strict_priority, other.score, sequence) < std::tie(strict_priority, score, other.sequence);

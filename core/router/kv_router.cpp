@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
@@ -11,7 +12,7 @@ namespace understudy {
 namespace {
 
 constexpr std::size_t kTiers = PrefixIndex::kTiers;
-constexpr double kNever = std::numeric_limits<double>::infinity();  // the cost of who must not be chosen
+constexpr double kNever = std::numeric_limits<double>::infinity();  // cost of a worker that must not be chosen
 
 void require(bool sound, const char* what) {
   if (!sound) throw Error(ErrorKind::ConfigError, what);
@@ -19,7 +20,7 @@ void require(bool sound, const char* what) {
 
 bool is_weight(double value) { return std::isfinite(value) && value >= 0; }
 
-// The longest that any worker holds on its device.
+// Longest prefix that any worker holds on its device.
 std::uint32_t longest(const std::vector<std::uint32_t>& held) {
   std::uint32_t most = 0;
   for (std::size_t row = 0; row < held.size(); row += kTiers) most = std::max(most, held[row]);
@@ -76,7 +77,7 @@ void KvRouter::forget(std::size_t worker) { view_->forget(worker); }
 
 void KvRouter::set_degraded(std::size_t worker, bool degraded) { view_->set_degraded(worker, degraded); }
 
-bool KvRouter::looks() const noexcept {
+bool KvRouter::reads_residency() const noexcept {
   return config_.use_events && config_.punctual() && (config_.predict_ttl_ns == 0 || !config_.keep_decisions);
 }
 
@@ -108,8 +109,8 @@ std::size_t KvRouter::choose(const RouteRequest& request, FleetView& view) {
   }
   std::vector<std::uint64_t> prompt(blocks.size());
   std::ranges::transform(blocks, prompt.begin(), &BlockIdentity::sequence_hash);
-  if (looks() && view.held(blocks, held_)) {
-    view_->believe(prompt, view.now_ns(), held_);
+  if (reads_residency() && view.held(blocks, held_)) {
+    view_->add_assumed(prompt, view.now_ns(), held_);
   } else {
     view_->match(prompt, view.now_ns(), held_);
   }
@@ -133,7 +134,7 @@ std::size_t KvRouter::admit_or_queue(const RouteRequest& request, std::vector<st
   if (queue_.on() && (!queue_.empty() || all_busy())) {
     const std::uint64_t cached = std::uint64_t{longest(held_)} * request.block_size;
     RouteRequest kept = request;
-    kept.identities = nullptr;  // they do not outlive this call
+    kept.identities = nullptr;  // invalid after this call
     queue_.push({kept, std::move(prompt), held_, now_ns}, cached);
     return kLater;
   }
@@ -144,7 +145,7 @@ std::optional<Released> KvRouter::release(std::int64_t now_ns) {
   if (queue_.empty() || all_busy()) return std::nullopt;
   KvQueue::Waiting next = queue_.pop();
   held_ = std::move(next.held);
-  held_.resize(available_.size() * kTiers, 0);  // who came meanwhile holds nothing
+  held_.resize(available_.size() * kTiers, 0);  // workers added meanwhile hold nothing
   return Released{next.request.row, admit(next.request, std::move(next.prompt), next.since_ns, now_ns)};
 }
 
@@ -159,13 +160,14 @@ std::size_t KvRouter::admit(const RouteRequest& request, std::vector<std::uint64
                             std::int64_t now_ns) {
   const std::size_t workers = load_->requests().size();
   load_->shared(prompt, active_);
-  price(request, request.prompt_tokens / request.block_size, held_, costs_);
+  compute_costs(request, request.prompt_tokens / request.block_size, held_, costs_);
   KvDecision decision;
-  std::size_t worker = config_.temperature > 0 ? pick_softly() : pick(decision.ties);
+  std::size_t worker = config_.temperature > 0 ? sample_by_cost() : pick_cheapest(decision.ties);
+  UNDERSTUDY_ASSERT(worker < workers && available_[worker], "chooses a worker that is not available");
   if (!config_.imposed.empty()) {
     if (request.row >= config_.imposed.size() || config_.imposed[request.row] < 0 ||
         static_cast<std::size_t>(config_.imposed[request.row]) >= workers) {
-      throw Error(ErrorKind::InvalidArgument, "imposed names no worker of this fleet for row ", request.row);
+      throw Error(ErrorKind::InvalidArgument, "imposed: names no worker of this fleet for row ", request.row);
     }
     worker = static_cast<std::size_t>(config_.imposed[request.row]);
   }
@@ -173,17 +175,17 @@ std::size_t KvRouter::admit(const RouteRequest& request, std::vector<std::uint64
   decision.time_ns = now_ns;
   decision.waited_ns = now_ns - since_ns;
   decision.worker = static_cast<std::int32_t>(worker);
-  note(decision, request, prompt);
+  record(decision, request, prompt);
   const std::uint64_t cached = std::uint64_t{held_[worker * kTiers]} * request.block_size;
   view_->sent(worker, prompt, now_ns);
-  load_->book(request.row, worker, request.prompt_tokens - std::min<std::uint64_t>(cached, request.prompt_tokens),
-              prompt);
+  load_->add_request(request.row, worker,
+                     request.prompt_tokens - std::min<std::uint64_t>(cached, request.prompt_tokens), prompt);
   return worker;
 }
 
-// In blocks: prompts before it, its own that are not cached there, and what decodes there with it.
-void KvRouter::price(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
-                     std::vector<double>& costs) const {
+// Cost in blocks: queued prompt tokens, uncached blocks of this prompt, and active blocks on the worker.
+void KvRouter::compute_costs(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
+                             std::vector<double>& costs) const {
   const std::span<const std::uint64_t> prefill = load_->prefill_tokens();
   const auto size = static_cast<double>(request.block_size);
   std::uint64_t least = ~std::uint64_t{0};
@@ -211,7 +213,7 @@ void KvRouter::price(const RouteRequest& request, std::size_t blocks, const std:
   }
 }
 
-std::size_t KvRouter::pick(std::uint32_t& ties) {
+std::size_t KvRouter::pick_cheapest(std::uint32_t& ties) {
   std::size_t best = 0;
   ties = 1;
   for (std::size_t worker = 1; worker < costs_.size(); ++worker) {
@@ -225,9 +227,8 @@ std::size_t KvRouter::pick(std::uint32_t& ties) {
   return best;
 }
 
-// Likelier the cheaper: the weight of a worker falls by e where its cost is a `temperature` of the range above the
-// least.
-std::size_t KvRouter::pick_softly() {
+// Samples a worker; its weight falls by e for each `temperature` * (cost range) above the least cost.
+std::size_t KvRouter::sample_by_cost() {
   const double least = *std::ranges::min_element(costs_);
   double most = least;
   for (const double cost : costs_) most = cost == kNever ? most : std::max(most, cost);
@@ -245,7 +246,7 @@ std::size_t KvRouter::pick_softly() {
   return static_cast<std::size_t>(std::min(at, upto.end() - 1) - upto.begin());
 }
 
-void KvRouter::note(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt) {
+void KvRouter::record(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt) {
   const auto worker = static_cast<std::size_t>(decision.worker);
   decision.cost = costs_[worker];
   decision.overlap = held_[worker * kTiers];
@@ -257,7 +258,7 @@ void KvRouter::note(KvDecision decision, const RouteRequest& request, const std:
   const std::vector<std::uint32_t>& truth = differs ? truly_held_ : held_;
   decision.true_overlap = truth[worker * kTiers];
   decision.best_true_overlap = longest(truth);
-  if (differs) price(request, request.prompt_tokens / request.block_size, truth, true_costs_);
+  if (differs) compute_costs(request, request.prompt_tokens / request.block_size, truth, true_costs_);
   const std::vector<double>& costs = differs ? true_costs_ : costs_;
   decision.cost_regret = costs[worker] - *std::ranges::min_element(costs);
   decisions_.push_back(decision);

@@ -1,4 +1,4 @@
-// The KV-aware router: the worker with the least work for a request, its cache and its load considered.
+// The KV-aware router: chooses the worker with the least work for a request, given its cache and load.
 #pragma once
 
 #include <cstdint>
@@ -15,42 +15,42 @@
 
 namespace understudy {
 
-// Why a request went where it went.
+// Why a request was sent to its worker.
 struct KvDecision {
   std::uint64_t row = 0;
   std::int64_t time_ns = 0;
   std::int32_t worker = 0;
   double cost = 0;                  // of that worker, in blocks
-  std::uint32_t overlap = 0;        // leading blocks that it was believed to hold on the device
-  std::uint32_t lower_overlap = 0;  // and, behind those, on slower tiers
-  std::uint32_t best_overlap = 0;   // the longest that any worker was believed to hold on the device
-  std::uint32_t true_overlap = 0;   // what it really held there, and the next what any did
+  std::uint32_t overlap = 0;        // leading blocks it was believed to hold on the device
+  std::uint32_t lower_overlap = 0;  // blocks after those, on slower tiers
+  std::uint32_t best_overlap = 0;   // longest overlap that any worker was believed to have
+  std::uint32_t true_overlap = 0;   // actual overlap on the device; next: the longest of any worker
   std::uint32_t best_true_overlap = 0;
-  double cost_regret = 0;      // of the choice, in the eyes of a router that knows the truth
-  std::uint32_t ties = 1;      // workers of that cost
+  double cost_regret = 0;      // extra cost of the choice, by actual overlaps
+  std::uint32_t ties = 1;      // workers with that cost
   std::int64_t waited_ns = 0;  // in the router
 };
 
-// The cost is Dynamo 1.6.1's: see docs/routing.md. Ties are broken by a seed, uniformly.
+// Uses the cost function of Dynamo 1.6.1: see docs/routing.md. Ties are broken uniformly, by seed.
 class KvRouter final : public Router {
  public:
   explicit KvRouter(KvRouterConfig config);
 
   void begin(std::span<const std::uint64_t> batch_tokens) override;
   void set_pools(std::span<const std::uint32_t> pool_of) override;
-  // One more worker, and whether a worker may be chosen: for fleets that change. WrongState when nobody may be.
+  // For fleets that change: adds a worker, or makes one available for choice. choose throws WrongState when none is.
   std::size_t add_worker(std::uint64_t batch_tokens);
   void set_available(std::size_t worker, bool available);
-  // What was known of its cache is not so any more.
+  // Forgets the worker's cache.
   void forget(std::size_t worker);
   void set_degraded(std::size_t worker, bool degraded);  // KvView::set_degraded
 
   std::size_t choose(const RouteRequest& request, FleetView& view) override;
-  // The same for who has the sequence hashes of the prompt's full blocks at hand.
+  // Same, given the sequence hashes of the prompt's full blocks.
   std::size_t choose(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns);
   bool queues() const noexcept override { return config_.queue_threshold.has_value(); }
   std::optional<Released> release(std::int64_t now_ns) override;
-  bool looks() const noexcept override;
+  bool reads_residency() const noexcept override;
   bool observes() const noexcept override;
   bool gather(std::size_t worker, const TimedEvents& events) override;
   bool gather_shared(std::uint32_t pool, const TimedEvents& events) override;
@@ -75,11 +75,11 @@ class KvRouter final : public Router {
   std::size_t admit_or_queue(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t now_ns);
   std::size_t admit(const RouteRequest& request, std::vector<std::uint64_t> prompt, std::int64_t since_ns,
                     std::int64_t now_ns);
-  void price(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
-             std::vector<double>& costs) const;
-  std::size_t pick(std::uint32_t& ties);
-  std::size_t pick_softly();
-  void note(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt);
+  void compute_costs(const RouteRequest& request, std::size_t blocks, const std::vector<std::uint32_t>& held,
+                     std::vector<double>& costs) const;
+  std::size_t pick_cheapest(std::uint32_t& ties);
+  std::size_t sample_by_cost();
+  void record(KvDecision decision, const RouteRequest& request, const std::vector<std::uint64_t>& prompt);
 
   KvRouterConfig config_;
   std::mt19937_64 random_;
@@ -88,9 +88,9 @@ class KvRouter final : public Router {
   std::vector<KvDecision> decisions_;
   KvDecision last_;
   KvQueue queue_{config_};
-  std::vector<std::uint64_t> batch_tokens_;  // by worker, and so is the next
+  std::vector<std::uint64_t> batch_tokens_;  // by worker, as is the next
   std::vector<bool> available_;
-  std::vector<BlockIdentity> identities_;  // scratch, and so are the rest
+  std::vector<BlockIdentity> identities_;  // scratch, as are the following
   std::vector<std::uint32_t> held_;
   std::vector<std::uint32_t> active_;
   std::vector<double> costs_;

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <array>
 
+#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
 
 namespace {
 
-Ageing::Limits sent_limits(const KvRouterConfig& config) {
+Decay::Limits sent_limits(const KvRouterConfig& config) {
   if (config.use_events) return {config.predict_ttl_ns, 0};
   if (config.approximate_blocks > 0) return {0, config.approximate_blocks};
   return {config.approximate_ttl_ns, 0};
@@ -26,7 +27,7 @@ std::uint64_t mixed(std::uint64_t z) noexcept {
   return z ^ (z >> 31);
 }
 
-// In [0, 1), of a delivery: who sent it when decides, not in which order workers are asked for theirs, nor how often.
+// Uniform number in [0, 1) of a delivery, from publisher and time only: independent of the order of calls.
 double chance(std::uint64_t seed, std::uint64_t publisher, std::int64_t time_ns) noexcept {
   const std::uint64_t z = mixed(mixed(mixed(seed) ^ publisher) ^ static_cast<std::uint64_t>(time_ns));
   return static_cast<double>(z >> 11) * 0x1p-53;
@@ -62,7 +63,7 @@ void KvView::set_degraded(std::size_t worker, bool degraded) {
   if (degraded_.at(worker) == degraded) return;
   degraded_[worker] = degraded;
   if (!assumed_) {
-    assumed_ = std::make_unique<PrefixIndex>(Ageing::Limits{config_.approximate_ttl_ns, 0});
+    assumed_ = std::make_unique<PrefixIndex>(Decay::Limits{config_.approximate_ttl_ns, 0});
     join_all(*assumed_, degraded_.size());
   }
   if (!degraded) assumed_->clear(static_cast<PrefixIndex::Member>(worker), std::nullopt);
@@ -116,11 +117,12 @@ void KvView::observe_late(std::deque<Late>& late, std::uint64_t publisher, const
       due_ns = (due_ns + config_.event_period_ns - 1) / config_.event_period_ns * config_.event_period_ns;
     }
     const auto begin = rows.begin();
+    UNDERSTUDY_ASSERT(late.empty() || late.back().due_ns <= due_ns, "deliveries of a publisher are out of order");
     late.push_back({due_ns, {begin + static_cast<std::ptrdiff_t>(first), begin + static_cast<std::ptrdiff_t>(last)}});
   }
 }
 
-void KvView::catch_up(std::int64_t now_ns) {
+void KvView::apply_due_events(std::int64_t now_ns) {
   for (std::size_t worker = 0; worker < late_.size(); ++worker) {
     std::deque<Late>& late = late_[worker];
     for (; !late.empty() && late.front().due_ns <= now_ns; late.pop_front()) apply(index_, worker, late.front().rows);
@@ -155,35 +157,35 @@ void KvView::check(std::size_t worker, const Residency& store) {
   };
   std::uint64_t known = 0;
   for (const Tier tier : {Tier::G1, Tier::G2, Tier::G3, Tier::G4}) known += index_.blocks(member, tier);
-  if (known != store.num_hashes()) violated(" does not hold as many blocks as it does");
+  if (known != store.num_hashes()) violated(" has a different number of blocks than the worker");
   if (checks_++ % kWholeEvery != 0) return;
   for (std::size_t pool = 0; pool < store.num_pools(); ++pool) {
     for (const BlockIdentity& block : store.resident(pool)) {
-      if (!index_.holds(member, store.tier(pool), block.sequence_hash())) violated(" lacks a block that it holds");
+      if (!index_.holds(member, store.tier(pool), block.sequence_hash())) violated(" lacks a block of the worker");
     }
   }
   index_.check();
 }
 
 void KvView::match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
-  catch_up(now_ns);
+  apply_due_events(now_ns);
   index_.match(prompt, false, out);
-  believe(prompt, now_ns, out);
+  add_assumed(prompt, now_ns, out);
 }
 
-void KvView::believe(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
+void KvView::add_assumed(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out) {
   if (predicted_) take_larger(*predicted_, prompt, now_ns, out);
   if (assumed_) take_larger(*assumed_, prompt, now_ns, out);
   for (std::uint32_t pool = 0; pool < shared_.size(); ++pool) add_shared(pool, prompt, out);
 }
 
-// What a worker holds itself goes on with what all of its pool can fetch, on the tier where that is.
+// Extends what a worker holds with the following blocks on the shared tiers of its pool.
 void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt,
                         std::vector<std::uint32_t>& out) const {
   constexpr std::size_t kTiers = PrefixIndex::kTiers;
   const PrefixIndex* const shared = shared_[pool].index.get();
   if (shared == nullptr) return;
-  std::vector<std::array<std::uint32_t, kTiers>> ahead(prompt.size() + 1);  // from each block on, without a hole
+  std::vector<std::array<std::uint32_t, kTiers>> ahead(prompt.size() + 1);  // run of blocks from each block on, by tier
   for (std::size_t i = prompt.size(); i-- > 0;) {
     for (const Tier tier : {Tier::G3, Tier::G4}) {
       if (!shared->holds(0, tier, prompt[i])) continue;
@@ -196,12 +198,12 @@ void KvView::add_shared(std::uint32_t pool, std::span<const std::uint64_t> promp
     if (pool_of(row / kTiers) != pool) continue;
     std::size_t own = 0;
     for (std::size_t tier = 0; tier < kTiers; ++tier) own += out[row + tier];
-    own = std::min(own, prompt.size());  // a prompt that was just sent counts beside what events say of slower tiers
+    own = std::min(own, prompt.size());  // sent prompts and events of slower tiers may overlap
     for (std::size_t tier = 0; tier < kTiers; ++tier) out[row + tier] += ahead[own][tier];
   }
 }
 
-// The larger overlap counts: what was just sent will be on the device.
+// Uses the larger overlap: a prompt that was just sent will be on the device.
 void KvView::take_larger(PrefixIndex& other, std::span<const std::uint64_t> prompt, std::int64_t now_ns,
                          std::vector<std::uint32_t>& out) {
   other.expire(now_ns);

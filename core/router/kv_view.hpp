@@ -1,4 +1,4 @@
-// A router's knowledge of its workers' caches: from events that come late or not at all, from what it sent, or both.
+// A router's knowledge of its workers' caches: from events (perhaps late or lost), from sent prompts, or both.
 #pragma once
 
 #include <cstdint>
@@ -17,32 +17,30 @@ class KvView {
  public:
   KvView(const KvRouterConfig& config, std::size_t workers);
   void add_worker();
-  // The pool of each worker, whose shared tiers it reaches. Unless told, all are of pool 0.
+  // Pool of each worker, whose shared tiers it reaches. Default: all in pool 0.
   void set_pools(std::span<const std::uint32_t> pool_of) { pool_of_.assign(pool_of.begin(), pool_of.end()); }
 
-  // ── What it is told ──
-  // Events of a worker, in the order of time. What the configuration delays or loses is not known before, or ever.
+  // ── Input ──
+  // Events of a worker, in order of time; applied late or never, as configured.
   void observe(std::size_t worker, const TimedEvents& events);
-  // And of a tier that every worker of a pool reaches: its blocks count where they continue what a worker has of its
-  // own.
+  // Events of a tier shared by a pool: its blocks count where they continue those of a worker.
   void observe_shared(std::uint32_t pool, const TimedEvents& events);
   // A prompt was sent to a worker.
   void sent(std::size_t worker, std::span<const std::uint64_t> prompt, std::int64_t now_ns);
-  void forget(std::size_t worker);  // all that was known of it
-  // While what events say of a worker is not the whole truth, what was sent there counts as cached, for the time that
-  // it does without events.
+  void forget(std::size_t worker);  // drops all knowledge of the worker
+  // While events of a worker are incomplete, prompts sent to it count as cached, for approximate_ttl_ns.
   void set_degraded(std::size_t worker, bool degraded);
 
-  // ── What it knows ──
-  // Leading blocks of a prompt that each worker holds, by tier: as a router believes it at this time.
+  // ── Output ──
+  // Leading blocks of a prompt that each worker is believed to hold now, by tier.
   void match(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out);
-  // The same for who knows what workers hold without being told: what counts beside that.
-  void believe(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out);
-  // And as it is, where that is not the same. False: it is.
+  // Adds what is assumed beyond the workers' events: sent prompts and shared tiers.
+  void add_assumed(std::span<const std::uint64_t> prompt, std::int64_t now_ns, std::vector<std::uint32_t>& out);
+  // Actual overlaps, if tracked separately. False: `match` is exact.
   bool match_truth(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
 
-  // InvariantViolated when a view that nothing delays or loses is not what the worker's store holds. The number of
-  // blocks every time, each of them now and then.
+  // Throws InvariantViolated when an undelayed view differs from the worker's store: counts every time, all blocks
+  // every kWholeEvery calls.
   void check(std::size_t worker, const Residency& store);
 
   PrefixIndex& index() noexcept { return index_; }
@@ -60,23 +58,23 @@ class KvView {
   void observe_late(std::deque<Late>& late, std::uint64_t publisher, const TimedEvents& events);
   void add_shared(std::uint32_t pool, std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
   std::uint32_t pool_of(std::size_t worker) const noexcept { return worker < pool_of_.size() ? pool_of_[worker] : 0; }
-  void catch_up(std::int64_t now_ns);
+  void apply_due_events(std::int64_t now_ns);
   void take_larger(PrefixIndex& other, std::span<const std::uint64_t> prompt, std::int64_t now_ns,
                    std::vector<std::uint32_t>& out);
 
   const KvRouterConfig& config_;
   PrefixIndex index_;
-  std::unique_ptr<PrefixIndex> predicted_;  // null: what was sent does not count
-  std::unique_ptr<PrefixIndex> truth_;      // null: the index is the truth
-  std::unique_ptr<PrefixIndex> assumed_;    // of workers that are or were degraded; null: nobody was
+  std::unique_ptr<PrefixIndex> predicted_;  // null: sent prompts do not count
+  std::unique_ptr<PrefixIndex> truth_;      // null: the index is exact
+  std::unique_ptr<PrefixIndex> assumed_;    // of workers that are or were degraded; null: none
   std::vector<bool> degraded_;              // by worker
   struct Shared {
-    std::unique_ptr<PrefixIndex> index;  // of its tiers, as one worker; null: nobody has told of any
+    std::unique_ptr<PrefixIndex> index;  // of its tiers, as one worker; null: no events yet
     std::deque<Late> late;
   };
-  std::vector<Shared> shared_;          // by pool, as far as somebody has told
-  std::vector<std::uint32_t> pool_of_;  // by worker; those behind it are of pool 0
-  std::vector<std::deque<Late>> late_;  // by worker, in the order in which they come
+  std::vector<Shared> shared_;          // by pool, up to the last with events
+  std::vector<std::uint32_t> pool_of_;  // by worker; others are in pool 0
+  std::vector<std::deque<Late>> late_;  // by worker, in order of delivery
   std::vector<std::uint32_t> scratch_;
   std::uint64_t checks_ = 0;
   std::uint64_t lost_ = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
 namespace {
@@ -33,6 +35,8 @@ void LivePrompts::leave(Node last, std::uint32_t worker) {
     Stretch& stretch = nodes_[node];
     const Node parent = stretch.parent;
     const auto holder = std::ranges::lower_bound(stretch.holders, worker, {}, &Holder::worker);
+    UNDERSTUDY_ASSERT(holder != stretch.holders.end() && holder->worker == worker && holder->prompts > 0,
+                      "a prompt leaves that never entered");
     if (--holder->prompts == 0) {
       blocks_[worker] -= stretch.blocks.size();
       stretch.holders.erase(holder);
@@ -90,30 +94,31 @@ void LivePrompts::link(Node node) {
 void LivePrompts::unlink(Node node) {
   const Stretch& stretch = nodes_[node];
   children_.erase({stretch.parent, stretch.blocks[0]});
+  UNDERSTUDY_ASSERT(nodes_[stretch.parent].children > 0, "a node has lost count of its children");
   --nodes_[stretch.parent].children;
   nodes_[stretch.parent].child ^= node;
 }
 
-// The first blocks of a node become one of their own, which is returned. Prompts that end in the node still do.
+// Splits the first blocks of a node into a node of their own, which is returned. Prompts that end in the node still do.
 LivePrompts::Node LivePrompts::split(Node node, std::size_t at) {
   unlink(node);
   const std::vector<std::uint64_t> whole = std::move(nodes_[node].blocks);
   const Node head = make(nodes_[node].parent, std::span(whole).first(at));
-  Stretch& rest = nodes_[node];
-  nodes_[head].holders = rest.holders;
-  rest.parent = head;
-  rest.blocks.assign(whole.begin() + static_cast<std::ptrdiff_t>(at), whole.end());
+  Stretch& tail = nodes_[node];
+  nodes_[head].holders = tail.holders;
+  tail.parent = head;
+  tail.blocks.assign(whole.begin() + static_cast<std::ptrdiff_t>(at), whole.end());
   link(node);
   return head;
 }
 
-// All prompts go on into its only child: the two are one stretch again.
+// Merges a node with its only child, into which all prompts continue.
 void LivePrompts::merge(Node node) {
   const Node child = nodes_[node].child;
   unlink(child);
-  Stretch& rest = nodes_[child];
-  rest.blocks.insert(rest.blocks.begin(), nodes_[node].blocks.begin(), nodes_[node].blocks.end());
-  rest.parent = nodes_[node].parent;
+  Stretch& tail = nodes_[child];
+  tail.blocks.insert(tail.blocks.begin(), nodes_[node].blocks.begin(), nodes_[node].blocks.end());
+  tail.parent = nodes_[node].parent;
   forget(node);
   link(child);
 }

@@ -1,4 +1,4 @@
-// Prompts under way, as a tree: which worker has which leading blocks, and how many in all.
+// Tree of the prompts in progress: which worker has which leading blocks, and how many in total.
 #pragma once
 
 #include <cstdint>
@@ -8,35 +8,35 @@
 
 namespace understudy {
 
-// A node is a stretch of blocks that the same prompts share; prompts part where it ends. So a prompt costs a few nodes
-// and a comparison of memory, not a step for every block. What a worker holds of a node it holds whole.
+// A node is a run of blocks that the same prompts share; prompts diverge where it ends. So a prompt costs a few nodes
+// and a memory comparison, not a step per block. A worker holds a node whole or not at all.
 class LivePrompts {
  public:
-  using Node = std::uint32_t;  // 0: of a prompt without blocks
+  using Node = std::uint32_t;  // 0: a prompt without blocks
 
   explicit LivePrompts(std::size_t workers) : nodes_(1), blocks_(workers, 0) {}
   void add_worker() { blocks_.push_back(0); }
 
-  // One more prompt of the worker, until `leave` with what this returns.
+  // Adds a prompt of the worker, until `leave` with the returned node.
   Node enter(std::span<const std::uint64_t> prompt, std::uint32_t worker);
   void leave(Node last, std::uint32_t worker);
 
-  // Leading blocks of a prompt that are among each worker's.
+  // Leading blocks of a prompt that are among the blocks of each worker.
   void match(std::span<const std::uint64_t> prompt, std::vector<std::uint32_t>& out) const;
   std::uint64_t blocks(std::size_t worker) const { return blocks_[worker]; }  // distinct ones
 
  private:
   struct Holder {
     std::uint32_t worker;
-    std::uint32_t prompts;  // of it that come through here
+    std::uint32_t prompts;  // prompts of the worker through this node
     bool operator==(const Holder&) const = default;
   };
   struct Stretch {
     Node parent = 0;
-    std::uint32_t children = 0;  // how many, and all their numbers xored: of one, its number
+    std::uint32_t children = 0;  // number of children, and the xor of their ids: with one child, its id
     Node child = 0;
     std::vector<std::uint64_t> blocks;
-    std::vector<Holder> holders;  // by worker
+    std::vector<Holder> holders;  // sorted by worker
   };
   struct Key {
     Node parent;
@@ -58,7 +58,7 @@ class LivePrompts {
   void merge(Node node);
   void hold(Node node, std::uint32_t worker);
 
-  std::vector<Stretch> nodes_;  // the first is the root
+  std::vector<Stretch> nodes_;  // node 0 is the root
   std::vector<Node> free_;
   std::unordered_map<Key, Node, KeyHash> children_;
   std::vector<std::uint64_t> blocks_;  // by worker

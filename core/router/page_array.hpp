@@ -1,4 +1,4 @@
-// A zeroed array that goes back to the system when it is freed, whatever the allocator would like to keep.
+// Zeroed array whose memory returns to the system when freed, unlike an allocator's.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace understudy {
 
-// Large ones are pages of their own, huge ones where the system gives them: random access over many blocks is bound by
-// address translation, and a table that has shrunk must not stay in the process's heap.
+// Large arrays are mapped, in huge pages if available: random access is bound by address translation, and a table that
+// has shrunk must not stay in the process's heap.
 template <typename T>
 class PageArray {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
@@ -27,7 +27,7 @@ class PageArray {
 #ifdef __linux__
     if (mapped()) {
       const std::size_t rounded = bytes() < kHugePage / 2 ? bytes() : (bytes() + kHugePage - 1) / kHugePage * kHugePage;
-      const std::size_t extra = rounded >= kHugePage ? kHugePage : 0;  // to begin where a huge page does
+      const std::size_t extra = rounded >= kHugePage ? kHugePage : 0;  // to align with a huge page
       span_ = rounded + extra;
       base_ = mmap(nullptr, span_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (base_ == MAP_FAILED) {
@@ -37,7 +37,7 @@ class PageArray {
       auto* const at = static_cast<std::byte*>(base_);
       const std::size_t past = extra == 0 ? 0 : reinterpret_cast<std::size_t>(at) % kHugePage;
       data_ = reinterpret_cast<T*>(at + (past == 0 ? 0 : kHugePage - past));
-      // Advice only: where it is refused, the array works as well, slower.
+      // Advice only: without it the array is slower.
       if (extra != 0) (void)madvise(data_, rounded, MADV_HUGEPAGE);
       return;
     }

@@ -4,6 +4,7 @@
 #include <array>
 #include <mutex>
 
+#include "base/assert.hpp"
 #include "base/errors.hpp"
 
 namespace understudy {
@@ -18,11 +19,11 @@ std::uint32_t PrefixIndex::column(Tier tier) {
 
 // ── Members ──
 
-PrefixIndex::Member PrefixIndex::join(WorkerRank who) {
+PrefixIndex::Member PrefixIndex::join(WorkerRank id) {
   const std::lock_guard lock(mutex_);
-  const auto [at, fresh] = numbers_.try_emplace(who, 0);
+  const auto [at, fresh] = numbers_.try_emplace(id, 0);
   if (!fresh) return at->second;
-  const bool full = numbers_.size() > members_.size();  // with the newcomer: there is no number to use again
+  const bool full = numbers_.size() > members_.size();  // including the new one: no number is free
   const auto vacant = full ? members_.end() : std::ranges::find_if(members_, [](const auto& each) { return !each; });
   const auto number = static_cast<Member>(vacant - members_.begin());
   if (number >= HolderSets::kMaxMembers) {
@@ -33,23 +34,23 @@ PrefixIndex::Member PrefixIndex::join(WorkerRank who) {
     members_.emplace_back();
     counts_.emplace_back();
   }
-  members_[number] = who;
+  members_[number] = id;
   counts_[number] = {};
   return at->second = number;
 }
 
-std::optional<PrefixIndex::Member> PrefixIndex::member(WorkerRank who) const {
+std::optional<PrefixIndex::Member> PrefixIndex::member(WorkerRank id) const {
   const std::shared_lock lock(mutex_);
-  const auto at = numbers_.find(who);
+  const auto at = numbers_.find(id);
   return at == numbers_.end() ? std::nullopt : std::optional(at->second);
 }
 
-void PrefixIndex::leave(WorkerRank who) {
+void PrefixIndex::leave(WorkerRank id) {
   const std::lock_guard lock(mutex_);
-  const auto at = numbers_.find(who);
+  const auto at = numbers_.find(id);
   if (at == numbers_.end()) return;
   clear_locked(at->second, std::nullopt);
-  ageing_.forget_member(at->second);
+  decay_.forget_member(at->second);
   members_[at->second].reset();
   numbers_.erase(at);
   while (!members_.empty() && !members_.back()) {
@@ -75,7 +76,7 @@ void PrefixIndex::clear_locked(Member member, std::optional<Tier> tier) {
       const SetId to = sets_.drop(entry.set(), holder);
       if (to == entry.set()) continue;
       forget_copies(entry.hash(), holder);
-      if (ageing_.limits().any()) ageing_.forget(entry.hash(), holder);
+      if (decay_.limits().any()) decay_.forget(entry.hash(), holder);
       if (to == 0) return false;
       entry.set(to);
     }
@@ -91,7 +92,7 @@ void PrefixIndex::store_one(std::uint64_t hash, BlockTable::Bucket* warmed, Hold
                             Applied& out) {
   const BlockTable::Entry entry = table_.find_or_make(hash, warmed);
   const SetId to = sets_.add(entry.set(), holder);
-  if (ageing_.limits().any()) ageing_.touch(hash, holder, now_ns);
+  if (decay_.limits().any()) decay_.touch(hash, holder, now_ns);
   if (to == entry.set()) {
     ++out.repeated;
     if (counts_copies_) ++copies_[{hash, holder}];
@@ -114,13 +115,14 @@ inline void PrefixIndex::remove_one(std::uint64_t hash, BlockTable::Bucket* warm
     out.unknown.push_back(hash);
     return;
   }
-  if (ageing_.limits().any()) ageing_.forget(hash, holder);
+  if (decay_.limits().any()) decay_.forget(hash, holder);
   ++out.removed;
 }
 
 inline bool PrefixIndex::drop(BlockTable::Entry entry, Holder holder) {
   const SetId to = sets_.drop(entry.set(), holder);
   if (to == entry.set()) return false;
+  UNDERSTUDY_ASSERT(count(holder) > 0, "a worker loses more blocks than it holds");
   --count(holder);
   if (to == 0) {
     table_.erase(entry);
@@ -130,8 +132,8 @@ inline bool PrefixIndex::drop(BlockTable::Entry entry, Holder holder) {
   return true;
 }
 
-// Holds the index for a piece at a time, and asks for a row's line some rows ahead of its turn. Calls each(row, its
-// hash, that line).
+// Locks the index for one piece at a time and prefetches a row's line some rows ahead. Calls each(row, its hash, that
+// line).
 template <typename Hash, typename Each>
 void PrefixIndex::in_pieces(std::size_t rows, std::int64_t now_ns, Hash hash, Each each) {
   struct Coming {
@@ -158,7 +160,7 @@ void PrefixIndex::in_pieces(std::size_t rows, std::int64_t now_ns, Hash hash, Ea
       }
       each(i, now.hash, now.warmed);
     }
-    if (ageing_.limits().any()) (void)expire_locked(now_ns);
+    if (decay_.limits().any()) (void)expire_locked(now_ns);
     table_.shrink();
   }
 }
@@ -246,10 +248,11 @@ std::uint64_t PrefixIndex::expire(std::int64_t now_ns) {
 
 std::uint64_t PrefixIndex::expire_locked(std::int64_t now_ns) {
   std::uint64_t gone = 0;
-  while (const auto due = ageing_.take_due(now_ns)) {
+  while (const auto due = decay_.take_due(now_ns)) {
     const BlockTable::Entry entry = table_.find(due->hash);
     forget_copies(due->hash, due->holder);
-    drop(entry, due->holder);
+    const bool dropped = entry && drop(entry, due->holder);
+    UNDERSTUDY_ASSERT(dropped, "an expired block is not in the index");
     ++gone;
   }
   return gone;

@@ -1,4 +1,4 @@
-// Which worker holds which blocks, on which tier: what a router knows, built from KV events alone.
+// Which worker holds which blocks, on which tier: a router's knowledge, built from KV events alone.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "events/event_ring.hpp"
-#include "router/ageing.hpp"
 #include "router/block_table.hpp"
+#include "router/decay.hpp"
 #include "router/holder_sets.hpp"
 
 namespace understudy {
@@ -25,40 +25,40 @@ struct WorkerRank {
   auto operator<=>(const WorkerRank&) const = default;
 };
 
-// How far into a prompt each worker holds its blocks: a row a member, a column a tier. A block counts once, on the
+// Leading blocks of a prompt that each worker holds: a row per member, a column per tier. A block counts once, on the
 // fastest tier that holds it, and only while every block before it is held too.
 struct Matches {
   std::vector<WorkerRank> members;
   std::vector<std::uint32_t> blocks;  // members x tiers
 };
 
-// What became of a batch of events.
+// Effect of a batch of events.
 struct Applied {
   std::uint64_t stored = 0;            // (block, worker, tier) that were new
-  std::uint64_t removed = 0;           // and that went
-  std::uint64_t repeated = 0;          // stored again although there
-  std::vector<std::uint64_t> unknown;  // removed although not there; the rest of the batch counts all the same
+  std::uint64_t removed = 0;           // (block, worker, tier) that were removed
+  std::uint64_t repeated = 0;          // stored although there
+  std::vector<std::uint64_t> unknown;  // removed although absent; the other events still count
 };
 
-// Members are numbered as they come, and a number is used again when its worker is gone. Any number of threads may
-// read while one writes: a call that changes the index holds it for itself, long batches piece by piece.
+// Members are numbered in order of joining; numbers of departed workers are reused. Many threads may read while one
+// writes: a call that changes the index locks it, long batches piece by piece.
 class PrefixIndex {
  public:
   static constexpr std::uint32_t kTiers = HolderSets::kTiers;
   using Member = std::uint32_t;
 
-  // With `counts_copies` a block goes with its last copy, as in the raw stream of an engine that announces every one;
-  // without, the first removal is the last, and a repeated event changes nothing.
-  explicit PrefixIndex(Ageing::Limits limits = {}, bool counts_copies = false)
-      : ageing_(limits), counts_copies_(counts_copies) {}
+  // `counts_copies`: a block is removed with its last copy, as in a raw stream; without it the first removal counts,
+  // and repeated events change nothing.
+  explicit PrefixIndex(Decay::Limits limits = {}, bool counts_copies = false)
+      : decay_(limits), counts_copies_(counts_copies) {}
 
   // ── Events ──
-  Member join(WorkerRank who);
-  std::optional<Member> member(WorkerRank who) const;
+  Member join(WorkerRank id);
+  std::optional<Member> member(WorkerRank id) const;
   void store(Member member, Tier tier, std::span<const std::uint64_t> hashes, std::int64_t now_ns, Applied& out);
   void remove(Member member, Tier tier, std::span<const std::uint64_t> hashes, Applied& out);
-  // Events in order: kinds 0 stored, 1 removed, 2 cleared (of a tier, or of all: 0), each of the blocks between two
-  // offsets. InvalidArgument, before anything changes, when columns contradict each other.
+  // Events in order: kinds 0 stored, 1 removed, 2 cleared (a tier, or all: 0), each with the blocks between two
+  // offsets. Throws InvalidArgument, before any change, when columns are inconsistent.
   struct Columns {
     std::span<const std::uint8_t> kinds;
     std::span<const std::uint8_t> tiers;
@@ -66,20 +66,20 @@ class PrefixIndex {
     std::span<const std::uint64_t> hashes;
   };
   void apply(Member member, const Columns& events, std::int64_t now_ns, Applied& out);
-  // With `sole_only`, rows of the consolidated stream alone.
+  // `sole_only`: only rows of the consolidated stream.
   void apply(Member member, std::span<const EventRecord> rows, bool sole_only, std::int64_t now_ns, Applied& out);
-  // Everything that it holds, on one tier or on all; it stays a member.
+  // Drops everything that the member holds, on one tier or all; it stays a member.
   void clear(Member member, std::optional<Tier> tier);
-  // Nothing of it stays anywhere.
-  void leave(WorkerRank who);
-  // Lets go what is older or more than the limits allow; returns how much.
+  // Removes the worker and everything that it holds.
+  void leave(WorkerRank id);
+  // Drops entries beyond the limits; returns how many.
   std::uint64_t expire(std::int64_t now_ns);
 
-  // ── Questions ──
-  // `hashes` are the sequence hashes of a prompt's blocks, in order. With `early_exit` it ends where at most one worker
-  // is left, whose count is then a lower bound.
+  // ── Queries ──
+  // `hashes` are the sequence hashes of a prompt's blocks, in order. `early_exit`: stops when at most one worker is
+  // left, whose count is then a lower bound.
   Matches find(std::span<const std::uint64_t> hashes, bool early_exit) const;
-  // The same as a row for every member by its number, for who asks often.
+  // Same, with a row for every member by number, into reused memory.
   void match(std::span<const std::uint64_t> hashes, bool early_exit, std::vector<std::uint32_t>& blocks) const;
   bool holds(Member member, Tier tier, std::uint64_t hash) const;
   std::uint64_t blocks(Member member, Tier tier) const;
@@ -87,25 +87,25 @@ class PrefixIndex {
   std::vector<WorkerRank> members() const;
   std::size_t bytes() const;
 
-  // ── As a whole ──
+  // ── Whole index ──
   struct Row {
-    WorkerRank who;
+    WorkerRank id;
     std::uint8_t tier;
     std::uint64_t hash;
     auto operator<=>(const Row&) const = default;
   };
-  // What everybody holds, in order.
+  // Everything that is held, sorted.
   std::vector<Row> dump() const;
   std::vector<std::uint8_t> snapshot() const;
-  // Becomes what the snapshot was. InvalidArgument when it is damaged; then nothing has changed.
+  // Replaces the content by a snapshot. Throws InvalidArgument when it is damaged; then nothing has changed.
   void restore(std::span<const std::uint8_t> bytes, std::int64_t now_ns);
-  // InvariantViolated when counts and table contradict each other. O(blocks).
+  // Throws InvariantViolated when counts and table disagree. O(blocks).
   void check() const;
 
  private:
-  static constexpr std::uint8_t kCleared = 2;     // beside EventKind
-  static constexpr std::size_t kAhead = 32;       // blocks whose lines are on their way
-  static constexpr std::size_t kPiece = 1 << 12;  // rows for which readers wait at most
+  static constexpr std::uint8_t kCleared = 2;     // extends EventKind
+  static constexpr std::size_t kAhead = 32;       // blocks: prefetch distance
+  static constexpr std::size_t kPiece = 1 << 12;  // most rows for which readers wait
   struct Copy {
     std::uint64_t hash;
     Holder holder;
@@ -134,7 +134,7 @@ class PrefixIndex {
   mutable std::shared_mutex mutex_;
   BlockTable table_;
   HolderSets sets_;
-  Ageing ageing_;
+  Decay decay_;
   bool counts_copies_;
   std::unordered_map<Copy, std::uint32_t, CopyHash> copies_;  // beyond the first
   std::vector<std::optional<WorkerRank>> members_;

@@ -1,4 +1,4 @@
-// Questions to a prefix index.
+// Queries of a prefix index.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -8,8 +8,8 @@
 
 namespace understudy {
 
-// Down a prompt, block by block, with who is still there. A member is on one tier at a time, the fastest of the block
-// at hand, and is counted when it leaves it: blocks held by the same set cost nothing.
+// Walks down a prompt with the members that still hold all of it. A member is on one tier at a time, the fastest of the
+// current block, and is counted when it leaves the tier: blocks with the same set cost nothing.
 class PrefixIndex::Walk {
  public:
   Walk(const HolderSets& sets, std::size_t members, std::vector<std::uint32_t>& blocks)
@@ -17,7 +17,7 @@ class PrefixIndex::Walk {
     for (std::size_t i = 0; i < words_; ++i) alive()[i] = ~std::uint64_t{0};
   }
 
-  // False: nobody is left who holds it.
+  // False: no member is left.
   bool step(SetId set) {
     if (set != set_) change(set);
     ++depth_;
@@ -128,15 +128,15 @@ std::size_t PrefixIndex::num_blocks() const {
 std::vector<WorkerRank> PrefixIndex::members() const {
   const std::shared_lock lock(mutex_);
   std::vector<WorkerRank> out;
-  for (const auto& who : members_) {
-    if (who) out.push_back(*who);
+  for (const auto& id : members_) {
+    if (id) out.push_back(*id);
   }
   return out;
 }
 
 std::size_t PrefixIndex::bytes() const {
   const std::shared_lock lock(mutex_);
-  return table_.bytes() + sets_.bytes() + ageing_.bytes() +
+  return table_.bytes() + sets_.bytes() + decay_.bytes() +
          copies_.size() * (sizeof(Copy) + 2 * sizeof(std::uint64_t) + sizeof(void*));
 }
 

@@ -1,4 +1,4 @@
-// A prefix index as a whole: written out, read back, verified.
+// The whole prefix index: dump, snapshot, restore, check.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -12,9 +12,9 @@ namespace understudy {
 
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3158444E49585055;  // "UPXINDX1" in the order of memory
+constexpr std::uint64_t kMagic = 0x3158444E49585055;  // "UPXINDX1" in memory order
 
-// Words, and at their end a hash of them.
+// Words, followed by a hash of them.
 class WordWriter {
  public:
   void put(std::uint64_t word) { words_.push_back(word); }
@@ -42,7 +42,7 @@ class WordReader {
     if (at_ == words_.size() || words_[at_] > max) fail();
     return words_[at_++];
   }
-  // A number of things of so many words each, which must be there.
+  // Reads a number of items of `words_each` words, which must all be there.
   std::size_t take_count(std::size_t words_each) {
     const std::uint64_t count = take();
     if (count > (words_.size() - at_) / words_each) fail();
@@ -68,8 +68,8 @@ std::vector<PrefixIndex::Row> PrefixIndex::dump() const {
   table_.each([&](const BlockTable::Entry& entry) {
     for (const HolderSets::Chunk& chunk : sets_.chunks(entry.set())) {
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
-        const auto who = chunk.word() * 64 + static_cast<Member>(std::countr_zero(bits));
-        rows.push_back({*members_[who], static_cast<std::uint8_t>(chunk.tier() + 1), entry.hash()});
+        const auto member = chunk.word() * 64 + static_cast<Member>(std::countr_zero(bits));
+        rows.push_back({*members_[member], static_cast<std::uint8_t>(chunk.tier() + 1), entry.hash()});
       }
     }
   });
@@ -82,12 +82,12 @@ std::vector<std::uint8_t> PrefixIndex::snapshot() const {
   WordWriter out;
   out.put(kMagic);
   out.put(members_.size());
-  for (const auto& who : members_) {
-    out.put(who ? 1 : 0);
-    out.put(who ? who->worker : 0);
-    out.put(who ? who->rank : 0);
+  for (const auto& id : members_) {
+    out.put(id ? 1 : 0);
+    out.put(id ? id->worker : 0);
+    out.put(id ? id->rank : 0);
   }
-  std::vector<std::uint64_t> number(sets_.limit(), 0);  // of a set in the snapshot
+  std::vector<std::uint64_t> number(sets_.limit(), 0);  // by set: its number in the snapshot
   out.put(sets_.count());
   for (SetId id = 1, next = 0; id < sets_.limit(); ++id) {
     if (sets_.blocks(id) == 0) continue;
@@ -115,16 +115,16 @@ std::vector<std::uint8_t> PrefixIndex::snapshot() const {
 void PrefixIndex::restore(std::span<const std::uint8_t> bytes, std::int64_t now_ns) {
   WordReader in(bytes);
   if (in.take() != kMagic) WordReader::fail();
-  PrefixIndex made(ageing_.limits(), counts_copies_);
+  PrefixIndex made(decay_.limits(), counts_copies_);
   made.members_.resize(in.take_count(3));
   made.counts_.resize(made.members_.size());
   for (std::size_t number = 0; number < made.members_.size(); ++number) {
     const bool present = in.take(1) == 1;
     const std::uint64_t worker = in.take();
-    const WorkerRank who{worker, static_cast<std::uint32_t>(in.take(std::numeric_limits<std::uint32_t>::max()))};
+    const WorkerRank id{worker, static_cast<std::uint32_t>(in.take(std::numeric_limits<std::uint32_t>::max()))};
     if (!present) continue;
-    made.members_[number] = who;
-    if (!made.numbers_.try_emplace(who, static_cast<Member>(number)).second) WordReader::fail();
+    made.members_[number] = id;
+    if (!made.numbers_.try_emplace(id, static_cast<Member>(number)).second) WordReader::fail();
   }
   std::vector<std::vector<HolderSets::Chunk>> sets(in.take_count(3));
   for (std::vector<HolderSets::Chunk>& set : sets) {
@@ -134,8 +134,8 @@ void PrefixIndex::restore(std::span<const std::uint8_t> bytes, std::int64_t now_
       if (chunk.tier() >= kTiers || chunk.bits == 0 || chunk.word() * std::size_t{64} >= made.members_.size())
         in.fail();
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
-        const std::size_t who = chunk.word() * std::size_t{64} + static_cast<std::size_t>(std::countr_zero(bits));
-        if (who >= made.members_.size() || !made.members_[who]) WordReader::fail();
+        const std::size_t member = chunk.word() * std::size_t{64} + static_cast<std::size_t>(std::countr_zero(bits));
+        if (member >= made.members_.size() || !made.members_[member]) WordReader::fail();
       }
     }
     if (set.empty() || !std::ranges::is_sorted(set, std::ranges::less_equal(), &HolderSets::Chunk::key)) in.fail();
@@ -146,8 +146,8 @@ void PrefixIndex::restore(std::span<const std::uint8_t> bytes, std::int64_t now_
     if (sets.empty()) WordReader::fail();
     for (const HolderSets::Chunk& chunk : sets[in.take(sets.size() - 1)]) {
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
-        const auto who = chunk.word() * 64 + static_cast<Member>(std::countr_zero(bits));
-        made.store_one(hash, made.table_.warm(hash), HolderSets::holder(who, chunk.tier()), now_ns, applied);
+        const auto member = chunk.word() * 64 + static_cast<Member>(std::countr_zero(bits));
+        made.store_one(hash, made.table_.warm(hash), HolderSets::holder(member, chunk.tier()), now_ns, applied);
       }
     }
   }
@@ -166,7 +166,7 @@ void PrefixIndex::restore(std::span<const std::uint8_t> bytes, std::int64_t now_
   const std::lock_guard lock(mutex_);
   table_ = std::move(made.table_);
   sets_ = std::move(made.sets_);
-  ageing_ = std::move(made.ageing_);
+  decay_ = std::move(made.decay_);
   copies_ = std::move(made.copies_);
   members_ = std::move(made.members_);
   numbers_ = std::move(made.numbers_);
@@ -182,24 +182,25 @@ void PrefixIndex::check() const {
   table_.each([&](const BlockTable::Entry& entry) {
     ++entries;
     ++blocks.at(entry.set());
-    if (table_.find(entry.hash()) != entry) violated("a block is not where it is looked for");
+    if (table_.find(entry.hash()) != entry) violated("a block is not found where it is stored");
     for (const HolderSets::Chunk& chunk : sets_.chunks(entry.set())) {
       for (std::uint64_t bits = chunk.bits; bits != 0; bits &= bits - 1) {
-        const std::size_t who = chunk.word() * std::size_t{64} + static_cast<std::size_t>(std::countr_zero(bits));
-        if (who >= members_.size() || !members_[who]) violated("a block is held by a worker that has left");
-        ++counts[who][chunk.tier()];
+        const std::size_t member = chunk.word() * std::size_t{64} + static_cast<std::size_t>(std::countr_zero(bits));
+        if (member >= members_.size() || !members_[member]) violated("a block is held by a worker that has left");
+        ++counts[member][chunk.tier()];
       }
     }
   });
   table_.check();
   if (entries != table_.size()) violated("the number of blocks is wrong");
-  if (counts != counts_) violated("what workers hold is not what was counted");
+  if (counts != counts_) violated("the blocks of workers are miscounted");
   for (SetId id = 1; id < sets_.limit(); ++id) {
-    if (blocks[id] != sets_.blocks(id)) violated("a set does not have the blocks that it counts");
+    if (blocks[id] != sets_.blocks(id)) violated("the blocks of a set are miscounted");
   }
   for (const auto& [copy, count] : copies_) {
     const BlockTable::Entry entry = table_.find(copy.hash);
-    if (!entry || count == 0 || !sets_.contains(entry.set(), copy.holder)) violated("copies of what is not held");
+    if (!entry || count == 0 || !sets_.contains(entry.set(), copy.holder))
+      violated("copies of a block that is not held");
   }
 }
 

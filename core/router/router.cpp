@@ -38,7 +38,7 @@ class LeastLoaded final : public Router {
   }
 };
 
-// The better of two that are drawn.
+// The less loaded of two random workers.
 class PowerOfTwo final : public Router {
  public:
   explicit PowerOfTwo(std::uint64_t seed) : random_(seed) {}
@@ -54,7 +54,7 @@ class PowerOfTwo final : public Router {
   std::mt19937_64 random_;
 };
 
-// A session stays where it began: with whoever had the least to do then.
+// A session stays on the worker that was least loaded when it began.
 class SessionAffinity final : public Router {
  public:
   void begin(std::span<const std::uint64_t>) override { worker_of_.clear(); }

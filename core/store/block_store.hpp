@@ -159,7 +159,7 @@ class BlockStore final : public Residency {
   std::size_t match_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
   // References every hit, kNoSlot at misses; returns the number of hits.
   std::size_t match_scattered(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out);
-  // As match_scattered over distinct hashes (repeats after the first give kNoSlot), counted as a scan.
+  // Same as match_scattered, over distinct hashes (repeats after the first give kNoSlot), counted as a scan.
   std::size_t scan(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out, bool touch);
   // Reads only: the leading hits, and how many of them are unreferenced. `out` may contain guesses; all of it is read.
   std::size_t peek_prefix(std::size_t pool, std::span<const BlockIdentity> identities, SlotId* out,

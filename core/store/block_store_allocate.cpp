@@ -3,6 +3,7 @@
 #include <array>
 #include <string>
 
+#include "base/assert.hpp"
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/assert.hpp"
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
 

@@ -1,6 +1,7 @@
 // Fills blocks: stage and register. Blocks that arrive by a copy are claimed first: block_store_claim.cpp.
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
 

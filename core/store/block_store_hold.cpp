@@ -1,6 +1,7 @@
 // References blocks and releases them.
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "store/block_pool.hpp"
 #include "store/block_store.hpp"
 

@@ -1,8 +1,9 @@
 #include "store/request_kv.hpp"
-#include "base/assert.hpp"
 
 #include <algorithm>
 #include <utility>
+
+#include "base/assert.hpp"
 
 namespace understudy {
 

@@ -129,7 +129,8 @@ class Soak {
     const std::size_t other = below(store_.num_pools());
     const std::size_t gone = store_.allocate(held.pool, held.slots, {blocks, slots, tags, other});
     const std::span<const BlockIdentity> reported = std::span(blocks).last(gone);
-    if (!store_.advised(held.pool) && !std::equal(expected.rbegin(), expected.rend(), reported.begin(), reported.end())) {
+    if (!store_.advised(held.pool) &&
+        !std::equal(expected.rbegin(), expected.rend(), reported.begin(), reported.end())) {
       fail("evicted blocks are not those that were reported");
     }
     std::vector<std::uint32_t> missing;

@@ -1,17 +1,18 @@
-// From the device to the host, and from there to the tiers of the run.
+// Copies from the device to the host, and from there to the shared tiers.
 #include <algorithm>
 #include <exception>
 #include <memory>
 
+#include "base/assert.hpp"
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
 
 namespace {
 
-// Scratch that is long enough is left as it is: what is in it is written over.
+// Grows scratch memory; never shrinks it, because its content is overwritten.
 template <typename T>
-void make_long(std::vector<T>& scratch, std::size_t size) {
+void grow_to(std::vector<T>& scratch, std::size_t size) {
   if (scratch.size() < size) scratch.resize(size);
 }
 
@@ -19,43 +20,43 @@ void make_long(std::vector<T>& scratch, std::size_t size) {
 
 // ── To the host ──
 
-// Copies what was evicted and qualifies; its slots are held and the rest of `out` goes back. False: `out` is free to
-// use. What was evicted stands at the ends of evicted_ and evicted_slots_, parents first: eviction goes from the ends
-// of chains to their beginnings, without which an end is of no use.
-bool WorkerTiers::offload(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out, std::size_t evicted) {
+// Copies evicted blocks that qualify; holds their slots and hands the others of `out` back. False: `out` is free to
+// use. Evicted blocks are at the ends of evicted_ and evicted_slots_, parents first: eviction goes from the ends of
+// chains to their beginnings, without which an end is useless.
+bool WorkerTiers::offload(RequestSlot request, std::int64_t now_ns, std::span<SlotId> out, std::size_t evicted) {
   if (evicted == 0) return false;
   const std::span<const SlotId> slots = std::span<const SlotId>(evicted_slots_).first(out.size()).last(evicted);
   const std::span<std::uint32_t> tags = std::span(evicted_tags_).first(out.size()).last(evicted);
   const Chosen chosen =
       select(slots, std::span<const BlockIdentity>(evicted_).first(out.size()).last(evicted), tags, true);
   if (chosen.slots.empty()) return false;
-  // `out` goes the other way. Most often those that were empty come first in it, and all others are copied.
-  std::span<const SlotId> rest = out.first(out.size() - chosen.slots.size());
-  if (out[rest.size()] != chosen.slots.back()) {
-    rest_.clear();
+  // `out` is in the opposite order. Mostly its empty slots come first and all others are copied.
+  std::span<const SlotId> unused = out.first(out.size() - chosen.slots.size());
+  if (out[unused.size()] != chosen.slots.back()) {
+    others_.clear();
     std::size_t next = chosen.slots.size();
     for (const SlotId slot : out) {
       if (next > 0 && chosen.slots[next - 1] == slot) {
         --next;
       } else {
-        rest_.push_back(slot);
+        others_.push_back(slot);
       }
     }
-    rest = rest_;
+    unused = others_;
   }
-  make_long(copies_to_, chosen.slots.size());
-  // May ask a policy, and fail: before anything has changed.
+  grow_to(copies_to_, chosen.slots.size());
+  // May call a user-defined policy, which can throw: before anything has changed.
   store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));
-  store_.hand_back(kG1, rest);
+  store_.hand_back(kG1, unused);
   set_held(held_ + chosen.slots.size(), now_ns);
   g1_references_ += chosen.slots.size();
-  make_copies(now_ns, true, who, chosen);
+  make_copies(now_ns, true, request, chosen);
   return true;
 }
 
-// Of `blocks`, parents first, those that are neither below nor on their way, and qualify, as far as there is room for
-// them: what finds none is dropped from the ends of chains. Where `slots` has none, another copy of the block stays.
-// Those that were `evicted` are asked about from the last to the first, as they went.
+// Selects the blocks, parents first, that are neither on the host nor on their way and qualify, as far as there is
+// room: the ends of chains are dropped. A block whose slot is kNoSlot has another copy on the device. `evicted` blocks
+// are offered to the filter in eviction order, last to first.
 WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                                         std::span<std::uint32_t> tags, bool evicted) {
   store_.locate(kG2, blocks, tags, evicted, chosen_, used_);
@@ -65,11 +66,11 @@ WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span
   if (config_.min_reuse > 0) {
     std::erase_if(chosen_, [&](std::uint32_t i) { return reuse_[slots[i]] < config_.min_reuse; });
   }
-  if (!used_.empty()) {  // as recent below as it was here
+  if (!used_.empty()) {  // as recent below as on the device
     if (evicted) std::ranges::reverse(used_);
     store_.touch(kG2, used_);
   }
-  if (config_.filter && !chosen_.empty()) ask_filter(slots, blocks, evicted);
+  if (config_.filter && !chosen_.empty()) apply_filter(slots, blocks, evicted);
   if (const std::uint64_t room = store_.available(kG2); chosen_.size() > room) {
     totals_.dropped_blocks += chosen_.size() - room;
     chosen_.resize(room);
@@ -77,21 +78,21 @@ WorkerTiers::Chosen WorkerTiers::select(std::span<const SlotId> slots, std::span
   const std::size_t chosen = chosen_.size();
   if (chosen == 0) return {};
   const std::size_t first = chosen_.front();
-  if (chosen_.back() - first + 1 == chosen) {  // most often those behind what is there
+  if (chosen_.back() - first + 1 == chosen) {  // mostly those after the ones that are there
     return {slots.subspan(first, chosen), blocks.subspan(first, chosen), tags.subspan(first, chosen)};
   }
-  make_long(copied_slots_, chosen);
-  make_long(copied_, chosen);
+  grow_to(copied_slots_, chosen);
+  grow_to(copied_, chosen);
   for (std::size_t i = 0; i < chosen; ++i) {
     copied_slots_[i] = slots[chosen_[i]];
     copied_[i] = blocks[chosen_[i]];
-    tags[i] = tags[chosen_[i]];  // never before its own place
+    tags[i] = tags[chosen_[i]];  // reads ahead of its writes
   }
   return {std::span(copied_slots_).first(chosen), std::span(copied_).first(chosen), tags.first(chosen)};
 }
 
-// Leaves of chosen_ what the user wants.
-void WorkerTiers::ask_filter(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted) {
+// Keeps the blocks of chosen_ that the user-defined filter selects.
+void WorkerTiers::apply_filter(std::span<const SlotId> slots, std::span<const BlockIdentity> blocks, bool evicted) {
   std::vector<OffloadCandidate> candidates;
   for (const std::uint32_t i : chosen_) candidates.push_back({blocks[i], reuse_[slots[i]]});
   if (evicted) std::ranges::reverse(candidates);
@@ -104,23 +105,23 @@ void WorkerTiers::ask_filter(std::span<const SlotId> slots, std::span<const Bloc
   chosen_.resize(kept);
 }
 
-void WorkerTiers::write_through(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> slots,
+void WorkerTiers::write_through(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> slots,
                                 std::span<const BlockIdentity> blocks) {
   if (config_.mode != OffloadMode::WriteThrough || blocks.empty()) return;
-  make_long(tags_, blocks.size());
+  grow_to(tags_, blocks.size());
   const Chosen chosen = select(slots, blocks, std::span(tags_).first(blocks.size()), false);
   if (chosen.slots.empty()) return;
-  make_long(copies_to_, chosen.slots.size());
+  grow_to(copies_to_, chosen.slots.size());
   store_.reserve(kG2, chosen.blocks, chosen.tags, std::span(copies_to_).first(chosen.slots.size()));
-  make_copies(now_ns, false, who, chosen);
+  make_copies(now_ns, false, request, chosen);
 }
 
-// For `who`: it waits for what is evicted, and holds what is not.
-void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who, const Chosen& chosen) {
+// Makes copies for a request: it waits for evicted blocks, and references the others.
+void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot request, const Chosen& chosen) {
   const std::span<const SlotId> slots = chosen.slots;
   const std::span<const SlotId> to = copies_to_;
   totals_.offloaded_blocks += slots.size();
-  if (!evicted && who >= copies_of_.size()) copies_of_.resize(who + 1, kNoCopy);
+  if (!evicted && request >= copies_of_.size()) copies_of_.resize(request + 1, kNoCopy);
   for (std::size_t start = 0; start < slots.size(); start += config_.offload_batch_size) {
     const std::size_t count = std::min<std::size_t>(config_.offload_batch_size, slots.size() - start);
     const std::uint32_t index = copies_.expect(to.subspan(start, count));
@@ -130,7 +131,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who
     copy.number = ++copies_made_;
     copy.since_ns = now_ns;
     copy.bytes = count * config_.bytes_per_block;
-    copy.beside = copying_ + starting_.size() + queued_.size();
+    copy.concurrent = copying_ + starting_.size() + queued_.size();
     const auto keep = [&](auto& part, const auto& all) {
       const auto own = all.subspan(start, count);
       part.assign(own.begin(), own.end());
@@ -138,10 +139,10 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who
     keep(copy.from, slots);
     if (!run_.shared().empty()) keep(copy.blocks, chosen.blocks);
     if (evicted) {
-      wait_for(who, now_ns, copy);
+      wait_for(request, now_ns, copy);
     } else {
-      copy.owner = who;
-      copy.before = std::exchange(copies_of_[who], index);
+      copy.owner = request;
+      copy.before = std::exchange(copies_of_[request], index);
       if (copy.before != kNoCopy) copies_.at(copy.before).after = index;
     }
     if (queued_.empty() && may_start()) {
@@ -150,6 +151,7 @@ void WorkerTiers::make_copies(std::int64_t now_ns, bool evicted, RequestSlot who
       queued_.push_back(index);
     }
   }
+  UNDERSTUDY_ASSERT(store_.in(kG2, SlotState::Claimed) == copies_.slots(), "a claimed slot of the host has no copy");
   start_copies(now_ns);
 }
 
@@ -157,18 +159,19 @@ void WorkerTiers::start_copies(std::int64_t now_ns) {
   for (; !queued_.empty() && may_start(); queued_.pop_front()) starting_.push_back({kCopy, queued_.front()});
   if (starting_.empty()) return;
   starting_bytes_.clear();
-  for (const Errand& errand : starting_) starting_bytes_.push_back(copies_.at(errand.index).bytes);
+  for (const Purpose& purpose : starting_) starting_bytes_.push_back(copies_.at(purpose.index).bytes);
   TransferId transfer =
       hub().start_all(now_ns, std::span(&host_.down, 1), starting_bytes_, Priority::Background, *this, starting_);
-  for (const Errand& errand : starting_) copies_.at(errand.index).transfer = transfer++;
+  for (const Purpose& purpose : starting_) copies_.at(purpose.index).transfer = transfer++;
   copying_ += static_cast<std::uint32_t>(starting_.size());
+  UNDERSTUDY_ASSERT(copying_ <= config_.offload_concurrency, "more copies in flight than offload_concurrency");
   starting_.clear();
 }
 
-// The owner may let go of the blocks before they have left.
-void WorkerTiers::hold_copies_of(RequestSlot who) {
-  while (copies_of_[who] != kNoCopy) {
-    Copy& copy = copies_.at(copies_of_[who]);
+// The owner may release the blocks before they are copied.
+void WorkerTiers::hold_copies_of(RequestSlot request) {
+  while (copies_of_[request] != kNoCopy) {
+    Copy& copy = copies_.at(copies_of_[request]);
     store_.retain(kG1, copy.from);
     g1_references_ += copy.from.size();
     disown(copy);
@@ -176,30 +179,32 @@ void WorkerTiers::hold_copies_of(RequestSlot who) {
 }
 
 void WorkerTiers::disown(Copy& copy) {
+  UNDERSTUDY_ASSERT(copy.owner != kNoRequest, "a copy without an owner is disowned");
   (copy.after == kNoCopy ? copies_of_[copy.owner] : copies_.at(copy.after).before) = copy.before;
   if (copy.before != kNoCopy) copies_.at(copy.before).after = copy.after;
-  copy.owner = kNobody;
+  copy.owner = kNoRequest;
   copy.before = copy.after = kNoCopy;
 }
 
-// A copy whose blocks stay where they were, as somebody else holds them, and for which no load waits.
-bool WorkerTiers::leaves_device_as_it_is(const Errand& errand) const {
-  if (static_cast<Role>(errand.role) != kCopy || on_change_) return false;
-  const Copy& copy = copies_.at(errand.index);
-  return !copy.evicted && copy.waiters.empty() && (copy.owner != kNobody || store_.all_shared(kG1, copy.from));
+// True for a copy whose blocks stay on the device, because another request references them, and no load waits for.
+bool WorkerTiers::keeps_device_unchanged(const Purpose& purpose) const {
+  if (static_cast<Role>(purpose.role) != kCopy || on_change_) return false;
+  const Copy& copy = copies_.at(purpose.index);
+  return !copy.evicted && copy.waiters.empty() && (copy.owner != kNoRequest || store_.all_shared(kG1, copy.from));
 }
 
-// On the host first, then further down, and only then is the device's slot free.
+// Lands on the host, then starts copies further down; only then is the device's slot free.
 void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
   Copy& copy = copies_.at(index);
+  UNDERSTUDY_ASSERT(copy.alive && copying_ > 0, "a copy landed that was not in flight");
   --copying_;
   for (const auto& shared : run_.shared()) shared->warm(copy.blocks);
   const bool wanted = !copy.waiters.empty() || !run_.shared().empty();
-  store_.land(kG2, copy.to, wanted);  // held until those who want it have it
+  store_.land(kG2, copy.to, wanted);  // held until the waiters reference it
   for (const Arrival::Waiter& waiter : copy.waiters) {
     source_landed(waiter.load, waiter.block, copy.to[waiter.place], time_ns);
   }
-  std::exception_ptr failure;  // of a policy of the user's: the copy has landed all the same
+  std::exception_ptr failure;  // of a user-defined policy: the copy has still landed
   if (wanted) {
     kept_.assign(copy.to.size(), 0);
     bool keeps_all = false;
@@ -209,23 +214,24 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
       failure = std::current_exception();
     }
     if (!keeps_all) {
-      rest_.clear();
+      others_.clear();
       for (std::size_t i = 0; i < copy.to.size(); ++i) {
-        if (kept_[i] == 0) rest_.push_back(copy.to[i]);
+        if (kept_[i] == 0) others_.push_back(copy.to[i]);
       }
-      store_.release(kG2, rest_, true);
+      store_.release(kG2, others_, true);
     }
   }
   if (copy.evicted) {
     set_held(held_ - copy.from.size(), time_ns);
     give_back(copy.from);
-  } else if (copy.owner != kNobody) {
+  } else if (copy.owner != kNoRequest) {
     disown(copy);
   } else {
     release_g1(copy.from);
   }
   for (const RoomWaiter& waiter : copy.room_waiters) {
-    Wait& wait = waits_[waiter.who];
+    Wait& wait = waits_[waiter.request];
+    UNDERSTUDY_ASSERT(wait.epoch != waiter.epoch || wait.remaining > 0, "a request waits for fewer than no copies");
     if (wait.epoch != waiter.epoch || --wait.remaining > 0) continue;
     wait.total_ns += time_ns - wait.since_ns;
     ++wait.epoch;
@@ -239,8 +245,8 @@ void WorkerTiers::copy_landed(std::uint32_t index, std::int64_t time_ns) {
 
 // ── To the tiers of the run ──
 
-// From `slots`, each of which is referenced once: a tier that takes a block keeps that reference, or another one. True
-// when a tier keeps all of them.
+// Copies from `slots`, each referenced once: a tier that takes a block keeps that reference, or adds one. Returns true
+// when one tier takes all of them.
 bool WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots, std::span<const BlockIdentity> blocks,
                              std::span<std::uint8_t> kept) {
   bool keeps_some = false;
@@ -252,9 +258,9 @@ bool WorkerTiers::copy_lower(std::int64_t now_ns, std::span<const SlotId> slots,
     Arrival& arrival = shared.arrivals().at(*id);
     arrival.since_ns = now_ns;
     arrival.bytes = chosen_.size() * config_.bytes_per_block;
-    arrival.beside = copying_lower_[tier] + queued_lower_[tier].size();
+    arrival.concurrent = copying_lower_[tier] + queued_lower_[tier].size();
     const bool takes_all = chosen_.size() == slots.size();
-    if (takes_all && !keeps_some) {  // most often
+    if (takes_all && !keeps_some) {  // the usual case
       arrival.from.assign(slots.begin(), slots.end());
       std::ranges::fill(kept, std::uint8_t{1});
     } else {
@@ -280,13 +286,14 @@ void WorkerTiers::start_lower(std::size_t tier, Arrivals::Id id, std::int64_t no
   SharedTier& shared = *run_.shared()[tier];
   Arrival& arrival = shared.arrivals().at(id);
   ++copying_lower_[tier];
-  const std::array<LinkId, 2> path{ways_[tier].down, shared.backend().down};
+  const std::array<LinkId, 2> path{tier_links_[tier].down, shared.backend().down};
   arrival.transfer = hub().start(now_ns, path, arrival.bytes, Priority::Background, *this,
                                  {kLower, id, static_cast<std::uint32_t>(tier)});
 }
 
 void WorkerTiers::lower_landed(std::size_t tier, Arrivals::Id id, std::int64_t time_ns) {
   SharedTier& shared = *run_.shared()[tier];
+  UNDERSTUDY_ASSERT(copying_lower_[tier] > 0, "a copy landed that was not in flight");
   --copying_lower_[tier];
   shared.land(id, time_ns);
   store_.release(kG2, shared.arrivals().at(id).from, true);

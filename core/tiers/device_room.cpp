@@ -1,21 +1,22 @@
-// Room on the device: what has to leave for it, and who waits until it has.
+// Room on the device: what has to leave for it, and requests that wait until it has.
 #include <algorithm>
 
+#include "base/assert.hpp"
 #include "tiers/worker_tiers.hpp"
 
 namespace understudy {
 
-WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::span<SlotId> out) {
+WorkerTiers::Room WorkerTiers::take(RequestSlot request, std::int64_t now_ns, std::span<SlotId> out) {
   for (;;) {
     const std::uint64_t available = store_.available(kG1);
     if (out.size() > available) {
       if (out.size() > available + held_) return Room::Short;
-      wait_for_held(who, now_ns, out.size() - available);
-      if (who != kNobody) ++totals_.room_waits;
+      wait_for_held(request, now_ns, out.size() - available);
+      if (request != kNoRequest) ++totals_.room_waits;
       return Room::Wait;
     }
     const bool copies = config_.mode == OffloadMode::OnEviction;
-    if (who == kNobody && copies && evicts_what_it_must_copy(out.size())) return Room::Short;
+    if (request == kNoRequest && copies && eviction_needs_copies(out.size())) return Room::Short;
     const std::uint64_t held_before = held_;
     std::size_t evicted = 0;
     if (copies) {
@@ -30,8 +31,8 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
     }
     bool copied = false;
     try {
-      copied = offload(who, now_ns, out, evicted);
-    } catch (...) {  // a policy of the user's: what was evicted is lost, the room is not
+      copied = offload(request, now_ns, out, evicted);
+    } catch (...) {  // a user-defined policy threw: evicted blocks are lost, the slots are not
       store_.give_back(kG1, out);
       throw;
     }
@@ -41,21 +42,22 @@ WorkerTiers::Room WorkerTiers::take(RequestSlot who, std::int64_t now_ns, std::s
       }
       return Room::Taken;
     }
-    // What left at once makes room at once, in front of everything else.
+    // A copy that ended at once makes room at once, before everything else.
     hub().run_until(now_ns);
-    if (who == kNobody) {
+    if (request == kNoRequest) {
       if (held_ > held_before) return Room::Wait;
-    } else if (waiting(who)) {
+    } else if (waiting(request)) {
       ++totals_.room_waits;
       return Room::Wait;
     }
   }
 }
 
-// Whether the next so many slots have blocks that the host lacks. Nobody waits for such a copy on behalf of a prefetch,
-// so it does not begin what it cannot end.
-bool WorkerTiers::evicts_what_it_must_copy(std::size_t slots) {
-  if (store_.advised(kG1)) return slots > store_.in(kG1, SlotState::Reset);  // whose order nobody knows beforehand
+// True if the next `slots` slots hold blocks that the host lacks. A prefetch does not start such copies, because no
+// request waits for them.
+bool WorkerTiers::eviction_needs_copies(std::size_t slots) {
+  if (store_.advised(kG1))
+    return slots > store_.in(kG1, SlotState::Reset);  // the order of a user-defined policy is unknown
   const std::vector<BlockIdentity> next = store_.next_evicted(kG1, slots);
   tags_.resize(next.size());
   store_.locate(kG2, next, tags_, false, chosen_, used_);
@@ -69,39 +71,40 @@ void WorkerTiers::note_hits(std::span<const SlotId> slots) {
 
 // ── Waits ──
 
-void WorkerTiers::wait_for(RequestSlot who, std::int64_t now_ns, Copy& copy) {
-  if (who == kNobody) return;
-  if (who >= waits_.size()) waits_.resize(who + 1);
-  Wait& wait = waits_[who];
+void WorkerTiers::wait_for(RequestSlot request, std::int64_t now_ns, Copy& copy) {
+  if (request == kNoRequest) return;
+  if (request >= waits_.size()) waits_.resize(request + 1);
+  Wait& wait = waits_[request];
   if (wait.remaining++ == 0) wait.since_ns = now_ns;
-  copy.room_waiters.push_back({who, wait.epoch});
+  copy.room_waiters.push_back({request, wait.epoch});
 }
 
-// As many of the copies under way, the oldest first, as give back that many slots.
-void WorkerTiers::wait_for_held(RequestSlot who, std::int64_t now_ns, std::uint64_t slots) {
+// Waits for as many copies in flight, oldest first, as release that many slots.
+void WorkerTiers::wait_for_held(RequestSlot request, std::int64_t now_ns, std::uint64_t slots) {
   std::vector<Copy*> holding;
   for (const auto& copy : copies_.all()) {
     if (copy->alive && copy->evicted) holding.push_back(copy.get());
   }
   std::ranges::sort(holding, {}, &Copy::number);
   for (Copy* const copy : holding) {
-    wait_for(who, now_ns, *copy);
+    wait_for(request, now_ns, *copy);
     if (copy->from.size() >= slots) return;
     slots -= copy->from.size();
   }
 }
 
-void WorkerTiers::stop_waiting(RequestSlot who, std::int64_t now_ns) {
-  if (!waiting(who)) return;
-  Wait& wait = waits_[who];
+void WorkerTiers::stop_waiting(RequestSlot request, std::int64_t now_ns) {
+  if (!waiting(request)) return;
+  Wait& wait = waits_[request];
   wait.total_ns += now_ns - wait.since_ns;
   wait.remaining = 0;
   ++wait.epoch;
 }
 
-// Drops references; not all of them are the last.
+// Drops references, some of which are not the last.
 void WorkerTiers::release_g1(std::span<const SlotId> slots) {
   const std::uint64_t before = store_.available(kG1);
+  UNDERSTUDY_ASSERT(g1_references_ >= slots.size(), "references to the device fall below zero");
   store_.release(kG1, slots, true);
   g1_references_ -= slots.size();
   released_ += store_.available(kG1) - before;
@@ -109,12 +112,15 @@ void WorkerTiers::release_g1(std::span<const SlotId> slots) {
 
 void WorkerTiers::give_back(std::span<const SlotId> slots) {
   store_.hand_back(kG1, slots);
+  UNDERSTUDY_ASSERT(g1_references_ >= slots.size(), "references to the device fall below zero");
   g1_references_ -= slots.size();
   released_ += slots.size();
 }
 
-// What was held until now counts; what is held for no time does not.
+// Accumulates the time that slots were held; slots held for no time do not count.
 void WorkerTiers::set_held(std::uint64_t held, std::int64_t now_ns) {
+  UNDERSTUDY_ASSERT(now_ns >= held_since_ns_, "the clock of a worker's tiers goes backwards");
+  UNDERSTUDY_ASSERT(held <= store_.in(kG1, SlotState::Mutable), "more slots are held than are in use");
   if (now_ns > held_since_ns_) {
     totals_.held_block_ns += held_ * static_cast<std::uint64_t>(now_ns - held_since_ns_);
     totals_.held_max_blocks = std::max(totals_.held_max_blocks, held_);

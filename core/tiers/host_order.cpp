@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "tiers/ghosts.hpp"
+#include "base/assert.hpp"
+#include "tiers/evicted_keys.hpp"
 
 namespace understudy {
 
@@ -16,6 +17,7 @@ void ChunkList::push_back(SlotId slot) noexcept {
 }
 
 void ChunkList::remove(SlotId slot) noexcept {
+  UNDERSTUDY_ASSERT(size_ > 0, "removes a chunk from an empty list");
   const SlotId before = chunks_[slot].prev;
   const SlotId after = chunks_[slot].next;
   (before == kNoSlot ? front_ : chunks_[before].next) = after;
@@ -55,7 +57,7 @@ class ListedOrder : public HostOrder {
   ChunkList list_;
 };
 
-// Idle chunks only: one joins when its transfer is done, and is young then.
+// Idle chunks only: a chunk joins, as the youngest, when its transfer is done.
 class IdleLru final : public ListedOrder {
  public:
   using ListedOrder::ListedOrder;
@@ -70,7 +72,7 @@ class IdleLru final : public ListedOrder {
   }
 };
 
-// All chunks, by when they were inserted or when a request that used them ended last.
+// All chunks, by insertion or by the last end of a request that used them.
 class RequestLru final : public ListedOrder {
  public:
   using ListedOrder::ListedOrder;
@@ -84,10 +86,10 @@ class RequestLru final : public ListedOrder {
   }
 };
 
-constexpr std::size_t kAhead = 16;  // lines of the ghosts asked for together
+constexpr std::size_t kAhead = 16;  // evicted keys prefetched at once
 
-// Adaptive replacement: chunks seen once, chunks seen again, and the ghosts of both. `target_` is the size that the
-// first should have.
+// Adaptive replacement: chunks seen once, chunks seen again, and the evicted-key history of both. `target_` is the
+// target size of the first list.
 class Arc : public HostOrder {
  public:
   Arc(HostChunks& chunks, bool falls_back) : chunks_(chunks), once_(chunks), often_(chunks), falls_back_(falls_back) {}
@@ -100,7 +102,8 @@ class Arc : public HostOrder {
     }
     if (std::exchange(never_here_, 0) == slots.size()) return;  // all of them are new
     ahead(slots.size(), key, [&](std::size_t i) {
-      if (const Ghosts::Node ghost = gone_.find(key(i)); ghost != Ghosts::kNobody) gone_.remove(ghost);
+      if (const EvictedKeys::Node evicted = evicted_.find(key(i)); evicted != EvictedKeys::kNone)
+        evicted_.remove(evicted);
     });
   }
   bool evict(std::size_t count, std::vector<SlotId>& out) override {
@@ -125,28 +128,29 @@ class Arc : public HostOrder {
       const SlotId slot = out[before + i];
       const bool seen_again = chunks_[slot].often;
       (seen_again ? often_ : once_).remove(slot);
-      gone_.add(seen_again ? Ghosts::kOften : Ghosts::kOnce, chunks_[slot].key);
+      evicted_.add(seen_again ? EvictedKeys::kOften : EvictedKeys::kOnce, chunks_[slot].key);
     });
-    gone_.trim(Ghosts::kOnce, chunks_.size());
-    gone_.trim(Ghosts::kOften, chunks_.size());
+    evicted_.trim(EvictedKeys::kOnce, chunks_.size());
+    evicted_.trim(EvictedKeys::kOften, chunks_.size());
     return true;
   }
   std::vector<SlotId> oldest(std::size_t) const override { return {}; }
   bool has_oldest() const noexcept override { return false; }
 
  protected:
-  // A key that is not here, but was: what left too early should have more room. False: it never was.
+  // Adapts the target when a missing key is in the history: the list that evicted it too early grows. False: it is not.
   bool learn(const LineageHash& key) {
-    const Ghosts::Node ghost = gone_.find(key);
-    if (ghost == Ghosts::kNobody) return false;
-    const auto once = static_cast<double>(gone_.size(Ghosts::kOnce));
-    const auto often = static_cast<double>(gone_.size(Ghosts::kOften));
-    if (gone_.list_of(ghost) == Ghosts::kOnce) {
+    const EvictedKeys::Node evicted = evicted_.find(key);
+    if (evicted == EvictedKeys::kNone) return false;
+    const auto once = static_cast<double>(evicted_.size(EvictedKeys::kOnce));
+    const auto often = static_cast<double>(evicted_.size(EvictedKeys::kOften));
+    if (evicted_.list_of(evicted) == EvictedKeys::kOnce) {
       target_ = std::min(target_ + std::max(1.0, often / once), static_cast<double>(chunks_.size()));
     } else {
       target_ = std::max(target_ - std::max(1.0, once / often), 0.0);
     }
-    gone_.refresh(ghost);
+    UNDERSTUDY_ASSERT(target_ >= 0 && target_ <= static_cast<double>(chunks_.size()), "ARC's target is out of range");
+    evicted_.refresh(evicted);
     return true;
   }
   void refresh(SlotId slot) { (chunks_[slot].often ? often_ : once_).refresh(slot); }
@@ -156,21 +160,21 @@ class Arc : public HostOrder {
     often_.push_back(slot);
     chunks_[slot].often = true;
   }
-  // visit(i) for all below `count`, with the ghosts of key(i) asked for some time before.
+  // Calls visit(i) for all below `count`, prefetching the history of key(i) some steps ahead.
   template <typename Key, typename Visit>
   void ahead(std::size_t count, Key key, Visit visit) {
-    for (std::size_t i = 0; i < std::min(count, kAhead); ++i) gone_.warm(key(i));
+    for (std::size_t i = 0; i < std::min(count, kAhead); ++i) evicted_.warm(key(i));
     for (std::size_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) gone_.warm(key(i + kAhead));
+      if (i + kAhead < count) evicted_.warm(key(i + kAhead));
       visit(i);
     }
   }
 
   HostChunks& chunks_;
-  std::size_t never_here_ = 0;  // of those that were missed last
+  std::size_t never_here_ = 0;  // of the keys missed last, those not in the history
 
  private:
-  // The first that may go, from `slot` on.
+  // The first evictable chunk from `slot` on.
   SlotId next(SlotId slot) const {
     while (slot != kNoSlot && !chunks_[slot].evictable()) slot = chunks_[slot].next;
     return slot;
@@ -178,7 +182,7 @@ class Arc : public HostOrder {
 
   ChunkList once_;
   ChunkList often_;
-  Ghosts gone_;
+  EvictedKeys evicted_;
   double target_ = 0;
   bool falls_back_;
 };
@@ -196,7 +200,7 @@ class TouchedArc final : public Arc {
       } else if (chunks_[slot].ready()) {
         promote(slot);
       } else {
-        refresh(slot);  // it was only just stored, and not used again
+        refresh(slot);  // just stored, and not used again
       }
     });
   }

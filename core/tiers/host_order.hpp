@@ -1,4 +1,4 @@
-// Who is evicted from the host under vLLM's native offloading: the orders that its releases keep.
+// Eviction orders of the host under vLLM's native offloading, by release.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,23 @@ enum class HostPolicy : std::uint8_t { Lru, Arc };
 
 struct HostRules {
   HostPolicy policy = HostPolicy::Lru;
-  bool touches = true;          // lookups and stores make chunks young (0.28 to 0.30); else the end of a request does
-  bool arc_falls_back = false;  // where no chunk seen again may go, one seen once does, however few there are
+  bool touches = true;          // lookups and stores refresh chunks (0.28 to 0.30); else the end of a request does
+  bool arc_falls_back = false;  // evict a chunk seen once, however few there are, when none seen again is evictable
 };
 
-// A place for a chunk on the host: two to a cache line, since memory is what the orders wait for. One that was never
+// A place for a chunk on the host: two per cache line, because the orders are bound by memory. A place that was never
 // used is all zeros.
 struct alignas(32) HostChunk {
   static constexpr std::int32_t kAbsent = 0;
   static constexpr std::int32_t kWriting = 1;
-  static constexpr std::int32_t kIdle = 2;  // and one more for each load that reads it
+  static constexpr std::int32_t kIdle = 2;  // plus one for each load that reads it
 
-  LineageHash key;  // of the chunk that is here
-  SlotId prev = 0;  // in the list that its order keeps it in
+  LineageHash key;  // of the chunk in this place
+  SlotId prev = 0;  // in the list of its order
   SlotId next = 0;
   std::int32_t refs = kAbsent;
-  bool shielded = false;  // not to be evicted by the call at hand
-  bool often = false;     // ARC: it was used again
+  bool shielded = false;  // must not be evicted by the current call
+  bool often = false;     // ARC: used again
 
   bool here() const noexcept { return refs != kAbsent; }
   bool ready() const noexcept { return refs >= kIdle; }
@@ -43,21 +43,21 @@ static_assert(sizeof(HostChunk) == 32);
 
 using HostChunks = HugeArray<HostChunk>;
 
-// What one request did to the chunk at a position of its own.
+// Uses of a chunk by one request.
 enum ChunkUse : std::uint8_t {
-  kSeen = 1,      // stored, loaded, or found ready when it was offered
-  kInserted = 2,  // it stored it
-  kReused = 4,    // it found it, stored by somebody else
-  kMissed = 8,    // it was absent when it was offered
+  kSeen = 1,      // stored, loaded, or found ready when offered
+  kInserted = 2,  // stored by this request
+  kReused = 4,    // found, stored by another request
+  kMissed = 8,    // absent when offered
 };
 
-// What a request remembers of a chunk: where it was last, if it is there still, and what it did to it.
+// A request's memo of a chunk: its last slot, which may be stale, and what the request did to it.
 struct ChunkMemo {
   SlotId slot = kNoSlot;
   std::uint8_t uses = 0;
 };
 
-// Chunks in an order, each in at most one list.
+// A list of chunks; a chunk is in at most one list.
 class ChunkList {
  public:
   explicit ChunkList(HostChunks& chunks) : chunks_(chunks) {}
@@ -80,25 +80,25 @@ class ChunkList {
   std::size_t size_ = 0;
 };
 
-// Told of every chunk that comes, goes, or is used. Spans of a call name the same chunks, by position; kNoSlot where
-// one is absent.
+// Notified of every insertion, eviction and use of chunks. Spans of a call name the same chunks, by position; kNoSlot
+// where one is absent.
 class HostOrder {
  public:
   virtual ~HostOrder() = default;
 
-  virtual void inserted(std::span<const SlotId> slots) = 0;  // they are being written
-  virtual void idle(SlotId) {}                               // no transfer has it any longer
+  virtual void inserted(std::span<const SlotId> slots) = 0;  // their writing begins
+  virtual void idle(SlotId) {}                               // no transfer uses it any more
   virtual void busy(SlotId) {}
-  // A request was looked up, or stored something: these are all of its chunks.
+  // A request was looked up or stored something; these are all of its chunks.
   virtual void touch(std::span<const BlockIdentity>, std::span<const SlotId>) {}
-  // Chunks that a request offers for the first time, and that are absent. Those of them that find room are inserted
-  // next.
+  // Absent chunks that a request offers for the first time. Those that find room are inserted next.
   virtual void missed(std::span<const LineageHash>) {}
-  // A request has ended; what it did to each of its chunks.
+  // A request has ended; `memos` are what it did to each of its chunks.
   virtual void ended(std::span<const ChunkMemo>, std::span<const SlotId>) {}
-  // Appends the next `count` that go to `out`, and forgets them; or, with fewer that may go, nothing and false.
+  // Appends the next `count` victims to `out` and removes them; returns false with nothing changed if too few are
+  // evictable.
   virtual bool evict(std::size_t count, std::vector<SlotId>& out) = 0;
-  // The next to go, oldest first; empty where the order is none.
+  // The next victims, oldest first; empty if the order has no fixed sequence.
   virtual std::vector<SlotId> oldest(std::size_t limit) const = 0;
   virtual bool has_oldest() const noexcept { return true; }
 };

@@ -1,4 +1,4 @@
-// Blocks that are on their way somewhere, and who brings each.
+// Blocks on their way, and which load brings each.
 #pragma once
 
 #include <algorithm>
@@ -7,19 +7,20 @@
 #include <utility>
 #include <vector>
 
+#include "base/assert.hpp"
 #include "tokens/lineage_hash.hpp"
 
 namespace understudy {
 
-// As long as few bring blocks, each those of consecutive positions, whose block it is can be told from its position.
-// The blocks of others are in a table: open addressing with linear probing, at most half full. An entry has 32 bits of
-// its key, so that many fit into the cache: who brings a block knows the rest.
+// Few loads with consecutive positions are searched by position. The blocks of others are in a table: open addressing
+// with linear probing, at most half full. An entry has 32 bits of its key, so that many fit into the cache; the load
+// knows the whole key.
 class InFlight {
  public:
   static constexpr std::uint32_t kNone = 0xFFFFFFFFu;
 
-  // `value`, which is not kNone, brings `blocks`: there is one at least, they stay where they are until it ends, and
-  // nobody else brings any of them. `ascends`: each has a higher position than the one before.
+  // Adds the blocks (at least one) of load `value`, which is not kNone. They must stay in place until `end`, and no
+  // other load may bring any of them. `ascends`: positions increase.
   void begin(std::uint32_t value, std::span<const BlockIdentity> blocks, bool ascends) {
     size_ += blocks.size();
     const std::uint32_t first = blocks.front().position();
@@ -32,8 +33,9 @@ class InFlight {
     for (const BlockIdentity& block : blocks) place({tag_of(block.lineage), value});
     count_ += blocks.size();
   }
-  // The same `blocks`.
+  // Removes the same `blocks`.
   void end(std::uint32_t value, std::span<const BlockIdentity> blocks) noexcept {
+    UNDERSTUDY_ASSERT(size_ >= blocks.size(), "more blocks arrive than were in flight");
     size_ -= blocks.size();
     if (const auto one = std::ranges::find(few_, value, &Range::value); one != few_.end()) {
       *one = few_.back();
@@ -44,13 +46,13 @@ class InFlight {
     for (const BlockIdentity& block : blocks) erase(block.lineage, value);
   }
 
-  // Who brings `key`, or kNone. `brings(value)` says whether that one may.
+  // Returns the load that brings `key`, or kNone; `brings(value)` confirms a candidate.
   template <typename Brings>
   std::uint32_t find(const LineageHash& key, Brings brings) const {
     if (!few_.empty()) {
       const std::uint32_t position = key.position();
       for (const Range& range : few_) {
-        const std::uint32_t at = position - range.first;  // wraps where it is before
+        const std::uint32_t at = position - range.first;  // wraps for positions before the range
         if (at < range.blocks.size() && range.blocks[at].lineage == key) return range.value;
       }
     }
@@ -62,7 +64,7 @@ class InFlight {
     return kNone;
   }
 
-  // Asks for the memory of a key, some time ahead of its use.
+  // Prefetches the memory of a key.
   void warm(const LineageHash& key) const noexcept {
     if (!entries_.empty()) __builtin_prefetch(&entries_[home(tag_of(key))], 1, 3);
   }
@@ -81,8 +83,9 @@ class InFlight {
     std::uint32_t value = kNone;
   };
 
-  // `key` must be there, with `value`. Which of two equal entries goes is all the same.
+  // Erases the entry of `key` and `value`, which must exist; of equal entries, any one.
   void erase(const LineageHash& key, std::uint32_t value) noexcept {
+    UNDERSTUDY_ASSERT(count_ > 0, "erases from an empty table");
     const std::uint32_t tag = tag_of(key);
     std::size_t hole = home(tag);
     while (entries_[hole].tag != tag || entries_[hole].value != value) hole = next(hole);

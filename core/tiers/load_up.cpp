@@ -1,8 +1,9 @@
-// From the host, and the tiers below it, back to the device.
+// Loads from the host, and the tiers below it, back to the device.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
 
+#include "base/assert.hpp"
 #include "tiers/worker_tiers.hpp"
 #include "tokens/xxh3.hpp"
 
@@ -10,7 +11,7 @@ namespace understudy {
 
 namespace {
 
-constexpr std::size_t kLong = 1024;  // blocks: of a load whose memory is not kept
+constexpr std::size_t kLong = 1024;  // blocks; the memory of longer loads is not kept
 
 std::uint32_t position_of(const BlockIdentity& block) { return block.lineage.position(); }
 
@@ -101,18 +102,18 @@ std::uint32_t WorkerTiers::begin_load(std::int64_t now_ns, std::span<const Block
   }
   load.ascends =
       std::ranges::adjacent_find(load.blocks, std::ranges::greater_equal{}, position_of) == load.blocks.end();
-  static_assert(std::is_nothrow_move_constructible_v<Load>);  // so that its blocks stay where they are
+  static_assert(std::is_nothrow_move_constructible_v<Load>);  // so its blocks do not move in memory
   loading_.begin(index, load.blocks, load.ascends);
   g1_references_ += to.size();
   ++totals_.onboards;
   totals_.onboarded_blocks += to.size();
-  ++load.pending;  // the caller's, who starts it
+  ++load.pending;  // held by the caller, which starts the load
   return index;
 }
 
-// A block that a load waits for is on its tier, referenced by whoever brought it.
+// A block that a load waits for has landed on its tier, referenced by the transfer that brought it.
 void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId slot, std::int64_t time_ns) {
-  if (watched_) before_landing_(time_ns, false);  // it may be another worker who brought it
+  if (watched_) before_landing_(time_ns, false);  // another worker may have brought it
   ++landings_;
   Load& load = loads_[index];
   const std::span<const SlotId> one(&slot, 1);
@@ -127,8 +128,9 @@ void WorkerTiers::source_landed(std::uint32_t index, std::uint32_t block, SlotId
   changed(time_ns);
 }
 
-// One thing less to wait for.
+// Counts down what the phase waits for; at zero starts the next phase.
 void WorkerTiers::next_phase(std::uint32_t index, std::int64_t time_ns) {
+  UNDERSTUDY_ASSERT(loads_[index].alive && loads_[index].pending > 0, "a load is notified that waits for nothing");
   if (--loads_[index].pending > 0) return;
   switch (loads_[index].phase) {
     case Phase::Landing:
@@ -147,25 +149,25 @@ void WorkerTiers::stage(std::uint32_t index, std::int64_t time_ns) {
   if (unwanted(index)) return drop(index, time_ns);
   Load& load = loads_[index];
   load.phase = Phase::Staging;
-  ++load.pending;  // until all have been started
+  ++load.pending;  // until all have started
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     SharedTier& shared = *run_.shared()[tier];
     const auto blocks = static_cast<std::uint64_t>(std::ranges::count(loads_[index].tiers, shared.tier()));
     if (blocks == 0) continue;
     ++loads_[index].pending;
     ++shared.loads_under_way();
-    const std::array<LinkId, 2> path{ways_[tier].up, shared.backend().up};
+    const std::array<LinkId, 2> path{tier_links_[tier].up, shared.backend().up};
     hub().start(time_ns, path, blocks * config_.bytes_per_block, Priority::Demand, *this,
                 {kStage, index, static_cast<std::uint32_t>(tier)});
   }
   next_phase(index, time_ns);
 }
 
-// What came from below is on the host now.
+// Blocks from lower tiers are on the host now.
 void WorkerTiers::staged(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
   for (const auto& shared : run_.shared()) {
-    // Most often the last of them, or all: what a host has lost it has lost from the end.
+    // Usually one run of blocks, the last ones or all: hosts evict from the ends of chains.
     const auto from_here = [&](Tier tier) { return tier == shared->tier(); };
     const auto first = std::ranges::find_if(load.tiers, from_here);
     if (first == load.tiers.end()) continue;
@@ -180,7 +182,7 @@ void WorkerTiers::staged(std::uint32_t index, std::int64_t time_ns) {
     shared->store().release(0, std::span(load.shared).subspan(at, count), true);
   }
   load.phase = Phase::Loading;
-  bring_up(index, time_ns);
+  start_load(index, time_ns);
 }
 
 void WorkerTiers::commit_scattered(Load& load, SharedTier& shared) {
@@ -200,10 +202,10 @@ void WorkerTiers::commit_scattered(Load& load, SharedTier& shared) {
   shared.store().release(0, sources, true);
 }
 
-void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
+void WorkerTiers::start_load(std::uint32_t index, std::int64_t time_ns) {
   if (unwanted(index)) return drop(index, time_ns);
   Load& load = loads_[index];
-  load.pending = load.joins + (load.failed ? 0 : 1) + 1;  // and this call
+  load.pending = load.joins + (load.failed ? 0 : 1) + 1;  // plus one for this call
   if (!load.failed) {
     ++loading_now_;
     ++loads_begun_;
@@ -213,7 +215,7 @@ void WorkerTiers::bring_up(std::uint32_t index, std::int64_t time_ns) {
   next_phase(index, time_ns);
 }
 
-// Everybody who waited has left, and the next part of the way has not begun.
+// True if no request waits any more and the next transfer has not started.
 bool WorkerTiers::unwanted(std::uint32_t index) const {
   const Load& load = loads_[index];
   return !load.prefetch && load.waiters.empty() && load.followers.empty();
@@ -244,7 +246,7 @@ bool WorkerTiers::fails(std::uint32_t index) const {
   return static_cast<double>(dice >> 11) * 0x1p-53 < config_.onboard_failure_rate;
 }
 
-// The blocks are on the device, cached; those that somebody computed meanwhile are there twice, and one goes.
+// Registers the blocks on the device as cached; frees the slots of those that were computed meanwhile.
 void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
   if (!load.failed) {
@@ -276,25 +278,27 @@ void WorkerTiers::finish(std::uint32_t index, std::int64_t time_ns) {
   end_load(index, time_ns);
 }
 
-// No load begins meanwhile: this one's place is empty once all have been told.
+// No load may begin in here: the entry is reused once all waiters were notified.
 void WorkerTiers::end_load(std::uint32_t index, std::int64_t time_ns) {
   Load& load = loads_[index];
+  UNDERSTUDY_ASSERT(load.alive, "a load ends twice");
   free_loads_.push_back(index);
   ++loads_ended_;
   loading_.end(index, load.blocks);
   release_g1(load.pins);
-  for (const RequestSlot who : load.waiters) unpark(who, load.failed, time_ns);
+  for (const RequestSlot request : load.waiters) unpark(request, load.failed, time_ns);
   for (const std::uint32_t follower : load.followers) {
-    // Without its parents a block has no place on the device: they stay until it is there.
+    // A block needs its parents on the device: they are referenced until it is there.
     if (load.failed) loads_[follower].failed = true;
     if (!load.failed) hold_parents(loads_[follower], load);
+    UNDERSTUDY_ASSERT(loads_[follower].joins > 0, "a load waits for fewer loads than none");
     --loads_[follower].joins;
     if (loads_[follower].phase == Phase::Loading) next_phase(follower, time_ns);
   }
   load.clear();
 }
 
-// What `load` has brought for `follower` is referenced on its behalf.
+// References the blocks that `load` has brought for `follower`.
 void WorkerTiers::hold_parents(Load& follower, const Load& load) {
   for (const BlockIdentity& block : follower.joined) {
     if (!load.brings(block.lineage)) continue;
@@ -309,33 +313,34 @@ void WorkerTiers::hold_parents(Load& follower, const Load& load) {
 
 // ── Requests ──
 
-void WorkerTiers::unpark(RequestSlot who, bool failed, std::int64_t time_ns) {
-  Park& park = parks_.at(who);
+void WorkerTiers::unpark(RequestSlot request, bool failed, std::int64_t time_ns) {
+  Park& park = parks_.at(request);
   park.origin.failed = park.origin.failed || failed;
+  UNDERSTUDY_ASSERT(park.pending > 0 && parked_ > 0, "a request is woken that is not parked");
   if (--park.pending > 0) return;
   park.origin.parked_ns = time_ns - park.since_ns;
   park.done = true;
   --parked_;
   release_g1(park.pins);
   park.pins.clear();
-  ready_.push_back(who);
+  ready_.push_back(request);
 }
 
-void WorkerTiers::abandon(RequestSlot who) {
-  const auto found = parks_.find(who);
+void WorkerTiers::abandon(RequestSlot request) {
+  const auto found = parks_.find(request);
   if (found == parks_.end()) return;
   Park& park = found->second;
   if (!park.done) {
     --parked_;
-    for (const std::uint32_t load : park.loads) std::erase(loads_[load].waiters, who);
+    for (const std::uint32_t load : park.loads) std::erase(loads_[load].waiters, request);
     release_g1(park.pins);
   }
-  std::erase(ready_, who);
+  std::erase(ready_, request);
   parks_.erase(found);
 }
 
-std::optional<WorkerTiers::Origin> WorkerTiers::take_origin(RequestSlot who) {
-  const auto found = parks_.find(who);
+std::optional<WorkerTiers::Origin> WorkerTiers::take_origin(RequestSlot request) {
+  const auto found = parks_.find(request);
   if (found == parks_.end()) return std::nullopt;
   Origin origin = std::move(found->second.origin);
   parks_.erase(found);

@@ -1,4 +1,4 @@
-// What is brought up for a request, and where to.
+// Decides what is loaded for a request, and to which slots.
 #include <algorithm>
 #include <limits>
 
@@ -13,12 +13,12 @@ SharedTier* WorkerTiers::shared_tier(Tier tier) const {
   return nullptr;
 }
 
-// The slots of those of sources_[from, to) that are on a tier, to gathered_.
+// Collects the slots of the resident sources in [from, to), by tier, in gathered_.
 void WorkerTiers::gather_sources(std::size_t from, std::size_t to) {
   for (std::vector<SlotId>& slots : gathered_) slots.clear();
   while (from < to) {
     const Source& source = sources_[from];
-    const std::size_t end = end_of_alike(from, to);
+    const std::size_t end = end_of_run(from, to);
     if (source.where == Source::Where::Resident) {
       std::vector<SlotId>& slots = gathered_[static_cast<std::size_t>(source.tier)];
       const std::size_t at = slots.size();
@@ -45,7 +45,7 @@ void WorkerTiers::unpin(std::size_t from, std::size_t to) {
 
 // ── For a request ──
 
-WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix,
+WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> prefix,
                                           std::span<const BlockIdentity> blocks,
                                           const std::function<std::int64_t(std::size_t)>& saved_ns) {
   find_sources(blocks);
@@ -54,9 +54,9 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot who, std::int64_t now_ns, 
     places.count = worthwhile(now_ns, places.count, saved_ns);
     if (places.count == 0) return Onboard::Slow;
   }
-  places.count = up_to_last_below(places.count);
+  places.count = trim_device_tail(places.count);
   if (places.count == 0) return Onboard::Miss;
-  const Room room = reserve(who, now_ns, prefix, places);
+  const Room room = reserve(request, now_ns, prefix, places);
   if (room != Room::Taken) return room == Room::Wait ? Onboard::Retry : Onboard::Miss;
 
   g1_references_ += prefix.size();
@@ -72,24 +72,24 @@ WorkerTiers::Onboard WorkerTiers::onboard(RequestSlot who, std::int64_t now_ns, 
     join_loads(park, prefix, places.count);
   }
   const std::uint32_t first_load = park.loads[0];
-  wait_for_loads(who, std::move(park));
+  wait_for_loads(request, std::move(park));
   if (begins) {
-    loads_[first_load].prefetch = who == kNobody;
+    loads_[first_load].prefetch = request == kNoRequest;
     next_phase(first_load, now_ns);
     hub().run_until(now_ns);
   }
   return Onboard::Parked;
 }
 
-// Blocks of the device at the end need no load.
-std::size_t WorkerTiers::up_to_last_below(std::size_t count) const {
+// Drops trailing blocks that are on the device: they need no load.
+std::size_t WorkerTiers::trim_device_tail(std::size_t count) const {
   while (count > 0 && sources_[count - 1].tier == Tier::G1) --count;
   return count;
 }
 
-// References the first of sources_ and the prefix, and takes room for what is to come. Fewer may come than were asked
-// for. Unless all is Taken, nothing is.
-WorkerTiers::Room WorkerTiers::reserve(RequestSlot who, std::int64_t now_ns, std::span<const SlotId> prefix,
+// References the first sources and the prefix, and allocates slots for the blocks to load, perhaps for fewer than
+// requested. All or nothing unless it returns Taken.
+WorkerTiers::Room WorkerTiers::reserve(RequestSlot request, std::int64_t now_ns, std::span<const SlotId> prefix,
                                        Places& places) {
   std::size_t loads = 0;
   std::size_t stagings = 0;
@@ -105,42 +105,42 @@ WorkerTiers::Room WorkerTiers::reserve(RequestSlot who, std::int64_t now_ns, std
   };
   places.to.resize(loads);
   places.staging.resize(stagings);
-  // Nobody needs the room that a prefetch would make in vain.
-  if (who == kNobody && stagings > store_.available(kG2)) places.to.resize(leave_out_staging(places));
+  // A prefetch does not make room that it cannot use.
+  if (request == kNoRequest && stagings > store_.available(kG2)) places.to.resize(cut_before_staging(places));
   Room room = Room::Short;
   bool staged = true;
   try {
-    room = places.to.empty() ? Room::Taken : take(who, now_ns, places.to);
+    room = places.to.empty() ? Room::Taken : take(request, now_ns, places.to);
     if (room == Room::Taken && !places.staging.empty()) staged = store_.try_allocate(kG2, places.staging);
-  } catch (...) {  // a policy of the user's
+  } catch (...) {  // a user-defined policy threw
     if (room == Room::Taken) store_.give_back(kG1, places.to);
     undo();
     throw;
   }
-  if (!staged) do_without_staging(places);
+  if (!staged) drop_staged_sources(places);
   if (room == Room::Taken && places.count > 0) return Room::Taken;
   undo();
   return room == Room::Wait ? Room::Wait : Room::Short;
 }
 
-// The host has no room to stage in: what comes before must do.
-void WorkerTiers::do_without_staging(Places& places) {
-  const std::size_t needed = leave_out_staging(places);
+// The host has no room to stage in: loads only the blocks before the first that needs it.
+void WorkerTiers::drop_staged_sources(Places& places) {
+  const std::size_t needed = cut_before_staging(places);
   store_.give_back(kG1, std::span<const SlotId>(places.to).subspan(needed));
   places.to.resize(needed);
 }
 
-// Returns how many slots of the device the rest needs.
-std::size_t WorkerTiers::leave_out_staging(Places& places) {
+// Cuts the sources before the first that needs staging; returns the number of device slots that the others need.
+std::size_t WorkerTiers::cut_before_staging(Places& places) {
   const auto first = std::ranges::find_if(sources_, &Source::needs_staging);
-  const std::size_t count = up_to_last_below(static_cast<std::size_t>(first - sources_.begin()));
+  const std::size_t count = trim_device_tail(static_cast<std::size_t>(first - sources_.begin()));
   unpin(count, places.count);
   places.count = count;
   places.staging.clear();
   return static_cast<std::size_t>(std::ranges::count_if(first_sources(count), &Source::needs_load));
 }
 
-// Others bring all of it.
+// Other loads bring all of the blocks.
 void WorkerTiers::join_loads(Park& park, std::span<const SlotId> prefix, std::size_t count) {
   park.pins.assign(prefix.begin(), prefix.end());
   for (const Source& source : first_sources(count)) {
@@ -154,16 +154,16 @@ void WorkerTiers::join_loads(Park& park, std::span<const SlotId> prefix, std::si
   }
 }
 
-void WorkerTiers::wait_for_loads(RequestSlot who, Park park) {
-  if (who == kNobody) {
+void WorkerTiers::wait_for_loads(RequestSlot request, Park park) {
+  if (request == kNoRequest) {
     store_.release(kG1, park.pins, true);
     g1_references_ -= park.pins.size();
     return;
   }
   park.pending = static_cast<std::uint32_t>(park.loads.size());
-  for (const std::uint32_t load : park.loads) loads_[load].waiters.push_back(who);
+  for (const std::uint32_t load : park.loads) loads_[load].waiters.push_back(request);
   ++parked_;
-  parks_[who] = std::move(park);
+  parks_[request] = std::move(park);
 }
 
 bool WorkerTiers::prefetch(std::int64_t now_ns, std::span<const BlockIdentity> blocks) {
@@ -171,7 +171,7 @@ bool WorkerTiers::prefetch(std::int64_t now_ns, std::span<const BlockIdentity> b
   std::size_t unreferenced = 0;
   prefix.resize(store_.peek_prefix(kG1, blocks, prefix.data(), &unreferenced));
   const auto worth = [](std::size_t) { return std::numeric_limits<std::int64_t>::max(); };
-  return onboard(kNobody, now_ns, prefix, blocks.subspan(prefix.size()), worth) == Onboard::Parked;
+  return onboard(kNoRequest, now_ns, prefix, blocks.subspan(prefix.size()), worth) == Onboard::Parked;
 }
 
 }  // namespace understudy

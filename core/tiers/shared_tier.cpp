@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
 namespace {
@@ -19,7 +21,7 @@ StoreConfig store_config(Tier tier, const SharedTierConfig& config, std::uint64_
   pool.keeps_details = events;
   store.pools = {pool};
   store.events.enabled = events;
-  store.thread_safe = false;  // belongs to the run, which is one thread
+  store.thread_safe = false;  // belongs to the run, which uses one thread
   return store;
 }
 
@@ -32,13 +34,15 @@ SharedTier::SharedTier(Tier tier, const SharedTierConfig& config, std::uint64_t 
     : tier_(tier),
       config_(config),
       store_(store_config(tier, config, slots, block_size, events || check)),
-      backend_(add_way(links, config.backend, named(owner, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend"),
-                       named(owner, tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend"), demand_first)),
+      backend_(add_link_pair(links, config.backend,
+                             named(owner, tier == Tier::G3 ? "g2_to_g3_backend" : "g2_to_g4_backend"),
+                             named(owner, tier == Tier::G3 ? "g3_to_g2_backend" : "g4_to_g2_backend"), demand_first)),
       arrivals_(slots),
       emits_(events),
       checks_(check) {}
 
-Way add_way(Links& links, const WayConfig& config, const std::string& down, const std::string& up, bool demand_first) {
+LinkPair add_link_pair(Links& links, const LinkPairConfig& config, const std::string& down, const std::string& up,
+                       bool demand_first) {
   std::optional<DuplexId> duplex;
   if (std::isfinite(config.duplex_gbps)) duplex = links.add_duplex(down, config.duplex_gbps, demand_first);
   return {links.add_link({down, config.down.bandwidth_gbps, config.down.fixed_ns, duplex, demand_first}),
@@ -52,11 +56,11 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
   const std::size_t wanted = std::min<std::size_t>(chosen.size(), store_.available(0));
   chosen.resize(wanted);
   if (wanted == 0) return std::nullopt;
-  if (wanted < blocks.size()) {  // most often it lacks all of them
+  if (wanted < blocks.size()) {  // mostly it lacks all of them
     wanted_.resize(wanted);
     for (std::size_t i = 0; i < wanted; ++i) {
       wanted_[i] = blocks[chosen[i]];
-      tags_[i] = tags_[chosen[i]];  // never before its own place
+      tags_[i] = tags_[chosen[i]];  // reads ahead of its writes
     }
     tags_.resize(wanted);
     blocks = wanted_;
@@ -64,6 +68,7 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
   to_.resize(wanted);
   store_.reserve(0, blocks, tags_, to_);
   const Arrivals::Id id = arrivals_.expect(to_);
+  UNDERSTUDY_ASSERT(store_.in(0, SlotState::Claimed) == arrivals_.slots(), "a claimed slot has no arrival");
   changed(now_ns);
   return id;
 }
@@ -71,11 +76,11 @@ std::optional<Arrivals::Id> SharedTier::expect(std::span<const BlockIdentity> bl
 void SharedTier::land(Arrivals::Id id, std::int64_t time_ns) {
   Arrival& arrival = arrivals_.at(id);
   const bool awaited = !arrival.waiters.empty();
-  store_.land(0, arrival.to, awaited);  // held until those who wait have it
+  store_.land(0, arrival.to, awaited);  // held until the waiters reference it
   if (awaited) {
     std::ranges::stable_sort(arrival.waiters, {}, &Arrival::Waiter::place);
     for (const Arrival::Waiter& waiter : arrival.waiters) {
-      waiter.who->source_landed(waiter.load, waiter.block, arrival.to[waiter.place], time_ns);
+      waiter.owner->source_landed(waiter.load, waiter.block, arrival.to[waiter.place], time_ns);
     }
     store_.release(0, arrival.to, true);
   }
@@ -94,10 +99,10 @@ void SharedTier::changed(std::int64_t now_ns) {
   }
   changes_ += store_.num_events();
   if (!emits_ && !checks_) return;
-  std::span<const EventRecord> told;
-  store_.read_events([&](std::span<const EventRecord> rows) { told = events_.show(rows, now_ns, true); });
+  std::span<const EventRecord> published;
+  store_.read_events([&](std::span<const EventRecord> rows) { published = events_.show(rows, now_ns, true); });
   if (checks_) {
-    truth_.apply(told, now_ns);
+    truth_.apply(published, now_ns);
     truth_.require_equal(store_, EventTruth::Scope::All);
   }
   if (!emits_) (void)events_.take_visible();

@@ -1,4 +1,4 @@
-// Where the blocks of a request are, and whether loading them is worth it.
+// Finds the blocks of a request on all tiers, and decides whether loading them is worth it.
 #include <algorithm>
 #include <array>
 
@@ -6,7 +6,7 @@
 
 namespace understudy {
 
-// Where `blocks` are on the device and on the host.
+// Locates `blocks` on the device and on the host.
 void WorkerTiers::locate(std::span<const BlockIdentity> blocks) {
   above_.resize(blocks.size());
   below_.resize(blocks.size());
@@ -21,8 +21,8 @@ void WorkerTiers::locate(std::span<const BlockIdentity> blocks) {
   for (Lower& lower : lower_) lower.end = 0;
 }
 
-// And from `from` on, on the tiers of the run, as far as those have all of them: what is above them lacks it, so it
-// will lack most of what follows.
+// Locates blocks from `from` on in the shared tiers, up to the first miss: the tiers above lack this one, so they will
+// lack most of those that follow.
 void WorkerTiers::locate_lower(std::span<const BlockIdentity> blocks, std::size_t from) {
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     Lower& lower = lower_[tier];
@@ -34,7 +34,7 @@ void WorkerTiers::locate_lower(std::span<const BlockIdentity> blocks, std::size_
   }
 }
 
-// Block `at` of those that were located, and there is no way above it that it comes by.
+// Finds the source of a located block: the highest tier that has it or will have it.
 bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& source) const {
   if (above_[at] != kNoSlot) {
     source = {above_[at], 0, Tier::G1, Source::Where::Resident};
@@ -54,7 +54,7 @@ bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& sourc
     return true;
   }
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
-    if (at >= lower_[tier].end) return false;  // nobody has looked there yet
+    if (at >= lower_[tier].end) return false;  // not searched yet
   }
   for (std::size_t tier = 0; tier < run_.shared().size(); ++tier) {
     source = {lower_[tier].here[at], 0, run_.shared()[tier]->tier(), Source::Where::Resident};
@@ -67,28 +67,27 @@ bool WorkerTiers::find(const BlockIdentity& block, std::size_t at, Source& sourc
   return false;
 }
 
-// What brings a block that is landing on its tier.
+// The arrival of a block that is landing on its tier.
 const Arrival& WorkerTiers::arrival_of(const Source& source) const {
   if (source.tier == Tier::G2) return copies_.of(source.slot);
   return shared_tier(source.tier)->arrivals().of(source.slot);
 }
 
-// When it will be there, about.
+// Estimates when the block will be there.
 std::int64_t WorkerTiers::eta(const Source& source, const Arrival& arrival) const {
-  if (source.tier == Tier::G2) return arrival.since_ns + estimate_.copy_ns(arrival.bytes, arrival.beside);
+  if (source.tier == Tier::G2) return arrival.since_ns + estimate_.copy_ns(arrival.bytes, arrival.concurrent);
   const SharedTierConfig& tier = shared_tier(source.tier)->config();
-  return arrival.since_ns + estimate_.lower_copy_ns(tier, arrival.bytes, arrival.beside);
+  return arrival.since_ns + estimate_.lower_copy_ns(tier, arrival.bytes, arrival.concurrent);
 }
 
-// The last transfer of a block's way, once that is under way and lands for its sake alone.
+// The last transfer of a block, if it is in flight and nothing else delays the block.
 std::optional<TransferId> WorkerTiers::transfer_of(const Source& source) const {
   if (source.where == Source::Where::Landing) return arrival_of(source).transfer;
   const Load& load = loads_[source.load];
-  return load.joins == 0 ? load.transfer : std::nullopt;  // else it waits for those before
+  return load.joins == 0 ? load.transfer : std::nullopt;  // else it waits for the loads before it
 }
 
-// Fills sources_ up to the first block that is nowhere. Looks few blocks up at first, as most often there is none, and
-// then more together.
+// Fills sources_ up to the first miss. Searches one block first, as mostly there is none, then larger batches.
 void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
   constexpr std::size_t kMost = 16;
   sources_.clear();
@@ -96,7 +95,7 @@ void WorkerTiers::find_sources(std::span<const BlockIdentity> blocks) {
     const std::span<const BlockIdentity> some = blocks.first(std::min(size, blocks.size()));
     locate(some);
     for (std::size_t i = 0; i < some.size(); ++i) {
-      Source& source = sources_.emplace_back();  // written in place: what was just written in parts is slow to copy
+      Source& source = sources_.emplace_back();  // built in place: copying freshly written fields stalls
       if (find(some[i], i, source)) continue;
       locate_lower(some, i);
       if (find(some[i], i, source)) continue;
@@ -124,20 +123,20 @@ std::vector<TierAnswer> WorkerTiers::lookup(std::span<const BlockIdentity> block
   return answers;
 }
 
-// Behind sources_[first] and those that follow it, of the same tier and alike there.
-std::size_t WorkerTiers::end_of_alike(std::size_t first, std::size_t end) const {
+// End of the run of sources from `first` on with the same tier and state.
+std::size_t WorkerTiers::end_of_run(std::size_t first, std::size_t end) const {
   const auto [tier, where] = std::pair(sources_[first].tier, sources_[first].where);
   while (++first < end && sources_[first].tier == tier && sources_[first].where == where) {
   }
   return first;
 }
 
-// When the first `count` of sources_ could be on the device, if the transfers under way stay and none joins them.
+// Estimates when the first `count` sources will be on the device, if the transfers in flight continue and none starts.
 std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
   std::int64_t ready_ns = now_ns;
   std::int64_t joined_ns = now_ns;
   std::array<std::uint64_t, 5> from{};  // blocks by tier
-  const Arrival* last = nullptr;        // most often the next block lands with it
+  const Arrival* last = nullptr;        // the next block mostly lands with it
   for (std::size_t i = 0; i < count;) {
     const Source& source = sources_[i];
     if (source.where == Source::Where::Loading) {
@@ -145,7 +144,7 @@ std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
       ++i;
       continue;
     }
-    const std::size_t end = end_of_alike(i, count);
+    const std::size_t end = end_of_run(i, count);
     from[static_cast<std::size_t>(source.tier)] += end - i;
     for (; source.where == Source::Where::Landing && i < end; ++i) {
       const Arrival& arrival = arrival_of(sources_[i]);
@@ -169,7 +168,7 @@ std::int64_t WorkerTiers::eta(std::int64_t now_ns, std::size_t count) const {
   return std::max(joined_ns, ready_ns + stage_ns + load_ns);
 }
 
-// The longest run that arrives sooner than it is computed, cut where the tier changes.
+// Returns the longest run that arrives sooner than it is computed, cut where the tier changes.
 std::size_t WorkerTiers::worthwhile(std::int64_t now_ns, std::size_t count,
                                     const std::function<std::int64_t(std::size_t)>& saved_ns) const {
   while (count > 0 && eta(now_ns, count) - now_ns >= saved_ns(count)) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
 namespace {
 
-// A chunk that is ready has been of use.
-void see(ChunkMemo& memo) noexcept {
+// Marks a ready chunk as used by the request.
+void mark_used(ChunkMemo& memo) noexcept {
   memo.uses |= kSeen;
   if ((memo.uses & kInserted) == 0) memo.uses |= kReused;
 }
@@ -20,7 +22,7 @@ VllmHost::VllmHost(BlockStore& store, const HostRules& rules)
       order_(make_host_order(rules, chunks_)),
       touches_(rules.touches) {}
 
-// Most are where they were: only the others are looked up, as many together as stand in a row.
+// Most chunks are where they were: looks up only the others, consecutive ones in one batch.
 void VllmHost::locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos) {
   found_.resize(keys.size());
   claimed_.resize(keys.size());
@@ -78,13 +80,14 @@ void VllmHost::begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMe
       ++loading_;
     }
     ++chunk.refs;
-    see(memos[i]);
+    mark_used(memos[i]);
   }
 }
 
 void VllmHost::loaded(std::span<const SlotId> slots) {
   store_.release(kPool, slots);
   for (const SlotId slot : slots) {
+    UNDERSTUDY_ASSERT(chunks_[slot].loading() && loading_ > 0, "a load ends that did not begin");
     if (--chunks_[slot].refs > HostChunk::kIdle) continue;
     --loading_;
     order_->idle(slot);
@@ -102,7 +105,7 @@ bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<Chu
   for (std::size_t i = 0; i < offered.size(); ++i) {
     const SlotId slot = found_[i];
     if (slot != kNoSlot) {
-      if (chunks_[slot].ready()) see(memos[i]);
+      if (chunks_[slot].ready()) mark_used(memos[i]);
       continue;
     }
     absent_.push_back(offered[i]);
@@ -116,7 +119,7 @@ bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<Chu
   const std::uint64_t empty = capacity() - resident_;
   victims_.clear();
   if (absent_.size() > empty) {
-    // What is offered stays, whether or not somebody has it stored already.
+    // Offered chunks must not be evicted, also those that are stored already.
     for (const SlotId slot : found_) {
       if (slot != kNoSlot) chunks_[slot].shielded = true;
     }
@@ -132,7 +135,7 @@ bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<Chu
   }
   slots.resize(absent_.size());
   store_.allocate_evicting(kPool, slots, victims_);
-  // Slots that were never used come first; behind them, what was freed last.
+  // Slots that were never used come first, then the most recently freed.
   std::reverse(slots.end() - static_cast<std::ptrdiff_t>(victims_.size()), slots.end());
   store_.claim(kPool, slots, absent_);
   for (const SlotId slot : victims_) chunks_[slot].refs = HostChunk::kAbsent;
@@ -145,6 +148,7 @@ bool VllmHost::begin_store(std::span<const BlockIdentity> offered, std::span<Chu
   }
   order_->inserted(slots);
   resident_ += slots.size() - victims_.size();
+  UNDERSTUDY_ASSERT(resident_ <= capacity(), "the host holds more chunks than it has room for");
   writing_ += slots.size();
   return true;
 }
@@ -156,6 +160,7 @@ void VllmHost::stored(std::span<const SlotId> slots) {
     chunks_[slot].refs = HostChunk::kIdle;
     order_->idle(slot);
   }
+  UNDERSTUDY_ASSERT(writing_ >= slots.size(), "more chunks are stored than were being written");
   writing_ -= slots.size();
 }
 

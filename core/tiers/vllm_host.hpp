@@ -1,4 +1,4 @@
-// The host tier of vLLM's native offloading: chunks of blocks, what transfers do with them, and who is evicted.
+// Host tier of vLLM's native offloading: chunks of blocks, their transfers and their eviction.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,31 @@
 
 namespace understudy {
 
-// Chunks are blocks of pool 1 of the store, each under the identity of its last block. One that is being written is
-// claimed there, one that is being loaded referenced; which one goes is decided here.
+// Chunks are blocks of pool 1 of the store, each under the identity of its last block. A chunk being written is claimed
+// there, one being loaded is referenced; eviction is decided here.
 class VllmHost {
  public:
   static constexpr std::size_t kPool = 1;
 
   VllmHost(BlockStore& store, const HostRules& rules);
 
-  // In all of these, `memos` are what a request remembers of the chunks `keys`, which are its own, by position.
+  // In all calls, `memos` are the request's memos of its chunks `keys`, by position.
 
   struct Found {
-    std::size_t chunks = 0;  // in a row
+    std::size_t chunks = 0;  // leading chunks that are here
     bool writing = false;    // one of them is being written
-    bool loading = false;    // somebody reads one
+    bool loading = false;    // a load reads one of them
   };
-  // How many are here, from the first on.
+  // Finds the leading chunks that are here.
   Found find(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
-  // All chunks of a request: they are young now (in releases that do that).
+  // Refreshes all chunks of a request (in releases that do that).
   void touch(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
   // ── Load ──
-  // Chunks that are ready: nobody evicts them until `loaded`.
+  // References ready chunks: not evictable until `loaded`.
   void begin_load(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos, std::vector<SlotId>& slots);
   void loaded(std::span<const SlotId> slots);
   // ── Store ──
-  // Makes room for those of `offered` that are absent: their places in it, and their slots. False: there is no room,
-  // and nothing has changed.
+  // Makes room for the absent chunks of `offered`; returns their indices and slots. False: no room, nothing changed.
   bool begin_store(std::span<const BlockIdentity> offered, std::span<ChunkMemo> memos,
                    std::vector<std::uint32_t>& places, std::vector<SlotId>& slots);
   void stored(std::span<const SlotId> slots);
@@ -48,8 +47,8 @@ class VllmHost {
   std::uint64_t resident() const noexcept { return resident_; }
   std::uint64_t ready() const noexcept { return resident_ - writing_; }
   std::uint64_t writing() const noexcept { return writing_; }
-  std::uint64_t loading() const noexcept { return loading_; }  // chunks that somebody reads
-  // Of those that were offered to the last begin_store, how many it had to find room for.
+  std::uint64_t loading() const noexcept { return loading_; }  // chunks being read
+  // Absent chunks of the last begin_store.
   std::size_t num_absent() const noexcept { return absent_.size(); }
   // Evicted by the last begin_store, in order.
   const std::vector<LineageHash>& evicted() const noexcept { return evicted_; }
@@ -58,7 +57,7 @@ class VllmHost {
   void check() const;  // InvariantViolated
 
  private:
-  // Where each of them is, written or being written, to found_.
+  // Finds the slot of each key, written or being written, in found_.
   void locate(std::span<const BlockIdentity> keys, std::span<ChunkMemo> memos);
   bool still_at(SlotId slot, const BlockIdentity& key) const noexcept {
     return slot != kNoSlot && chunks_[slot].key == key.lineage && chunks_[slot].here();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
 WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& run, const std::string& worker)
@@ -17,11 +19,11 @@ WorkerTiers::WorkerTiers(const TierConfig& config, BlockStore& store, TierRun& r
     throw Error(ErrorKind::ConfigError, "onboard_failure_rate must be in [0, 1], got ", config_.onboard_failure_rate);
   }
   Links& links = run_.hub().links();
-  host_ = add_way(links, config_.host, worker + " g1_to_g2", worker + " g2_to_g1", config_.demand_first);
+  host_ = add_link_pair(links, config_.host, worker + " g1_to_g2", worker + " g2_to_g1", config_.demand_first);
   for (const auto& tier : run_.shared()) {
     const bool disk = tier->tier() == Tier::G3;
-    ways_.push_back(add_way(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
-                            worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
+    tier_links_.push_back(add_link_pair(links, tier->config().worker, worker + (disk ? " g2_to_g3" : " g2_to_g4"),
+                                        worker + (disk ? " g3_to_g2" : " g4_to_g2"), config_.demand_first));
   }
   for (std::size_t pool = 0; pool < store_.num_pools(); ++pool) {
     counts_uses_ = counts_uses_ || store_.policy_kind(pool) == PolicyKind::MultiLru;
@@ -34,12 +36,12 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
   if (tier == Tier::G2) links = {host_.down, host_.up};
   for (std::size_t i = 0; i < run_.shared().size(); ++i) {
     if (run_.shared()[i]->tier() != tier) continue;
-    const Way& backend = run_.shared()[i]->backend();
-    links = {ways_[i].down, ways_[i].up, backend.down, backend.up};
+    const LinkPair& backend = run_.shared()[i]->backend();
+    links = {tier_links_[i].down, tier_links_[i].up, backend.down, backend.up};
   }
   if (links.empty()) throw Error(ErrorKind::InvalidArgument, "there is no such tier below the device");
   const Links& all = hub().links();
-  std::vector<DuplexId> caps;  // both ways of a pair have the same one
+  std::vector<DuplexId> caps;  // both links of a pair have the same one
   for (const LinkId link : links) {
     const std::optional<DuplexId> cap = all.duplex_of(link);
     if (cap && std::ranges::find(caps, *cap) == caps.end()) caps.push_back(*cap);
@@ -53,38 +55,40 @@ void WorkerTiers::set_link_share(std::int64_t now_ns, Tier tier, double share) {
 
 // ── Landings ──
 
-void WorkerTiers::landed(const Errand& errand, std::int64_t time_ns) {
-  // What has gone further down was here before, and stays, unless it was to go. But where uses are counted, those of
-  // blocks that steps have named come first.
-  const bool seen = static_cast<Role>(errand.role) != kLower || on_change_ || config_.exclusive || counts_uses_;
-  if (seen && watched_) before_landing_(time_ns, !counts_uses_ && leaves_device_as_it_is(errand));
+void WorkerTiers::landed(const Purpose& purpose, std::int64_t time_ns) {
+  // A copy further down leaves the blocks in place, except in exclusive mode. But where uses are counted, those of
+  // steps that have run must be counted first.
+  const bool seen = static_cast<Role>(purpose.role) != kLower || on_change_ || config_.exclusive || counts_uses_;
+  if (seen && watched_) before_landing_(time_ns, !counts_uses_ && keeps_device_unchanged(purpose));
   ++landings_;
   try {
-    land(errand, time_ns);
-  } catch (...) {  // a policy of the user's, after the landing
+    land(purpose, time_ns);
+  } catch (...) {  // a user-defined policy threw, after the landing
     changed(time_ns);
     throw;
   }
   changed(time_ns);
 }
 
-void WorkerTiers::land(const Errand& errand, std::int64_t time_ns) {
-  switch (static_cast<Role>(errand.role)) {
+void WorkerTiers::land(const Purpose& purpose, std::int64_t time_ns) {
+  switch (static_cast<Role>(purpose.role)) {
     case kCopy:
-      copy_landed(errand.index, time_ns);
+      copy_landed(purpose.index, time_ns);
       break;
     case kLower:
-      lower_landed(errand.tier, errand.index, time_ns);
+      lower_landed(purpose.tier, purpose.index, time_ns);
       break;
     case kStage:
-      --run_.shared()[errand.tier]->loads_under_way();
-      next_phase(errand.index, time_ns);
+      UNDERSTUDY_ASSERT(run_.shared()[purpose.tier]->loads_under_way() > 0, "a load landed that was not in flight");
+      --run_.shared()[purpose.tier]->loads_under_way();
+      next_phase(purpose.index, time_ns);
       break;
     case kLoad:
+      UNDERSTUDY_ASSERT(loading_now_ > 0, "a load landed that was not in flight");
       --loading_now_;
-      loads_[errand.index].transfer.reset();
-      if (fails(errand.index)) loads_[errand.index].failed = true;
-      next_phase(errand.index, time_ns);
+      loads_[purpose.index].transfer.reset();
+      if (fails(purpose.index)) loads_[purpose.index].failed = true;
+      next_phase(purpose.index, time_ns);
       break;
   }
 }
@@ -105,7 +109,7 @@ void WorkerTiers::check() const {
   for (const auto& copy : copies_.all()) {
     if (!copy->alive) continue;
     held += copy->evicted ? copy->from.size() : 0;
-    references += copy->owner == kNobody ? copy->from.size() : 0;
+    references += copy->owner == kNoRequest ? copy->from.size() : 0;
     reserved += copy->from.size();
     landing += copy->to.size();
   }
@@ -117,7 +121,7 @@ void WorkerTiers::check() const {
     reserved += static_cast<std::uint64_t>(std::ranges::count_if(load.tiers, [](Tier t) { return t > Tier::G2; }));
   }
   std::size_t parked = 0;
-  for (const auto& [who, park] : parks_) {
+  for (const auto& [request, park] : parks_) {
     references += park.pins.size();
     parked += park.done ? 0 : 1;
   }

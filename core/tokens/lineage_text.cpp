@@ -8,7 +8,7 @@ namespace {
 std::string base58(std::uint64_t value) {
   constexpr char kDigits[] = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz";
   std::string text;
-  for (std::uint64_t rest = value; rest > 0; rest /= 58) text.push_back(kDigits[rest % 58]);
+  for (std::uint64_t left = value; left > 0; left /= 58) text.push_back(kDigits[left % 58]);
   // A leading zero byte is a leading '1'.
   for (unsigned shift = 56; (value >> shift) == 0; shift -= 8) {
     text.push_back('1');

@@ -1132,7 +1132,7 @@ class ReuseStack:
 
 # --- tiers (understudy.tiers) -----------------------------------------------------------------------------------------
 
-class WayConfig:
+class LinkPairConfig:
     def __init__(
         self,
         *,
@@ -1149,8 +1149,8 @@ class SharedTierConfig:
         *,
         num_blocks: int,
         policy: str | Callable[[], object] = "lru",
-        worker: WayConfig,
-        backend: WayConfig,
+        worker: LinkPairConfig,
+        backend: LinkPairConfig,
         offload_concurrency: int | None = None,
     ) -> None: ...
 
@@ -1161,7 +1161,7 @@ class TierConfig:
         bytes_per_block: int,
         g2_blocks: int,
         g2_policy: str | Callable[[], object] = "lru",
-        host: WayConfig,
+        host: LinkPairConfig,
         offload_concurrency: int | None = None,
         demand_first: bool = False,
         write_through: bool = False,

@@ -135,7 +135,7 @@ def test_a_model_that_raises_while_the_queue_is_looked_at_names_no_block_that_no
     for fails_at in range(1, 60):
         model = Fragile(fails_at)
         host = _core.TierConfig(
-            bytes_per_block=1000, g2_blocks=64, host=_core.WayConfig(down_gbps=1.0, up_gbps=1.0)
+            bytes_per_block=1000, g2_blocks=64, host=_core.LinkPairConfig(down_gbps=1.0, up_gbps=1.0)
         )
         engine = _core.Engine(
             _core.EngineConfig(block_size=4, num_gpu_blocks=9, events=True),

@@ -23,9 +23,11 @@ INF = math.inf
 EVENT_COLUMNS = ("kinds", "tiers", "sequence_hashes", "positions", "sole")
 
 
-def way(down_gbps: float = 1.0, up_gbps: float | None = None, **fixed: Any) -> _core.WayConfig:
+def way(down_gbps: float = 1.0, up_gbps: float | None = None, **fixed: Any) -> _core.LinkPairConfig:
     """Links down and up, alike unless told."""
-    return _core.WayConfig(down_gbps=down_gbps, up_gbps=down_gbps if up_gbps is None else up_gbps, **fixed)
+    return _core.LinkPairConfig(
+        down_gbps=down_gbps, up_gbps=down_gbps if up_gbps is None else up_gbps, **fixed
+    )
 
 
 def shared(

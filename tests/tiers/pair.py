@@ -28,17 +28,19 @@ def gbps(bandwidth: Fraction | None) -> float:
 
 def native(tiers: TierSettings) -> _core.TierConfig:
     """The engine's form of the model's settings."""
-    free = _core.WayConfig(down_gbps=math.inf, up_gbps=math.inf)
+    free = _core.LinkPairConfig(down_gbps=math.inf, up_gbps=math.inf)
     below: dict[str, Any] = {
         f"g{tier}": _core.SharedTierConfig(
-            num_blocks=blocks, worker=_core.WayConfig(down_gbps=gbps(down), up_gbps=gbps(up)), backend=free
+            num_blocks=blocks,
+            worker=_core.LinkPairConfig(down_gbps=gbps(down), up_gbps=gbps(up)),
+            backend=free,
         )
         for tier, blocks, down, up in tiers.below
     }
     return _core.TierConfig(
         bytes_per_block=tiers.block_bytes,
         g2_blocks=tiers.g2_blocks,
-        host=_core.WayConfig(
+        host=_core.LinkPairConfig(
             down_gbps=gbps(tiers.down),
             up_gbps=gbps(tiers.up),
             down_fixed_ns=tiers.fixed_ns,

@@ -57,7 +57,7 @@ def test_a_transfer_that_cannot_be_is_refused_and_changes_nothing(
 
 def test_what_would_take_years_is_refused() -> None:
     links = one_link(1e-9)
-    with pytest.raises(CapacityExhausted, match=r"link d2h: .* years; is bandwidth_gbps right"):
+    with pytest.raises(CapacityExhausted, match=r"link d2h: .* years; check bandwidth_gbps"):
         links.start(0, [0], 1 << 38)
     links.start(0, [0], 10**8)
     with pytest.raises(CapacityExhausted):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.vllm_connector import RELEASES
 from model.vllm_offload import OffloadModel
-from understudy._core import Engine, TierConfig, TokenBlocks, WayConfig, constant_timing
+from understudy._core import Engine, LinkPairConfig, TierConfig, TokenBlocks, constant_timing
 from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import offload_profile
 
@@ -99,7 +99,7 @@ def on_the_clock(load: dict[str, Any], version: str) -> tuple[list[dict[str, Any
     tiers = TierConfig(
         bytes_per_block=1 << 14,
         g2_blocks=chunks * size,
-        host=WayConfig(down_gbps=down, up_gbps=up),
+        host=LinkPairConfig(down_gbps=down, up_gbps=up),
         write_through=True,
     )
     engine = Engine(config, constant_timing(1.0, 1.0), tiers=tiers)

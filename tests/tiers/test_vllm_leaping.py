@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replay.building import single_turns
 from tiers.building import EVENT_COLUMNS, INF, forked
-from understudy._core import Engine, EngineConfig, TierConfig, WayConfig, constant_timing
+from understudy._core import Engine, EngineConfig, LinkPairConfig, TierConfig, constant_timing
 from understudy.engines.config import VllmConfig
 from understudy.engines.offload_profiles import offload_profile
 from understudy.engines.timing import Constant
@@ -114,7 +114,7 @@ def live(seed: int, leaping: bool) -> list[Any]:
             host_chunks=chunks, blocks_per_chunk=chunk, eviction_policy=rng.choice(["lru", "arc"])
         ),
     )
-    speeds = WayConfig(
+    speeds = LinkPairConfig(
         down_gbps=rng.choice([0.2, 1.0, 100.0]),
         up_gbps=rng.choice([0.2, 1.0, INF]),
         down_fixed_ns=rng.choice([0, 300_000]),

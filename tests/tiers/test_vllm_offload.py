@@ -9,7 +9,7 @@ import pytest
 
 from replay.building import conversations, crowd, single_turns
 from tiers.building import INF
-from understudy._core import Engine, TierConfig, TokenBlocks, VllmOffload, WayConfig, constant_timing
+from understudy._core import Engine, LinkPairConfig, TierConfig, TokenBlocks, VllmOffload, constant_timing
 from understudy.cli import build_parser
 from understudy.cli.tier_flags import tier_settings
 from understudy.engines.config import VllmConfig
@@ -194,7 +194,7 @@ def test_links_without_limits_decide_as_a_worker_that_needs_no_steps(
             async_scheduling=False,
             vllm_version="recorded" if rules is RECORDED else "0.32",
         ).native(events=True, check=True, offload=rules_of(rules, **settings))
-        way = WayConfig(down_gbps=INF, up_gbps=INF)
+        way = LinkPairConfig(down_gbps=INF, up_gbps=INF)
         below = TierConfig(bytes_per_block=1 << 16, g2_blocks=24 * chunk, host=way, write_through=True)
         engine = Engine(config, constant_timing(1.0, 1.0), tiers=below if links else None)
         runs.append(decisions(engine, prompts))

@@ -10,7 +10,7 @@ import pytest
 
 import understudy
 import understudy.engines.offload as offload_module
-from understudy._core import Engine, TierConfig, VllmOffload, WayConfig, constant_timing
+from understudy._core import Engine, LinkPairConfig, TierConfig, VllmOffload, constant_timing
 from understudy.cli import main
 from understudy.cli.fleet import read_fleet
 from understudy.engines.config import VllmConfig
@@ -225,7 +225,7 @@ def test_two_measures_of_a_chunk_are_one_too_many() -> None:
 @pytest.mark.parametrize("blocks", [23, 25, 48])
 def test_a_host_of_another_size_than_the_offloads_is_refused_by_the_core(blocks: int) -> None:
     offload = VllmOffload(host_chunks=12, blocks_per_chunk=2)
-    way = WayConfig(down_gbps=1.0, up_gbps=1.0)
+    way = LinkPairConfig(down_gbps=1.0, up_gbps=1.0)
     below = TierConfig(bytes_per_block=1 << 16, g2_blocks=blocks, host=way, write_through=True)
     config = VllmConfig(block_size=16).native(offload=offload)
     with pytest.raises(

@@ -25,7 +25,7 @@ SLOW = 1e-9  # a byte a second: 288 MB in nine years
 ROWS = 4 * '{"timestamp": 0, "input_length": 100, "output_length": 2, "hash_ids": [1]}\n'
 
 
-def lower(worker: _core.WayConfig | None = None, backend: _core.WayConfig | None = None) -> Any:
+def lower(worker: _core.LinkPairConfig | None = None, backend: _core.LinkPairConfig | None = None) -> Any:
     return _core.SharedTierConfig(num_blocks=1000, worker=worker or way(INF), backend=backend or way(INF))
 
 

@@ -16,7 +16,7 @@ bool VllmEngine::Leap::possible() const {
   if (!e.timing_.model->needs_sums_only()) return false;
   if (e.offload_ && !possible_offloading()) return false;
   if (e.config_.async_scheduling) return possible_ahead();
-  if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
+  if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->calls_user_code_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) {
     // Who waits for room leaves of the budget what the head of the queue may be given.
     const auto waits = [&](RequestSlot id) { return e.tiers_ && e.tiers_->waiting(id); };
@@ -39,7 +39,7 @@ bool VllmEngine::Leap::possible_offloading() const {
 bool VllmEngine::Leap::possible_ahead() const {
   const VllmEngine& e = engine_;
   if (e.kv_->names_on_receipt()) return false;
-  if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->asks_user_after_steps())) return false;
+  if (e.tiers_ && (has_begun(e.now_ns_) || e.head_may_move() || e.tiers_->calls_user_code_after_steps())) return false;
   if (!e.waiting_.empty() && !e.refusal_.stands && e.running_.size() < e.max_running()) return false;
   if (!e.tiers_ || e.offload_) return plans_next_tokens();
   if (e.tiers_->config().mode != OffloadMode::WriteThrough) return plans_all_but_waiting();

@@ -73,8 +73,8 @@ void OffloadLinks::start(Direction direction, std::int64_t now_ns) {
   if (direction == kDown) under_way_ = id;
 }
 
-void OffloadLinks::landed(const Errand& errand, std::int64_t time_ns) {
-  const auto direction = static_cast<Direction>(errand.role);
+void OffloadLinks::landed(const Purpose& purpose, std::int64_t time_ns) {
+  const auto direction = static_cast<Direction>(purpose.role);
   std::deque<Job>& queue = queues_[direction];
   const Job job = queue.front();
   queue.pop_front();

@@ -18,7 +18,7 @@ namespace understudy {
 class OffloadLinks final : public TransferOwner {
  public:
   // `samples`: where what has ended is counted one by one; null for nowhere.
-  OffloadLinks(TransferHub& hub, const Way& way, const WayConfig& speeds, std::uint64_t bytes_per_block,
+  OffloadLinks(TransferHub& hub, const LinkPair& way, const LinkPairConfig& speeds, std::uint64_t bytes_per_block,
                OffloadSamples* samples)
       : hub_(hub), ways_{way.down, way.up}, down_(speeds.down), bytes_per_block_(bytes_per_block), samples_(samples) {}
 
@@ -37,7 +37,7 @@ class OffloadLinks final : public TransferOwner {
   void keep_load_times() noexcept { keeps_load_times_ = true; }
   const std::vector<std::int64_t>& load_ns() const noexcept { return load_ns_; }
 
-  void landed(const Errand& errand, std::int64_t time_ns) override;
+  void landed(const Purpose& purpose, std::int64_t time_ns) override;
 
  private:
   enum Direction : std::uint32_t { kDown, kUp };

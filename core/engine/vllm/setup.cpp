@@ -72,7 +72,7 @@ const EngineConfig& checked(const EngineConfig& c) {
 }
 
 // The largest transfer over each link must end before the links refuse it: a slower one is a mistake.
-void require_speed(const WayConfig& way, const std::string& prefix, double down_bytes, double up_bytes) {
+void require_speed(const LinkPairConfig& way, const std::string& prefix, double down_bytes, double up_bytes) {
   const auto require = [&](const char* field, double gbps, double bytes) {
     if (!(gbps >= 1e-9)) return;  // refused where the link is made
     if (bytes / gbps <= static_cast<double>(Links::kMostNs)) return;
@@ -104,7 +104,7 @@ void require_speeds(const TierConfig& tiers, const EngineConfig& c) {
   // What is loaded has room on the host and on the device. vLLM stores all at once that a step has completed.
   const auto at_most = [&](std::uint64_t blocks) { return std::min({blocks, tiers.g2_blocks, c.num_gpu_blocks}); };
   const std::uint64_t batch = c.offload ? kNoLimit : tiers.offload_batch_size;
-  const auto check = [&](const WayConfig& way, const std::string& prefix, std::uint64_t blocks) {
+  const auto check = [&](const LinkPairConfig& way, const std::string& prefix, std::uint64_t blocks) {
     const auto bytes = [&](std::uint64_t count) {
       return std::min(static_cast<double>(at_most(count)) * static_cast<double>(tiers.bytes_per_block),
                       static_cast<double>(LinkFlow::kMaxBytes));
@@ -215,7 +215,7 @@ VllmEngine::VllmEngine(const EngineConfig& config, StepTiming timing, const Tier
     offload_ =
         std::make_unique<OffloadConnector>(*config.offload, config.block_size, config.enable_prefix_caching, store_);
     if (tiers_) {
-      offload_links_ = std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_way(), tiers_->config().host,
+      offload_links_ = std::make_unique<OffloadLinks>(tiers_->hub(), tiers_->host_links(), tiers_->config().host,
                                                       tiers_->config().bytes_per_block,
                                                       config.offload->samples ? &offload_->samples() : nullptr);
     } else {

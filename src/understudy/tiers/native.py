@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from understudy._core import SharedTierConfig, Tier, TierConfig, WayConfig
+from understudy._core import LinkPairConfig, SharedTierConfig, Tier, TierConfig
 from understudy.errors import ConfigError
 from understudy.tiers.plan import PlannedLink
 from understudy.tiers.policy import OffloadPolicy
@@ -29,7 +29,7 @@ def to_core(plan: TierPlan, max_blocks: int, *, seed: int = 0) -> TierConfig:
         g2_blocks=plan.host_blocks(max_blocks),
         # arc exists in mode vllm only, where the store's policy is not used.
         g2_policy="lru" if host.eviction == "arc" else host.eviction,
-        host=_build_way(host.down[0], host.up[0]),
+        host=_link_pair(host.down[0], host.up[0]),
         offload_concurrency=host.offload_concurrency,
         demand_first=offload.demand_first,
         write_through=offload.mode != "evict",
@@ -59,8 +59,8 @@ def _build_shared_tier(tier: PlannedTier | None, max_blocks: int) -> SharedTierC
     return SharedTierConfig(
         num_blocks=_capacity(tier, max_blocks),
         policy=tier.eviction,
-        worker=_build_way(_worker_link(tier.down), _worker_link(tier.up)),
-        backend=_build_way(tier.down[-1], tier.up[-1]),
+        worker=_link_pair(_worker_link(tier.down), _worker_link(tier.up)),
+        backend=_link_pair(tier.down[-1], tier.up[-1]),
         offload_concurrency=tier.offload_concurrency,
     )
 
@@ -74,8 +74,8 @@ def _capacity(tier: PlannedTier, max_blocks: int) -> int:
     return max(max_blocks, 1) if tier.blocks is None else tier.blocks
 
 
-def _build_way(down: PlannedLink, up: PlannedLink) -> WayConfig:
-    return WayConfig(
+def _link_pair(down: PlannedLink, up: PlannedLink) -> LinkPairConfig:
+    return LinkPairConfig(
         down_gbps=down.bandwidth_gbps,
         up_gbps=up.bandwidth_gbps,
         down_fixed_ns=down.fixed_ns,

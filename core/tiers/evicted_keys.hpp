@@ -1,4 +1,4 @@
-// Keys of chunks that were evicted from the host, in two lists, oldest first: what ARC learns from.
+// Evicted-key history of the host, in two lists, oldest first: ARC adapts its target from it.
 #pragma once
 
 #include <array>
@@ -11,44 +11,44 @@
 
 namespace understudy {
 
-// A key is in one of the lists, or in none. One table for both, probed from a key's home on: a byte of each key's hash,
-// so that absent keys, which most are, cost a line of a small array; and behind it, the keys' nodes. A place that was
-// left stays closed until the table is made anew, unless the next one is empty.
-class Ghosts {
+// A key is in at most one list. One table for both, with linear probing: a byte of each key's hash, so that absent keys
+// (most are) cost one line of a small array, and the keys' nodes. A deleted place stays closed until the table is
+// rebuilt, unless the next place is empty.
+class EvictedKeys {
  public:
   enum List : std::uint8_t { kOnce, kOften };
   using Node = std::uint32_t;
-  static constexpr Node kNobody = 0xFFFFFFFFu;
+  static constexpr Node kNone = 0xFFFFFFFFu;
 
-  Ghosts() { make_table(kFewest); }
+  EvictedKeys() { make_table(kFewest); }
 
   std::size_t size(List list) const noexcept { return ends_[list].size; }
   List list_of(Node node) const noexcept { return nodes_[node].list; }
-  // Asks for a key's line ahead of its use.
+  // Prefetches the line of a key.
   void warm(const LineageHash& key) const noexcept { __builtin_prefetch(&marks_[home(hash(key))]); }
 
   Node find(const LineageHash& key) const noexcept;
-  void add(List list, const LineageHash& key);  // in none of them
+  void add(List list, const LineageHash& key);  // must be in neither list
   void remove(Node node) noexcept;
-  void refresh(Node node) noexcept;  // it is the youngest of its list
+  void refresh(Node node) noexcept;  // makes it the youngest of its list
   void trim(List list, std::size_t size) noexcept;
 
  private:
   static constexpr std::size_t kFewest = 1024;  // places of a table; a power of two
   static constexpr std::uint8_t kEmpty = 0;
-  static constexpr std::uint8_t kLeft = 1;
+  static constexpr std::uint8_t kDeleted = 1;
 
-  struct Ghost {
+  struct Entry {
     LineageHash key;
     Node prev;
     Node next;
     std::uint32_t place;
     List list;
   };
-  static_assert(sizeof(Ghost) == 32);
+  static_assert(sizeof(Entry) == 32);
   struct Ends {
-    Node front = kNobody;
-    Node back = kNobody;
+    Node front = kNone;
+    Node back = kNone;
     std::size_t size = 0;
   };
 
@@ -63,11 +63,11 @@ class Ghosts {
   void link(Node node) noexcept;
   void unlink(Node node) noexcept;
 
-  std::vector<Ghost, HugeAllocator<Ghost>> nodes_;
-  Node free_ = kNobody;              // the first that is in no list; they are linked by `next`
-  std::vector<std::uint8_t> marks_;  // by place: kEmpty, kLeft, or a part of the key's hash
+  std::vector<Entry, HugeAllocator<Entry>> nodes_;
+  Node free_ = kNone;                // first unused node; linked by `next`
+  std::vector<std::uint8_t> marks_;  // by place: kEmpty, kDeleted, or a part of the key's hash
   std::vector<Node> holders_;        // by place
-  std::size_t closed_ = 0;           // places that are not empty: never more than three quarters
+  std::size_t closed_ = 0;           // places that are not empty: at most three quarters
   std::array<Ends, 2> ends_;
 };
 

@@ -1,4 +1,4 @@
-// What an index was told without an event to take it back goes by itself: after a time, or beyond a number.
+// Decay of index entries that no event removes: after a time, or beyond a number per worker.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace understudy {
 
-// Remembers when each (block, holder) was last told of, the oldest first. It decides; who holds the blocks removes.
-class Ageing {
+// Keeps the time of the last store of each (block, holder), oldest first. Only decides; the index removes the blocks.
+class Decay {
  public:
   struct Limits {
-    std::int64_t ttl_ns = 0;              // 0: none
-    std::uint64_t max_member_blocks = 0;  // of one member on all its tiers; 0: none
+    std::int64_t ttl_ns = 0;              // 0: no limit
+    std::uint64_t max_member_blocks = 0;  // of one member on all its tiers; 0: no limit
     bool any() const noexcept { return ttl_ns > 0 || max_member_blocks > 0; }
   };
   struct Due {
@@ -24,12 +24,12 @@ class Ageing {
     Holder holder;
   };
 
-  explicit Ageing(Limits limits) : limits_(limits) {}
+  explicit Decay(Limits limits) : limits_(limits) {}
 
   void touch(std::uint64_t hash, Holder holder, std::int64_t now_ns);
   void forget(std::uint64_t hash, Holder holder);
   void forget_member(std::uint32_t member);
-  // The next that has to go, which is forgotten with this.
+  // Takes the next entry to remove.
   std::optional<Due> take_due(std::int64_t now_ns);
 
   const Limits& limits() const noexcept { return limits_; }
@@ -37,7 +37,7 @@ class Ageing {
 
  private:
   struct Row {
-    std::int64_t told_ns;
+    std::int64_t stored_ns;
     std::uint64_t hash;
     Holder holder;
     std::uint64_t stamp;
@@ -53,7 +53,7 @@ class Ageing {
     }
   };
   struct Member {
-    std::deque<Row> rows;  // rows whose stamp is not the latest of their key are void
+    std::deque<Row> rows;  // rows with an outdated stamp are void
     std::uint64_t blocks = 0;
   };
 

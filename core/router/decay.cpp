@@ -1,10 +1,12 @@
-#include "router/ageing.hpp"
+#include "router/decay.hpp"
 
 #include <algorithm>
 
+#include "base/assert.hpp"
+
 namespace understudy {
 
-void Ageing::touch(std::uint64_t hash, Holder holder, std::int64_t now_ns) {
+void Decay::touch(std::uint64_t hash, Holder holder, std::int64_t now_ns) {
   const std::uint32_t index = HolderSets::member_of(holder);
   if (index >= members_.size()) members_.resize(index + 1);
   Member& member = members_[index];
@@ -17,17 +19,20 @@ void Ageing::touch(std::uint64_t hash, Holder holder, std::int64_t now_ns) {
   }
 }
 
-void Ageing::forget(std::uint64_t hash, Holder holder) {
-  if (stamps_.erase({hash, holder}) > 0) --members_[HolderSets::member_of(holder)].blocks;
+void Decay::forget(std::uint64_t hash, Holder holder) {
+  if (stamps_.erase({hash, holder}) == 0) return;
+  Member& member = members_[HolderSets::member_of(holder)];
+  UNDERSTUDY_ASSERT(member.blocks > 0, "a member has lost count of its blocks");
+  --member.blocks;
 }
 
-void Ageing::forget_member(std::uint32_t index) {
+void Decay::forget_member(std::uint32_t index) {
   if (index >= members_.size()) return;
   for (const Row& row : members_[index].rows) stamps_.erase({row.hash, row.holder});
   members_[index] = {};
 }
 
-std::optional<Ageing::Due> Ageing::take_due(std::int64_t now_ns) {
+std::optional<Decay::Due> Decay::take_due(std::int64_t now_ns) {
   for (Member& member : members_) {
     while (!member.rows.empty()) {
       const Row row = member.rows.front();
@@ -35,11 +40,12 @@ std::optional<Ageing::Due> Ageing::take_due(std::int64_t now_ns) {
         member.rows.pop_front();
         continue;
       }
-      const bool old = limits_.ttl_ns > 0 && row.told_ns + limits_.ttl_ns <= now_ns;
+      const bool old = limits_.ttl_ns > 0 && row.stored_ns + limits_.ttl_ns <= now_ns;
       const bool surplus = limits_.max_member_blocks > 0 && member.blocks > limits_.max_member_blocks;
       if (!old && !surplus) break;
       member.rows.pop_front();
       stamps_.erase({row.hash, row.holder});
+      UNDERSTUDY_ASSERT(member.blocks > 0, "a member has lost count of its blocks");
       --member.blocks;
       return Due{row.hash, row.holder};
     }
@@ -47,7 +53,7 @@ std::optional<Ageing::Due> Ageing::take_due(std::int64_t now_ns) {
   return std::nullopt;
 }
 
-std::size_t Ageing::bytes() const noexcept {
+std::size_t Decay::bytes() const noexcept {
   std::size_t rows = 0;
   for (const Member& member : members_) rows += member.rows.size();
   return rows * sizeof(Row) + stamps_.size() * (sizeof(Key) + 2 * sizeof(std::uint64_t) + sizeof(void*));
